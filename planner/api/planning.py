@@ -264,7 +264,8 @@ def read_plan(folder: str | Path, catalog: CatalogLike = None) -> PlanResult:
 
 def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuestion:
     """The question of several LLMs with their traces, those given as DataFrames included."""
-    document, own = dict(question.document), dict[str, Trace]()
+    document = dict(question.document)
+    own: dict[str, Trace] = {}
     if isinstance(trace, Mapping):
         own, trace = {name: read_trace(one) for name, one in trace.items()}, None
     if isinstance(document["llms"], Mapping):

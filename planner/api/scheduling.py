@@ -118,7 +118,8 @@ def schedule(
     window_s = quantity(window, "s", where="window")
     if window_s < 1:
         raise InputError(f"window: expected at least 1 s, found {window!r}")
-    sold, traces = read_market(market, catalog=catalog), dict[str, Trace]()
+    sold = read_market(market, catalog=catalog)
+    traces: dict[str, Trace] = {}
     if isinstance(demand, Mapping):
         traces = {llm: spread_stamps(read_trace(trace), seed=seed) for llm, trace in demand.items()}
     demand_by_window = read_demand(traces or demand, window_s, seed)

@@ -152,7 +152,7 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
     Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
     """
     counts = Counter[tuple[str, str, str]]()  # Owned, rented and spot workers of one type are alike.
-    sizes = dict[tuple[str, str, str], int]()
+    sizes: dict[tuple[str, str, str], int] = {}
     for pool in plan["workers"]:
         settings = {key: value for key, value in pool.items() if key not in ("name", "count", "gpu")}
         kind = pool["role"], row_of(pool["gpu"]), json.dumps(settings, sort_keys=True, default=str)

@@ -323,7 +323,9 @@ _AMBIGUOUS = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|[yYnN
 
 
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = "'" if _AMBIGUOUS.fullmatch(text) else "|" if "\n" in text else None
+    style = "|" if "\n" in text else None
+    if _AMBIGUOUS.fullmatch(text):
+        style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -159,7 +159,11 @@ def check_number(
 ) -> float:
     """The value as a float, checked to be a number within its bounds."""
     if not (isinstance(value, int | float) and is_number(value) and value >= least and value > above):
-        bound = f" > {above:g}" if above > -math.inf else f" >= {least:g}" if least > -math.inf else ""
+        bound = ""
+        if above > -math.inf:
+            bound = f" > {above:g}"
+        elif least > -math.inf:
+            bound = f" >= {least:g}"
         raise refused_value(where, wording.number + bound, value)
     return float(value)
 

@@ -156,10 +156,13 @@ def _from_statistics(
     count = foreign_fields.read_count(counted, f"{where}: request_latency count") if counted else 0
     if not count:
         raise InputError(f"{where}: no request succeeded; there is nothing to import")
-    input_tokens, output_tokens = (
-        (foreign_fields.read_number(statistics_of(*keys).get("mean"), f"{where}: {keys[0]} mean", least=1),)
-        for keys in (("prompt_token_count", "prompt_tokens"), ("output_token_count", "output_tokens"))
-    )
+
+    def mean_of(*keys: str) -> tuple[float]:
+        mean = statistics_of(*keys).get("mean")
+        return (foreign_fields.read_number(mean, f"{where}: {keys[0]} mean", least=1),)
+
+    input_tokens = mean_of("prompt_token_count", "prompt_tokens")
+    output_tokens = mean_of("output_token_count", "output_tokens")
     return count, (input_tokens, output_tokens), latency, ()
 
 

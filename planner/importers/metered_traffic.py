@@ -114,8 +114,8 @@ def described_traffic(
 
     Raises InputError for metrics without times (one scrape), without requests, or mostly unknown.
     """
-    format_name = format if format in (PROMETHEUS, USAGE) else None if format else _detect_format(files[0])
-    if format_name is None:
+    format_name = format or _detect_format(files[0])
+    if format_name not in (PROMETHEUS, USAGE):
         return None
     if format_name == USAGE:
         return usage_traffic(files)
@@ -270,14 +270,16 @@ def _more_facts(
                 f"requests waited in {behind:.0%} of the intervals (up to {facts['most_waiting']:.3g} at a "
                 "time): what finished then is less than what was asked"
             )
-    used = next((rows for name in KV_USE if (rows := [r for r in series if r.name == name])), [])
+    named = [[row for row in series if row.name == name] for name in KV_USE]
+    used = next((rows for rows in named if rows), [])  # Under the first of these names that there is.
     if used:
         share = mean_gauge(used, edges_s) / len(used)  # `mean_gauge` adds up instances.
         facts["most_kv_cache_frac"] = None if np.isnan(share).all() else float(np.nanmax(share))
-    hits, queries = (
-        float(np.nansum(counter_increase([row for row in series if row.name == name], edges_s)))
-        for name in (HITS[0], QUERIES[0])
-    )
+
+    def total_of(name: str) -> float:
+        return float(np.nansum(counter_increase([row for row in series if row.name == name], edges_s)))
+
+    hits, queries = total_of(HITS[0]), total_of(QUERIES[0])
     if queries > 0:
         facts["prefix_hit_frac"] = hits / queries
         if hits / queries >= SHOWN_HITS_FRAC:

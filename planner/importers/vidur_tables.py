@@ -104,10 +104,9 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
     shape = catalog.llm(stated.llm or llm)
     mlp_path, mlp = _find_table(tables, OP_COLUMNS[0], "mlp.csv (compute profile)")
     attention_path, attention = _find_table(tables, PREFILL, "attention.csv")
-    mlp, attention = (
-        _rows_of_tp(_rows_of_llm(table, shape, path), "num_tensor_parallel_workers", tp, path)
-        for table, path in ((mlp, mlp_path), (attention, attention_path))
-    )
+    workers = "num_tensor_parallel_workers"
+    mlp = _rows_of_tp(_rows_of_llm(mlp, shape, mlp_path), workers, tp, mlp_path)
+    attention = _rows_of_tp(_rows_of_llm(attention, shape, attention_path), workers, tp, attention_path)
     ops_tokens, ops_ms = _operator_curves(mlp, mlp_path)
     most_tokens = ops_tokens[-1]  # Most tokens of a step that all profiles cover.
     reduce_tokens = reduce_ms = np.zeros(1)
@@ -126,16 +125,14 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
         if name not in attention.columns:
             raise InputError(f"{attention_path}: lacks the column {name}")
     batch, cached, chunk = (read_number_column(attention, name, attention_path) for name in BATCH_COLUMNS)
-    prefill_ms, decode_ms = (
-        as_floats(attention[name]) if name in attention.columns else np.zeros(len(attention))
-        for name in (PREFILL, DECODE)
-    )
+    zeros = np.zeros(len(attention))
+    prefill_ms = as_floats(attention[PREFILL]) if PREFILL in attention.columns else zeros
+    decode_ms = as_floats(attention[DECODE]) if DECODE in attention.columns else zeros
     if SAVE in attention.columns:
         saved_ms = np.nan_to_num(as_floats(attention[SAVE]), nan=0.0, posinf=np.inf)
         prefill_ms, decode_ms = prefill_ms + saved_ms, decode_ms + saved_ms
     is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most_tokens)
     is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most_tokens)
-    zeros = np.zeros(len(attention))
     tokens = np.where(is_prefill, batch * chunk, batch)
     layer_ms = {name: np.interp(tokens, ops_tokens, each) for name, each in ops_ms.items()}
     reduces_ms = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS)

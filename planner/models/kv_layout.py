@@ -141,7 +141,8 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
             page_tokens = LATENT_PAGE_TOKENS
         page_tokens *= math.ceil(state_bytes / (largest * page_tokens))
     # Layers are counted by what they keep: a state, a window, or all tokens; `tokens_in` a page of each.
-    layers, tokens_in = Counter[str](), dict[str, float]()
+    layers = Counter[str]()
+    tokens_in: dict[str, float] = {}
     layers["state"] = states.total()
     for kind, count in caches.items():
         name = "window" if windows and kind.window_tokens else "full"

@@ -402,14 +402,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
         "preemptions": int(simulation.preemptions.sum()),
         "queue_s": mean_and_percentiles(chosen(simulation.queue_s, inside)),
-        **{
-            f"{key}_s": _gap_spread(simulation)
-            if row.is_of_gaps
-            else mean_and_percentiles(chosen(row.values_s(simulation), _with_value(row, simulation, inside)))
-            if row.is_shown(simulation)
-            else None
-            for key, row in METRICS.items()
-        },
+        **{f"{key}_s": _spread_of(row, simulation, inside) for key, row in METRICS.items()},
         "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
         "input_tokens_per_s": input_tokens / span_s if span_s > 0 else None,
         "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,
@@ -431,6 +424,19 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     }
     written: Document = plain(document)
     return written
+
+
+def _spread_of(
+    row: SloMetric, simulation: Simulation, inside: npt.NDArray[np.bool_]
+) -> dict[str, float] | None:
+    """Mean and percentiles of a metric over the requests `inside` the measured window, of gaps over all of
+    them; None for a metric that this simulation does not show.
+    """
+    if row.is_of_gaps:
+        return _gap_spread(simulation)
+    if not row.is_shown(simulation):
+        return None
+    return mean_and_percentiles(chosen(row.values_s(simulation), _with_value(row, simulation, inside)))
 
 
 def _gap_spread(simulation: Simulation) -> dict[str, float] | None:

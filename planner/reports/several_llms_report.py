@@ -301,6 +301,11 @@ def render_report(plan: SharedPlan) -> str:
         for name, one in plan.plans.items()
     )
     nodes = node_rows(plan)
+    answers = []
+    if plan.in_production:
+        answer_table = table(*answer_rows(plan), caption="The three answers", numeric=(3,))
+        notes = f"{bullets(sentences(plan.in_production))}<p class=note>{escape(OF_EACH_SLO)}</p>"
+        answers = [section("On paper, in production, with a loss", answer_table + notes)]
     body = [
         f"<header><p class=eyebrow>Fleet plan · {counted(len(plan.plans), 'LLM')} on one stock"
         f" · seed {plan.seed}</p>",
@@ -308,18 +313,7 @@ def render_report(plan: SharedPlan) -> str:
         "</header>",
         *([section("Mind", bullets(sentences(plan.warnings)))] if plan.warnings else []),
         section("Fleets", table(*fleet_rows(plan), caption="Fleet of every LLM", numeric=(2, 3, 4))),
-        *(
-            [
-                section(
-                    "On paper, in production, with a loss",
-                    table(*answer_rows(plan), caption="The three answers", numeric=(3,))
-                    + bullets(sentences(plan.in_production))
-                    + f"<p class=note>{escape(OF_EACH_SLO)}</p>",
-                )
-            ]
-            if plan.in_production
-            else []
-        ),
+        *answers,
         section("The SLO of each, with its report", f"<ul>{links}</ul>"),
         section(
             "Shared limits",

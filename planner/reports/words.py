@@ -45,7 +45,7 @@ def commitment_rows(plan: Plan) -> Rows:
     """The bill of the same fleet with each term of payment (TERMS), and which share of the hours the fleet
     must be needed for the term to cost less than GPUs on demand.
     """
-    rows = list[tuple[str, ...]]()
+    rows: list[tuple[str, ...]] = []
     for each in plan.certificate.commitments:
         share = each.needed_frac
         # On demand has no such share, and a dear term never pays.
@@ -343,7 +343,10 @@ def alternative_note(alternative: Alternative, plan: Plan) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
+    """The parts in a sentence: "a, b and c"."""
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def usd(dollars: float) -> str:

@@ -152,7 +152,8 @@ class _Site(web.BaseSite):
 
     def __init__(self, runner: web.AppRunner, sockets: Sequence[socket.socket], door: Door | None) -> None:
         super().__init__(runner, backlog=BACKLOG)
-        self._sockets, self._door, self._servers = sockets, door, list[asyncio.Server]()
+        self._sockets, self._door = sockets, door
+        self._servers: list[asyncio.Server] = []
 
     @property
     def name(self) -> str:

@@ -376,7 +376,8 @@ class LiveRouter:
         """Serve the request and return its outcome. If a worker fails before the answer has begun, another
         one is tried.
         """
-        routed_request, failed = answer.routed_request, set[int]()
+        routed_request = answer.routed_request
+        failed: set[int] = set()
         answer.seat = self.live.take_seat(
             routed_request.input_tokens,
             routed_request.output_tokens,

@@ -131,13 +131,16 @@ class _ServiceOf:
         own = own & (simulation.status != REJECTED)
         of_prompt, of_output = simulation.token_weights
         arrival_s = simulation.arrival_s[own]
-        scheduled_s, first_s, finish_s = (
-            np.nan_to_num(arrival_s + since[own], nan=np.inf)
-            for since in (simulation.queue_s, simulation.ttft_s, simulation.e2e_s)  # NaN: it never happened.
-        )
-        computed = simulation.input_tokens[own] - (
-            0 if simulation.cached_tokens is None else simulation.cached_tokens[own]
-        )
+
+        def happens_s(since_arrival_s: Floats) -> Floats:
+            """When it happens; infinite for what never did (NaN)."""
+            return np.nan_to_num(arrival_s + since_arrival_s[own], nan=np.inf)
+
+        scheduled_s, first_s = happens_s(simulation.queue_s), happens_s(simulation.ttft_s)
+        finish_s = happens_s(simulation.e2e_s)
+        computed = simulation.input_tokens[own]
+        if simulation.cached_tokens is not None:
+            computed = computed - simulation.cached_tokens[own]
         prompt, output = of_prompt * computed, of_output * simulation.output_tokens[own].astype(float)
         starts_s = np.concatenate([scheduled_s, first_s])
         ends_s = np.concatenate([first_s, finish_s])

@@ -175,7 +175,8 @@ def least_lives(
         start_s, usd_per_h = day.pools[c].start_s, float(prices[c][k] - prices[c][k - 1])
         points_s = _distinct(points[c, k])
         around_s = np.concatenate((points_s[:1], points_s, points_s[-1:]))
-        up, comes = [columns.add(1.0, is_whole=True)], list[int]()
+        up = [columns.add(1.0, is_whole=True)]
+        comes: list[int] = []
         for i, at_s in enumerate(points_s.tolist()):
             comes.append(-1)
             if at_s >= start_s - SAME_S:
@@ -235,7 +236,8 @@ def _add_work(
     """Add work_v; `usd_of` are the USD of each column in each stretch."""
     last_s = float(day.edges_s[-1])
     bounds_s = np.minimum(np.append(work.edges_s[: len(usd_of)], last_s), last_s)
-    later, later_usd = dict[int, float](), 0.0
+    later: dict[int, float] = {}
+    later_usd = 0.0
     for v in reversed(range(len(usd_of))):
         own_usd = always_usd_per_h * float(bounds_s[v + 1] - bounds_s[v]) / 3600
         terms = {columns.add(math.inf, cost=1.0): 1.0} | usd_of[v]

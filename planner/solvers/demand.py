@@ -111,7 +111,8 @@ def work_prices(
 
     Raises DeadlineError if `deadline` comes first: a price is a bound only if all options were looked at.
     """
-    n, output = lengths.input_tokens, lengths.output_tokens if whole else np.ones_like(lengths.output_tokens)
+    n = lengths.input_tokens
+    output = lengths.output_tokens if whole else np.ones_like(lengths.output_tokens)
     cheapest = {
         role: (np.full(len(n), np.inf), np.full(len(n), np.inf)) for role in ("mixed", "prefill", "decode")
     }

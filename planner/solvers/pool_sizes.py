@@ -338,7 +338,8 @@ def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], poo
     """As `most_gpus_in_use`, with the idle GPUs of whole nodes: nodes of two markets (spot, rented) are
     filled up each by itself.
     """
-    lives, changes = [life for life in lives if life[0] in pools], list[tuple[float, int]]()
+    lives = [life for life in lives if life[0] in pools]
+    changes: list[tuple[float, int]] = []
     for _, node_gpus, kind_pools in day.gpu_kinds():
         of_kind = [life for life in lives if life[0] in kind_pools]
         for since_s, until_s in _node_lives(day, node_gpus, of_kind):
@@ -386,7 +387,8 @@ def _node_lives(
     for c, since_s, until_s in lives:
         changes[since_s] = changes.get(since_s, 0) + day.pools[c].gpus
         changes[until_s] = changes.get(until_s, 0) - day.pools[c].gpus
-    gpus, begins_s = 0, list[float]()
+    gpus = 0
+    begins_s: list[float] = []
     for time_s in sorted(changes):
         gpus += changes[time_s]
         nodes = -(-gpus // node_gpus)

@@ -62,7 +62,9 @@ def decision(kept: int, runs: int, few_frac: float = FEW_FRAC, most_frac: float 
     log_likelihood = kept * math.log(most_frac / few_frac)
     log_likelihood += (runs - kept) * math.log((1 - most_frac) / (1 - few_frac))
     threshold = math.log(1 / (1 - CONFIDENCE_FRAC))
-    return "holds" if log_likelihood >= threshold else "fails" if log_likelihood <= -threshold else "open"
+    if abs(log_likelihood) < threshold:
+        return "open"
+    return "holds" if log_likelihood > 0 else "fails"
 
 
 @dataclass(frozen=True, slots=True)

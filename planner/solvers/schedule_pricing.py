@@ -329,7 +329,8 @@ class _PricedParts:
 
     def solve_parts_apart(self, length: int) -> tuple[float, list[Proposal]]:
         """The bound by parts that are solved at prices, and their choices; no choices if a part has none."""
-        bound, proposals = 0.0, list[Proposal]()
+        bound = 0.0
+        proposals: list[Proposal] = []
         windows_of_parts = self._windows_of_parts(length)
         for part in windows_of_parts:
             point = self._solve(self.model.program(part, self.prices))

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -489,17 +489,5 @@ def change_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
         "left_out_by_a_larger_one": answer.assumed,
         "is_exact": answer.is_exact,
         "simulations": answer.simulations,
-        "drift": None
-        if drift is None
-        else [
-            {
-                "what": row.what,
-                "before": row.before,
-                "after": row.after,
-                "d": row.d,
-                "p": row.p,
-                "is_drift": row.is_drift,
-            }
-            for row in drift
-        ],
+        "drift": None if drift is None else [asdict(row) for row in drift],
     }

@@ -57,7 +57,8 @@ def simulate_routers(
     verdicts: dict[Policies, RouterVerdict | None] = {
         _effective_policies(plan.fleet, plan.fleet.policies): plan_verdict
     }
-    rows, not_simulated = list[facts.UnderRouter](), list[str]()
+    rows: list[facts.UnderRouter] = []
+    not_simulated: list[str] = []
     for name in names:
         if (services := manifests.services_apart(plan.fleet, name)) > 1:
             warnings.append(facts.ServicesApart(name, services))

@@ -25,6 +25,7 @@ move requests within an interval only.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -283,7 +284,8 @@ def _draw_clients(description: Description, seed: int) -> Trace:
     added, outputs = _draw_lengths(description, shares, client, at_s, rng)
     prefix = _draw_prefixes(description.prefixes, session, rng)
     shared = 0 if description.prefixes is None else description.prefixes.tokens
-    inputs, warnings = added, tuple[str, ...]()
+    inputs = added
+    warnings: tuple[str, ...] = ()
     if description.sessions is None and description.most_tokens:
         inputs, outputs, warnings = _cut_to_fit(inputs, outputs, description.most_tokens)
     if description.sessions is not None:
@@ -627,6 +629,18 @@ def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArr
 # -- lengths and prefixes ----------------------------------------------------------------------------------
 
 
+def _with_drift(scores: FloatArray, drift: Sequence[float], interval: IntArray) -> FloatArray:
+    """Normal scores (n,) whose mean moves by `drift` of each one's interval; the same scores without drift.
+
+    Within an interval they lose the variance that the drift of the mean adds, so that all together keep
+    theirs.
+    """
+    if not drift:
+        return scores
+    own = scores * math.sqrt(max(1 - float(np.var(drift)), 0.0))
+    return _to_normal(own + np.array(drift)[interval])
+
+
 def _draw_lengths(
     description: Description, shares: FloatArray, client: IntArray, at_s: FloatArray, rng: np.random.Generator
 ) -> tuple[IntArray, ...]:
@@ -638,13 +652,9 @@ def _draw_lengths(
     if any(description.drift):
         interval = np.floor((at_s + description.from_s()) / description.every_s).astype(np.int64)
         interval %= len(description.rate_rps)
-        first, second = (
-            # Scores within an interval lose the variance that the drift of their mean adds.
-            _to_normal(scores * math.sqrt(max(1 - float(np.var(drift)), 0.0)) + np.array(drift)[interval])
-            if drift
-            else scores
-            for scores, drift in zip((first, second), description.drift, strict=True)
-        )
+        input_drift, output_drift = description.drift
+        first = _with_drift(first, input_drift, interval)
+        second = _with_drift(second, output_drift, interval)
     if description.joint_table:
         second = _by_table(description.joint_table, first, second)
     elif description.joint:

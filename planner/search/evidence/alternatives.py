@@ -147,7 +147,8 @@ def _cheapest_mixed(
     requests = len(problem.trace) + sum(map(len, problem.draws))
     simulations_left = max(effort / requests, ALONE_LEAST_SIMULATIONS)
     most_failed, most = _known_ranges(problem, level0, options)
-    counts, notes = None, tuple[Note, ...]()
+    counts = None
+    notes: tuple[Note, ...] = ()
     ceiling = ALONE_TIMES * value
 
     def check_holds(option: Option, count: int) -> bool:

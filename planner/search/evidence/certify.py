@@ -301,6 +301,16 @@ def certify_plan(
         _certificate_of(searched, simulation, further, limit_prices, seed, production),
         commitments=commitments(fleet, placement, problem.task.offers_by_term),
     )
+    # On paper no scenario is redrawn from the trace.
+    one_trace = () if production is None else findings.one_trace_warnings(problem)
+    of_simulation = [
+        findings.price_holding_hours(problem, counts, warning, clock)
+        if isinstance(warning, WorstHour)
+        else warning
+        for warning in findings.list_warnings(fleet, simulation, problem.slo, verdict)
+    ]
+    has_caches = problem.task.prefix_cache
+    uncounted = () if has_caches else findings.uncounted_prefix_warnings(fleet.policies, trace)
     return Plan(
         status=_status_of(problem, certificate, fleet, production),
         fleet=fleet,
@@ -317,17 +327,10 @@ def certify_plan(
         warnings=(
             *not_certified_warnings(problem, production),
             *map(OfTraffic, _doubts(problem, trace)),
-            *(
-                () if production is None else findings.one_trace_warnings(problem)
-            ),  # On paper none is redrawn.
-            *(
-                findings.price_holding_hours(problem, counts, warning, clock)
-                if isinstance(warning, WorstHour)
-                else warning
-                for warning in findings.list_warnings(fleet, simulation, problem.slo, verdict)
-            ),
+            *one_trace,
+            *of_simulation,
             *findings.image_warnings(fleet, problem.trace),
-            *(() if problem.task.prefix_cache else findings.uncounted_prefix_warnings(fleet.policies, trace)),
+            *uncounted,
             *findings.roofline_warnings(problem, fleet),
             *further.warnings,
         ),

@@ -54,7 +54,7 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
         if option.type.gpu.name.endswith(OWNED):
             idle_gpus[row_of(option.type.gpu.name)] -= count * option.type.gpus
     roles = {option.role for option, _ in counts}
-    fewest = dict[tuple[str, str], tuple[float, Option]]()  # GPUs and their option, by row and role.
+    fewest: dict[tuple[str, str], tuple[float, Option]] = {}  # GPUs and their option, by row and role.
     for option in level0.options:
         row = row_of(option.type.gpu.name)
         is_idle = option.type.gpu.name.endswith(OWNED) and option.type.gpus <= idle_gpus.get(row, 0)

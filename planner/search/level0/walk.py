@@ -130,7 +130,8 @@ def walk(
     while done < len(fleets):
         if not may_go_on(done, len(fleets) - done):
             return
-        below, size = search.value * (1 - ROUNDING), WAVE_SIZE if done else SAMPLE
+        below = search.value * (1 - ROUNDING)
+        size = WAVE_SIZE if done else SAMPLE
         wave = [counts for counts in fleets[done : done + size] if fleet_counts.objective(counts) < below]
         done += size
         holding: list[fleet_counts.Counts] = []

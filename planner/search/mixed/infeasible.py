@@ -181,8 +181,8 @@ def infeasible(
 ) -> InfeasibleError:
     """Name what binds and the smallest relaxation, and say whether that no fleet holds is proved.
 
-    `wider_fleets` are those of `find_wider_fleets`, so the question with that much more has a plan. Proved is
-    what the bound over all fleets proves; else the searches say it that came to their end.
+    `wider_fleets` are those of `find_wider_fleets`, so the question with that much more has a plan. It is
+    proved where the bound over all fleets says so; else it rests on searches that came to their end.
     """
     rows = problem.limits.rows()
     names = ", ".join(limit.name for limit, _ in rows)
@@ -197,18 +197,19 @@ def infeasible(
         if ways or problem.out_of_time() or not (is_proved or beyond.is_exact):
             return _undecided(problem, level0, names, ways)
         return out_of_reach(problem, _floors(problem))
-    how = (
-        "not even the least work that the SLO obliges fits within the limits"
-        if is_proved
-        else "every fleet was simulated"
-        if beyond.is_exact
-        else "the only fleet that was simulated misses it"
-        if problem.oracle.simulations == 1
-        else f"all {problem.oracle.simulations} fleets that were simulated miss it, of one worker type per "
-        "pool and of several"
-    )
+    simulated = problem.oracle.simulations
+    if is_proved:
+        reason = "not even the least work that the SLO obliges fits within the limits"
+    elif beyond.is_exact:
+        reason = "every fleet was simulated"
+    elif simulated == 1:
+        reason = "the only fleet that was simulated misses it"
+    else:
+        reason = (
+            f"all {simulated} fleets that were simulated miss it, of one worker type per pool and of several"
+        )
     return InfeasibleError(
-        f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {ways_text(ways)}"
+        f"capacity: no fleet within the limits keeps the SLO ({reason}). Raise {ways_text(ways)}"
         f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],

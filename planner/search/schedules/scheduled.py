@@ -121,7 +121,9 @@ def simulate_schedule(
     _check_fleets(market, demand, served)
     deadline, firm = time.monotonic() + time_limit_s, schedule.workers.copy()
     first = _simulate(market, demand, firm, schedule.spot_workers, served)
-    runs, failed, why = first, dict[tuple[int, int], int](), ""
+    runs = first
+    failed: dict[tuple[int, int], int] = {}
+    why = ""
     for repair in range(MOST_REPAIRS + 1):
         missed = _missed_windows(served, runs)
         open_ones = [each for each in missed if failed.get(each, 0) < MOST_WINDOW_REPAIRS]

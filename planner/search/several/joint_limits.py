@@ -125,7 +125,8 @@ def serve_in_turn(
     `serve` returns a fleet of the k-th LLM within the given limits, or None.
     """
     for first in range(llms):
-        left, taken = limits, dict[int, Counts]()
+        left = limits
+        taken: dict[int, Counts] = {}
         for k in (*range(first, llms), *range(first)):
             if (counts := serve(k, left)) is None:
                 break

@@ -79,10 +79,10 @@ def _fill_nodes(
 ) -> SharedPlan:
     """The least bill found over the kinds of GPUs, whatever the limit on cost."""
     first = best = plan(question)
-    left_out = frozenset[str]()
+    left_out: frozenset[str] = frozenset()
     # The plans by the kinds of GPUs that they leave out; None for kinds without which none is feasible.
     plans: dict[frozenset[str], SharedPlan | None] = {left_out: first}
-    expanded = set[frozenset[str]]()
+    expanded: set[frozenset[str]] = set()
     stocked = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
         limit = best.bill.usd_per_h * (1 - CHEAPER_FRAC)

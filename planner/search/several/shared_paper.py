@@ -67,7 +67,8 @@ def plan_on_paper(
 
     With `keeps_half` half of the time left after the first stage is reserved for what comes after the second.
     """
-    alone, answers = list[Searched](), Answers()
+    alone: list[Searched] = []
+    answers = Answers()
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
         until = slice_of(deadline, len(parts) - k)
@@ -211,7 +212,8 @@ def _search_within_others(
     """Search for each LLM within what the others leave, starting from its fleet in the best choice."""
     assert shared.best is not None
     chosen = [design.counts(vector) for design, vector in shared.best]
-    searched, leave = list[Searched](), list[OthersLeave]()
+    searched: list[Searched] = []
+    leave: list[OthersLeave] = []
     for k, (part, (design, _)) in enumerate(zip(parts, shared.best, strict=True)):
         problem = design.llm_problem
         assert isinstance(problem, Problem)

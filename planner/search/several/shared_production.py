@@ -374,7 +374,8 @@ def _answer_each(
     """The answers of each LLM. A fleet with a loss must fit beside the fleets of the others, with a loss
     where they have one already.
     """
-    fleets_or_loss_proof, productions = list(fleets), list[three_answers.Production | None]()
+    fleets_or_loss_proof = list(fleets)
+    productions: list[three_answers.Production | None] = []
     for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
         if llm.test is None or llm.kept_in is None:
             productions.append(None)

@@ -314,11 +314,13 @@ def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
             continue
         if not _holds_times(sample[name], name):
             continue
-        is_start, is_end = set(words) & set(_START), set(words) & set(_END)
+        is_start, is_end = bool(set(words) & set(_START)), bool(set(words) & set(_END))
         if name in ("time_local", "time_iso8601", "msec"):  # Nginx writes a line when the answer has ended.
             yield name, "end"
+        elif is_start == is_end:
+            yield name, ""
         else:
-            yield name, "start" if is_start and not is_end else "end" if is_end and not is_start else ""
+            yield name, "start" if is_start else "end"
 
 
 def _holds_times(column: pd.Series[Any], name: str) -> bool:
