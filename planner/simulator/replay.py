@@ -6,10 +6,10 @@ missed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,8 @@ REMEMBERED_TOKENS = 20_000  # Tables of step times up to so many tokens are reme
 REMEMBERED_TYPES = 1024  # Tables of so many worker types are remembered.
 FRESH_REQUESTS = 2048  # Records are written in blocks of so many, which fit into a processor's cache.
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
+
+Result = TypeVar("Result")
 
 Rank = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
 """A key by which worker types are sorted that have equal scores: a router takes the smallest (`_rank`)."""
@@ -301,6 +303,7 @@ class RequestRecords:
         # Arrays that no simulation uses now, and how many of their first records were changed.
         self._spare: list[tuple[npt.NDArray[np.void], int]] = []
         self._lock, self._last = threading.Lock(), threading.local()
+        self._limits: dict[tuple[Limit, ...], npt.NDArray[np.void]] = {}
         self.runs = self.entered = 0  # How many simulations there were, and requests that entered them.
 
     def take(self) -> npt.NDArray[np.void]:
@@ -316,6 +319,13 @@ class RequestRecords:
             requests["predicted_tokens"][:touched] = predicted_tokens
             requests["predicted_later_tokens"][:touched] = predicted_tokens
         return requests
+
+    def counted_limits(self, limits: Sequence[Limit], window_s: tuple[float, float]) -> npt.NDArray[np.void]:
+        """The limits (L,) as the kernel counts them over the trace's window, before the first event."""
+        key = tuple(limits)
+        if key not in self._limits:
+            self._limits[key] = _counted_limits(limits, self._trace, window_s)
+        return self._limits[key].copy()
 
     def give_back(self, requests: npt.NDArray[np.void], touched: int) -> None:
         """A simulation does not need what `take` gave any more; only the first `touched` may have changed."""
@@ -367,15 +377,42 @@ def simulate_if_kept(
         )
         requests.count(int(state.counters[layout.ENTERED]))
         return simulation if _holds_over_the_whole(state, len(trace), limits) else None
-    state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
+    return read_if_kept(
+        lambda state: results(state, fleet, trace, tuple(limits)),
+        fleet,
+        trace,
+        limits,
+        requests,
+        every_s,
+        patience_s=patience_s,
+        is_prefilled=is_prefilled,
+    )
+
+
+def read_if_kept(
+    read: Callable[[State], Result],
+    fleet: Fleet,
+    trace: Trace,
+    limits: Sequence[Limit],
+    requests: RequestRecords,
+    every_s: float | None = None,
+    *,
+    patience_s: float = np.inf,
+    is_prefilled: bool = False,
+) -> Result | None:
+    """As `simulate_if_kept`, of a trace that is not long (`is_long`), with what `read` makes of the kernel's
+    arrays in place of the simulation. `read` must not keep them: the next simulation uses them.
+    """
+    state = _state(
+        fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace), records=requests
+    )
     if every_s is not None:
         state = _count_in_windows(state, limits, trace, every_s)
     _stop_at_backlog(state, trace, patience_s)
     state.counters[layout.PREFILLED] = is_prefilled
     _run(state, fleet, 0, True)
     n = len(trace)
-    is_kept = _holds_over_the_whole(state, n, limits)
-    kept_simulation = results(state, fleet, trace, tuple(limits)) if is_kept else None
+    result = read(state) if _holds_over_the_whole(state, n, limits) else None
     # Only requests that have entered were changed, if they enter by arrival and no predictions were written.
     by_arrival = engine_of(fleet) == STEPWISE and not trace.after.size
     has_no_predictions = (
@@ -383,7 +420,7 @@ def simulate_if_kept(
     )
     touched = int(state.counters[layout.ENTERED]) if by_arrival and has_no_predictions else n
     requests.give_back(state.requests, touched)
-    return kept_simulation
+    return result
 
 
 def _holds_over_the_whole(state: State, n: int, limits: Sequence[Limit]) -> bool:
@@ -511,9 +548,11 @@ def _state(
     parts: int = 0,
     closed_loop: int = 0,
     sizes: Sequence[int] | None = None,
+    records: RequestRecords | None = None,
 ) -> State:
     """The engines' arrays at time zero, with `requests` (n,) as the records of the trace and room to record
     so many runs of steps and parts of steps. `sizes` (P,) workers of each running pool are up; None: all.
+    `records` are what other simulations of the trace share.
     """
     pools = fleet.running_pools
     policies, n = fleet.policies, len(requests)
@@ -553,7 +592,11 @@ def _state(
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
         link=worker_places.make_links(fleet),
         disturbances=_disturbances(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
-        limits=_counted_limits(limits, trace, window_s),
+        limits=(
+            _counted_limits(limits, trace, window_s)
+            if records is None
+            else records.counted_limits(limits, window_s)
+        ),
         policy=_policy_numbers(fleet),
         window=np.array(window_s),
         runs=np.zeros(runs, dtype=layout.RUN),

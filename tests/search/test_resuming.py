@@ -26,7 +26,7 @@ from planner.search.oracle import resuming
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.resuming import Decided, answer_name, question_digest, trace_digest
 from planner.search.problem.plan_problem import Conditions
-from planner.simulator import replay
+from planner.simulator import kept
 from planner.traffic.trace import Trace
 
 AT_ONCE = "import planner.search.oracle.resuming as r; r.FROM_S = r.EVERY_S = 0.0; "
@@ -100,15 +100,15 @@ def test_nothing_is_simulated_twice(tmp_path: Path, at_once: None, monkeypatch: 
     """Ended after twenty, the run that goes on simulates the others alone, and counts them all."""
     task, trace = question(fleet={"gpus": ["h100-80g"]}, safety={"kept_in": 0.9}), traffic(requests=200)
     runs: list[int] = []
-    simulate_if_kept = replay.simulate_if_kept
+    keeps_slo = kept.keeps_slo
 
     def counted(*args: object, **kwargs: object) -> object:
         runs.append(1)
         if 0 < stop <= len(runs):  # those beside it too
             raise Ended
-        return simulate_if_kept(*args, **kwargs)  # type: ignore[arg-type]
+        return keeps_slo(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("planner.search.oracle.simulation_queries.simulate_if_kept", counted)
+    monkeypatch.setattr("planner.search.oracle.simulation_queries.keeps_slo", counted)
     stop = 0
     whole = plan(task, trace, CATALOG)
     needed = len(runs)

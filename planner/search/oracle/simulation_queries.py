@@ -20,9 +20,10 @@ from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.parallel.executors import Crew, current_crew, current_slot
 from planner.search.oracle.scenarios import Scenario, Scenarios
-from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
+from planner.simulator.kept import keeps_slo
+from planner.simulator.replay import RequestRecords, simulate
 from planner.simulator.slo_verdict import Verdict, judge
-from planner.traffic.trace import Trace, judged_span_s
+from planner.traffic.trace import Trace
 
 # Of a longer scenario the simulator's arrays are not kept beside the trace: there are dozens of scenarios.
 KEPT_REQUESTS = 20_000
@@ -59,17 +60,7 @@ class Replay:
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
         """Whether the SLO is kept, and how many requests had entered when the simulation could stop."""
         trace, requests = self._of_prompts() if query.is_prompts else (self.trace, self._requests)
-        slo = query.slo
-        simulation = simulate_if_kept(
-            query.fleet,
-            trace,
-            slo.limits,
-            requests,
-            slo.every_s,
-            patience_s=slo.patience_s(judged_span_s(trace)),
-            is_prefilled=query.is_prefilled,
-        )
-        holds = simulation is not None and judge(simulation, slo, values=False).holds
+        holds = keeps_slo(query.fleet, trace, query.slo, requests, is_prefilled=query.is_prefilled)
         return holds, requests.latest_entered()
 
 
