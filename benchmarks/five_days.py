@@ -28,6 +28,7 @@ from benchmarks.day import SLO, STEP_S, drawn
 from planner.api.inputs import read_trace
 from planner.day import day_causes
 from planner.day.day_api import DayResult, day
+from planner.day.search.causal_bound import HOUR_S
 from planner.traffic.trace import Trace
 
 LARGE = {"llm": SLO["llm"], "workers": [{"name": "h100", "gpu": "h100-80g", "tp": 4, "count": 6}]}
@@ -149,11 +150,16 @@ def main() -> None:
         print(f"{name}: {result.headline()}", *result.sentences()[:4], sep="\n")
         for each in result.answer.fleets:
             print(each.fleet, each.controller, each.usd, each.missed, each.optimum_usd, sep=" | ")
-        print(*day_causes.HEAD, "Missed", "USD", sep=" | ")
+        causal = result.answer.optimum and result.answer.optimum.causal
+        print(*day_causes.HEAD, "Missed", "USD", "Bound: told the hour", "Learning it", sep=" | ")
         for row, cells in zip(
             result.answer.rows, day_causes.cause_rows(result.answer, result.answer.rows), strict=False
         ):
-            print(*cells, row.missed_windows, f"{row.usd:,.2f}", sep=" | ")
+            missed = row.missed_windows
+            bounds = (
+                (causal.usd(missed, HOUR_S), causal.usd_of_unknown_blocks(missed, HOUR_S)) if causal else ()
+            )
+            print(*cells, missed, f"{row.usd:,.2f}", *(f"{usd or np.nan:,.2f}" for usd in bounds), sep=" | ")
         print(f"{time.process_time() - began:.1f} CPU s", flush=True)
 
 

@@ -1,8 +1,8 @@
 """From the inputs of the page Day to the section `day` of slo.yaml and the command, and back.
 
-Spans are in seconds, `train` is in %; None is an input left empty. What the section says of a controller's
-parameters, which no input shows, is in `parameters`, so that nothing is lost. `start_s` takes the place of
-`storage` and `image`.
+Spans are in seconds, `train` and `missed` are in %; None is an input left empty. What the section says of
+parameters of a controller, which no input shows, is in `parameters`, so that nothing is lost. `start_s` takes
+the place of `storage` and `image`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def of_section(given: object) -> Form:
         "least": section.least,
         "most": section.most,
         "missed_usd": section.missed_usd,
+        "missed": None if section.missed_frac is None else float(f"{100 * section.missed_frac:.12g}"),
         "optimum": section.optimum,
         "fleets": section.fleets,
     }
@@ -67,6 +68,8 @@ def section(form: Mapping[str, Any]) -> Document:
     settings |= {"warm": form["warm"]} if form["warm"] else {}
     if form["missed_usd"] is not None:
         settings["missed_window"] = form["missed_usd"]
+    if form["missed"] is not None:
+        settings["missed"] = f"{form['missed']:.12g} %"
     settings |= {} if form["optimum"] else {"optimum": False}
     settings |= {} if form["fleets"] == ALL_FLEETS else {"fleets": form["fleets"]}
     if "start" not in settings:

@@ -990,7 +990,8 @@ def a_day() -> bytes:
         "drain: 90 s, start: 4 min}",
         "{controllers: [static], storage: nvme-raid0, image: none, every: 0.7 s, train: 7 %, "
         "missed_window: 5}",
-        "{optimum: false, fleets: plan}",
+        "{optimum: false, fleets: plan, missed: 2.5 %}",
+        "{missed: 0}",
     ],
 )
 def test_a_day_passes_through_the_inputs_without_loss(text: str) -> None:

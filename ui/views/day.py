@@ -225,6 +225,13 @@ def _search() -> Form:
             help="Where the best is chosen. Empty: as much as one costs with what stands all day.",
             **(EMPTY | {"placeholder": "as usual"}),
         ),
+        "missed": st.number_input(
+            "Or windows that may be missed [%]",
+            max_value=100.0,
+            key=f"{PLACE}_missed",
+            help="The best is then the cheapest that misses no more; leave what one counts empty.",
+            **(EMPTY | {"placeholder": "none"}),
+        ),
         "train": st.number_input(
             "Train on the first [%] of the traffic",
             min_value=5.0,
