@@ -102,7 +102,9 @@ class KvLayout:
     step_blocks_per_token: float = 0.0
 
     def request_blocks(self, tokens: int, step_tokens: int) -> float:
-        """The blocks that vLLM counts for a request of this length: with `step_tokens` in its windows."""
+        """The KV blocks that vLLM counts for a request of this length, `step_tokens` of which a step under
+        way adds to its windows.
+        """
         token_blocks = -(-tokens // KV_BLOCK_TOKENS)
         beside = self.beside
         window = min(token_blocks, beside.window_blocks + -(-step_tokens // KV_BLOCK_TOKENS))
@@ -126,11 +128,13 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     if not caches:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
     token_bytes = {kind: llm.kv_layer_bytes(kind) / min(kind.kv_shares, tp) for kind in caches}
-    windows = {kind.window_tokens for kind in caches} - {None}
-    # Windows of several lengths, or windows alone, are not modelled.
-    if len(windows) > 1 or None not in {kind.window_tokens for kind in caches}:
-        windows = set()  # Counting every layer as one without a window is on the safe side.
-    if not windows and not states:
+    all_windows = {kind.window_tokens for kind in caches}
+    window_tokens = max(filter(None, all_windows), default=None)
+    # Windows of several lengths, or windows alone, are not modelled: then every layer counts as one without a
+    # window, which is on the safe side.
+    if len(all_windows - {None}) > 1 or None not in all_windows:
+        window_tokens = None
+    if window_tokens is None and not states:
         return KvLayout(KV_BLOCK_TOKENS * sum(count * token_bytes[kind] for kind, count in caches.items()))
 
     largest = max(token_bytes.values())
@@ -140,26 +144,26 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
         if any(isinstance(kind, LatentAttention) for kind in caches):
             page_tokens = LATENT_PAGE_TOKENS
         page_tokens *= math.ceil(state_bytes / (largest * page_tokens))
-    # Layers are counted by what they keep: a state, a window, or all tokens; `tokens_in` a page of each.
+    # The layers by what they keep (a state, a window, or all tokens), and the tokens in a page of each.
     layers = Counter[str]()
     tokens_in: dict[str, float] = {}
     layers["state"] = states.total()
     for kind, count in caches.items():
-        name = "window" if windows and kind.window_tokens else "full"
+        name = "window" if window_tokens is not None and kind.window_tokens else "full"
         layers[name] += count
         tokens_in[name] = min(tokens_in.get(name, math.inf), page_tokens * largest / token_bytes[kind])
-    # Kinds without layers do not count.
-    least, most = min(n for n in layers.values() if n), max(layers.values())
+    counts = [count for count in layers.values() if count]
+    least, most = min(counts), max(counts)
     in_group = most if most < FEW_MORE * least else least
     groups = {name: math.ceil(count / in_group) for name, count in layers.items()}
 
     page_blocks = tokens_in["full"] / KV_BLOCK_TOKENS  # The KV blocks of one page of every full group.
     page_bytes = groups["full"] * in_group * page_tokens * largest
     ratio, window_blocks = 0.0, 0
-    if windows:
+    if window_tokens is not None:
         ratio = groups["window"] / groups["full"] * tokens_in["full"] / tokens_in["window"]
-        # And the block that the window begins in.
-        window_blocks = math.ceil((max(filter(None, windows)) - 1) / KV_BLOCK_TOKENS) + 1
+        # The block that the window begins in counts too.
+        window_blocks = math.ceil((window_tokens - 1) / KV_BLOCK_TOKENS) + 1
     beside = KvBeside(
         # The last page may be filled in part only, hence page_blocks - 1.
         constant_blocks=math.ceil(page_blocks * groups["state"] / groups["full"] + page_blocks - 1),
@@ -180,7 +184,8 @@ def _compressed_layout(llm: Llm) -> KvLayout:
     if not block_bytes:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
     page_bytes = block_bytes * COMPRESSED_PAGE_TOKENS / KV_BLOCK_TOKENS
-    kinds: Counter[tuple[int, int]] = Counter()  # Bytes by tokens of a page and tokens to keep.
+    # Bytes of one page of all layers, by (tokens in a page, tokens to keep).
+    kinds: Counter[tuple[int, int]] = Counter()
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, CompressedAttention):
             window = (WINDOW_PAGE_TOKENS, attention.window_tokens)

@@ -62,16 +62,14 @@ class Line:
     @property
     def decides(self) -> tuple[float, float]:
         """The value and the share within the limit that decide: of the worst window, else of the whole."""
-        return (
-            (self.value_s, self.kept_frac)
-            if self.worst is None
-            else (self.worst.value_s, self.worst.kept_frac)
-        )
+        if self.worst is None:
+            return self.value_s, self.kept_frac
+        return self.worst.value_s, self.worst.kept_frac
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Does the SLO hold?
+    """Whether the SLO holds in a simulation, and each part of it.
 
     `attainment_frac` is the share of measured requests that keep every limit at once (for tbt: in their
     longest gap).
@@ -220,15 +218,12 @@ def _gap_runs_in(simulation: Simulation, edges_s: Floats, of_class: int) -> list
     order = np.flatnonzero(is_inside)[np.argsort(first[is_inside], kind="stable")]
     slice_starts = np.searchsorted(first[order], np.arange(len(bounds) + 1))
     crossing = np.flatnonzero(~is_inside & (first <= last))
-    return [
-        np.concatenate(
-            [
-                runs[order[slice_starts[v] : slice_starts[v + 1]]],
-                _cut_to_window(runs[crossing[(first[crossing] <= v) & (v <= last[crossing])]], *bounds[v]),
-            ]
-        )
-        for v in range(len(bounds))
-    ]
+    runs_by_window = []
+    for v, window_s in enumerate(bounds):
+        inside = runs[order[slice_starts[v] : slice_starts[v + 1]]]
+        crossing_here = crossing[(first[crossing] <= v) & (v <= last[crossing])]
+        runs_by_window.append(np.concatenate([inside, _cut_to_window(runs[crossing_here], *window_s)]))
+    return runs_by_window
 
 
 def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> npt.NDArray[np.void]:
@@ -301,8 +296,8 @@ class ServiceOfTenants:
     """Service of each tenant (U,) per second, while all were served: tokens of prompts and of output, each
     kind with its weight in the policies. Cached tokens count too, which fair queues leave out.
 
-    A prompt counts when its first token is out, the output when it ends. `window_s` runs from
-    the last tenant's first arrival to the first tenant's last completion. `jain_index` is that of service
+    A prompt counts when its first token is out, the output when it ends. `window_s` begins when every tenant
+    has sent a request, and ends when the first tenant has its last answer. `jain_index` is that of service
     over weight: 1 if all are equal, 1 / U if one has all; NaN if the window is empty.
     """
 

@@ -56,7 +56,7 @@ Stretches = list[tuple[float, float]]
 
 
 class LevelStretches(dict[tuple[int, int], Stretches]):
-    """For each (pool, k) the stretches (begin, end) [s] in which k workers are up, in order."""
+    """For each level (pool, k) the stretches (begin, end) [s] in which k or more workers are up, in order."""
 
 
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
@@ -72,7 +72,9 @@ class LeastLives:
 
 @dataclass(slots=True, eq=False)
 class _Columns:
-    """The columns of a program, with cost and range, and its rows `sum >= least`."""
+    """The columns of a program, each from 0 to `high`, and its rows `sum of value * column >= least`. The
+    entries of the rows are lists of equal length: `row`, `column` and `value`.
+    """
 
     cost: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
@@ -83,6 +85,7 @@ class _Columns:
     least: list[float] = field(default_factory=list)
 
     def add(self, high: float, *, cost: float = 0.0, is_whole: bool = False) -> int:
+        """Add a column, and return its number."""
         self.cost.append(cost)
         self.high.append(high)
         self.is_whole.append(is_whole)
@@ -113,7 +116,7 @@ class _Level:
     comes: list[int]
 
     def met_by(self, begin_s: float, end_s: float) -> dict[int, float]:
-        """The terms of a need on this level."""
+        """The coefficients, by column, of a need on this level in the row of its cut."""
         first = int(np.searchsorted(self.points_s, begin_s - SAME_S))
         last = int(np.searchsorted(self.points_s, end_s + SAME_S))
         columns = [self.up[first], *(w for w in self.comes[first:last] if w >= 0)]
@@ -149,22 +152,10 @@ def least_lives(
     day: DayTerms, cuts: Sequence[Needs], work: LeastPaid, *, gap_frac: float, time_limit_s: float
 ) -> LeastLives:
     """The program above, solved to `gap_frac` or until the time is up."""
-    columns = _Columns()
-    edges_s, stretches = work.edges_s, len(work.in_stretch_usd)
+    columns, paid = _Columns(), _PaidByStretch.of(work)
     prices = [prices_by_level(day, c) for c in range(len(day.pools))]
+    # The least workers of each pool are always up; no level stands for them.
     always_usd_per_h = sum(float(price[pool.least]) for price, pool in zip(prices, day.pools, strict=True))
-    # The last stretch has no end, and every level is over by the last moment.
-    ends_s = np.append(edges_s[1:stretches], math.inf)
-    usd_of: list[dict[int, float]] = [{} for _ in range(stretches)]
-
-    def count(column: int, from_s: float, to_s: float, usd_per_h: float) -> None:
-        """Count a column as paid between these times in work_v."""
-        for v in range(max(int(np.searchsorted(edges_s, from_s, "right")) - 1, 0), stretches):
-            if edges_s[v] >= to_s:
-                break
-            inside_s = min(to_s, float(ends_s[v])) - max(from_s, float(edges_s[v]))
-            usd_of[v][column] = usd_of[v].get(column, 0.0) + inside_s / 3600 * usd_per_h
-
     # A need for no more than the least workers of a pool is always met, and with it its cut.
     needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
     points: dict[tuple[int, int], set[float]] = {}
@@ -172,33 +163,14 @@ def least_lives(
         points.setdefault((c, n + 1), set()).update((begin_s, end_s))
     levels: dict[tuple[int, int], _Level] = {}
     for c, k in sorted(points):
-        start_s, usd_per_h = day.pools[c].start_s, float(prices[c][k] - prices[c][k - 1])
-        points_s = _distinct(points[c, k])
-        around_s = np.concatenate((points_s[:1], points_s, points_s[-1:]))
-        up = [columns.add(1.0, is_whole=True)]
-        comes: list[int] = []
-        for i, at_s in enumerate(points_s.tolist()):
-            comes.append(-1)
-            if at_s >= start_s - SAME_S:
-                comes[-1] = columns.add(1.0, cost=start_s / 3600 * usd_per_h, is_whole=True)
-                from_s = max(float(around_s[i]) - start_s, 0.0)
-                count(comes[-1], from_s, float(around_s[i + 2]), usd_per_h)
-            length_s = float(around_s[i + 2]) - at_s
-            is_last = i + 1 == len(points_s)
-            up.append(
-                columns.add(0.0 if is_last else 1.0, cost=length_s / 3600 * usd_per_h, is_whole=not is_last)
-            )
-            if not is_last:
-                count(up[-1], at_s, at_s + length_s, usd_per_h)
-            came = {comes[-1]: 1.0} if comes[-1] >= 0 else {}
-            columns.at_least({up[-1]: -1.0, up[-2]: 1.0} | came, 0.0)
-        levels[c, k] = _Level(points_s, up, comes)
+        usd_per_h = float(prices[c][k] - prices[c][k - 1])
+        levels[c, k] = _add_level(columns, paid, _distinct(points[c, k]), day.pools[c].start_s, usd_per_h)
     for cut in needed:
         terms: dict[int, float] = {}
         for begin_s, end_s, c, n in cut:
             terms |= levels[c, n + 1].met_by(begin_s, end_s)
         columns.at_least(terms, 1.0)
-    _add_work(day, columns, work, usd_of, always_usd_per_h)
+    _add_work(day, columns, work, paid.usd_of, always_usd_per_h)
     point = minimise(columns.program(), gap_frac=gap_frac, time_limit_s=time_limit_s)
     always_usd = always_usd_per_h * float(day.edges_s[-1]) / 3600
     bound_usd = max((point.bound + always_usd) * (1 - TOLERANCE), 0.0)
@@ -208,8 +180,65 @@ def least_lives(
     return LeastLives(LevelStretches((key, each.stretches(x)) for key, each in levels.items()), bound_usd)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _PaidByStretch:
+    """What columns pay in each stretch v of work_v. `usd_of[v]` is USD by column; the stretch goes from
+    `starts_s[v]` to `ends_s[v]`.
+    """
+
+    starts_s: Floats
+    ends_s: Floats
+    usd_of: list[dict[int, float]]
+
+    @classmethod
+    def of(cls, work: LeastPaid) -> _PaidByStretch:
+        """Nothing paid yet, in the stretches of `work`."""
+        stretches = len(work.in_stretch_usd)
+        # The last stretch has no end, and every level is over by the last moment.
+        ends_s = np.append(work.edges_s[1:stretches], math.inf)
+        return cls(work.edges_s, ends_s, [{} for _ in range(stretches)])
+
+    def count(self, column: int, from_s: float, to_s: float, usd_per_h: float) -> None:
+        """Count a column as paid between these times."""
+        first = max(int(np.searchsorted(self.starts_s, from_s, "right")) - 1, 0)
+        for v in range(first, len(self.usd_of)):
+            if self.starts_s[v] >= to_s:
+                break
+            inside_s = min(to_s, float(self.ends_s[v])) - max(from_s, float(self.starts_s[v]))
+            self.usd_of[v][column] = self.usd_of[v].get(column, 0.0) + inside_s / 3600 * usd_per_h
+
+
+def _add_level(
+    columns: _Columns, paid: _PaidByStretch, points_s: Floats, start_s: float, usd_per_h: float
+) -> _Level:
+    """Add the columns and the rows comes_i of one level, with what its columns pay in each stretch.
+    `usd_per_h` is p_ck of the level, `start_s` the start-up of its pool.
+    """
+    around_s = np.concatenate((points_s[:1], points_s, points_s[-1:]))  # Point i has number i + 1 here.
+    up = [columns.add(1.0, is_whole=True)]
+    comes: list[int] = []
+    for i, at_s in enumerate(points_s.tolist()):
+        before_s, after_s = float(around_s[i]), float(around_s[i + 2])
+        comes.append(-1)
+        if at_s >= start_s - SAME_S:
+            comes[-1] = columns.add(1.0, cost=start_s / 3600 * usd_per_h, is_whole=True)
+            paid.count(comes[-1], max(before_s - start_s, 0.0), after_s, usd_per_h)
+        length_s = after_s - at_s
+        is_last = i + 1 == len(points_s)
+        up.append(
+            columns.add(0.0 if is_last else 1.0, cost=length_s / 3600 * usd_per_h, is_whole=not is_last)
+        )
+        if not is_last:
+            paid.count(up[-1], at_s, at_s + length_s, usd_per_h)
+        came = {comes[-1]: 1.0} if comes[-1] >= 0 else {}
+        columns.at_least({up[-1]: -1.0, up[-2]: 1.0} | came, 0.0)
+    return _Level(points_s, up, comes)
+
+
 def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
-    """These cuts without those of one need that a shorter one of the same sizes implies, each once."""
+    """These cuts, each once. A cut of one need is left out where that of a shorter stretch, inside its own
+    and on the same level, implies it.
+    """
     several = [cut for cut in cuts if len(cut) > 1]
     alone: dict[tuple[int, int], set[tuple[float, float]]] = {}
     for ((begin_s, end_s, c, n),) in (cut for cut in cuts if len(cut) == 1):

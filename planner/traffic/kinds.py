@@ -21,23 +21,28 @@ from planner.traffic.trace import Trace
 Ints = npt.NDArray[np.int64]
 OTHER_FRAC = 0.1  # From this D on, two parts count as different traffic.
 BY_CHANCE = 0.01  # The significance level: a D that two alike samples exceed more rarely counts.
-# How many parts of equal time, and the most requests that are sampled of each.
-QUARTERS, QUARTER_REQUESTS = 4, 20_000
+QUARTERS = 4  # Parts of a trace, of equal time.
+QUARTER_REQUESTS = 20_000  # The most requests that are sampled of each.
 
 
 def quarters_apart(trace: Trace) -> tuple[float, float]:
     """The largest D between two quarters of a trace's time, of prompts and of outputs; 0 if alike."""
     since_s = trace.arrival_s - trace.arrival_s[0]
-    # `or 1.0`: all requests may arrive at once; the last one belongs to the last quarter.
-    quarter = np.minimum(QUARTERS * since_s / (since_s[-1] or 1.0), QUARTERS - 1).astype(int)
+    duration_s = since_s[-1] or 1.0  # All requests may arrive at once.
+    # The last request belongs to the last quarter, hence the minimum.
+    quarter = np.minimum(QUARTERS * since_s / duration_s, QUARTERS - 1).astype(int)
 
     def largest_distance(tokens: Ints) -> float:
         parts = [np.sort(_sample_evenly(tokens[quarter == k])) for k in range(QUARTERS)]
-        # A quarter may be empty.
-        pairs = [pair for pair in itertools.combinations(parts, 2) if all(map(len, pair))]
-        # Two comparisons a pair: prompts and outputs.
-        apart = [d for a, b in pairs if (d := distance_frac(a, b)) > by_chance_frac(a, b, 2 * len(pairs))]
-        return max((d for d in apart if d >= OTHER_FRAC), default=0.0)
+        parts = [part for part in parts if len(part)]  # A quarter may be empty.
+        pairs = list(itertools.combinations(parts, 2))
+        comparisons = 2 * len(pairs)  # Prompts and outputs of each pair.
+        largest = 0.0
+        for a, b in pairs:
+            distance = distance_frac(a, b)
+            if distance >= OTHER_FRAC and distance > by_chance_frac(a, b, comparisons):
+                largest = max(largest, distance)
+        return largest
 
     return largest_distance(trace.input_tokens), largest_distance(trace.output_tokens)
 
@@ -57,5 +62,6 @@ def by_chance_frac(a: Ints, b: Ints, comparisons: int) -> float:
 
 
 def _sample_evenly(tokens: Ints) -> Ints:
-    """Every k-th length, so that at most QUARTER_REQUESTS are left; `or 1` is for an empty quarter."""
-    return tokens[:: -(-len(tokens) // QUARTER_REQUESTS) or 1]
+    """Every k-th length, with the least k that leaves at most QUARTER_REQUESTS."""
+    k = max(math.ceil(len(tokens) / QUARTER_REQUESTS), 1)  # An empty quarter would give 0.
+    return tokens[::k]
