@@ -784,6 +784,7 @@ class RoutingRule:
 
     `settings` are fields of `Policies` that the router fixes; `otherwise` are its defaults, used where this
     rule replaces another routing. `back` routes hand-offs to decode workers if `routing` looks at caches.
+    `differs_in_pairs`: the difference is about hand-offs, so mixed workers have none.
     """
 
     routing: str
@@ -791,6 +792,7 @@ class RoutingRule:
     settings: Mapping[str, float] = field(default_factory=dict)
     otherwise: Mapping[str, float] = field(default_factory=dict)
     back: str = "least-outstanding"
+    differs_in_pairs: bool = False
 
 
 _UNBOUNDED = 10**9  # A threshold in requests, so high that load never counts as uneven.
@@ -805,7 +807,9 @@ _OF_VLLM_ROUTER: Mapping[str, RoutingRule] = {
     "cache_aware": RoutingRule("cache-aware", _ON_CHARACTERS),
 }
 _OF_PICKER: Mapping[str, RoutingRule] = {
-    FEWEST_TOKENS: RoutingRule("pending-tokens", "counts hand-offs until the decode worker's first token"),
+    FEWEST_TOKENS: RoutingRule(
+        "pending-tokens", "counts hand-offs until the decode worker's first token", differs_in_pairs=True
+    ),
     FEWEST_REQUESTS: RoutingRule("least-outstanding", "draws among equals"),
     FEWEST_WAITING: RoutingRule(
         "pending-tokens", "counts waiting requests, as they were when last asked for"
@@ -900,7 +904,8 @@ def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> 
         defaults = Policies()
         unfitted = {name: getattr(defaults, name) for name in ROUTING[rule.routing].setting_grid}
         changed = {**unfitted, **rule.otherwise, **changed}
-    rule_names, differs = [front.name], [rule.differs]
+    rule_names = [front.name]
+    differs = [rule.differs if is_pair or not rule.differs_in_pairs else ""]
     if is_pair:
         decode_routing = find_router_difference(ROUTING[policies.decode_routing], decode).name
         decode_routing = front.name if ROUTERS[decode].is_single else decode_routing

@@ -90,6 +90,14 @@ def test_what_is_deployed_is_simulated_and_deployed_as_it_is(routing: str, targe
         assert len(once.rule_names) == 1 + is_pair
 
 
+def test_a_router_of_mixed_workers_does_not_differ_by_how_it_counts_hand_offs() -> None:
+    """Its fleet has none: the README of the manifests named a decode worker that was not there."""
+    mixed, pair = (find_deployed_routing(Policies(), "llm-d", is_pair=is_pair) for is_pair in (False, True))
+    assert mixed.rule_names[0] == pair.rule_names[0] == "token-load-scorer"
+    assert not any("hand-offs" in text for text in mixed.differs)
+    assert any("hand-offs" in text for text in pair.differs)
+
+
 def test_every_name_that_a_router_is_told_has_a_rule_and_no_rule_is_idle() -> None:
     told = {
         (router, find_router_difference(row, router).name)

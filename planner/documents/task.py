@@ -137,6 +137,7 @@ BELONGS = {
         "kept_in": "safety: kept_in",
         "growth": "safety: growth",
         "router": "policies: routing",
+        "controllers": "day: controllers",
     },
 }
 PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from planner.errors import InputError
+from planner.errors import InputError, TraceError
 from planner.traffic.logs.log_columns_map import guess_columns, parse_columns
 from planner.traffic.logs.times import LogClock, UnsureError, spans_ns, unit_of_name
 
@@ -202,6 +202,33 @@ def test_a_date_with_its_day_first_is_told_with_its_form() -> None:
     assert "'arrival=received_at:%d.%m.%Y %H:%M:%S.%f,input=prompt_tokens" in str(caught.value)
     with pytest.raises(UnsureError, match=r"arrival=at:%d/%m/%Y %H:%M'"):
         read(["05/10/2026 09:00"])
+
+
+def test_a_date_of_the_united_states_is_told_with_its_form() -> None:
+    """No month is the 14th: the month comes first, and there is nothing to swap."""
+    sample = pd.DataFrame(
+        {
+            "timestamp": ["03/04/2026 09:00:00 AM", "03/14/2026 01:10:00 PM"],
+            "prompt_tokens": [1, 1],
+            "completion_tokens": [1, 1],
+        }
+    )
+    with pytest.raises(UnsureError, match="timestamp holds dates; no column") as caught:
+        guess_columns(sample, "log")
+    assert "'arrival=timestamp:%m/%d/%Y %I:%M:%S %p,input=prompt_tokens" in str(caught.value)
+    with pytest.raises(UnsureError, match=r"arrival=at:%m/%d/%Y %H:%M'"):
+        read(["05/10/2026 09:00", "05/13/2026 09:00"])
+
+
+def test_a_time_that_is_not_of_the_pattern_is_refused_with_the_pattern() -> None:
+    with pytest.raises(TraceError, match=r"written as %m\.%d\.%Y, found '14\.03\.2026'"):
+        read(["03.03.2026", "14.03.2026"], unit="%m.%d.%Y")
+
+
+def test_a_comma_in_a_pattern_does_not_end_it() -> None:
+    columns = parse_columns("arrival=at:%d.%m.%Y %H:%M:%S,%f,input=in,output=out")
+    assert columns.units == {"arrival": "%d.%m.%Y %H:%M:%S,%f"}
+    assert (columns.arrival, columns.input, columns.output) == ("at", "in", "out")
 
 
 def test_a_map_that_is_proposed_has_the_status_and_the_tenant() -> None:

@@ -20,8 +20,9 @@ from planner.traffic.logs.times import (
     UnsureError,
     as_numbers,
     guess_form,
-    is_day_first,
+    is_local_date,
     is_missing,
+    is_month_first,
     spans_ns,
     unit_of_name,
 )
@@ -136,7 +137,7 @@ def parse_columns(given: str | Mapping[str, Any], where: str = "--map") -> Colum
     A time or a duration may say its unit after a colon: `arrival=ts:ms`.
     """
     if isinstance(given, str):
-        pairs = [part.partition("=") for part in given.split(",") if part.strip()]
+        pairs = [part.partition("=") for part in _split_map(given) if part.strip()]
         for role, sign, _ in pairs:
             if not sign:
                 raise InputError(
@@ -170,6 +171,17 @@ def parse_columns(given: str | Mapping[str, Any], where: str = "--map") -> Colum
     # `Columns` says "map:"; the user wrote `where`.
     except InputError as error:
         raise InputError(str(error).replace("map", where, 1)) from None
+
+
+def _split_map(text: str) -> list[str]:
+    """The parts of `a=x,b=y`; a comma inside a pattern of strptime, as in `arrival=at:%S,%f`, ends none."""
+    parts: list[str] = []
+    for part in text.split(","):
+        if parts and ":%" in parts[-1] and part.strip() and "=" not in part:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
 
 
 def _split_unit(value: str) -> tuple[str, str]:
@@ -209,14 +221,15 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     return Columns(**column_by_role, units=units)
 
 
-def _day_first_column(sample: pd.DataFrame) -> tuple[str, str] | None:
-    """The first column of dates such as 05.10.2026 09:00, and their strptime pattern with the day first;
-    whether it is the month, only the user knows.
+def _local_date_column(sample: pd.DataFrame) -> tuple[str, str, bool] | None:
+    """The first column of dates such as 05.10.2026 09:00, their strptime pattern, and whether a number above
+    12 tells day and month apart. Where none does, the pattern has the day first, and only the user knows.
     """
     for name in sample.columns:
-        texts = sample[name].dropna().astype(str)
-        if len(texts) and all(is_day_first(text) for text in texts):
-            return str(name), guess_form(texts.iloc[0])
+        texts = sample[name].dropna().astype(str).tolist()
+        if texts and all(is_local_date(text) for text in texts):
+            month_first = is_month_first(texts)
+            return str(name), guess_form(texts[0], month_first=bool(month_first)), month_first is not None
     return None
 
 
@@ -237,10 +250,11 @@ def _unsure_error(
         likely["arrival"] = likely.pop("end")
         missing = [role for role in missing if role != "arrival"]
     columns = dict.fromkeys(missing, "COLUMN") | likely
-    if "arrival" in missing and (dated := _day_first_column(sample)):
-        name, form = dated
+    if "arrival" in missing and (dated := _local_date_column(sample)):
+        name, form, is_certain = dated
         columns["arrival"] = f"{name}:{form}"
-        doubts = [*doubts, f"{name} holds dates; swap %d and %m if the month comes first"]
+        swap = "" if is_certain else "; swap %d and %m if the month comes first"
+        doubts = [*doubts, f"{name} holds dates{swap}"]
     roles = [role for role in ("arrival", "end", "duration", "input", "output", *_NAMES) if role in columns]
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text

@@ -5,6 +5,7 @@ of its dates. log_columns_map.py and gather.py call it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -35,7 +36,10 @@ _ENDINGS = {
 }
 _UNIT_OF = {ending: unit for unit, endings in _ENDINGS.items() for ending in endings}
 _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")  # The beginning of ISO 8601.
-_DAY_FIRST = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}([ T])\d{1,2}:\d\d(:\d\d)?([.,]\d{1,6})?")
+# A date whose first number is the day or the month, such as 05.10.2026 09:00 and 10/05/2026 9:00:07 AM.
+_LOCAL_DATE = re.compile(
+    r"(\d{1,2})([./-])(\d{1,2})\2\d{4}([ T])\d{1,2}:\d\d(:\d\d)?([.,]\d{1,6})?( ?[AaPp][Mm])?"
+)
 _APACHE = "%d/%b/%Y:%H:%M:%S %z"  # For strptime.
 _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")  # A duration that says its unit.
@@ -246,14 +250,18 @@ class LogClock:
         try:
             dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, **form)  # Zones may differ.
         except (ValueError, TypeError, OverflowError):
-            self._refuse(where, line[0], _A_TIME, column.iloc[0])
-        self._refuse_rows(dates.isna().to_numpy(), where, line, _A_TIME, column)
+            self._refuse(where, line[0], self._expected(), column.iloc[0])
+        self._refuse_rows(dates.isna().to_numpy(), where, line, self._expected(), column)
         has_zone = np.array([says_zone(one) for one in plain])
         # says_zone does not know Apache's form, which always has a zone.
         if self.unit == _APACHE:
             has_zone[:] = True
         self._refuse_rows(has_zone != has_zone[0], where, line, _as_before(bool(has_zone[0])), column)
         return dates if has_zone[0] else dates.dt.tz_localize(None)
+
+    def _expected(self) -> str:
+        """What messages expect of a value: the pattern that the user gave, where there is one."""
+        return _A_TIME if self.unit in ("date", _APACHE) else f"a time written as {self.unit}"
 
     def _to_utc_ns(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
         """Local times of `zone` as UTC. When clocks are put back an hour comes twice: a time in it is of the
@@ -319,22 +327,32 @@ def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:
     raise UnsureError(
         f"{where}: column {name} holds {show_value(texts[0])}, which is no number and no date such as "
         "2026-11-16T18:17:03Z; write its form as strptime has it: --map "
-        f"'arrival={name}:{guess_form(texts[0])}'"
+        f"'arrival={name}:{guess_form(texts[0], month_first=bool(is_month_first(texts)))}'"
     )
 
 
-def is_day_first(text: str) -> bool:
+def is_local_date(text: str) -> bool:
     """Whether this is a date such as 05.10.2026 09:00, of which the first number is the day or the month."""
-    return _DAY_FIRST.fullmatch(text.strip()) is not None
+    return _LOCAL_DATE.fullmatch(text.strip()) is not None
 
 
-def guess_form(text: str) -> str:
-    """The pattern of strptime for a date such as 05.10.2026 09:00:00.036, the day taken to come first."""
-    match = _DAY_FIRST.fullmatch(text.strip())
+def is_month_first(texts: Iterable[str]) -> bool | None:
+    """Whether the month comes first in these dates; None where every number of both places may be a month."""
+    parts = [match for text in texts if (match := _LOCAL_DATE.fullmatch(text.strip()))]
+    if any(int(match[3]) > 12 for match in parts):
+        return True
+    return False if any(int(match[1]) > 12 for match in parts) else None
+
+
+def guess_form(text: str, *, month_first: bool = False) -> str:
+    """The pattern of strptime for a date such as 05.10.2026 09:00:00.036."""
+    match = _LOCAL_DATE.fullmatch(text.strip())
     if match is None:
         return "%d/%m/%Y %H:%M:%S"
-    sign, between, seconds, fraction = match.groups()
-    return f"%d{sign}%m{sign}%Y{between}%H:%M{':%S' if seconds else ''}{'.%f' if fraction else ''}"
+    _, sign, _, between, seconds, fraction, half = match.groups()
+    day = f"%m{sign}%d" if month_first else f"%d{sign}%m"
+    time = f"{'%I' if half else '%H'}:%M{':%S' if seconds else ''}{'.%f' if fraction else ''}"
+    return f"{day}{sign}%Y{between}{time}{half.replace(half.strip(), '%p') if half else ''}"
 
 
 def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
