@@ -6,6 +6,7 @@ missed.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -303,7 +304,6 @@ class RequestRecords:
         # Arrays that no simulation uses now, and how many of their first records were changed.
         self._spare: list[tuple[npt.NDArray[np.void], int]] = []
         self._lock, self._last = threading.Lock(), threading.local()
-        self._limits: dict[tuple[Limit, ...], npt.NDArray[np.void]] = {}
         self.runs = self.entered = 0  # How many simulations there were, and requests that entered them.
 
     def take(self) -> npt.NDArray[np.void]:
@@ -319,13 +319,6 @@ class RequestRecords:
             requests["predicted_tokens"][:touched] = predicted_tokens
             requests["predicted_later_tokens"][:touched] = predicted_tokens
         return requests
-
-    def counted_limits(self, limits: Sequence[Limit], window_s: tuple[float, float]) -> npt.NDArray[np.void]:
-        """The limits (L,) as the kernel counts them over the trace's window, before the first event."""
-        key = tuple(limits)
-        if key not in self._limits:
-            self._limits[key] = _counted_limits(limits, self._trace, window_s)
-        return self._limits[key].copy()
 
     def give_back(self, requests: npt.NDArray[np.void], touched: int) -> None:
         """A simulation does not need what `take` gave any more; only the first `touched` may have changed."""
@@ -403,9 +396,7 @@ def read_if_kept(
     """As `simulate_if_kept`, of a trace that is not long (`is_long`), with what `read` makes of the kernel's
     arrays in place of the simulation. `read` must not keep them: the next simulation uses them.
     """
-    state = _state(
-        fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace), records=requests
-    )
+    state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     if every_s is not None:
         state = _count_in_windows(state, limits, trace, every_s)
     _stop_at_backlog(state, trace, patience_s)
@@ -548,11 +539,9 @@ def _state(
     parts: int = 0,
     closed_loop: int = 0,
     sizes: Sequence[int] | None = None,
-    records: RequestRecords | None = None,
 ) -> State:
     """The engines' arrays at time zero, with `requests` (n,) as the records of the trace and room to record
     so many runs of steps and parts of steps. `sizes` (P,) workers of each running pool are up; None: all.
-    `records` are what other simulations of the trace share.
     """
     pools = fleet.running_pools
     policies, n = fleet.policies, len(requests)
@@ -592,11 +581,7 @@ def _state(
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
         link=worker_places.make_links(fleet),
         disturbances=_disturbances(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
-        limits=(
-            _counted_limits(limits, trace, window_s)
-            if records is None
-            else records.counted_limits(limits, window_s)
-        ),
+        limits=_counted_limits(limits, trace, window_s),
         policy=_policy_numbers(fleet),
         window=np.array(window_s),
         runs=np.zeros(runs, dtype=layout.RUN),
@@ -856,7 +841,23 @@ def _limits_in_windows(
 def _counted_limits(
     limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
 ) -> npt.NDArray[np.void]:
-    """The limits (L,) as the kernel counts them over the whole."""
+    """The limits (L,) as the kernel counts them over the whole, before the first event."""
+    of_trace, key = _limits_of_traces.setdefault(trace, {}), (tuple(limits), window_s)
+    if key not in of_trace:
+        of_trace[key] = _limits_as_counted(limits, trace, window_s)
+    return of_trace[key].copy()
+
+
+# By trace, while it is in memory: of most traces many fleets are simulated.
+_limits_of_traces: weakref.WeakKeyDictionary[Trace, dict[Hashable, npt.NDArray[np.void]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _limits_as_counted(
+    limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
+) -> npt.NDArray[np.void]:
+    """As `_counted_limits`, which remembers it."""
     rows, selectors = np.zeros(len(limits), dtype=layout.LIMIT), selectors_of(limits)
     for k, limit in enumerate(limits):
         row = rows[k : k + 1]

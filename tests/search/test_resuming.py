@@ -22,11 +22,10 @@ from planner import cli
 from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.search.evidence.certify import plan
-from planner.search.oracle import resuming
+from planner.search.oracle import resuming, simulation_queries
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.resuming import Decided, answer_name, question_digest, trace_digest
 from planner.search.problem.plan_problem import Conditions
-from planner.simulator import kept
 from planner.traffic.trace import Trace
 
 AT_ONCE = "import planner.search.oracle.resuming as r; r.FROM_S = r.EVERY_S = 0.0; "
@@ -100,7 +99,7 @@ def test_nothing_is_simulated_twice(tmp_path: Path, at_once: None, monkeypatch: 
     """Ended after twenty, the run that goes on simulates the others alone, and counts them all."""
     task, trace = question(fleet={"gpus": ["h100-80g"]}, safety={"kept_in": 0.9}), traffic(requests=200)
     runs: list[int] = []
-    keeps_slo = kept.keeps_slo
+    keeps_slo = simulation_queries.keeps_slo
 
     def counted(*args: object, **kwargs: object) -> object:
         runs.append(1)

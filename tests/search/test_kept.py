@@ -6,7 +6,7 @@ import numpy as np
 from simulations import random_case
 
 from planner.domain import Limit, Slo
-from planner.simulator.kept import is_decided_by_counts, keeps_slo
+from planner.search.oracle.simulation_queries import is_decided_by_counts, keeps_slo
 from planner.simulator.replay import RequestRecords, simulate
 from planner.simulator.slo_verdict import judge, value_s
 
