@@ -56,8 +56,8 @@ Cut = tuple[tuple[int, int, int], ...]
 """
 
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
-# Bills are rounded up to started units. For units up to this the model ignores that: a minute of a worker
-# that lives for hours.
+# Bills are rounded up to whole units. For units no longer than this the model leaves that out: at most a
+# minute of a worker that lives for hours.
 LONG_UNIT_S = 60.0
 SAME_S = 1e-6  # Times nearer to each other than this are equal but for rounding.
 
@@ -194,7 +194,7 @@ class DayTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """The workers (T, C) found, or None, and their cost. No sequence that keeps the cuts costs less than
+    """The cheapest workers (T, C), or None, and their cost. No sequence that keeps the cuts costs less than
     `bound_usd`. If no sequence keeps them, `bound_usd` is infinite and `is_optimal` true.
     """
 
@@ -214,10 +214,11 @@ def count_paid_workers(day: DayTerms, workers: Ints) -> Ints:
 
 
 def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
-    """The workers (T, C) ready in each step if none is given up that would be asked for again within a
+    """The workers (T, C) ready in each step, if no worker is given up that would be needed again within a
     start-up: as many as are paid in every cell from a start-up before the step until it begins.
     """
-    paid, begins, ready_workers = count_paid_workers(day, workers), day.cells_s()[:-1], np.empty_like(workers)
+    paid, begins = count_paid_workers(day, workers), day.cells_s()[:-1]
+    ready_workers = np.empty_like(workers)
     for c, pool in enumerate(day.pools):
         for t, edge_s in enumerate(day.edges_s[:-1].tolist()):
             is_in_start_up = (begins >= edge_s - pool.start_s - SAME_S) & (begins <= edge_s + SAME_S)
@@ -247,8 +248,8 @@ def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
     """At least these workers (T, C), and more where a worker that stays costs no more than one that goes and
     comes again, since it is billed in whole units.
 
-    The worker that came last goes first, so the n-th worker of a pool lives while n are wanted, and each n is
-    decided by itself. A worker is paid until `drain_s` after it is given up.
+    The worker that came last goes first. So the n-th worker of a pool lives while n or more are needed, and
+    for each n it is decided by itself when it goes. A worker is paid until `drain_s` after it is given up.
     """
     filled_workers = np.zeros_like(workers)
     for c in range(len(day.pools)):
@@ -276,8 +277,8 @@ def units_usd(day: DayTerms, workers: Ints) -> float:
 def _lives_of(
     day: DayTerms, c: int, needed: npt.NDArray[np.bool_], drain_s: float
 ) -> list[tuple[range, int]]:
-    """The lives of a worker of pool c, which is needed in these steps (T,), that take the fewest units in
-    all: the steps of each, and its units. Raises InputError if nothing is billed by units.
+    """The lives of one worker of pool c, which is `needed` in these steps (T,): those that take the fewest
+    units in all, as the steps of each life and its units. Raises InputError if nothing is billed by units.
     """
     if not day.unit_s > 0:
         raise InputError("unit_s is 0: nothing is billed by units")
@@ -287,7 +288,8 @@ def _lives_of(
     ends = np.flatnonzero(padded[:-1] & ~padded[1:]).tolist()
     # Dynamic programming: total[k] is the fewest units for the first k stretches, and choice[k] the first
     # stretch and the units of the last life in them.
-    total, choice = [0] * (len(begins) + 1), [(0, 0)] * (len(begins) + 1)
+    total = [0] * (len(begins) + 1)
+    choice = [(0, 0)] * (len(begins) + 1)
     for last, end in enumerate(ends):
         options = []
         for first, begin in enumerate(begins[: last + 1]):

@@ -21,9 +21,9 @@ from planner.solvers.master import Option
 def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
     """Fleets that hold and use what is owned.
 
-    For each owned GPU type: the smallest fleet of this type alone, with as many GPUs rented as are not owned.
-    Then all owned GPUs beside level 0's best fleet; the dearest workers of these are taken away as long as
-    the fleet holds.
+    For each owned GPU type the smallest fleet of this type alone, where GPUs beyond the owned ones are
+    rented. Last, all owned GPUs beside level 0's best fleet, without the workers that it does not need, the
+    dearest taken away first.
     """
     if problem.task.objective != "cost":  # Owned GPUs draw power and count as rented ones do.
         return []
@@ -35,17 +35,19 @@ def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
         fleets.append(owned_first(problem, smallest))
         on_owned += _owned_part(smallest, count)
     owned_rows = {row_of(option.type.gpu.name) for option, _ in on_owned}
-    rented = [(o, n) for o, n in level0.search.best or () if row_of(o.type.gpu.name) not in owned_rows]
+    best = level0.search.best or ()
+    rented = [(option, count) for option, count in best if row_of(option.type.gpu.name) not in owned_rows]
     if rented and on_owned and not problem.out_of_time():
         fleets.append(without_needless_workers(owned_first(problem, (*rented, *on_owned)), problem))
     return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds([counts])[0]]
 
 
 def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
-    """The largest pools of idle owned GPUs that may be added to a fleet.
+    """The largest pools of idle owned GPUs that may be added to a fleet: one for each owned GPU type, and
+    each role that the fleet has.
 
-    For each owned GPU type, and each role that the fleet has, the pool is of the option of which the fewest
-    GPUs are expected to carry the whole traffic.
+    Of the options of that type and role, the pool has the one that would carry the whole traffic on the
+    fewest GPUs.
     """
     if problem.task.objective != "cost":
         return ()
@@ -61,7 +63,8 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
         if is_idle and option.role in roles and option.name in level0.bounded:
             workers = level0.search.least_holding.get(option.name, level0.bounded[option.name].likely)
             gpus = workers * option.type.gpus
-            if gpus < fewest.get((row, option.role), (math.inf, option))[0]:
+            fewest_gpus, _ = fewest.get((row, option.role), (math.inf, option))
+            if gpus < fewest_gpus:
                 fewest[row, option.role] = gpus, option
     return tuple((option, idle_gpus[row] // option.type.gpus) for (row, _), (_, option) in fewest.items())
 
@@ -81,7 +84,7 @@ def _smallest_fleet(problem: Problem, row: str) -> Counts | None:
     """
     types = [worker for worker in problem.types if row_of(worker.gpu.name) == row]
     names = {worker.gpu.name for worker in types}
-    name = row if row in names else row + OWNED  # The owned ones where none can be rented.
+    name = row if row in names else row + OWNED  # Where none can be rented, the row of the owned ones.
     types = [worker for worker in types if worker.gpu.name == name]
     if not types:
         return None
@@ -90,7 +93,7 @@ def _smallest_fleet(problem: Problem, row: str) -> Counts | None:
 
 
 def _owned_part(smallest: Counts, owned: int) -> Counts:
-    """The part of the smallest fleet for which `owned` GPUs suffice; empty if a pool would get no worker."""
+    """The smallest fleet scaled down to `owned` GPUs; empty if a pool would get no worker."""
     share = min(owned / sum(option.type.gpus * count for option, count in smallest), 1.0)
     counts = tuple((option, int(count * share)) for option, count in smallest)
     return counts if all(count for _, count in counts) else ()

@@ -29,7 +29,9 @@ from planner.solvers.master import Option
 
 @dataclass(frozen=True, slots=True)
 class FleetSearch:
-    """The best fleet, and how far the search came."""
+    """The best fleet, and how far the search came. `cuts` is how many proposals of mixed fleets failed, and
+    `beyond_exact` says that every cheaper fleet of any mix was simulated.
+    """
 
     best: Counts
     value: float
@@ -42,10 +44,10 @@ class FleetSearch:
 def search(
     problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
 ) -> FleetSearch:
-    """The best fleet. Those of `start` that still hold are what others must beat.
+    """The best fleet. The fleets of `start` that hold are those to be beaten.
 
     With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows. `walks` is as for
-    `search_level0`; without it, fleets of several types are looked for only with the settings that did best.
+    `search_level0`; without it, fleets of several types have only the settings that did best.
     Raises InfeasibleError if no fleet within the limits was found; the error says whether that is proved.
     """
     result, _ = search_beyond_budgets(problem, start, prove=prove, walks=walks)
@@ -57,8 +59,9 @@ def search(
 def search_beyond_budgets(
     problem: Problem, start: Sequence[Fleet], *, prove: bool = False, walks: bool = True
 ) -> tuple[FleetSearch | InfeasibleError, Fleet | None]:
-    """What `search` returns or raises, and the best fleet without budgets, None where there are none or
-    nothing was found. A search under other policies that begins with that fleet may find one within them.
+    """What `search` returns or raises, and the best fleet of the same question without its budgets: None
+    where it has no budgets, or no fleet was found. A search under other policies may begin with that fleet,
+    and come to one within the budgets.
     """
     wider, unlimited = _without_budgets(problem), None
     if wider is not None:
@@ -68,7 +71,7 @@ def search_beyond_budgets(
             came_to_its_end = not wider.out_of_time()
             if came_to_its_end or problem.out_of_time():
                 return _with_level0_within(problem, result, start, prove=prove, walks=walks), unlimited
-            # The search was cut short: in the rest of the time others must beat what it found.
+            # The search was cut short. In the rest of the time its fleet is to be beaten within the budgets.
             start = (*start, problem.oracle.fleet(result.best))
     within, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
     if within is not None:
@@ -116,8 +119,8 @@ def _search(
 
 
 def _without_budgets(problem: Problem) -> Problem | None:
-    """The same question without limits on money, power and GPUs in all, in half of the time that is left.
-    None where the question has no such limits, or where no fleet is within them.
+    """The same question without limits on money, power and GPUs in all, with half of the time that is left.
+    None where the question has no such limits, or where a bound proves that no fleet is within them.
 
     If the best fleet without these limits is within them, it is the best fleet with them. A search with these
     limits takes another way, and may miss that fleet.
@@ -126,22 +129,22 @@ def _without_budgets(problem: Problem) -> Problem | None:
     if problem.lower is None or limits == problem.limits:
         return None
 
-    def watch(standing: SearchProgress) -> None:
-        """Tells of the best fleet only if it is within the limits of the question."""
-        fleet = None if standing.fleet is None else standing.fleet()
+    def watch(progress: SearchProgress) -> None:
+        """Report the best fleet only if it is within the limits of the question."""
+        fleet = None if progress.fleet is None else progress.fleet()
         workers = () if fleet is None else [(pool.type, pool.count) for pool in fleet.running_pools]
         is_within_limits = fleet is not None and problem.limits.first_exceeded(workers) is None
-        problem.watch(standing if is_within_limits else replace(standing, best=None, fleet=None))
+        problem.watch(progress if is_within_limits else replace(progress, best=None, fleet=None))
 
     now = now_s()
     return replace(problem, limits=limits, watch=watch, deadline=now + (problem.deadline - now) / 2)
 
 
 def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
-    """The best fleet found for a stricter question than that searched before; None if none is found.
+    """The best fleet for a stricter question than the one searched before; None if none is found.
 
-    Those of `start` that still hold are what others must beat. Where `is_mixed` fleets of several types per
-    pool are looked for too.
+    The fleets of `start` that hold are those to be beaten. With `is_mixed` fleets of several types per pool
+    are searched too.
     """
     wider = _without_budgets(problem)
     best = None if wider is None else _search_again(wider, start, is_mixed=is_mixed)
@@ -172,14 +175,16 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
     search = level0.search
     assert search.best is not None
     named = {option.name: option for option in level0.options}
-    counts = tuple(
-        (named.get(f"{option.role} {replace(option.type, gpu=uncapped).name}", option), count)
-        if (uncapped := _uncapped(option, level0)) is not None
-        else (option, count)
-        for option, count in search.best
-    )
-    is_equal = abs(objective(counts) - search.value) <= ROUNDING * search.value
-    if counts == search.best or not is_equal:
+    pools = []
+    for option, count in search.best:
+        uncapped = _uncapped(option, level0)
+        if uncapped is not None:
+            name = f"{option.role} {replace(option.type, gpu=uncapped).name}"
+            option = named.get(name, option)
+        pools.append((option, count))
+    counts = tuple(pools)
+    costs_as_much = abs(objective(counts) - search.value) <= ROUNDING * search.value
+    if counts == search.best or not costs_as_much:
         return
     if problem.allows(counts) and problem.oracle.holds([counts])[0]:
         search.best = counts
@@ -193,9 +198,9 @@ def _uncapped(option: Option, level0: Level0) -> Gpu | None:
 
 
 def _check_minimal(search: Search, oracle: Oracle) -> None:
-    """Compare the best fleet of level 0 with its smaller neighbours.
+    """Simulate the best fleet of level 0 with fewer workers.
 
-    If one of them holds, more workers have hurt somewhere: the search cannot claim to be exact.
+    If such a fleet holds, more workers have hurt somewhere: the search cannot claim to be exact.
     """
     assert search.best is not None
     smaller = without_spare_workers(search.best, oracle)

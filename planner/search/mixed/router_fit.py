@@ -10,15 +10,15 @@ from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 
-# A line on all requests allows no miss. Its room is divided by this share, which keeps it finite.
+# A line on all requests (p100) allows no miss. Its room is divided by this in place of 0.
 LEAST_ALLOWED_FRAC = 1e-3
 
 
 def fitted(oracle: Oracle, counts: Counts) -> Policies:
     """The oracle's policies with their router's settings fitted to its trace and SLO, on these workers.
 
-    Each setting gets the value with the most room below the limits, given the values chosen for the settings
-    before it. A value that is no better than the default is not chosen.
+    Each setting gets the value with the most room (`_room`), beside the values chosen for the settings before
+    it. A setting keeps its default where no other value has more room.
     """
     best = oracle.policies
     candidates = ROUTING[best.routing].setting_grid
@@ -28,14 +28,17 @@ def fitted(oracle: Oracle, counts: Counts) -> Policies:
         for value in values:
             change: dict[str, Any] = {name: value}
             other = replace(start, **change)
-            if other != start and (room := _room(oracle, other, counts)) > most:
+            if other == start:
+                continue
+            room = _room(oracle, other, counts)
+            if room > most:
                 best, most = other, room
     return best
 
 
 def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
-    """How far the fleet is from missing a limit: the share of the allowed misses (of requests, or of gaps)
-    that did not happen, the least over all limits. Negative where a limit is missed more often than allowed.
+    """How far the fleet is from missing a limit, the least over all limits: of the misses (of requests, or of
+    gaps) that a limit allows, the share that did not happen. Negative where there are more than it allows.
     """
     _, verdict = oracle.verdict(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:

@@ -32,14 +32,14 @@ from planner.simulator.numba_compile import SOURCES
 from planner.traffic.trace import Trace
 
 NAME = "resume.json"
-FROM_S = 300.0  # The file is first written after this time: a shorter run is sooner done again than resumed.
+FROM_S = 300.0  # The file is first written after this time. A shorter run is simply run again.
 EVERY_S = 60.0  # After that it is written this often.
 
-Place = str | tuple[Scenarios, int]
-"""Which traffic a simulation had: the digest of a trace, or a scenario by its number."""
+TrafficKey = str | tuple[Scenarios, int]
+"""The traffic of a simulation: the digest of a trace, or a scenario by its number."""
 
-Query = tuple[tuple[object, ...], Slo, Place]
-"""What one answer is of: the question that a simulation depends on, the SLO, and the traffic."""
+Query = tuple[tuple[object, ...], Slo, TrafficKey]
+"""What an answer depends on: the parts of the question that are simulated, the SLO, and the traffic."""
 
 _digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
 
@@ -47,8 +47,8 @@ _digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
 class Decided:
     """The answers of one question's simulations, in the folder of its plan; safe for threads.
 
-    An answer gets its name, a digest that takes longer than short simulations do, when the file is written:
-    most runs end before. Names are looked up only where a file was loaded.
+    In the file an answer has a name, a digest. To compute it takes longer than a short simulation, so it is
+    computed when the file is written: most runs end before. Names are looked up only where a file was loaded.
     """
 
     def __init__(self, folder: Path, question: str) -> None:
@@ -98,7 +98,7 @@ class Decided:
         self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo, *, holds: bool, seen: int
     ) -> None:
         """Keep one more answer; where the file cannot be written, the next writing tries again."""
-        # A scenario holds its requests, and the digest of a trace takes one hash: neither stays in memory.
+        # What is kept until the writing is small: the number of a scenario, or the digest of a trace.
         place = (traffic.source, traffic.number) if isinstance(traffic, Scenario) else trace_digest(traffic)
         with self._lock:
             self._unnamed.append(((question, slo, place), (holds, seen)))
@@ -139,7 +139,7 @@ def answer_name(question: tuple[object, ...], traffic: Trace | Scenario, slo: Sl
     return _name_of(question, slo, place)
 
 
-def _name_of(question: tuple[object, ...], slo: Slo, place: Place) -> str | None:
+def _name_of(question: tuple[object, ...], slo: Slo, place: TrafficKey) -> str | None:
     """As `answer_name`."""
     text = repr((question, slo))
     if _is_incomplete(text):
@@ -163,18 +163,14 @@ def trace_digest(trace: Trace) -> str:
     """A digest of all that a simulation reads of a trace, computed once for each trace."""
     if (text := _digests.get(trace)) is None:
         digest = hashlib.sha256(repr((trace.prefix_block_tokens, trace.tenants, trace.adapters)).encode())
-        for column in (
-            *(
-                trace.arrival_s,
-                trace.input_tokens,
-                trace.output_tokens,
-                trace.prefix_offsets,
-                trace.prefix_ids,
-            ),
-            *(trace.tenant, trace.adapter, trace.after, trace.think_s, trace.image_tokens),
-        ):
-            if column is None or column.strides == (0,):  # It is one value, broadcast to all requests.
-                digest.update(b"-" if column is None else repr((len(column), column[:1])).encode())
+        lengths = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
+        prefixes = (trace.prefix_offsets, trace.prefix_ids)
+        others = (trace.tenant, trace.adapter, trace.after, trace.think_s, trace.image_tokens)
+        for column in (*lengths, *prefixes, *others):
+            if column is None:
+                digest.update(b"-")
+            elif column.strides == (0,):  # One value, broadcast to all requests.
+                digest.update(repr((len(column), column[:1])).encode())
             else:
                 digest.update(np.ascontiguousarray(column).data)
         text = _digests[trace] = digest.hexdigest()
