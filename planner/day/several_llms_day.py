@@ -333,12 +333,15 @@ def _find_optimum(
     ]
     best = _joint_day(OPTIMUM, parts, terms)
     status, bound_usd = cheapest.status, cheapest.bound_usd
-    cheapest_row = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
-    if cheapest_row is not None and cheapest_row.usd < best.usd:
+    cheaper = [(row, f"what {row.name} did") for row in rows if row.keeps]
+    if (of_each := _cheapest_of_each(best, rows, terms)) is not None:
+        cheaper.append((of_each, "of each LLM what a controller did, or sizes of the grid"))
+    cheapest_row, what = min(cheaper, key=lambda row: row[0].usd, default=(best, ""))
+    if cheapest_row.usd < best.usd:
         renamed = tuple(
             replace(part, name=OPTIMUM, parameters={}, settings_count=1) for part in cheapest_row.parts
         )
-        status = f"what {cheapest_row.name} did, which changes sizes at other moments than the grid's"
+        status = f"{what}, which changes sizes at other moments than the grid's"
         best, bound_usd = replace(cheapest_row, name=OPTIMUM, parts=renamed), min(bound_usd, cheapest_row.usd)
     llm_parts = []
     for part, columns, own_runs in zip(best.parts, runs.columns, llm_runs, strict=True):
@@ -354,3 +357,16 @@ def _find_optimum(
             )
         )
     return JointOptimum(best, tuple(llm_parts), bound_usd, cheapest.proved_usd, status)
+
+
+def _cheapest_of_each(best: JointDay, rows: Sequence[JointDay], terms: DayTerms) -> JointDay | None:
+    """Of each LLM its cheapest day among those that keep its windows, of controllers and of the optimum; None
+    where these take more GPUs together than there are, or no day keeps the windows of some LLM.
+    """
+    kept = [[day.parts[m] for day in (best, *rows) if day.parts[m].keeps] for m in range(len(best.parts))]
+    if not all(kept):
+        return None
+    days = [min(parts, key=lambda part: part.usd) for parts in kept]
+    of_each = _joint_day(OPTIMUM, days, terms)
+    is_within = all(count <= terms.stock.get(gpu, count) for gpu, count in of_each.most_gpus.items())
+    return of_each if is_within else None

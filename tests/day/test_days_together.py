@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pandas as pd
 import pytest
 
 import fleetplan
+from planner.day import several_llms_day
 from planner.day.day_api import JointDayResult
+from planner.day.day_study import terms_of
+from planner.day.search.several_llms_runs import joint_terms
 from planner.simulator.elastic import ElasticRun
 
 NAME = "meta-llama/Llama-3.1-8B"
@@ -50,6 +54,25 @@ def asked(stock: int = 4, **changes: Any) -> JointDayResult:
 @pytest.fixture(scope="module")
 def found() -> JointDayResult:
     return asked()
+
+
+def test_the_optimum_is_no_dearer_than_the_cheapest_days_of_each_llm(found: JointDayResult) -> None:
+    """If the search for the optimum had found a dear day of one LLM, a controller's day would replace it;
+    not where the stock is too small for both.
+    """
+    answer = found.answer
+    assert answer.optimum is not None
+    questions = [each.question for each in answer.each.values()]
+    terms = joint_terms([terms_of(each) for each in questions], answer.stock, questions[0].step_s)
+    best = answer.optimum.day
+    dear = replace(best, parts=(replace(best.parts[0], usd=99.0), *best.parts[1:]))
+    of_each = several_llms_day._cheapest_of_each(dear, answer.rows, terms)
+    assert of_each is not None and of_each.keeps
+    for m, part in enumerate(of_each.parts):
+        assert part.usd == min(day.parts[m].usd for day in (dear, *answer.rows) if day.parts[m].keeps)
+    assert of_each.usd == pytest.approx(sum(part.usd for part in of_each.parts))
+    few = replace(terms, stock={"l40s-48g": 1})
+    assert several_llms_day._cheapest_of_each(dear, answer.rows, few) is None
 
 
 def held(runs: list[ElasticRun], at_s: float) -> int:
