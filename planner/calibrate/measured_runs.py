@@ -37,14 +37,15 @@ from planner.traffic.trace import Trace
 
 FACTOR_PRIOR = 0.3  # s in the formula: the prior standard deviation of log c and log m.
 HOST_PRIOR_S = 5e-3  # s_h: that of h.
-SIGMA, SIGMA_POINTS = 0.05, 2.0  # The prior of sigma, and how many measurements it counts as.
+SIGMA = 0.05  # The prior of sigma,
+SIGMA_POINTS = 2.0  # and how many measurements it counts as.
 SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these.
 ROUNDS = 3  # How often the constants are fitted, each time with the sigma of the fit before.
 # The relative step of derivatives of runs: large, as simulated percentiles jump where requests swap places.
 RUN_STEP = 0.05
 FORMULA_STEP = 1e-4  # The same for derivatives of step times alone, which are smooth.
-FACTOR_RANGE = (0.1, 10.0)  # Of c and m.
-MOST_HOST_S = 1.0  # Of h.
+FACTOR_RANGE = (0.1, 10.0)  # The range of c and of m.
+MOST_HOST_S = 1.0  # The upper limit of h.
 # Steps over which the standard error is averaged: N, A_p, D, K, P of prefills and of decodes.
 USUAL_STEPS = np.array(
     [[n, n * (n + 1) / 2, 0, 0, 1] for n in (128, 512, 2048, 8192)]
@@ -68,10 +69,11 @@ class MeasuredEngine:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A corrected fit. `standard_errors` are those of log c, of log m, and of h [s].
+    """A corrected fit: c is `compute`, m `bandwidth`, h `host_s`. `standard_errors` are those of log c, of
+    log m, and of h [s].
 
-    `before_frac` and `after_frac` are root mean squares of the log errors; `errors` has them per measurement
-    of a run, (run, statistic) -> predicted / measured - 1 after the correction.
+    `before_frac` and `after_frac` are the root mean squares of the log errors before and after the
+    correction. `errors` are predicted / measured - 1 after it, by (run, statistic).
     """
 
     latency: StepLatency
@@ -130,6 +132,7 @@ def calibrate(
     weights = np.concatenate([np.ones(len(y)), [target.weight for target in targets]])
 
     def log_errors(z: Array) -> Array:
+        """log(predicted / measured) of the steps, then of the runs' statistics, for the z of `_fitted`."""
         moved = corrected(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
         logs = [np.log(moved.step_s(*X.T) / y)]
         of_runs = executors.run_items(_predicted, runs, shared=(engine, moved))
@@ -149,8 +152,8 @@ def calibrate(
     return Calibrated(
         latency=replace(
             moved,
-            basis=f"{latency.basis}; calibrated on {_measured(len(y), len(runs))}: compute x{compute:.3g}, "
-            f"bandwidth x{bandwidth:.3g}, host overhead {host_s * 1e3:+.3g} ms; "
+            basis=f"{latency.basis}; calibrated on {_measured_text(len(y), len(runs))}: "
+            f"compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, host overhead {host_s * 1e3:+.3g} ms; "
             f"standard error {100 * uncertainty_frac:.1f} %",
             uncertainty_frac=uncertainty_frac,
             kind=kind,
@@ -177,7 +180,6 @@ def _fitted(
     z = (c, m, 1 + h / HOST_PRIOR_S): all near 1, so that one relative `step` suits the numerical derivatives.
     """
 
-    # The fit depends on sigma and sigma on the fit, so they are found in turn.
     def residuals(z: Array, sigma: float) -> Array:
         prior = [np.log(z[0]) / FACTOR_PRIOR, np.log(z[1]) / FACTOR_PRIOR, z[2] - 1]
         return np.concatenate([log_errors(z) * weights / sigma, prior])
@@ -186,7 +188,7 @@ def _fitted(
     low = [FACTOR_RANGE[0], FACTOR_RANGE[0], 1 - h_s / HOST_PRIOR_S - 1e-9]
     high = [FACTOR_RANGE[1], FACTOR_RANGE[1], 1 + MOST_HOST_S / HOST_PRIOR_S]
     z, sigma, used = np.ones(3) + 1e-6, SIGMA, SIGMA
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS):  # The fit depends on sigma and sigma on the fit: each follows from the other.
         used = sigma
         solution = least_squares(
             residuals,
@@ -281,6 +283,7 @@ def _targets(run: MeasuredRun) -> list[_Target]:
 
 
 def _trace(run: MeasuredRun, seed: int) -> Trace:
+    """The requests of a run; lengths and arrivals that were not recorded are drawn with the seed."""
     n, rng = run.requests, np.random.default_rng(seed)
     lengths = []
     for values in (run.input_tokens, run.output_tokens):
@@ -302,6 +305,9 @@ def _trace(run: MeasuredRun, seed: int) -> Trace:
 
 
 def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], run: MeasuredRun) -> float:
+    """A simulated statistic [s], such as the mean TTFT. `values` (n,) are by metric, `gaps` (n,) the number
+    of gaps of each request.
+    """
     metric, name = key
     if metric == "tbt":  # Every gap counts once, so a request counts as often as it has gaps.
         value_s = float(np.nansum(values["tpot"] * gaps) / max(gaps.sum(), 1))
@@ -309,8 +315,12 @@ def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], r
         finite_s = values[metric][np.isfinite(values[metric])]  # The TPOT of a one-token answer is NaN.
         if not finite_s.size:
             raise InputError(f"run {run.name}: {metric} was measured, yet every request has one output token")
-        percent = {"mean": None, "max": 100.0}[name] if name in ("mean", "max") else float(name[1:])
-        value_s = float(finite_s.mean() if percent is None else np.percentile(finite_s, percent))
+        if name == "mean":
+            value_s = float(finite_s.mean())
+        elif name == "max":
+            value_s = float(finite_s.max())
+        else:  # A percentile, such as p90.
+            value_s = float(np.percentile(finite_s, float(name[1:])))
     if not value_s > 0:
         raise InputError(f"run {run.name}: {metric} {name} was measured, but is zero in simulation")
     return value_s
@@ -331,7 +341,9 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
 
 
 def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
-    """Variance of the log of a step time, as the `covariance` of z makes it; the mean over USUAL_STEPS."""
+    """The variance of the log of a step time that follows from the `covariance` of z; the mean over
+    USUAL_STEPS.
+    """
 
     def logs(at: Array) -> Array:
         moved = corrected(latency, at[0], at[1], (at[2] - 1) * HOST_PRIOR_S)
@@ -347,7 +359,7 @@ def _rms(log_errors: Array, weights: Array) -> float:
     return float(np.sqrt(np.sum((log_errors * weights) ** 2) / np.sum(weights**2)))
 
 
-def _measured(steps: int, runs: int) -> str:
+def _measured_text(steps: int, runs: int) -> str:
     """For instance "8 steps and 1 run"."""
     counted = ((steps, "step"), (runs, "run"))
     return " and ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counted if count)

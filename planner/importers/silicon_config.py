@@ -3,8 +3,8 @@
 Some operations depend on a step's tokens alone (matrices, norms, experts, all-reduces), the others on its
 sequences (attention of any kind, states). A step of N tokens is the sum of
 
-    the former, at N tokens; the output head, at a row per prompt and per decode
-    the latter for the prompts, and for the decodes
+    those of tokens, at N tokens, and the output head, at a row per prompt and per decode
+    those of sequences, for the prompts and for the decodes
 
 with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, experts) and these:
 
@@ -96,12 +96,14 @@ def has_same_weights(llm: Llm, folder: Path) -> bool:
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
-    """Name -> path: config.json, and a quantiser's file beside it, of a checkpoint or
-    AIConfigurator's copy.
+    """The paths, by name, of config.json and of a quantiser's file beside it: those of a checkpoint, or
+    AIConfigurator's copies. Empty where there is no config.json.
     """
     stem = name.replace("/", "--")
-    config = next((f for f in (folder / f"{stem}_config.json", folder / "config.json") if f.exists()), None)
-    if config is None:
+    config = folder / f"{stem}_config.json"
+    if not config.exists():
+        config = folder / "config.json"
+    if not config.exists():
         return {}
     files = {"config.json": config}
     beside = folder / (QUANTISER if config.name == "config.json" else f"{stem}_{QUANTISER}")
@@ -224,13 +226,15 @@ class ConfigKernels:
         shared_ms = float(each_ms[self._is_shared].sum())
         experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
         is_parallel = tokens <= MOST_SHARED_STREAM_TOKENS
-        if self._dp > 1:  # `joint_ms` counts the experts, for the tokens of all ranks.
-            shared_ms = max(shared_ms - experts_ms, 0.0) if is_parallel else shared_ms
-            experts_ms = 0.0
-        ms = max(shared_ms, experts_ms) if is_parallel else shared_ms + experts_ms
+        if self._dp > 1:
+            # `joint_ms` counts the experts, for the tokens of all ranks. Here is what shared ones take
+            # longer.
+            ms = max(shared_ms - experts_ms, 0.0) if is_parallel else shared_ms
+        else:
+            ms = max(shared_ms, experts_ms) if is_parallel else shared_ms + experts_ms
         if self._by_row:
-            share = self._count_reduces() / (2 * self._llm.layers)
-            ms += 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp, tokens))  # That is two a layer.
+            share = self._count_reduces() / (2 * self._llm.layers)  # `tp_s` has two in each layer.
+            ms += 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp, tokens))
         return ms + float(each_ms[~self._is_shared].sum())
 
     def _count_reduces(self) -> int:
@@ -260,15 +264,17 @@ class ConfigKernels:
         """Time of launches in latent attention of decodes ("launches" above)."""
         if not self._parts:
             return 0.0
-        sums_ms = [
-            sum(
-                _sum_ms(self._engine.evaluate_ops_json(part, is_context=False, batch_size=decodes, s=1))
-                for part in self._parts
-            )
-            for decodes in (1, 2, 4, 8)  # The least counts, as single entries of the tables are too long.
-        ]
-        excess_ms = self._decodes_ms(self._modules, 1, 1) - min(sums_ms)
-        return excess_ms if excess_ms > LAUNCHED_FRAC * min(sums_ms) else 0.0
+        # The least of several batches counts, as single entries of the tables are too long.
+        least_ms = min(self._parts_ms(decodes) for decodes in (1, 2, 4, 8))
+        excess_ms = self._decodes_ms(self._modules, 1, 1) - least_ms
+        return excess_ms if excess_ms > LAUNCHED_FRAC * least_ms else 0.0
+
+    def _parts_ms(self, decodes: int) -> float:
+        """Time of the parts of latent attention [ms], one by one, for `decodes` sequences of one token."""
+        return sum(
+            _sum_ms(self._engine.evaluate_ops_json(part, is_context=False, batch_size=decodes, s=1))
+            for part in self._parts
+        )
 
     def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
         """Time of these operations [ms] for `decodes` sequences, each of which attends to one token more than

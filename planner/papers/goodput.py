@@ -3,7 +3,7 @@
     carries(r)    the SLO holds at r requests/s; taken to be monotone in r
     goodput       the largest r with carries(r), between a rate that was seen to hold and one that failed
 
-The answer depends on what "holds" means, so that is a rule with a name:
+What "holds" means is a rule with a name:
 
     Steady          every seed's run keeps every limit, its warm-up cut, and piles up no backlog
                     (slo_verdict.judge). A run shorter than `residences` times the mean time that a request
@@ -34,14 +34,14 @@ from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.trace import Trace, judged_span_s
 
-TOLERANCE_FRAC = 0.02  # The rate is known to this share.
-LOWEST_RPS = 1e-4  # No lower rates are tried,
+TOLERANCE_FRAC = 0.02  # The bisection ends when the two rates differ by no more than this share.
+LOWEST_RPS = 1e-4  # No lower rates are simulated,
 HIGHEST_RPS = 1e6  # and no higher ones.
 MOST_REQUESTS = 500_000  # A steady run is not made longer than this.
 
 Traffic = Callable[[float, int, int], Trace]
-"""Gives requests, by their rate [requests/s], about how many there should be at least, and a seed. A trace
-that is replayed may have fewer.
+"""Gives requests for a rate [requests/s], about how many there should be at least, and a seed. There are
+fewer where the trace that they come from has no more.
 """
 
 
@@ -57,7 +57,9 @@ class GoodputRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """`rate_rps` holds (0: no rate does), `fails_rps` does not; `rates` is how many rates were tried."""
+    """At `rate_rps` the SLO holds (0: at no rate), at `fails_rps` it does not. `rates` is how many were
+    simulated.
+    """
 
     rate_rps: float
     fails_rps: float
@@ -82,7 +84,7 @@ def poisson_traffic(lengths: Trace) -> Traffic:
 
 
 def count_residences(simulation: Simulation) -> float:
-    """The length of the part of a run that counts, as a multiple of the mean time that a request stays."""
+    """The length of a run's measured window, as a multiple of the mean time that a request stays (E2E)."""
     e2e_s = simulation.e2e_s[measured(simulation) & (simulation.status == FINISHED)]
     start_s, end_s = simulation.window_s
     return (end_s - start_s) / float(e2e_s.mean()) if len(e2e_s) else 0.0
@@ -147,7 +149,7 @@ def find_goodput(
     tolerance_frac: float = TOLERANCE_FRAC,
     lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
-    """The highest rate `fleet` carries, to a relative tolerance; 0 if it is below `lowest_rps`."""
+    """The highest rate that `fleet` carries, to a relative tolerance; 0 if it is below `lowest_rps`."""
     return bisect_highest(
         lambda rate_rps: rule.carries(fleet, rate_rps),
         guess_rps=guess_rps,
@@ -163,8 +165,11 @@ def bisect_highest(
     tolerance_frac: float = TOLERANCE_FRAC,
     lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
-    """Double or halve from the guess until one rate holds and one fails, then bisect their ratio."""
-    low, high, rates, rate = 0.0, math.inf, 0, max(guess_rps, lowest_rps)
+    """The highest rate that `carries`: from the guess it is doubled or halved until one rate holds and one
+    fails, and then their ratio is bisected.
+    """
+    low, high = 0.0, math.inf  # The highest rate that holds, and the lowest that fails.
+    rates, rate = 0, max(guess_rps, lowest_rps)
     while True:
         rates += 1
         if carries(rate):
