@@ -144,8 +144,7 @@ def _cheapest_mixed(
     until one holds; then every option is tried below that price.
     """
     oracle, search = problem.oracle, level0.search
-    requests = len(problem.trace) + sum(map(len, problem.draws))
-    simulations_left = max(effort / requests, ALONE_LEAST_SIMULATIONS)
+    simulations_left = max(effort / sum(map(len, (problem.trace, *problem.draws))), ALONE_LEAST_SIMULATIONS)
     most_failed, most = _known_ranges(problem, level0, options)
     counts = None
     notes: tuple[Note, ...] = ()
