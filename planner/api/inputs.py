@@ -65,7 +65,7 @@ def read_trace(trace: TraceLike, *, drop_invalid: bool = False, how: LogOptions 
 
     if not isinstance(trace, pd.DataFrame):
         raise InputError(f"trace: expected a file, a DataFrame or a Trace, found {type(trace).__name__}")
-    return frames.trace_of(trace, drop_invalid=drop_invalid)
+    return frames.trace_of(trace, drop_invalid=drop_invalid, how=how)
 
 
 def requests_of(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
 from planner.api import inputs
 from planner.api.progress import MaybeProgress, shown_progress
-from planner.api.questions import TaskDocument, read_task
+from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
 from planner.documents.facts import Headroom
 from planner.documents.fleet_file import fleet_document
@@ -24,7 +24,7 @@ from planner.files.checked_files import (
     write_file,
     write_files,
 )
-from planner.files.document_values import read_share
+from planner.files.document_values import read_share, refused_value
 from planner.fleet import Fleet
 from planner.reports.fact_sentences import sentence
 from planner.studies import pareto_frontier, pareto_page, replanning
@@ -197,7 +197,7 @@ class ReplanResult(Result):
 
 
 def what_if(
-    slo: QuestionLike,
+    slo: QuestionLike | None = None,
     trace: inputs.TraceLike | None = None,
     changes: Mapping[str, Any] | TaskDocument | None = None,
     *,
@@ -205,16 +205,19 @@ def what_if(
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: MaybeProgress = None,
+    **keys: Unpack[TaskKeys],
 ) -> WhatIfResult:
     """The best fleet before and after a change of the question, on the same traffic.
 
-    `changes` are dotted paths of slo.yaml with their values, {"slo.ttft.p90": "1 s"}, None takes a key out;
-    or the whole changed question. Raises InputError and InfeasibleError of the question as it is; where
-    nothing keeps the changed one, `fleet` is None.
+    `slo` and `keys` are those of `plan`. `changes` are dotted paths of slo.yaml with their values,
+    {"slo.ttft.p90": "1 s"}, None takes a key out; or the whole changed question. Raises InputError and
+    InfeasibleError of the question as it is; where nothing keeps the changed one, `fleet` is None.
     """
-    question = read_task(slo, catalog)
+    question = read_task(slo, catalog, **keys)
     if not changes:
         raise InputError("changes: missing; say what changes, such as {'slo.ttft.p90': '1 s'}")
+    if not isinstance(changes, TaskDocument | Mapping):
+        raise refused_value("changes", "expected paths with values, such as {'slo.ttft.p90': '1 s'}", changes)
     changed = changes if isinstance(changes, TaskDocument) else question.replace(changes)
     label = "another question" if isinstance(changes, TaskDocument) else _changes_label(changes)
     study = study_of(question, trace, seed=seed, time_limit_s=time_limit_s, progress=progress)
@@ -230,7 +233,7 @@ def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, labe
 
 
 def sensitivity(
-    slo: QuestionLike,
+    slo: QuestionLike | None = None,
     trace: inputs.TraceLike | None = None,
     *,
     by: str | float = "10 %",
@@ -238,9 +241,10 @@ def sensitivity(
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: MaybeProgress = None,
+    **keys: Unpack[TaskKeys],
 ) -> SensitivityResult:
     """Whether the plan holds if step times, traffic or prices are off by a share, and what limits cost."""
-    question = read_task(slo, catalog)
+    question = read_task(slo, catalog, **keys)
     by_frac = share_of(by, "by")
     study = study_of(question, trace, seed=seed, time_limit_s=time_limit_s, progress=progress)
     return sensitivity_in(study, question, by_frac)
@@ -262,7 +266,7 @@ def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> Sens
 
 
 def pareto(
-    slo: QuestionLike,
+    slo: QuestionLike | None = None,
     trace: inputs.TraceLike | None = None,
     over: str = "ttft p90",
     *,
@@ -271,13 +275,14 @@ def pareto(
     catalog: inputs.CatalogLike = None,
     seed: int = 0,
     progress: MaybeProgress = None,
+    **keys: Unpack[TaskKeys],
 ) -> ParetoResult:
     """The cheapest fleet at every limit: over a line of the SLO ("ttft p90"), "rate", "power" or "cost".
 
     `limits` are the loosest and the tightest, with units; `points` is how many steps at most. Each plan may
     take two minutes.
     """
-    question = read_task(slo, catalog)
+    question = read_task(slo, catalog, **keys)
     study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=progress)
     unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")  # A line of the SLO is in s.
     first, last = (None if text is None else quantity(text, unit, where="limits") for text in limits)
@@ -288,7 +293,7 @@ def pareto(
 
 def replan(
     current: inputs.FleetLike,
-    slo: QuestionLike,
+    slo: QuestionLike | None = None,
     trace: inputs.TraceLike | None = None,
     *,
     horizon: str = "24 h",
@@ -296,12 +301,13 @@ def replan(
     stop_usd: float = 0.0,
     catalog: inputs.CatalogLike = None,
     seed: int = 0,
+    **keys: Unpack[TaskKeys],
 ) -> ReplanResult:
     """What to change of a running fleet for today's traffic; each worker started or stopped has its price.
 
     `current` is a fleet, or the folder of a plan, whose requests.csv says what it was planned on.
     """
-    question = read_task(slo, catalog)
+    question = read_task(slo, catalog, **keys)
     running = inputs.read_fleet(current, question.catalog)
     study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=None)
     planned_on = (

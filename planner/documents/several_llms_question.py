@@ -184,7 +184,8 @@ def _parse_entry(
         raise InputError(f"{where}: deploy: each is for one LLM; name one target, or plan each LLM by itself")
     if task.described is not None:
         raise InputError(
-            f"{where}: traffic: describes requests, which is for one LLM; here give a trace, or plan it alone"
+            f"{where}: traffic: describes requests, which is for one LLM; plan it alone with -o out/, and "
+            "give its out/requests.csv (or traffic.jsonl, where there is one) here as trace:"
         )
     trace = path.parent / given["trace"] if "trace" in given else None
     return Entry(name, own, task, trace, given.get("model"))

@@ -12,15 +12,16 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.traffic.formats import TraceRows, is_known_format
-from planner.traffic.logs.log_reading import read_frame
+from planner.traffic.logs.log_reading import ANY, LogOptions, read_frame
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import ids_of
 
 NAME = "DataFrame"  # In errors, for a table without a name.
 
 
-def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
-    """The requests of a table with the columns of any of `formats.FORMATS`, or of a log.
+def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False, how: LogOptions | None = None) -> Trace:
+    """The requests of a table with the columns of any of `formats.FORMATS`, or of a log. `how` is as in
+    `trace_reading.read_trace`.
 
     Coarse stamps are not spread yet (`trace.spread_stamps`). `frame.attrs["name"]` names the table in answers
     and errors; errors count its rows from 0.
@@ -28,8 +29,9 @@ def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
     path = Path(str(frame.attrs.get("name", NAME)))
     if not len(frame):
         raise TraceError(f"{path}: has no row; expected at least one request")
-    if not is_known_format(map(str, frame.columns)):
-        return read_frame(str(path), frame, drop_invalid=drop_invalid)
+    how = how or ANY
+    if how.says_something or not is_known_format(map(str, frame.columns)):
+        return read_frame(str(path), frame, how, drop_invalid=drop_invalid)
     rows = TraceRows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
     # Columns may have names that are no text, such as numbers.
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))

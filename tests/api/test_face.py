@@ -35,7 +35,7 @@ SIGNATURES = {
     "day": "slo, trace, *, standing, terms, catalog, seed, time_limit_s, progress, **keys",
     "goodput": "fleet, trace, slo, *, traffic, seeds, tolerance_frac, catalog, watch",
     "manifests": "plan, target, *, max_model_len, catalog",
-    "pareto": "slo, trace, over, *, limits, points, catalog, seed, progress",
+    "pareto": "slo, trace, over, *, limits, points, catalog, seed, progress, **keys",
     "plan": "slo, trace, *, catalog, seed, time_limit_s, explain, prove, progress, **keys",
     "read_catalog": "folder",
     "read_fleet": "fleet, catalog, *, policies",
@@ -43,13 +43,13 @@ SIGNATURES = {
     "read_task": "task, catalog, **keys",
     "read_trace": "trace, *, drop_invalid, how",
     "replace": "task, changes, value",
-    "replan": "current, slo, trace, *, horizon, start_usd, stop_usd, catalog, seed",
+    "replan": "current, slo, trace, *, horizon, start_usd, stop_usd, catalog, seed, **keys",
     "schedule": "market, demand, *, window, gap_frac, time_limit_s, catalog, seed, progress",
-    "sensitivity": "slo, trace, *, by, catalog, seed, time_limit_s, progress",
+    "sensitivity": "slo, trace, *, by, catalog, seed, time_limit_s, progress, **keys",
     "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor, **part",
     "validate": "plan, out, trace, slo, *, traffic, catalog, seed, **how",
     "watch": "plan, prometheus, slo, *, window, step, model, match, catalog",
-    "what_if": "slo, trace, changes, *, catalog, seed, time_limit_s, progress",
+    "what_if": "slo, trace, changes, *, catalog, seed, time_limit_s, progress, **keys",
     "working_on": "executor, address",
 }
 ERRORS = (
@@ -320,6 +320,19 @@ def test_a_log_is_read_as_the_question_says(tmp_path: Path) -> None:
         assert found.requests_frame().equals(own.requests_frame())
     with pytest.raises(fleetplan.InputError, match="arrival"):
         fleetplan.simulate(fleet, log, PROMISE)
+
+
+def test_a_dataframe_is_read_as_the_question_says() -> None:
+    """A map and a time zone were read of files alone: 09:00 in Berlin is 08:00 UTC, as in a file."""
+    log = pd.DataFrame(
+        {"t": [f"14.03.2026 09:00:{k % 60:02}" for k in range(60)], "prompt": [200] * 60, "answer": [20] * 60}
+    )
+    columns = {"arrival": "t:%d.%m.%Y %H:%M:%S", "input": "prompt", "output": "answer"}
+    traffic = {"map": columns, "timezone": "Europe/Berlin"}
+    found = fleetplan.simulate(small(), log, PROMISE, traffic=traffic)
+    assert len(found.requests) == 60 and "UTC" not in " ".join(found.requests.notes)
+    with pytest.raises(fleetplan.InputError, match="has no column 'promt', which the map takes as input"):
+        fleetplan.simulate(small(), log, PROMISE, traffic={"map": columns | {"input": "promt"}})
 
 
 @pytest.mark.slow

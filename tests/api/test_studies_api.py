@@ -59,6 +59,16 @@ def test_what_if_is_the_command(slo: Path) -> None:
     assert found.headline().startswith("traffic.rate=40: ") and found.fleet is not None
 
 
+def test_what_if_takes_the_keys_that_plan_takes(slo: Path) -> None:
+    """docs/python.md says so of each function; what_if ended in a TypeError."""
+    section, keys = QUESTION["slo"], {key: value for key, value in QUESTION.items() if key != "slo"}
+    changes = {"slo.ttft.p90": "2 s"}
+    found = fleetplan.what_if(section, changes=changes, **keys)
+    assert found.to_dict() == fleetplan.what_if(slo, changes=changes).to_dict()
+    with pytest.raises(errors.InputError, match="changes: expected paths with values"):
+        fleetplan.what_if(slo, changes=["slo.ttft.p90=2 s"])  # type: ignore[arg-type]
+
+
 def test_what_if_of_what_nothing_keeps_has_no_fleet(slo: Path) -> None:
     found = fleetplan.what_if(slo, changes={"slo.ttft.p90": "1 ms"})
     assert (found.holds, found.fleet) == (False, None)

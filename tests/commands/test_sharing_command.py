@@ -117,6 +117,7 @@ def test_one_entry_without_a_trace_takes_all_of_the_common_one(folder: Path) -> 
         ([SMALL, SMALL], "own.csv", {}, "two entries are named llama-3.1-8b"),
         ({"a": {"slo": SMALL["slo"]}}, "own.csv", {}, "a: llm: expected the name of an LLM, found nothing"),
         ({"a": {**SMALL, "fleet": {}}}, "own.csv", {}, "llms: a: fleet is shared by all LLMs"),
+        ({"a": {**SMALL, "traffic": {"rate": 1, "task": "chat"}}}, None, {}, "give its out/requests.csv (or"),
         ({"a": {**SMALL, "tracee": "x"}}, "own.csv", {}, "a: unknown key 'tracee'; did you mean 'trace'"),
         ({"a": {**SMALL, "trace": 5}}, "own.csv", {}, "llms: a: trace: expected text, found 5"),
         ({"a": {**SMALL, "trace": "no.csv"}}, None, {}, "no.csv: no such file"),

@@ -265,8 +265,8 @@ def _unsure_error(
         )
     guess = "" if missing else text
     return UnsureError(
-        f"{where}: {'; '.join(why)}; found {names}. Say it: plan trace --map {quoted}, or traffic: map in "
-        "slo.yaml",
+        f"{where}: {'; '.join(why)}; found {names}. Say it: plan trace FILE -o trace.csv --map {quoted}, or "
+        "traffic: map in slo.yaml",
         guess,
     )
 

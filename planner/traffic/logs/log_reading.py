@@ -327,17 +327,19 @@ def _table(names: Collection[str], how: LogOptions) -> known.ProgramTable | None
     return None
 
 
-def read_frame(name: str, frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
+def read_frame(name: str, frame: pd.DataFrame, how: LogOptions = ANY, *, drop_invalid: bool = False) -> Trace:
     """Read a table in memory whose columns are those of a log. Messages count its rows from 0."""
     names = [str(column) for column in frame.columns]
     frame = frame.set_axis(names, axis=1).reset_index(drop=True)
     _refuse_sums(names, name)
-    columns = guess_columns(frame.iloc[: log_tables.SAMPLE_ROWS], name)
-    gatherer = Gatherer(columns, drop_invalid=drop_invalid)
+    _refuse_format(how, name)
+    columns = how.columns or guess_columns(frame.iloc[: log_tables.SAMPLE_ROWS], name)
+    _check_there(columns, names, name)
+    gatherer = Gatherer(columns, how.zone, how.salt, drop_invalid)
     gatherer.add(
         np.arange(len(frame)), {each: frame[each] for each in columns.by_role().values()}, f"{name}, row"
     )
-    gatherer.notes = [_taken_as(columns, gatherer), *_not_read(names)]
+    gatherer.notes = [*([] if how.columns else [_taken_as(columns, gatherer)]), *_not_read(names)]
     return gatherer.trace(name)
 
 
