@@ -20,8 +20,8 @@ from planner.files.document_values import nearest_names
 UNNAMED = Path("slo.yaml")  # Errors name a question without a file like this.
 
 
-class TaskKeys(TypedDict, total=False):
-    """The keys of slo.yaml apart from `slo`; docs/tables/keys.md says what each may hold."""
+class KeysWithoutLimits(TypedDict, total=False):
+    """The keys of slo.yaml apart from `slo` and `limits`, for functions whose `limits` are something else."""
 
     llm: str
     llms: Mapping[str, Mapping[str, Any]] | list[Mapping[str, Any]]
@@ -30,12 +30,17 @@ class TaskKeys(TypedDict, total=False):
     fleet: Mapping[str, Any]
     policies: Mapping[str, Any]
     objective: str
-    limits: Mapping[str, Any]
     spare: str | int
     robust: Mapping[str, Any]
     safety: Mapping[str, Any] | str
     deploy: Mapping[str, Any]
     day: Mapping[str, Any]
+
+
+class TaskKeys(KeysWithoutLimits, total=False):
+    """The keys of slo.yaml apart from `slo`; docs/tables/keys.md says what each may hold."""
+
+    limits: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

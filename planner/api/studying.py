@@ -11,7 +11,7 @@ import pandas as pd
 
 from planner.api import inputs
 from planner.api.progress import MaybeProgress, shown_progress
-from planner.api.questions import TaskDocument, TaskKeys, read_task
+from planner.api.questions import KeysWithoutLimits, TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
 from planner.documents.facts import Headroom
 from planner.documents.fleet_file import fleet_document
@@ -275,12 +275,12 @@ def pareto(
     catalog: inputs.CatalogLike = None,
     seed: int = 0,
     progress: MaybeProgress = None,
-    **keys: Unpack[TaskKeys],
+    **keys: Unpack[KeysWithoutLimits],
 ) -> ParetoResult:
     """The cheapest fleet at every limit: over a line of the SLO ("ttft p90"), "rate", "power" or "cost".
 
-    `limits` are the loosest and the tightest, with units; `points` is how many steps at most. Each plan may
-    take two minutes.
+    `keys` are those of slo.yaml but for its `limits`: here these are the loosest and the tightest, with
+    units. `points` is how many steps at most. Each plan may take two minutes.
     """
     question = read_task(slo, catalog, **keys)
     study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=progress)
