@@ -163,16 +163,10 @@ def _cheapest_mixed(
         count = min(most[option.name], largest_below(option, price))
         return int(count) if most_failed[option.name] < count < math.inf else 0
 
-    def search_order(option: Option) -> tuple[bool, float, int]:
-        """Sort key: options whose full step breaks the tightest TBT limit last, then by the likely cost."""
-        budget, is_late = option.type.max_num_batched_tokens, breaks_gaps(option.type, problem.slo)
-        count = search.least_holding.get(option.name, level0.bounded[option.name].likely)
-        return is_late and option.name not in search.least_holding, objective(((option, count),)), -budget
-
     def has_stopped() -> bool:
         return simulations_left <= 0 or problem.out_of_time()
 
-    ordered = sorted(options, key=search_order)
+    ordered = sorted(options, key=partial(_search_order, problem, level0))
     mixed = [
         option
         for option in ordered
@@ -215,6 +209,14 @@ def _cheapest_mixed(
         least = max(least, objective_paid(problem, search.best))
     why = Remarked("effort-ended") if has_stopped() else _why_none(most, options, most_failed)
     return _GpuTypeAlone(None, math.inf, least, (why,))
+
+
+def _search_order(problem: Problem, level0: Level0, option: Option) -> tuple[bool, float, int]:
+    """Sort key: options whose full step breaks the tightest TBT limit last, then by the likely cost."""
+    least_holding = level0.search.least_holding
+    is_late = option.name not in least_holding and breaks_gaps(option.type, problem.slo)
+    count = least_holding.get(option.name, level0.bounded[option.name].likely)
+    return is_late, objective(((option, count),)), -option.type.max_num_batched_tokens
 
 
 def _least_cost(options: Sequence[Option], failed: Mapping[str, int]) -> float:
