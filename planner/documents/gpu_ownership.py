@@ -9,28 +9,12 @@ overrides the catalog's column of that name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.errors import InputError
 from planner.files.document_values import Section, check_one_of, check_whole_number
 
 MOST_OWNED = 2**20
-Count = TypeVar("Count", int, int | None)  # None for any number.
-
-
-def in_catalog_order(counts: Mapping[str, Count], catalog: Catalog) -> dict[str, Count]:
-    """Counts of GPUs in the order of the catalog's rows, those with a power cap behind their row.
-
-    The answer to a question is the same, to the byte, in whatever order it names its GPUs.
-    """
-    rows = {name: place for place, name in enumerate(catalog.gpus)}
-
-    def place(name: str) -> tuple[int, str]:
-        row = name if name in rows else catalog.gpu(name).base
-        return rows.get(row, len(rows)), name
-
-    return {name: counts[name] for name in sorted(counts, key=place)}
 
 
 def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
@@ -46,7 +30,7 @@ def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
             raise InputError(
                 f"{section.path_of(written_name)}: found {given}, at most {MOST_OWNED} are possible here"
             )
-    return in_catalog_order({name: count for name, count in owned.items() if count}, catalog)
+    return {name: count for name, count in owned.items() if count}
 
 
 def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:

@@ -37,13 +37,7 @@ from planner.documents.commitments import KEYS as COMMITMENT_KEYS
 from planner.documents.commitments import parse_commitments
 from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine_file import default_engine, parse_engine
-from planner.documents.gpu_ownership import (
-    in_catalog_order,
-    parse_owned,
-    parse_sold_as,
-    rentable_stock,
-    with_owned,
-)
+from planner.documents.gpu_ownership import parse_owned, parse_sold_as, rentable_stock, with_owned
 from planner.documents.kv_offload_settings import check_offloaded, parse_kv_offload
 from planner.documents.log_columns import KEYS as LOG_KEYS
 from planner.documents.log_columns import parse_reading
@@ -615,8 +609,7 @@ def _parse_stock(
             )
         stock: dict[str, int | None] = {name: None for name in catalog.gpus if name not in left}
         return with_owned(stock, owned, fleet), tuple(name for name in left if name not in owned)
-    named = _named_stock(document, catalog, where, may_be_empty=bool(owned))
-    stock = in_catalog_order(with_owned(named, owned, fleet), catalog)
+    stock = with_owned(_named_stock(document, catalog, where, may_be_empty=bool(owned)), owned, fleet)
     unchecked = [name for name in stock if not catalog.is_checked(llm, catalog.gpus[name])]
     # Naming an unchecked GPU is enough to allow it; only a written `unchecked: false` contradicts.
     if unchecked and not fleet.flag("unchecked", True):
