@@ -282,6 +282,10 @@ def pareto(
     `keys` are those of slo.yaml but for its `limits`: here these are the loosest and the tightest, with
     units. `points` is how many steps at most. Each plan may take two minutes.
     """
+    given: object = limits  # Those of slo.yaml would be a mapping.
+    if isinstance(given, Mapping):
+        expected = "expected the loosest and the tightest, ('2 s', '0.5 s'); those of slo.yaml go into slo"
+        raise refused_value("limits", expected, given)
     question = read_task(slo, catalog, **keys)
     study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=progress)
     unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")  # A line of the SLO is in s.

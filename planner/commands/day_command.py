@@ -33,7 +33,7 @@ TraceOption = Annotated[
     typer.Option(
         "--trace",
         readable=False,
-        help="The traffic: CSV or JSONL, plain or .gz; with llms, where an entry has none of its own.",
+        help="The traffic: a trace, or a log (docs/traces.md); with llms, of entries without one.",
     ),
 ]
 FleetOption = Annotated[

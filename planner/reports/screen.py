@@ -111,7 +111,18 @@ def targets_text(plan: Plan, remedy: str = ANOTHER_TARGET) -> str:
     for_whom = f"For {listed(keeping)}" if keeping else "For `plan serve`, our own router, alone"
     if plan.certificate.for_targets:
         return f"{for_whom}; {'; '.join(map(for_targets_text, plan.certificate.for_targets))}."
-    return f"{for_whom}; NOT kept on {listed(missed)}: {remedy}."
+    return f"{for_whom}; NOT kept on {listed(missed)}{f': {remedy}' if remedy else ''}."
+
+
+def misses_targets(plan: Plan) -> bool:
+    """Whether the SLO is missed under the router of a target, and a plan for one target may be asked for."""
+    certificate = plan.certificate
+    return (
+        plan.fleet.leaves_choice
+        and certificate.deploy is None
+        and not certificate.for_targets
+        and any(not row.keeps for row in certificate.routers)
+    )
 
 
 def for_targets_text(values: ForTargets) -> str:

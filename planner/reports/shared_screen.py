@@ -28,9 +28,10 @@ def verdict(plan: SharedPlan) -> str:
     text = [f"{doubt}{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
     if missed := [name for name, llm_plan in plan.plans.items() if not llm_plan.verdict.holds]:
         text.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
-    remedy = "deploy: {target: NAME} beside llms plans for one"
-    targets = {name: screen.targets_text(llm_plan, remedy) for name, llm_plan in plan.plans.items()}
+    targets = {name: screen.targets_text(llm_plan, remedy="") for name, llm_plan in plan.plans.items()}
     text += [f"{name}: {text[0].lower()}{text[1:]}" for name, text in targets.items() if text]
+    if any(screen.misses_targets(llm_plan) for llm_plan in plan.plans.values()):
+        text.append("To plan for one target write deploy: {target: NAME} beside llms.")
     if (sure := _how_sure(plan)) is not None:
         text.append(sure)
     return " ".join([*text, _basis_text(plan)])

@@ -94,6 +94,8 @@ def test_pareto_is_the_command(slo: Path, tmp_path: Path) -> None:
     assert found.to_dict() == command
     assert found.to_frame()["value"].tolist() == [step["value"] for step in command["steps"]]
     assert "pareto.csv" in found.save(tmp_path / "made")
+    with pytest.raises(errors.InputError, match="limits: expected the loosest and the tightest"):
+        fleetplan.pareto(slo, over="rate", limits={"cost": "9 usd/h"})  # type: ignore[arg-type]
 
 
 def test_replan_is_the_command(slo: Path, plan: PlanResult, tmp_path: Path) -> None:

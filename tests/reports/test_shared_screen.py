@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from plans import a_plan, a_simulation, a_trace, an_around, mixed
 
-from planner.documents.facts import Answered, Headroom, KeptIn
+from planner.documents.facts import Answered, Headroom, KeptIn, Outcome, UnderRouter
 from planner.documents.robustness_facts import HeadroomFact, MoreTraffic
 from planner.domain import Limit
 from planner.reports import several_llms_report, shared_screen
@@ -77,6 +77,21 @@ def test_the_verdict_says_what_to_buy_for_whom_and_how_far_each_holds() -> None:
         "holds to +5.0 % traffic of this kind and +10 % step time; kept in: chat 27 of 30 scenarios, code 27 "
         "of 30 scenarios. Step times estimated, not measured here."
     )
+
+
+def test_how_to_plan_for_one_target_is_said_once() -> None:
+    """Both LLMs miss their SLO under a router: the headline repeated what to write for each."""
+    both = shared()
+    missed = UnderRouter(
+        "lws", "vllm-router", ("random",), ("random",), (), None, Outcome(), None, passes=False
+    )
+    plans = {
+        name: replace(plan, certificate=replace(plan.certificate, routers=(missed,)))
+        for name, plan in both.plans.items()
+    }
+    text = shared_screen.verdict(replace(both, plans=plans))
+    assert text.count("NOT kept on lws.") == 2 and text.count("deploy: {target: NAME} beside llms") == 1
+    assert "deploy:" not in shared_screen.verdict(both)
 
 
 def test_what_breaks_first_is_of_the_llm_that_holds_least() -> None:
