@@ -25,7 +25,12 @@ from planner.search.oracle.scenarios import TESTED, Scenarios
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios, with_search_scenarios
 from planner.search.production import three_answers
-from planner.search.production.cheapest_kept import add_workers, find_cheaper_kept, find_cheapest_kept
+from planner.search.production.cheapest_kept import (
+    add_workers,
+    find_cheaper_kept,
+    find_cheapest_kept,
+    grow_other_designs,
+)
 from planner.search.production.three_answers import _near_feasible, find_production_fleet, with_answers
 from planner.traffic.scaling import same_requests
 
@@ -78,6 +83,24 @@ def test_fleets_that_a_search_took_for_refuted_are_not_remembered_as_failures() 
     asked = with_scenarios(asked, asked.oracle.scenarios, asked.oracle.may_miss)
     find_cheaper_kept(asked, paper, best, any_mix=False, refuted=2 * objective(best))
     assert asked.oracle.verdicts.get(names_of(best)) is not False
+
+
+def test_other_designs_grow_below_a_dear_fleet() -> None:
+    """Four times a fleet that is kept stands for one of the wrong GPU type: the best fleets on paper of other
+    designs grow into a cheaper one that is kept too. Nothing dearer is taken.
+    """
+    problem, paper = searched()
+    asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
+    assert best is not None
+    other = replace(paper, best=best)  # So that what grows is another fleet than the cheapest on paper.
+    dear = tuple((option, 4 * count) for option, count in best)
+    kept = grow_other_designs(asked, other, dear)
+    assert kept[-1] == dear and len(kept) > 1
+    assert [objective(counts) for counts in kept] == sorted(objective(counts) for counts in kept)
+    assert all(asked.oracle.missed_count(counts, 99) <= asked.oracle.may_miss for counts in kept)
+    assert grow_other_designs(asked, other, tuple((option, 1) for option, _ in best)) == [
+        tuple((option, 1) for option, _ in best)
+    ]
 
 
 def test_the_answers_get_dearer_and_say_how_sure_they_are() -> None:

@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 
 from planner.documents import facts
+from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
 from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
@@ -158,6 +159,9 @@ def _find_production_fleet(
     problem.progress(Stage(stage, "production"))
     scenario_problem, least = cheapest_kept.find_cheapest_kept(scenario_problem, paper, start)
     is_searched = True  # `least` is the result of a search; else it was only grown.
+    grown: list[
+        Counts
+    ] = []  # Fleets that keep enough of the search's scenarios, which a test may still fail.
     for attempt in range(MOST_TESTS):
         if least is None and (model is not problem or problem.out_of_time()):
             return trial  # The problem at full size may have a fleet where its model has none.
@@ -179,6 +183,9 @@ def _find_production_fleet(
         )
         best, test, kept_in = _first_passing(test, near_feasible) or (best, test, kept_in)
         best, test, kept_in = _with_fewest_workers(scenario_problem, test, best, kept_in)
+        if attempt + 1 == MOST_TESTS and not is_test_passed(kept_in, safety):
+            dearer = [counts for counts in grown if objective(counts) > objective(best) * (1 + ROUNDING)]
+            best, test, kept_in = _first_passing(test, dearer) or (best, test, kept_in)
         trial = FleetTrial(
             best, kept_in, restore_full_size(problem, scenario_problem), test, scenario_problem
         )
@@ -193,8 +200,9 @@ def _find_production_fleet(
         )
         is_searched = least is None or objective(least) > (1 + SEARCH_AGAIN_FRAC) * objective(best)
         if is_searched:
+            grown = cheapest_kept.grow_other_designs(scenario_problem, paper, least)
             least = cheapest_kept.find_cheaper_kept(
-                scenario_problem, paper, least, start, refuted=objective(best)
+                scenario_problem, paper, next(iter(grown), None), start, refuted=objective(best)
             )
         first += kept_in.futures
     return None if trial is None else _with_polished_pins(_with_cheaper_fleets(trial, paper))
