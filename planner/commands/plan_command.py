@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with exit code 4.
 ALL_COMPARED = (
-    "no GPU was named, so these were compared, all of measured kinds: --gpus h100,l40s takes those alone"
+    "no GPU was named, so all were compared on which some LLM was measured: --gpus h100,l40s takes two"
 )
 QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it came from options.
 
