@@ -17,7 +17,6 @@ from planner.errors import InputError, PlannerError
 from planner.policies import CACHE_AWARE, ROUTING
 from planner.slo_metrics import METRICS
 
-DRAWN_RPS = 5  # Where the rate is what is sought, traffic of this rate is drawn and then scaled.
 ANY = "any"  # All GPUs of the catalog.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
@@ -101,8 +100,6 @@ class QuestionOptions:
                         "tasks), or --trace FILE"
                     )
         traffic = {} if self.rate is None else {"rate": parse_plain(self.rate)}
-        if is_rate_sought and not has_trace and self.rate is None and self.agents is None:
-            traffic = {"rate": DRAWN_RPS}
         traffic |= {
             key: space_unit(value) if key == "duration" else parse_plain(value)
             for key, value in described.items()

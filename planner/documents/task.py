@@ -364,7 +364,9 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     question = Section.from_document(document, where)
     traffic = question.subsection("traffic", TRAFFIC_KEYS)
     parse_reading(traffic)  # Only to refuse wrong values here: what reads the trace parses them again.
-    described = parse_description(traffic, catalog.tasks)
+    described = parse_description(
+        traffic, catalog.tasks, is_rate_sought=document.get("objective") == "throughput"
+    )
     fleet = _without_any(question.subsection("fleet", FLEET_KEYS))
     limits = question.subsection("limits", LIMIT_KEYS)
     policies = question.subsection("policies", POLICY_KEYS)

@@ -67,6 +67,7 @@ USUAL_TASKS = 3.0
 WEEK_H = 168
 HOUR_S = 3600.0
 # The next seven refuse what is most likely a slip: a larger value than any trace has.
+DRAWN_RPS = 5.0  # Where the rate is what is sought, traffic of this rate is drawn and then scaled.
 MOST_INTERVALS = 100_000  # Of a curve of rates; ten weeks have about so many minutes.
 MOST_COUNT = 100_000  # Most clients, prefixes or tenants.
 MOST_CV = 100.0
@@ -129,9 +130,12 @@ def describes_traffic(path: Path) -> bool:
     return isinstance(traffic, Mapping) and is_description(Section.from_document(traffic, path))
 
 
-def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Description | None:
+def parse_description(
+    traffic: Section, tasks: Mapping[str, TaskRow], *, is_rate_sought: bool = False
+) -> Description | None:
     """The traffic that the section `traffic` describes; None where the section is about a trace. `tasks` are
-    the rows of catalogs/tasks.yaml by name.
+    the rows of catalogs/tasks.yaml by name. Where `is_rate_sought` (objective throughput) the rate may be
+    left out: the search scales whatever is drawn.
 
     Raises InputError, naming the key, for values that are impossible alone or together.
     """
@@ -149,7 +153,9 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
     given = traffic.values
     section = Section({**task_values, **given}, traffic.where)
     has_agents = is_of_agents(given, task_values)
-    if "rate" not in traffic and not has_agents:
+    if "rate" not in traffic and not has_agents and is_rate_sought:
+        section = Section({**section.values, "rate": DRAWN_RPS}, traffic.where)
+    elif "rate" not in traffic and not has_agents:
         raise InputError(f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
     lengths = []
     basis = [] if task is None else [f"task {task.name}: {task.of}"]  # Sentences on what was assumed.

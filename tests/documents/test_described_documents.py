@@ -198,3 +198,12 @@ def test_what_cannot_be_is_one_line(changes: dict[str, Any], said: str) -> None:
 def test_a_task_that_describes_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="tasks: idle: describes no requests"):
         parse_task_row("idle", Section({"of": "nothing", "source": "here"}, "tasks: idle"))
+
+
+def test_the_rate_may_be_left_out_where_it_is_sought() -> None:
+    question = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p95": "2 s"}}, "traffic": {"task": "chat"}}
+    sought = question | {"objective": "throughput", "fleet": {"gpus": {"l40s-48g": 4}}}
+    found = parse_task(sought, CATALOG).described
+    assert found is not None and found.rate_rps == (5.0,)
+    with pytest.raises(InputError, match="rate: is missing"):
+        parse_task(question, CATALOG)
