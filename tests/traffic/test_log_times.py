@@ -244,3 +244,12 @@ def test_a_map_that_is_proposed_has_the_status_and_the_tenant() -> None:
     )
     with pytest.raises(UnsureError, match="output=Tokens Out,tenant=Customer,status=HTTP'"):
         guess_columns(sample, "log")
+
+
+def test_dates_under_a_name_that_says_nothing_are_proposed_as_the_arrival() -> None:
+    sample = pd.DataFrame(
+        {"when": ["2026-10-05T09:00:00Z"] * 3, "prompt_tokens": [1] * 3, "completion_tokens": [1] * 3}
+    )
+    with pytest.raises(UnsureError, match="when holds dates") as caught:
+        guess_columns(sample, "log")
+    assert "arrival=when,input=prompt_tokens" in str(caught.value)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InputError, PlannerError, TraceError
@@ -537,6 +537,7 @@ def test_more_requests_or_ids_than_are_read_are_refused(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(raw=st.binary(max_size=300))
+@example(raw=b",\n,\n")  # Two columns without a name.
 def test_random_bytes_raise_nothing_but_planner_errors(read: Read, raw: bytes) -> None:
     for name in ("t.csv", "t.jsonl"):
         try:

@@ -233,6 +233,20 @@ def _local_date_column(sample: pd.DataFrame) -> tuple[str, str, bool] | None:
     return None
 
 
+def _unnamed_clock_column(sample: pd.DataFrame) -> str:
+    """The only column of dates, such as 2026-10-05T09:00:00Z, whose name does not say that it is a time;
+    empty if there is none, or more than one. Numbers may be anything, so they do not count.
+    """
+    dated = [
+        name
+        for name in sample.columns
+        if np.isnan(as_numbers(sample[name])).all()
+        and not is_missing(sample[name]).all()
+        and LogClock(name).fitting_frac(sample[name]) >= _FITTING_FRAC
+    ]
+    return dated[0] if len(dated) == 1 else ""
+
+
 def _unsure_error(
     sample: pd.DataFrame,
     column_by_role: dict[str, str],
@@ -255,6 +269,9 @@ def _unsure_error(
         columns["arrival"] = f"{name}:{form}"
         swap = "" if is_certain else "; swap %d and %m if the month comes first"
         doubts = [*doubts, f"{name} holds dates{swap}"]
+    elif "arrival" in missing and (name := _unnamed_clock_column(sample)):
+        columns["arrival"] = name
+        doubts = [*doubts, f"{name} holds dates, and its name does not say whether requests arrived then"]
     roles = [role for role in ("arrival", "end", "duration", "input", "output", *_NAMES) if role in columns]
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text

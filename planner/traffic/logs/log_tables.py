@@ -55,8 +55,9 @@ def csv_names(path: Path, header: bytes, at: int) -> list[str]:
 
 
 def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
-    """The first whole rows of a CSV, for guesses. A text that is no CSV gives columns without rows: reading
-    it later ends in an error with its line.
+    """The first whole rows of a CSV, for guesses, without columns that have no name (a spreadsheet may leave
+    several at the end). A text that is no CSV gives columns without rows: reading it later ends in an error
+    with its line.
     """
     lines = text.split(b"\n")[: SAMPLE_ROWS + 1]  # The last line may be cut.
     body = b"\n".join(lines[:-1] if len(lines) > 1 else lines)
@@ -69,7 +70,8 @@ def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
     except csv.Error:
         rows = []
     short_rows = [[cell[:LONGEST_TEXT] for cell in row] for row in rows]
-    return pd.DataFrame(short_rows, columns=names, dtype=object)
+    sample = pd.DataFrame(short_rows, columns=names, dtype=object)
+    return sample.loc[:, [bool(name) for name in names]]
 
 
 # ---------------------------------------------------------------- JSON
