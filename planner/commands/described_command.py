@@ -14,7 +14,6 @@ import typer
 
 from planner.commands import shared_options
 from planner.errors import InputError, PlannerError
-from planner.policies import CACHE_AWARE, ROUTING
 from planner.slo_metrics import METRICS
 
 ANY = "any"  # All GPUs of the catalog.
@@ -109,10 +108,6 @@ class QuestionOptions:
             document["objective"] = self.objective
         if gpus := [] if self.gpus is None else parse_stock(self.gpus):
             document["fleet"] = {"gpus": gpus}
-        if self.agents is not None:
-            # Agents send their whole history with every turn, so their engines cache prefixes.
-            names = [row.name for row in ROUTING.values() if row.code == CACHE_AWARE]
-            document["policies"] = {"prefix_cache": True, "routing": names}
         if self.safety is not None:
             document["safety"] = parse_safety(self.safety)
         return document

@@ -36,6 +36,7 @@ from planner.fleet import Policies
 from planner.models.kv_offload import KvOffload
 from planner.policies import (
     BY_FIELD,
+    CACHE_AWARE,
     MIXED_POOL,
     POOLS,
     QUEUE,
@@ -58,6 +59,7 @@ MEAN_BUCKETS = 10
 REPURPOSE_AFTER_S = 120.0
 # At most this many combinations are searched one by one. Of more, the first is searched, others are raced.
 MOST_EACH = 32
+AGENTS_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.code == CACHE_AWARE)
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")
 _SETTINGS = (*POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS, "tenant_weights")
@@ -92,6 +94,9 @@ class PolicyChoices:
     settings: Policies = _USUAL
     longest_wait_s: float = math.inf
     prefix_cache: bool = False
+    # Whether fleets without prefix caches are searched too. Not for agents, whose turns repeat all that was
+    # said before: such a fleet would have to compute it anew each time.
+    compares_without_caches: bool = True
     kv_offload: KvOffload | None = None
     # Whether the same caches without `kv_offload` are searched too: loads over a slow link may cost more than
     # they save. The study of tiers has that answer already.
@@ -108,11 +113,13 @@ class PolicyChoices:
         return self.axes["routing"]
 
     def searched(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
-        """Every combination of the searched values that goes together: first those without prefix caches,
-        last those with caches but without the offload that the question names.
+        """Every combination of the searched values that goes together: first those without prefix caches, if
+        they are compared, last those with caches but without the offload that the question names.
         """
         routings_without = [name for name in self.routings if not ROUTING[name].needs_caches]
-        if not routings_without and not self._needs_caches():
+        if not self.compares_without_caches:
+            routings_without = []
+        elif not routings_without and not self._needs_caches():
             # Without caches the named routings cannot run; the usual one shows what caches save.
             routings_without = [_USUAL.routing]
         # Whether there are prefix caches, and what is behind them, with each routing that goes with that.
@@ -239,14 +246,20 @@ def _as_deployed(policies: Policies, target: str | None) -> Policies:
 # -- reading slo.yaml ----------------------------------------------------------------------------------------
 
 
-def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOffload | None) -> PolicyChoices:
-    """The section `policies`. Raises InputError with the key, what was found and what is possible."""
-    prefix_cache, research = section.flag("prefix_cache", False), section.flag("research", False)
+def parse_policy_choices(
+    section: Section, target: str | None, kv_offload: KvOffload | None, *, has_agents: bool = False
+) -> PolicyChoices:
+    """The section `policies`. Engines of described agents (`has_agents`) cache prefixes, unless the section
+    says no, behind a router that looks for them. Raises InputError with the key, what was found and what is
+    possible.
+    """
+    prefix_cache, research = section.flag("prefix_cache", has_agents), section.flag("research", False)
     axes: dict[str, tuple[str, ...]] = {}
     raced: list[PolicyChange] = []
     for axis in _AXES:
         if axis == "routing" and axis not in section:
-            axes[axis] = default_routings(with_caches=prefix_cache)
+            is_of_agents = has_agents and prefix_cache
+            axes[axis] = AGENTS_ROUTINGS if is_of_agents else default_routings(with_caches=prefix_cache)
             continue
         if axis not in section and axis != "queue":  # A queue is always among the axes.
             continue
@@ -279,6 +292,7 @@ def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOff
         settings=Policies(**settings),
         longest_wait_s=longest_wait_s,
         prefix_cache=prefix_cache,
+        compares_without_caches=not (has_agents and prefix_cache),
         kv_offload=kv_offload,
     )
     # Which policies go together depends on neither the SLO nor the target.

@@ -364,9 +364,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     question = Section.from_document(document, where)
     traffic = question.subsection("traffic", TRAFFIC_KEYS)
     parse_reading(traffic)  # Only to refuse wrong values here: what reads the trace parses them again.
-    described = parse_description(
-        traffic, catalog.tasks, is_rate_sought=document.get("objective") == "throughput"
-    )
+    is_rate_sought = document.get("objective") == "throughput"
+    described = parse_description(traffic, catalog.tasks, is_rate_sought=is_rate_sought)
     fleet = _without_any(question.subsection("fleet", FLEET_KEYS))
     limits = question.subsection("limits", LIMIT_KEYS)
     policies = question.subsection("policies", POLICY_KEYS)
@@ -387,9 +386,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         raise CatalogError(with_place(error, where)) from None
     kv_offload = _parse_simulated_kv_offload(question, fleet, policies, llm)
     slo = preset.slo if preset else parse_slo(document["slo"], where=question.path_of("slo"))
-    choices = parse_policy_choices(policies, target, kv_offload)
-    # Classes with deadlines add the queue edf, unless the question names its queues.
-    choices = with_classes(choices, slo, target, names_queue="queue" in policies)
+    has_agents = described is not None and described.agents is not None
+    choices = _parse_policies(policies, target, kv_offload, slo, has_agents=has_agents)
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
     task = PlanQuestion(
         llm=llm.name,
@@ -850,6 +848,16 @@ def _parse_safety_or_default(question: Section) -> Safety | None:
     if "safety" in question:
         return parse_safety(question.get("safety"), question.path_of("safety"))
     return None if "robust" in question else Safety()
+
+
+def _parse_policies(
+    policies: Section, target: str | None, kv_offload: KvOffload | None, slo: Slo, *, has_agents: bool
+) -> PolicyChoices:
+    """The policies that are searched. Classes with deadlines add the queue edf, unless the question names its
+    queues.
+    """
+    choices = parse_policy_choices(policies, target, kv_offload, has_agents=has_agents)
+    return with_classes(choices, slo, target, names_queue="queue" in policies)
 
 
 def _check_throughput(task: PlanQuestion, where: str) -> None:

@@ -159,11 +159,12 @@ def parse_description(
         raise InputError(f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
     lengths = []
     basis = [] if task is None else [f"task {task.name}: {task.of}"]  # Sentences on what was assumed.
+    fitting_tasks = [row.name for row in tasks.values() if not has_agents or "agents" in row.values]
     for key in ("input", "output"):
         if key not in section:
             raise InputError(
                 f"{traffic.path_of(key)}: is missing; give tokens such as {key}: 300, or a task: "
-                f"{', '.join(tasks) or 'a row of catalogs/tasks.yaml'}"
+                f"{', '.join(fitting_tasks) or 'a row of catalogs/tasks.yaml'}"
             )
         # A mean in slo.yaml scales the lengths of the task; without one they count as they are.
         task_lengths = task_values.get(key) if key in given else None

@@ -355,6 +355,7 @@ def glance(plan: Plan) -> list[Glance]:
     return [
         *_why_this_many(plan),
         Glance("Cost per month", month_text(paid), per_million + idle),
+        *_prefix_caches(plan),
         *_committed(plan),
         breaks_first(plan),
         _more_traffic(plan),
@@ -362,6 +363,14 @@ def glance(plan: Plan) -> list[Glance]:
         *_routers(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
+
+
+def _prefix_caches(plan: Plan) -> list[Glance]:
+    """The share of prompt tokens that the simulation found in prefix caches; empty without caches."""
+    if (hit_frac := plan.simulation.token_hit_frac) is None:
+        return []
+    note = "the engines must have them on; policies: {prefix_cache: false} plans without"
+    return [Glance("Prefix caches", f"{percent(hit_frac)} of prompt tokens hit", note)]
 
 
 def _why_this_many(plan: Plan) -> list[Glance]:

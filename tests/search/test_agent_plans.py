@@ -13,6 +13,7 @@ from planner.api.results import PlanResult
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
+from planner.search.evidence import certify
 from planner.search.mixed import infeasible
 from planner.search.problem.idle_limits import judged, unreachable
 from planner.simulator.replay import simulate
@@ -87,3 +88,37 @@ def test_the_floor_of_tasks_is_below_what_any_simulated_fleet_attains(seed: int)
         for line in verdict.lines:
             assert floors_s[line.limit.metric] <= line.value_s * (1 + 1e-9)
             assert count == 1 or line.value_s < 2.5 * floors_s[line.limit.metric]
+
+
+SMALL: dict[str, Any] = {
+    "llm": "llama-3.1-8b",
+    "traffic": AGENTS | {"duration": "200 s"},
+    "fleet": {"gpus": ["l40s-48g"], "max_num_batched_tokens": 2048},
+    "safety": "none",
+    "catalog": CATALOG,
+}
+
+
+def test_engines_of_agents_cache_prefixes_unless_the_question_says_no() -> None:
+    """The same plan as with caches named; with `prefix_cache: false` one without, which is no cheaper."""
+    slo = {"turn": {"p90": "12 s"}}
+    cached = fleetplan.plan(slo, **SMALL)
+    named = fleetplan.plan(slo, **SMALL, policies={"prefix_cache": True, "routing": ["cache-aware"]})
+    without = fleetplan.plan(slo, **SMALL, policies={"prefix_cache": False})
+    assert (
+        isinstance(cached, PlanResult) and isinstance(named, PlanResult) and isinstance(without, PlanResult)
+    )
+    assert cached.plan.fleet == named.plan.fleet and cached.plan.fleet.policies.prefix_cache
+    assert cached.plan.simulation.token_hit_frac and not without.plan.fleet.policies.prefix_cache
+    assert cached.plan.bill.usd_per_h <= without.plan.bill.usd_per_h
+
+
+def test_a_search_on_paper_that_takes_its_share_goes_on_with_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = SMALL | {"safety": {"kept_in": 0.8}}
+    usual = fleetplan.plan({"turn": {"p90": "12 s"}}, **asked)
+    monkeypatch.setattr(certify, "PAPER_TIME_FRAC", 0.0)
+    late = fleetplan.plan({"turn": {"p90": "12 s"}}, **asked)
+    assert isinstance(usual, PlanResult) and isinstance(late, PlanResult)
+    assert late.plan.fleet == usual.plan.fleet and late.plan.certificate.value == usual.plan.certificate.value

@@ -20,7 +20,7 @@ from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
 from planner.search.level0 import pruning_rules
-from planner.search.level0.level0_search import Level0
+from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search, search_beyond_budgets
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fitted
@@ -35,13 +35,14 @@ from planner.search.oracle.fleet_counts import (
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.options import OBJECTIVE_UNITS
-from planner.search.problem.plan_problem import Problem, with_policies
+from planner.search.problem.plan_problem import Problem, with_effort_limit, with_policies
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace
 
 RACE_EFFORT_FRAC = 1.0  # A race may simulate this share of what the searches before it have simulated.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
 NEAR_TYPES = 3  # Fleets of this many other worker types are raced, beside those with a worker fewer.
+FIRST_FLEET_EFFORT = 4_000_000  # Requests that are simulated at most to find a fleet without prefix caches.
 AT_ONCE = 8  # This many policies are raced before the effort is looked at again.
 
 
@@ -88,8 +89,12 @@ def _each_policy(
     choices = problem.task.policy_choices()
     for policies in choices:
         policy_problem = with_policies(problem, policies)
-        if policies.prefix_cache and answers:  # Settings of caches are fitted to the best fleet so far.
-            policy_problem = with_policies(problem, fitted(policy_problem.oracle, best_of(answers)[1].best))
+        if policies.prefix_cache:  # The router's settings are fitted to the best fleet so far.
+            known = best_of(answers)[1].best if answers else _fleet_without_caches(policy_problem)
+            if known is not None:
+                policy_problem = with_policies(problem, fitted(policy_problem.oracle, known))
+                if not answers:
+                    start = [*start, policy_problem.oracle.fleet(known)]
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
         start_fleets = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
@@ -111,6 +116,18 @@ def _each_policy(
     if not answers:
         raise errors[0]
     return race_policies(problem, answers)
+
+
+def _fleet_without_caches(problem: Problem) -> Counts | None:
+    """A fleet that keeps the SLO without prefix caches, the first that is found with little work; None if
+    there is none. A router whose settings are not fitted may send all requests to one worker, so that no
+    number of workers seems to do.
+    """
+    policies = replace(
+        problem.oracle.policies, prefix_cache=False, kv_offload=None, routing=Policies().routing
+    )
+    plain = with_effort_limit(with_policies(problem, policies), FIRST_FLEET_EFFORT)
+    return search_level0(plain, any_will_do=True, walks=False).search.best
 
 
 def with_usual_queue(problem: Problem) -> Problem | None:

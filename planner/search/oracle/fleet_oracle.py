@@ -62,8 +62,10 @@ LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating so ma
 
 # To simulate a request takes so many times as long on some fleets as on an ordinary one. Over whole plans
 # with compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with
-# drafts.
+# drafts. With prefix caches every block of a prompt is looked up: of four traces (2026-11-26) requests of 14,
+# 24, 30 and 175 blocks took 1.8, 2.7, 2.8 and 9.4 times as long.
 CACHED_EFFORT = 3
+BLOCKS_PER_EFFORT = 22
 RANKS_EFFORT = 7
 DRAFTS_EFFORT = 8
 
@@ -428,7 +430,7 @@ class Oracle:
 
     def _charge_whole(self, fleet: Fleet) -> None:
         """Charge a simulation to the end of the trace. These are not cached, so each counts anew."""
-        cost = LEAST_EFFORT + request_effort(fleet) * len(self.queried_trace)
+        cost = LEAST_EFFORT + request_effort(fleet, self.queried_trace) * len(self.queried_trace)
         deterministic_parallel.charge_effort(object(), cost)
 
     def _survives(self, counts: Counts) -> bool:
@@ -581,7 +583,7 @@ class Oracle:
             holds, seen = remembered or self._asker.answer(SimulationQuery(simulated, slo, **query))
             if remembered is None and decided is not None:
                 decided.add(question, self._traffic, slo, holds=holds, seen=seen)
-            cost = LEAST_EFFORT + request_effort(simulated) * seen
+            cost = LEAST_EFFORT + request_effort(simulated, self.trace) * seen
             with self._lock:
                 self._effort += cost
             deterministic_parallel.charge_effort((key, slo), cost)
@@ -601,9 +603,12 @@ def _serves(counts: Counts) -> bool:
     return bool(roles) and ("prefill" in roles) == ("decode" in roles)
 
 
-def request_effort(fleet: Fleet) -> int:
-    """What simulating a request costs on this fleet, in requests on an ordinary one."""
-    effort = CACHED_EFFORT if fleet.policies.prefix_cache else 1
+def request_effort(fleet: Fleet, trace: Trace) -> int:
+    """What simulating a request of this trace costs on this fleet, in requests on an ordinary one."""
+    effort = 1
+    if fleet.policies.prefix_cache:
+        blocks = len(trace.prefix_ids) / len(trace)
+        effort = max(CACHED_EFFORT, round(1.5 + blocks / BLOCKS_PER_EFFORT))
     if any(pool.type.dp > 1 and pool.role == "mixed" for pool in fleet.pools):
         effort = max(effort, RANKS_EFFORT)
     if any(pool.type.speculation is not None and pool.role != "prefill" for pool in fleet.pools):
