@@ -95,7 +95,7 @@ def test_agents_ask_a_question_that_can_be_read() -> None:
         duration=None, gpus="h100", safety=None, limits={"ttft-p95": "5s"}, agents="20",
     )  # fmt: skip
     question = parse_task(options.document(has_trace=False), read_catalog())
-    assert [choice.routing for choice in question.policy_choices()] == ["jsq", "cache-aware"]
+    assert [choice.routing for choice in question.policy_choices()] == ["cache-aware"]
 
 
 @pytest.mark.parametrize(
