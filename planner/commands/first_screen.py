@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.text import Text
 
 from planner.commands.printed_tables import stdout_console
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
     from planner.reports.screen import Card, Glance
     from planner.search.evidence.plan import Plan
     from planner.search.several.shared_plan import SharedPlan
+    from planner.traffic.trace import Trace
 
 LABEL, LINE = 20, 80  # Columns of a label, and of a line outside a terminal.
 MOST_COLUMNS = 110  # Longer lines are hard to read.
+# `plan day` is named where traffic has so many hours, the busiest with so many times the mean's requests.
+HOUR_S, LEAST_HOURS, BUSY = 3600.0, 3, 1.3
 
 
 def print_first_screen(plan: Plan) -> None:
@@ -73,8 +77,9 @@ def _print_parts(
     for cards in groups:
         console.print()
         for card in cards:
-            # The fleet is named only where the answer has no price, or for one of several LLMs.
-            fleet = card.fleet if card.price == "none" or card.is_of_llm else ""
+            # The plan's own fleet stands in the verdict.
+            is_plan = card.is_plan or card.difference.endswith("it is the plan")
+            fleet = "" if is_plan and not card.is_of_llm else card.fleet
             parts = [
                 card.price if card.price != "none" else "",
                 card.difference,
@@ -91,14 +96,26 @@ def _print_parts(
         _print_labelled(console, "Warning", warning, columns, style="yellow")
 
 
-def print_next(out: Path | None, *, verbose: bool) -> None:
-    """Print the next command to run."""
+def has_busy_hours(trace: Trace) -> bool:
+    """Whether the rate rises and falls so far that a fleet of one size is too large for many hours."""
+    since_s = trace.arrival_s - trace.arrival_s[0]
+    hours = int(since_s[-1] // HOUR_S)
+    if hours < LEAST_HOURS:
+        return False
+    requests = np.bincount((since_s // HOUR_S).astype(np.int64))[:hours]  # The last hour may be cut.
+    return bool(requests.max() > BUSY * requests.mean())
+
+
+def print_next(trace: Trace, out: Path | None, *, verbose: bool) -> None:
+    """Print the next commands to run on a plan for this trace."""
     console = stdout_console(soft_wrap=True)
     if out is None:
         next_step = "add -o DIR to write the plan, its report and manifests"
     else:
         page, plan = (shlex.quote(str(out / name)) for name in ("report.html", "plan.yaml"))
         next_step = f"open {page}; plan validate {plan}"
+    if has_busy_hours(trace):
+        next_step += "; plan day, as the rate rises and falls: a fleet for the peak is paid at all hours"
     _print_labelled(console, "Next", next_step + ("" if verbose else "; --verbose prints all tables"), LINE)
 
 

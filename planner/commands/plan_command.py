@@ -169,7 +169,7 @@ def _plan_one(options: PlanOptions) -> None:
             stdout_console(soft_wrap=True).print(ALL_COMPARED, markup=False)
         if options.out is not None:
             _print_written(options.out, written)
-        print_next(options.out, verbose=options.verbose)
+        print_next(planned.plan.trace, options.out, verbose=options.verbose)
     if planned.status in UNFINISHED_STATUSES:
         raise typer.Exit(4)
 

@@ -20,7 +20,10 @@ from planner.documents.offers import ProviderOffer, Term
 from planner.errors import InputError
 from planner.files.text_tables import read_text_rows
 
-EXPECTED = "SkyPilot's catalog of a cloud, such as catalogs/v8/lambda/vms.csv"
+EXPECTED = (
+    "SkyPilot's catalog of a cloud, such as catalogs/v8/lambda/vms.csv, a bill in FOCUS, or OpenCost's "
+    "/assets.json"
+)
 COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
 # SkyPilot's names, in lower case without dashes, and ours; manifests/skyserve.py writes some of them.
 NAMES = {

@@ -352,6 +352,9 @@ def glance(plan: Plan) -> list[Glance]:
         of_fleet = "" if agents.agents is None else f"{counted(agents.agents, 'agent')} on the fleet, "
         per_million += f"; {of_fleet}{agents.usd_per_task:.3g} USD per task"
     idle = f"; {counted(idles, 'GPU')} of whole nodes paid and idle" if idles else ""
+    if idles:
+        names = ", ".join(f"{each.gpu}: gpu" for each in plan.bill.nodes if each.idle_gpus)
+        idle += f" (sold singly? write fleet: {{sold_as: {{{names}}}}})"
     return [
         *_why_this_many(plan),
         Glance("Cost per month", month_text(paid), per_million + idle),

@@ -284,8 +284,8 @@ def draw_agents(
     if agents.system_tokens + agents.repository_tokens >= agents.most_tokens:
         raise InputError(
             f"agents: the system prompt and the repository take {agents.system_tokens} + "
-            f"{agents.repository_tokens} tokens, and most_tokens is {agents.most_tokens}; raise it, "
-            "or name an LLM with a longer context"
+            f"{agents.repository_tokens} tokens, and a context holds {agents.most_tokens} (most_tokens, no "
+            "more than the LLM accepts); name an LLM with a longer context, or give system, repository"
         )
     drawn, sessions, tasks = _DrawnRequests(), 0, 0
     # All agents begin within the time of one turn.

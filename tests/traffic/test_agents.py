@@ -98,5 +98,5 @@ def test_growth_is_of_the_number_of_agents() -> None:
 
 
 def test_what_is_shared_must_have_room() -> None:
-    with pytest.raises(InputError, match="3200 \\+ 1600 tokens, and most_tokens is 4800; raise it"):
+    with pytest.raises(InputError, match="3200 \\+ 1600 tokens, and a context holds 4800"):
         drawn(replace(AGENTS, most_tokens=4800))
