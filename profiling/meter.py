@@ -1,4 +1,6 @@
-"""One step, timed: what a meter is asked, what one run of a step was, and what its repeats come to."""
+"""Timing of one engine step: the interface of a meter (`StepMeter`), one run of a step (`TimedRun`), the runs
+that are made of it (`StepRepeats`) and their medians (`StepMeasurement`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from planner.models.step_tables import ALL_REDUCE, StepShape, operator_column
 from profiling.design import Limits
 from profiling.power import LEAST_WINDOW_S, GpuPower, PowerSampler
 
-SETTLED_FRAC = 0.03
+SETTLED_FRAC = 0.03  # Enough repeats: their interquartile range is at most this share of the median.
+MOST_DISCARDED = 5  # Runs that were another step; after more of them the step is given up.
 
 
 class StepNotRunError(PlannerError):
@@ -23,7 +26,9 @@ class StepNotRunError(PlannerError):
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """What one call of the step function ran. `model_s`: from the forward pass to tokens on the host."""
+    """What one call of the engine's step function ran, and its seconds: `t_s` of the call, `model_s` of its
+    part from the start of the forward pass to the tokens on the host.
+    """
 
     # (Tokens scheduled, tokens computed before) of each request, sorted.
     requests: tuple[tuple[int, int], ...]
@@ -33,11 +38,12 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
-    """One step, timed: medians over `repeats`, `spread_frac` their interquartile range over the median.
+    """The times of one step: medians over `repeats` runs of `t_s` and of the host's part `host_s`;
+    `spread_frac` is the interquartile range of `t_s` over its median, `spent_s` what measuring took.
 
-    `context_tokens` is the mean of the repeats', `discarded` counts runs that were not the step.
-    `reference_s` is what the smallest step took right after it. `operators_s` are the operators' own seconds,
-    timed apart, where the meter can.
+    `context_tokens` is the decodes' mean context over the runs. `discarded` counts runs that were another
+    step. `reference_s` is the time of the smallest step right after this one. `operators_s` are the
+    operators' own seconds, timed apart, where the meter can; else empty.
     """
 
     step: StepShape
@@ -54,6 +60,7 @@ class StepMeasurement:
     operators_s: Mapping[str, float] = field(default_factory=dict)
 
     def row(self, all_reduce_s: float = 0.0) -> dict[str, float | int | str]:
+        """The row of a step table (`planner.models.step_tables`), with all-reduces added to the time."""
         prompts, new, cached, decodes, context = self.step
         return {
             "n_prefill": prompts,
@@ -87,7 +94,7 @@ class StepMeter(Protocol):
     """What times steps: a vLLM engine, or torch operators."""
 
     limits: Limits
-    host_is: str
+    host_is: str  # How `host_s` was measured, for the header of the table.
     operators: tuple[str, ...]  # Operators that it times alone too.
 
     def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement: ...
@@ -97,9 +104,10 @@ class StepMeter(Protocol):
 
 @dataclass
 class StepRepeats:
-    """The runs of one step: how many are enough, which were not the step, and their median.
+    """The runs of one step: `least` to `most` of them, until their times settle or `seconds` are over.
 
-    `quick` is for the reference: three to five runs. With a `gpu` there are more, for its power counters.
+    `quick` is for the reference: three to five runs. With a `gpu` there are up to 25, so that they last as
+    long as its power counters need.
     """
 
     step: StepShape
@@ -121,29 +129,36 @@ class StepRepeats:
         self.power = PowerSampler(self.gpu)
 
     def more(self) -> bool:
-        if len(self.runs) >= self.most or self.discarded > 5:
+        """Whether the step should be run once more."""
+        if len(self.runs) >= self.most or self.discarded > MOST_DISCARDED:
             return False
+        elapsed_s = time.monotonic() - self.start_s
         if len(self.runs) < self.least:
-            return time.monotonic() - self.start_s < 3 * self.seconds or not self.runs
-        if time.monotonic() - self.start_s > self.seconds:
+            # A slow step has three times as long for its least number of runs, and at least one run.
+            return elapsed_s < 3 * self.seconds or not self.runs
+        if elapsed_s > self.seconds:
             return False
         timed_s = sum(run.t_s for run in self.runs)
-        return self.spread_frac() > SETTLED_FRAC or (self.gpu is not None and timed_s < 1.2 * LEAST_WINDOW_S)
+        # A fifth longer than power needs, since parts of the window lie between the runs.
+        needs_power = self.gpu is not None and timed_s < 1.2 * LEAST_WINDOW_S
+        return self.spread_frac() > SETTLED_FRAC or needs_power
 
-    def add(self, ran: TimedRun, wanted: list[tuple[int, int]], context: float) -> None:
-        """Keep the run if it was the step, request by request."""
-        if list(ran.requests) == sorted(wanted):
-            self.runs.append(ran)
+    def add(self, run: TimedRun, wanted: list[tuple[int, int]], context: float) -> None:
+        """Keep the run if it had the `wanted` requests, (tokens, tokens computed before) each."""
+        if list(run.requests) == sorted(wanted):
+            self.runs.append(run)
             self.contexts.append(context)
         else:
             self.discarded += 1
 
     def spread_frac(self) -> float:
+        """The interquartile range of the runs' times over their median."""
         t_s = np.array([run.t_s for run in self.runs])
         low, middle, high = np.quantile(t_s, [0.25, 0.5, 0.75])
         return float((high - low) / middle)
 
     def result(self) -> StepMeasurement:
+        """The medians of the runs; raises StepNotRunError if there are none."""
         if not self.runs:
             raise StepNotRunError(f"the engine did not run the step {self.step} in {self.discarded} tries")
         return StepMeasurement(
@@ -161,4 +176,5 @@ class StepRepeats:
 
 
 def digits(number: float) -> float:
+    """The number with six significant digits, which is finer than any clock here."""
     return float(f"{number:.6g}")

@@ -31,13 +31,13 @@ class ModuleTimes:
 
     def __init__(self, model: Any) -> None:
         self._on = False
-        self._begun: list[Any] = []
-        self._spans: list[tuple[str, Any, Any]] = []
+        self._begun: list[Any] = []  # When the modules that now run began, the innermost last.
+        self._spans: list[tuple[str, Any, Any]] = []  # (name, begin, end) of every call.
         self._torch: Any = None
         for path, module in model.named_modules():
             if path and not list(module.children()):
-                last = re.sub(r"\W", "_", path.rpartition(".")[2])
-                name = VIDURS_NAMES.get(last, last)
+                own_name = re.sub(r"\W", "_", path.rpartition(".")[2])
+                name = VIDURS_NAMES.get(own_name, own_name)
                 module.register_forward_pre_hook(self._before)
                 module.register_forward_hook(lambda *_, name=name: self._after(name))
 
@@ -56,11 +56,13 @@ class ModuleTimes:
         seconds_by_name: dict[str, float] = {}
         for name, start, end in self._spans:
             is_clock = isinstance(start, float)
+            # CUDA events tell milliseconds.
             seconds = end - start if is_clock else float(start.elapsed_time(end)) / 1e3
             seconds_by_name[name] = seconds_by_name.get(name, 0.0) + seconds
         return seconds_by_name
 
     def _mark(self) -> Any:
+        """This moment: seconds of a clock, or on CUDA an event on the stream."""
         if not self._torch.cuda.is_available():
             return time.perf_counter()
         event = self._torch.cuda.Event(enable_timing=True)

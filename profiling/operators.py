@@ -33,9 +33,11 @@ from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.power import GpuPower
 
 INSTALL = "pip install 'fleetplan[profile]'"
-WORKING_BYTES = 512 * 2**20  # Several times any cache.
-CPU_WORKING_BYTES = 64 * 2**20
-EPS, ROPE_BASE = 1e-5, 10000.0
+# Weights of the layers that are run: on a GPU several times any cache.
+WORKING_BYTES, CPU_WORKING_BYTES = 512 * 2**20, 64 * 2**20
+CPU_KV_BYTES = 2**30  # KV cache at most on a CPU.
+GPU_MEMORY_FRAC = 0.8  # Share of the free memory for weights and KV cache; activations have the rest.
+EPS, ROPE_BASE = 1e-5, 10000.0  # Values of Llama 2. They change no time.
 OPERATORS = (
     "embed",
     "input_layernorm",
@@ -54,17 +56,17 @@ OPERATORS = (
 )
 OPERATOR_REPEATS = 3
 clock_s = time.perf_counter
-Each = Callable[[str, Callable[[], Any]], Any]  # Runs an operator by its name.
-Layers = Callable[..., Any]  # All layers, each operator called through an `Each`.
+RunOperator = Callable[[str, Callable[[], Any]], Any]  # Called with an operator's name and the operator.
+StepPart = Callable[..., Any]  # Part of a step, which calls each operator through a `RunOperator`.
 
 
-def _plainly(_: str, call: Callable[[], Any]) -> Any:
+def _call_untimed(_: str, call: Callable[[], Any]) -> Any:
     return call()
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One rank's share of a decoder layer."""
+    """A decoder LLM, as one rank has it: its layers, and their sizes in numbers of elements."""
 
     layers: int
     hidden: int
@@ -73,11 +75,12 @@ class Shape:
     head_dim: int
     ffn: int
     vocab: int
-    gated: bool
+    gated: bool  # SwiGLU: gate and up projection; else one projection and GELU.
     context_tokens: int
 
     @property
     def layer_parameters(self) -> int:
+        """Weights of one layer without its norms."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + (3 if self.gated else 2) * self.hidden * self.ffn
 
@@ -107,7 +110,7 @@ def shape_of(config: dict[str, Any], where: str) -> Shape:
 
 
 class TorchOperators:
-    """Times steps, and each of their operators. `layers_run` of the layers were run for all of them."""
+    """Times steps and their operators. `layers_run` layers are run, and their time is scaled to all."""
 
     operators: tuple[str, ...] = OPERATORS
 
@@ -138,9 +141,9 @@ class TorchOperators:
             raise InputError(f"--dtype: expected a type of torch such as bfloat16, found {dtype!r}")
         self._dtype = getattr(torch, dtype)
         self._bytes = torch.empty((), dtype=self._dtype).element_size()
-        working = WORKING_BYTES if self._is_cuda else CPU_WORKING_BYTES
-        fill = -(-working // (shape.layer_parameters * self._bytes))
-        self.layers_run = min(shape.layers, max(1, fill))
+        working_bytes = WORKING_BYTES if self._is_cuda else CPU_WORKING_BYTES
+        enough_layers = -(-working_bytes // (shape.layer_parameters * self._bytes))
+        self.layers_run = min(shape.layers, max(1, enough_layers))
         context = min(max_model_len, shape.context_tokens)
         if kv_tokens is None:
             kv_tokens = self._room_tokens(max_num_seqs * context)
@@ -148,45 +151,51 @@ class TorchOperators:
         self.host_is = f"0: kernels alone, {self.layers_run} of {shape.layers} layers run" + (
             ", CUDA graphs" if self._is_cuda else ""
         )
-        self._make()
+        self._make_tensors()
 
     def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement:
         """The median over repeats of the operators of this step."""
         repeats = StepRepeats(step, self._gpu, quick)
         with self._torch.inference_mode():
             layers, rest = self._prepare(step)
-            timed, timed_rest = self._timed(layers), self._timed(rest)
+            time_layers, time_rest = self._timer(layers), self._timer(rest)
             with repeats.power:
                 while repeats.more():
-                    t_s = timed() * self.shape.layers / self.layers_run + timed_rest()
+                    t_s = time_layers() * self.shape.layers / self.layers_run + time_rest()
+                    # No engine chose the requests of this run, so none are compared.
                     repeats.add(TimedRun((), t_s, t_s), [], context=float(step.context))
             measurement = repeats.result()
             return measurement if quick else replace(measurement, operators_s=self._operators_s(layers, rest))
 
-    def _operators_s(self, layers: Layers, rest: Layers) -> dict[str, float]:
+    def _operators_s(self, layers: StepPart, rest: StepPart) -> dict[str, float]:
         """Seconds of each operator in a step of all layers; 0 for those that the step has not."""
         seconds_by_operator = dict.fromkeys(OPERATORS, 0.0)
-        alone_s = self._replayed_s if self._is_cuda else self._in_turn_s
-        for run, times in ((layers, self.shape.layers / self.layers_run), (rest, 1.0)):
-            seconds_by_operator |= {name: times * seconds for name, seconds in alone_s(run).items()}
+        time_operators = self._replayed_s if self._is_cuda else self._in_turn_s
+        for part, scale in ((layers, self.shape.layers / self.layers_run), (rest, 1.0)):
+            seconds_by_operator |= {name: scale * t_s for name, t_s in time_operators(part).items()}
         return seconds_by_operator
 
-    def _replayed_s(self, run: Layers) -> dict[str, float]:
-        """A graph of each operator's calls, with the inputs that the step gives them."""
+    def _replayed_s(self, part: StepPart) -> dict[str, float]:
+        """Seconds of each operator on CUDA: all its calls as one graph, with the inputs that the step gives
+        them.
+        """
         calls: dict[str, list[Callable[[], Any]]] = {}
 
         def record(name: str, call: Callable[[], Any]) -> Any:
             calls.setdefault(name, []).append(call)
             return call()
 
-        run(record)
-        timed = {
-            name: self._timed(lambda mine=mine: [call() for call in mine]) for name, mine in calls.items()
+        part(record)
+        timers = {
+            name: self._timer(lambda calls=calls_of_one: [call() for call in calls])
+            for name, calls_of_one in calls.items()
         }
-        return {name: median(each() for _ in range(OPERATOR_REPEATS)) for name, each in timed.items()}
+        return {name: median(timer() for _ in range(OPERATOR_REPEATS)) for name, timer in timers.items()}
 
-    def _in_turn_s(self, run: Layers) -> dict[str, float]:
-        """As the step runs them, since a CPU's caches would hold the weights of one operator alone."""
+    def _in_turn_s(self, part: StepPart) -> dict[str, float]:
+        """Seconds of each operator on a CPU, called in the order of the step: run alone, one operator's
+        weights would stay in the caches.
+        """
         runs: list[dict[str, float]] = []
 
         def timed(name: str, call: Callable[[], Any]) -> Any:
@@ -197,7 +206,7 @@ class TorchOperators:
 
         for _ in range(OPERATOR_REPEATS):
             runs.append({})
-            run(timed)
+            part(timed)
         return {name: median(each[name] for each in runs) for name in runs[0]}
 
     def close(self) -> None:
@@ -207,16 +216,18 @@ class TorchOperators:
             self._torch.cuda.empty_cache()
 
     def _room_tokens(self, wanted: int) -> int:
-        """KV tokens of the layers that are run for which there is memory."""
-        per_token = 2 * self.shape.kv_heads * self.shape.head_dim * self._bytes * self.layers_run
+        """For how many KV tokens of the layers that are run there is memory, `wanted` at most."""
+        bytes_per_token = 2 * self.shape.kv_heads * self.shape.head_dim * self._bytes * self.layers_run
         if not self._is_cuda:
-            return min(wanted, int(2**30 // per_token))
-        free, _ = self._torch.cuda.mem_get_info()
+            return min(wanted, int(CPU_KV_BYTES // bytes_per_token))
+        free_bytes, _ = self._torch.cuda.mem_get_info()
+        # Embedding and head each have vocab * hidden weights.
         weights = self.shape.layer_parameters * self.layers_run + 2 * self.shape.vocab * self.shape.hidden
-        return min(wanted, int((0.8 * free - weights * self._bytes) // per_token))
+        room_bytes = GPU_MEMORY_FRAC * free_bytes - weights * self._bytes
+        return min(wanted, int(room_bytes // bytes_per_token))
 
-    def _make(self) -> None:
-        """Random weights and cache: zeros would flatter a GPU's clock."""
+    def _make_tensors(self) -> None:
+        """Random weights and KV cache: zeros would flatter a GPU's clock."""
         torch, s = self._torch, self.shape
         generator = torch.Generator(self._device).manual_seed(0)
 
@@ -249,7 +260,7 @@ class TorchOperators:
         self._cos, self._sin = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
 
     def _prepare(self, step: StepShape) -> tuple[Any, Any]:
-        """Two functions that run the layers, and the rest, of this step, each operator through `each`."""
+        """Two functions that run the layers of this step, and the rest, each operator through `each`."""
         torch, s = self._torch, self.shape
         prompts, new, cached, decodes, context = step
         prefilled = prompts * new
@@ -267,7 +278,7 @@ class TorchOperators:
 
             masks = causal_lower_right(new, cached + new)
 
-        def layers(each: Each = _plainly) -> Any:
+        def layers(each: RunOperator = _call_untimed) -> Any:
             y = x
             for weights, (keys, values) in zip(self._weights, self._kv, strict=True):
                 y = self._layer(y, weights, (keys, values), step, (cos, sin), masks, each)
@@ -275,7 +286,7 @@ class TorchOperators:
 
         f = torch.nn.functional
 
-        def rest(each: Each = _plainly) -> Any:
+        def rest(each: RunOperator = _call_untimed) -> Any:
             y = each("embed", lambda: f.embedding(ids, self._embedding))[last]
             return each(
                 "head",
@@ -296,7 +307,7 @@ class TorchOperators:
         step: StepShape,
         angles: tuple[Any, Any],
         mask: Any,
-        each: Each = _plainly,
+        each: RunOperator = _call_untimed,
     ) -> Any:
         f, s, torch = self._torch.nn.functional, self.shape, self._torch
         normed = each("input_layernorm", lambda: f.rms_norm(x, (s.hidden,), w["norm"], EPS))
@@ -313,17 +324,19 @@ class TorchOperators:
         return each("add", lambda: y + down)
 
     def _attention(
-        self, q: Any, k: Any, v: Any, kv: tuple[Any, Any], step: StepShape, mask: Any, each: Each
+        self, q: Any, k: Any, v: Any, kv: tuple[Any, Any], step: StepShape, mask: Any, each: RunOperator
     ) -> Any:
-        """New keys and values into the cache, then the prompts' attention and the decodes'."""
+        """Write new keys and values into the cache, then compute the prompts' attention and the decodes'. In
+        the flat cache the prompts' slots come first, then the decodes'.
+        """
         f, s, (keys, values) = self._torch.nn.functional, self.shape, kv
         prompts, new, cached, decodes, context = step
         prefilled = prompts * new
         parts = []
         if prompts:
-            mine = prompts * (cached + new) * s.kv_heads * s.head_dim
+            used = prompts * (cached + new) * s.kv_heads * s.head_dim
             slots = (prompts, s.kv_heads, cached + new, s.head_dim)
-            past_k, past_v = keys[:mine].view(slots), values[:mine].view(slots)
+            past_k, past_v = keys[:used].view(slots), values[:used].view(slots)
             rows = (prompts, new, -1, s.head_dim)
 
             def save() -> None:
@@ -342,9 +355,9 @@ class TorchOperators:
             parts.append(each("attn_prefill", prefill))
         if decodes:
             before = prompts * (cached + new) * s.kv_heads * s.head_dim
-            mine = decodes * context * s.kv_heads * s.head_dim
+            used = decodes * context * s.kv_heads * s.head_dim
             slots = (decodes, s.kv_heads, context, s.head_dim)
-            seen_k, seen_v = (cache[before : before + mine].view(slots) for cache in (keys, values))
+            seen_k, seen_v = (cache[before : before + used].view(slots) for cache in (keys, values))
 
             def save_last() -> None:
                 seen_k[:, :, -1], seen_v[:, :, -1] = k[prefilled:], v[prefilled:]
@@ -357,10 +370,10 @@ class TorchOperators:
             parts.append(each("attn_decode", decode))
         return parts[0] if len(parts) == 1 else self._torch.cat(parts)
 
-    def _timed(self, run: Any) -> Any:
+    def _timer(self, run: Any) -> Any:
         """A function that runs `run` once and returns its seconds; as a CUDA graph where there is CUDA."""
         torch = self._torch
-        run()
+        run()  # Once to warm it, before it is timed or recorded.
         if not self._is_cuda:
 
             def timed() -> float:

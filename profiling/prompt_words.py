@@ -3,8 +3,8 @@
 TetriInfer (Hu et al. 2024, arXiv:2401.11181, section 3.3.2) fine-tunes OPT-125M on prompts of ShareGPT and
 what OPT-13B answered; it is right for 74.9 % in ranges of 200 tokens. Here a prompt is the bag of its words
 and pairs of words that come often enough, hashed: an embedding of each, their mean, one hidden layer. It is
-trained on prompts and output lengths of your own logs; `made_prompts` draws some of which the best possible
-accuracy is known.
+trained on prompts and output lengths of your own logs. `made_prompts` draws prompts for which the best
+possible accuracy is known.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ FEATURES = 1 << 15  # Hashed words and pairs of words.
 
 
 class PromptWords(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Bucket of the output's length. X: prompts, n texts.   y (n,): output tokens, >= 1.
+    """Classifies prompts by the bucket of their output's length. X: prompts, n texts.   y (n,): output
+    tokens.
 
-    What is longer than `buckets` of `bucket_tokens` counts to the last. `fit` trains for `epochs` rounds, on
-    what stands in at least `least_frac` of the prompts: `known_`, and leaves `layers_`; equal seeds give
-    equal classifiers.
+    There are `buckets` of `bucket_tokens` each; longer outputs count to the last. `fit` trains for `epochs`
+    rounds on the features `known_` (FEATURES,): hashed words and pairs that stand in at least `least_frac` of
+    the prompts. It leaves the network in `layers_`. Equal seeds give equal classifiers.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class PromptWords(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from torch import nn
 
         torch.manual_seed(self.seed)
-        wanted = torch.from_numpy(self.truth(y))
+        true_buckets = torch.from_numpy(self.true_buckets(y))
         self.layers_ = nn.ModuleDict(
             {
                 "words": nn.EmbeddingBag(FEATURES, self.width, mode="mean"),
@@ -61,16 +62,17 @@ class PromptWords(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             }
         )
         hashed_prompts = [_hashed(prompt) for prompt in X]
-        times = np.bincount(np.concatenate(hashed_prompts), minlength=FEATURES)
-        self.known_ = times >= max(self.least_frac * len(hashed_prompts), 2)
-        hashed = [one[self.known_[one]] for one in hashed_prompts]
+        prompts_with = np.bincount(np.concatenate(hashed_prompts), minlength=FEATURES)
+        # A feature of one prompt alone would tell which prompt it is.
+        self.known_ = prompts_with >= max(self.least_frac * len(hashed_prompts), 2)
+        hashed = [features[self.known_[features]] for features in hashed_prompts]
         optimizer = torch.optim.Adam(self.layers_.parameters(), lr=0.01)
         for _ in range(self.epochs):
             order = torch.randperm(len(hashed))
             for batch in order.split(256):
                 optimizer.zero_grad()
                 scores = self._scores([hashed[i] for i in batch.tolist()])
-                nn.functional.cross_entropy(scores, wanted[batch]).backward()
+                nn.functional.cross_entropy(scores, true_buckets[batch]).backward()
                 optimizer.step()
         return self
 
@@ -81,27 +83,31 @@ class PromptWords(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "layers_")
         with torch.no_grad():
             hashed_prompts = [_hashed(prompt) for prompt in X]
-            scores = self._scores([one[self.known_[one]] for one in hashed_prompts])
+            scores = self._scores([features[self.known_[features]] for features in hashed_prompts])
         return np.asarray(scores.argmax(dim=1).numpy(), np.int64)
 
     def score(self, X: Sequence[str], y: npt.ArrayLike, sample_weight: Any = None) -> float:
         """The share of prompts whose bucket is right."""
-        return float(np.average(self.predict(X) == self.truth(y), weights=sample_weight))
+        return float(np.average(self.predict(X) == self.true_buckets(y), weights=sample_weight))
 
-    def truth(self, y: npt.ArrayLike) -> Ints:
+    def true_buckets(self, y: npt.ArrayLike) -> Ints:
+        """The bucket of each output length, at most the last."""
         return np.minimum(bucket_of(y, self.bucket_tokens), self.buckets - 1)
 
     def _scores(self, hashed: Sequence[Ints]) -> Any:
+        """Scores (n, buckets) of prompts given by their known features."""
         import torch
 
-        ends = np.cumsum([0, *(len(one) for one in hashed)])[:-1]
-        words = self.layers_["words"](torch.from_numpy(np.concatenate(hashed)), torch.from_numpy(ends))
+        # An EmbeddingBag takes all features in a row, and where those of each prompt begin.
+        begins = np.cumsum([0, *(len(features) for features in hashed)])[:-1]
+        words = self.layers_["words"](torch.from_numpy(np.concatenate(hashed)), torch.from_numpy(begins))
         return self.layers_["rest"](words)
 
 
 def _hashed(prompt: str) -> Ints:
+    """The features of a prompt, each once: its words and pairs of neighbouring words, hashed."""
     words = re.findall(r"\w+", prompt.lower())
-    pairs = [f"{one} {other}" for one, other in pairwise(words)]
+    pairs = [f"{first} {second}" for first, second in pairwise(words)]
     return np.unique([zlib.crc32(part.encode()) % FEATURES for part in (*words, *pairs)]).astype(np.int64)
 
 
@@ -136,6 +142,7 @@ def made_prompts(n: int, rng: np.random.Generator) -> tuple[list[str], Ints, Int
 
 
 def _made_words(rng: np.random.Generator, n: int) -> list[str]:
+    """n words of four random syllables."""
     drawn = rng.integers(len(_SYLLABLES), size=(n, 4))
     return ["".join(word) for word in np.array(_SYLLABLES)[drawn].tolist()]
 

@@ -64,25 +64,20 @@ ROWS = {
     "w4a16": ("int4", "int4-g32", "mxfp4"),
     "nvfp4": ("nvfp4",),
 }
-GPUS = (
-    "a100-80g",
-    "h100-80g",
-    "h200-141g",
-    "b200-180g",
-    "l40s-48g",
-    "rtx-pro-6000",
-)  # Other names are the B200's chip.
-# They have the same chip, so both are among the seen, or both among the unseen.
-SISTERS = {"h200-141g": "h100-80g"}
-STEPS_PER_TABLE = 250
+# AIConfigurator has other names too, whose times are those of the B200's chip.
+GPUS = ("a100-80g", "h100-80g", "h200-141g", "b200-180g", "l40s-48g", "rtx-pro-6000")
+# GPUs with the chip of another one: both are fitted, or both are left out.
+SAME_CHIP = {"h200-141g": "h100-80g"}
+STEPS_PER_TABLE = 250  # Drawn from each table, to keep the fit short.
 FITTED = tuple(field.name for field in fields(Efficiency) if field.name not in ("link_frac", "all_reduce_s"))
+# Between these values a fit may choose, in the order of FITTED.
 LOWEST = (0.2, 0.2, 0.3, 0.4, 1.0, 1e-6, 0.1, 0.3, 1e-6, 0.1)
 HIGHEST = (1.1, 1.0, 1.1, 1.2, 6.0, 2e-4, 1.1, 1.2, 2e-4, 100.0)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Some kernel times: X (n, 5) as `planner.models.latency` defines it, y (n,) seconds."""
+    """Kernel times of an LLM on GPUs: X (n, 5) as `planner.models.latency` defines it, y (n,) seconds."""
 
     llm: Llm
     gpu: Gpu
@@ -92,7 +87,7 @@ class Table:
 
     @property
     def chip(self) -> str:
-        return SISTERS.get(self.gpu.name, self.gpu.name)
+        return SAME_CHIP.get(self.gpu.name, self.gpu.name)
 
     @property
     def llm_class(self) -> str:
@@ -103,6 +98,9 @@ class Table:
 
 
 def tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[Table]:
+    """Kernel times of LLMS with weights in these formats, on each of GPUS and at each TP degree that holds
+    them.
+    """
     rng = np.random.default_rng(0)
     llms = [llm for llm in map(catalog.llm, LLMS) if llm.weights in formats]
     for llm, gpu, tp in product(llms, map(catalog.gpu, GPUS), (1, 2, 4, 8)):
@@ -116,7 +114,7 @@ def tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[Table]:
         yield Table(llm, gpu, tp, table.X[chosen], table.y[chosen])
 
 
-def nearest(some: Sequence[Table]) -> Efficiency:
+def fit_efficiency(some: Sequence[Table]) -> Efficiency:
     """The efficiencies with the least errors on these tables. In w4a16 only experts were measured: the others
     stay what the file has, those of bf16.
     """
@@ -141,7 +139,7 @@ def nearest(some: Sequence[Table]) -> Efficiency:
 def errors(
     some: Sequence[Table], efficiency_of: Callable[[Table], Efficiency]
 ) -> dict[tuple[str, str], list[float]]:
-    """Mean relative errors of every table, by class and kind of step."""
+    """The mean relative error of each table, by class of LLM and kind of step."""
     errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
     for table in some:
         regimes = errors_by_regime(table.X, table.y, table.predicted_s(efficiency_of(table)))
@@ -155,6 +153,7 @@ def errors(
 
 
 def line(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
+    """A row of the Markdown table: mean and largest error over the tables, in percent."""
     cells = [
         f"{100 * np.mean(errors_by_kind[of, kind]):.1f} ({100 * np.max(errors_by_kind[of, kind]):.0f})"
         if (of, kind) in errors_by_kind
@@ -166,26 +165,30 @@ def line(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
 
 
 def report(title: str, mine: Sequence[Table], *, by_llm: bool) -> tuple[dict[str, object], str]:
-    """The row of catalogs/roofline.yaml, and lines of errors: seen, and with each GPU (LLM) left out."""
-    efficiency = nearest(mine)
+    """The row of catalogs/roofline.yaml for these tables, and lines of errors: of the tables that it was
+    fitted to, and of each GPU, with `by_llm` of each LLM too, by a fit to the others.
+    """
+    efficiency = fit_efficiency(mine)
     text = line(f"{title}, all", errors(mine, lambda _: efficiency))
     for name in dict.fromkeys(table.gpu.name for table in mine):
         text += line(
             f"{title}, {name}", errors([t for t in mine if t.gpu.name == name], lambda _: efficiency)
         )
-    without = {chip: nearest([t for t in mine if t.chip != chip]) for chip in {table.chip for table in mine}}
+    without = {
+        chip: fit_efficiency([t for t in mine if t.chip != chip]) for chip in {table.chip for table in mine}
+    }
     unseen = errors(mine, lambda table: without[table.chip])
     text += line(f"{title}, GPU unseen", unseen)
     if by_llm:
         llms = {table.llm.name: table.llm for table in mine}
-        others = {name: nearest([t for t in mine if t.llm.name != name]) for name in llms}
+        others = {name: fit_efficiency([t for t in mine if t.llm.name != name]) for name in llms}
         text += line(f"{title}, LLM unseen", errors(mine, lambda table: others[table.llm.name]))
-    off = {
+    unseen_errors = {
         of: {kind: round(float(np.mean(unseen[of, kind])), 3) for kind in ("prefill", "decode")}
         for of in ("dense", "mixture")
         if (of, "prefill") in unseen
     }
-    return {name: getattr(efficiency, name) for name in FITTED} | {"errors": off}, text
+    return {name: getattr(efficiency, name) for name in FITTED} | {"errors": unseen_errors}, text
 
 
 def main() -> int:

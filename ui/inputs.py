@@ -1,4 +1,9 @@
-"""The inputs of a question, and slo.yaml as a text that follows them and leads them."""
+"""The inputs of a question, one function for each part of slo.yaml, and slo.yaml as a text: it shows what the
+inputs say, and what is typed there sets the inputs.
+
+A page has its inputs under a `place`, the first part of their keys in Streamlit's session state: "ask" for
+the page Plan. Each function draws its inputs and returns their values as part of a `Form` (question.py).
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,7 @@ SCALES = {
     "thin": "fewer users (thin)",
 }
 SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."
+# Options of a number input that may stay empty, and of one for a percentage (SHARE).
 EMPTY: dict[str, Any] = {"min_value": 0.001, "value": None, "format": "%g"}
 DESCRIPTION = ("task", "input_mean", "input_p95", "output_mean", "output_p95", "burst_cv", "duration_min")
 ROLES = {
@@ -46,7 +52,9 @@ ROLES = {
     "tenant": "Who sends it",
     "status": "Whether it failed",
 }
-"""Of a log, as slo.yaml calls them under traffic: map; the others are guessed or typed there."""
+"""Roles of a log's columns, as slo.yaml calls them under traffic: map. Other roles are guessed, or typed
+there.
+"""
 GPU_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("Stock", {"placeholder": "any number", "help": "Owned ones count too."}),
     "owned": ("Owned, paid already", {"placeholder": "none"}),
@@ -59,7 +67,9 @@ SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "for
 
 
 def choose(session: Session, form: Form) -> tuple[Form, Any]:
-    """All inputs, one below the other: what they ask now, and where to say what is wrong with the trace."""
+    """Draw all inputs, one below the other. Returns their values, and the container below the trace, where
+    its errors are shown.
+    """
     chosen: Form = {"more": form["more"]}
     st.header("Traffic")
     chosen |= traffic(session)
@@ -85,11 +95,13 @@ def choose(session: Session, form: Form) -> tuple[Form, Any]:
 
 
 def traffic(session: Session, place: str = "ask") -> Form:
-    """A sample, a file of one's own with what its columns are, or a description."""
+    """The inputs for the requests: a sample, an uploaded trace with the roles of its columns, or a
+    description.
+    """
     trace_ids = session.store.traces(session.id)
 
-    def of_source() -> None:
-        """The first trace of that kind, where the chosen one is of the other."""
+    def take_source() -> None:
+        """Choose the latest trace of a new source, if the chosen one is of another."""
         source = st.session_state[f"{place}_source"]
         if source == question.DESCRIBED:
             if st.session_state[f"{place}_rate"] is None:
@@ -106,7 +118,7 @@ def traffic(session: Session, place: str = "ask") -> Form:
         key=f"{place}_source",
         format_func=str.capitalize,
         required=True,
-        on_change=of_source,
+        on_change=take_source,
         label_visibility="collapsed",
     )
     chosen: Form = {"source": source, "trace": st.session_state[f"{place}_trace"]}
@@ -126,14 +138,18 @@ def traffic(session: Session, place: str = "ask") -> Form:
 
 
 def _of_source(trace_ids: Sequence[str], source: str) -> list[str]:
-    return [one for one in trace_ids if one.startswith(f"{SAMPLES}/") == (source == question.SAMPLE)]
+    """The samples, or the uploaded traces."""
+    is_sample = source == question.SAMPLE
+    return [trace_id for trace_id in trace_ids if trace_id.startswith(f"{SAMPLES}/") == is_sample]
 
 
 def describe(session: Session, place: str = "ask") -> Form:
-    """Requests that nobody has recorded: how long they are and how they come."""
+    """The inputs for described traffic: how long requests are, and how they arrive."""
 
-    def of_task() -> None:
-        """A task says how long requests are; without one somebody must."""
+    def take_task() -> None:
+        """After a change of task: a task brings its own lengths, so the means are empty; else they have
+        values.
+        """
         is_own = st.session_state[f"{place}_task"] == question.OWN_LENGTHS
         for key, mean in (("input", 1500.0), ("output", 300.0)):
             st.session_state[f"{place}_{key}_mean"] = mean if is_own else None
@@ -145,7 +161,7 @@ def describe(session: Session, place: str = "ask") -> Form:
             "Requests are like",
             tasks,
             key=f"{place}_task",
-            on_change=of_task,
+            on_change=take_task,
             help="Rows of catalogs/tasks.yaml; the figures below take the place of the task's.",
         )
     }
@@ -178,7 +194,7 @@ def describe(session: Session, place: str = "ask") -> Form:
 
 
 def upload_trace(session: Session, place: str = "ask") -> None:
-    """A trace of one's own, which is then the chosen one."""
+    """The input for a trace of one's own. An uploaded trace is then the chosen one."""
     uploaded = st.file_uploader(
         "Upload a trace or a log (CSV, JSONL, Parquet; plain or .gz)",
         key=f"{place}_upload",
@@ -214,7 +230,7 @@ def trace(session: Session, place: str = "ask", offered: Sequence[str] | None = 
 
 
 def columns(session: Session, reference: str, guess: str, place: str = "ask") -> None:
-    """Which column of a log is what; what is chosen is then how it is read."""
+    """The inputs for the roles of a log's columns. The log is read with the chosen ones from then on."""
     try:
         names = column_names(session.store.trace_path(reference))
     except PlannerError as error:
@@ -243,7 +259,7 @@ def columns(session: Session, reference: str, guess: str, place: str = "ask") ->
 
 
 def part(place: str = "ask") -> Form:
-    """How the trace is brought to the rate, and what of it counts."""
+    """The inputs for how the trace is scaled to the rate, and which part of it is planned for."""
     return {
         "scale": st.selectbox(
             "Rescale by", get_args(Scaling), format_func=SCALES.__getitem__, key=f"{place}_scale"
@@ -294,12 +310,13 @@ def llm(session: Session, place: str = "ask") -> str:
 
 
 def gpus(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any]]:
-    """A chip per GPU, and of each that may be used its stock and prices."""
+    """A chip for each GPU, and the inputs for stock and prices of those that may be used."""
     catalog_gpus = session.catalog.gpus
-    left = {row["GPU"]: row for row in form["gpus"]}
+    row_of = {row["GPU"]: row for row in form["gpus"]}
 
     def chip(name: str) -> str:
-        price = left[name]["USD/h"] if left[name]["USD/h"] is not None else left[name]["reserved"]
+        row = row_of[name]
+        price = row["USD/h"] if row["USD/h"] is not None else row["reserved"]
         memory = f"{catalog_gpus[name].memory_bytes / 2**30:.0f} GiB"
         return f"{name} · {memory}" + (f" · {price:,.2f}" if price is not None else "")
 
@@ -313,7 +330,7 @@ def gpus(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any
     )
     rows = []
     for name in catalog_gpus:
-        row = left[name] | {"use": name in chosen}
+        row = row_of[name] | {"use": name in chosen}
         if row["use"]:
             row |= _terms(row, place)
         rows.append(row)
@@ -325,7 +342,7 @@ def gpus(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any
 
 
 def _terms(row: Mapping[str, Any], place: str) -> Form:
-    """Stock and prices of a GPU, behind a button that says them."""
+    """The inputs for stock and prices of a GPU, behind a button that shows the stock."""
     name, terms = row["GPU"], dict[str, Any]()
     stock, owned = row["stock"], row["owned"]
     stock_text = "any number" if stock is None else f"{stock:,.0f} in stock"
@@ -394,7 +411,7 @@ def slo(session: Session, place: str = "ask") -> Form:
 def _limit(
     metric: str, unit: str, place: str, changed: Callable[[], None], *, is_relative: bool
 ) -> float | None:
-    """A limit in the unit one likes; it is kept in ms."""
+    """The input for a limit, shown in `unit` (ms or s). Its value is kept and returned in ms."""
     key, factor = f"{place}_{metric}_ms", 1.0 if unit == "ms" else 1e3
 
     def take() -> None:

@@ -84,31 +84,34 @@ from ui.store import error_line, pack, read_as
 Request = Mapping[str, Any]
 Document = dict[str, Any]
 Files = dict[str, str | bytes]
-Tell = Callable[[Document], None]
+Send = Callable[[Document], None]
 
-SLIDERS_S = 20.0
-WATCHED = ("plan.yaml", "certificate.json", "requests.csv")
+SLIDERS_S = 20.0  # The simulations behind the sliders are cut short after so long.
+WATCHED = ("plan.yaml", "certificate.json", "requests.csv")  # The files of a plan that `plan watch` reads.
+MOST_TENANTS = 20  # Rows of the table of tenants.
 MOST_REMEMBERED = 10_000_000  # A process forgets old questions beyond this many requests.
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
-"""The last trace of this process by path, change, size and seed, with what was learned about it."""
+"""The study of the last traffic of this process, by its file, change time, size, reading and seed. It keeps
+the trace and the simulations made with it.
+"""
 
 
-def run(kind: str, request: Request, tell: Tell = lambda _: None) -> tuple[Document, Files]:
-    """Do one job; `tell` hears of its phases. Raises PlannerError for what the user can mend."""
-    return JOBS[kind](request, tell)
+def run(kind: str, request: Request, send: Send = lambda _: None) -> tuple[Document, Files]:
+    """Do one job; `send` takes its messages. Raises PlannerError for what the user can mend."""
+    return JOBS[kind](request, send)
 
 
 def _catalog(request: Request) -> Catalog:
     return read_catalog(Path(request["catalog"]) if request.get("catalog") else None)
 
 
-def _trace(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _trace(request: Request, send: Send) -> tuple[Document, Files]:
     """Traffic before anything is planned: its summary as it is, and pictures of what is planned for."""
-    tell({"phase": "reading the traffic"})
+    send({"phase": "reading the traffic"})
     catalog, section = _catalog(request), request.get("traffic") or {}
     described = parse_description(Section(section, "slo.yaml: traffic"), catalog.tasks)
     trace = spread_stamps(_requests(request, described, section), seed=request["seed"])
-    tell({"phase": f"describing {len(trace):,} requests"})
+    send({"phase": f"describing {len(trace):,} requests"})
     traffic_request = RateRequest(None, part=section.get("window") or "whole")
     if described is None and section.get("rate") is not None:
         traffic_request = replace(
@@ -134,11 +137,12 @@ def _requests(request: Request, described: Description | None, traffic: Mapping[
 
 
 def _tenants(trace: Trace) -> list[Document]:
+    """The MOST_TENANTS tenants with the most tokens; empty where the trace names none."""
     if not trace.tenants:
         return []
     counts = np.bincount(trace.tenant, minlength=len(trace.tenants))
     tokens = np.bincount(trace.tenant, trace.input_tokens + trace.output_tokens, len(trace.tenants))
-    largest = np.argsort(-tokens, kind="stable")[:20]
+    largest = np.argsort(-tokens, kind="stable")[:MOST_TENANTS]
     return [
         {
             "tenant": trace.tenants[k],
@@ -149,10 +153,10 @@ def _tenants(trace: Trace) -> list[Document]:
     ]
 
 
-def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _plan(request: Request, send: Send) -> tuple[Document, Files]:
     """A plan, as `plan --slo --trace -o` makes it; where it is for production, first what it is on paper."""
-    answer = _planned(request, tell)
-    tell({"phase": "writing the report"})
+    answer = _planned(request, send)
+    send({"phase": "writing the report"})
     command = words.command_line(
         Path("slo.yaml"),
         Path(request["trace"]) if request["trace"] else None,
@@ -167,10 +171,10 @@ def _plan(request: Request, tell: Tell) -> tuple[Document, Files]:
     return plan_document(answer), rendered
 
 
-def _send_first_answer(tell: Tell) -> OnPaper:
-    """Tells the answer on paper as the search finds it, while what production needs is still being tried."""
+def _send_first_answer(send: Send) -> OnPaper:
+    """A function for the search, which sends the fleet on paper before the one for production is found."""
 
-    def heard(problem: Problem, fleet: Fleet) -> None:
+    def send_fleet(problem: Problem, fleet: Fleet) -> None:
         slo, is_windowed = problem.slo, problem.slo.every_s is not None
         simulation = simulate(fleet, problem.trace, limits=slo.limits, record=is_windowed)
         paid = bill_fleet(fleet)
@@ -180,28 +184,23 @@ def _send_first_answer(tell: Tell) -> OnPaper:
             screen_page.cards_html([screen.paper_card(fleet, paid)]),
         ]
         tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.limit_rows(slo, judge(simulation, slo))}
-        tell({"first": {"html": "\n".join(texts), "tables": tables}})
+        send({"first": {"html": "\n".join(texts), "tables": tables}})
 
-    return heard
-
-
-def _watch_search(tell: Tell) -> Watch:
-    return lambda standing: tell({"standing": _numbers(standing)})
+    return send_fleet
 
 
-def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _watch_search(send: Send) -> Watch:
+    return lambda standing: send({"standing": _progress_numbers(standing)})
+
+
+def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
     """The fleet that `plan` would find and its simulation, without what else speaks for it."""
-    study = _study(request, tell)
+    study = _study(request, send)
     task = parse_task(request["question"], study.catalog)
     if task.objective == "throughput":
-        plan = _planned(request, tell)
-        fleet, slo, trace, simulation, verdict = (
-            plan.fleet,
-            plan.slo,
-            plan.trace,
-            plan.simulation,
-            plan.verdict,
-        )
+        made = _planned(request, send)
+        fleet, slo, trace = made.fleet, made.slo, made.trace
+        simulation, verdict = made.simulation, made.verdict
     else:
         answer = study.ask(task)
         fleet, slo, trace = answer.fleet, answer.problem.slo, answer.problem.trace
@@ -220,23 +219,25 @@ def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 
 def _curves(simulation: Simulation) -> Document:
+    """The cumulative distribution of each metric that is drawn."""
     return {metric: asdict(cumulative_curve(simulation, metric)) for metric in fleet_comparison.PICTURED}
 
 
-def _planned(request: Request, tell: Tell) -> Plan:
-    study = _study(request, tell)
+def _planned(request: Request, send: Send) -> Plan:
+    """The plan for the question of the request; its phases and first answers are sent as they come."""
+    study = _study(request, send)
     question = read_task(request["question"], study.catalog)
-    return answer_question(question, study, watch=_watch_search(tell), on_paper=_send_first_answer(tell)).plan
+    return answer_question(question, study, watch=_watch_search(send), on_paper=_send_first_answer(send)).plan
 
 
-def _numbers(standing: SearchProgress) -> Document:
+def _progress_numbers(standing: SearchProgress) -> Document:
     """The numbers for the progress bar; the fleet is left out, because it is large."""
     return {name: getattr(standing, name) for name in ("best", "bound", "simulations")}
 
 
-def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
     """Around a plan: what may be wrong, and what each limit costs, as `plan sensitivity` says it."""
-    study = _study(request, tell)
+    study = _study(request, send)
     before = study.ask(parse_task(request["question"], study.catalog))
     return {
         "changes": [
@@ -250,32 +251,32 @@ def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
     }, {}
 
 
-def _study(request: Request, tell: Tell) -> Study:
+def _study(request: Request, send: Send) -> Study:
     """The study of this traffic, which earlier questions of this process may have filled."""
     catalog, path = _catalog(request), request["trace"]
     question = request["question"]
     described, how = parse_task(question, catalog).described, repr(reading_of(question))
     stamp = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
-    about = (*stamp, how, repr(described), request["seed"])
-    study = _REMEMBERED.get(about)
+    traffic_key = (*stamp, how, repr(described), request["seed"])
+    study = _REMEMBERED.get(traffic_key)
     if study is None or study.catalog != catalog or study.cached_requests > MOST_REMEMBERED:
-        tell({"phase": "reading the traffic"})
+        send({"phase": "reading the traffic"})
         study = Study(_requests(request, described, question.get("traffic") or {}), catalog, request["seed"])
         _REMEMBERED.clear()
-        _REMEMBERED[about] = study
-    return replace(study, time_limit_s=request["time_limit_s"], progress=lambda phase: tell({"phase": phase}))
+        _REMEMBERED[traffic_key] = study
+    return replace(study, time_limit_s=request["time_limit_s"], progress=lambda phase: send({"phase": phase}))
 
 
-def _sliders(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _sliders(request: Request, send: Send) -> tuple[Document, Files]:
     """A plan's fleet and its neighbours under more and less of everything, for the sliders beside it."""
-    study = _study(request, tell)
+    study = _study(request, send)
     task = parse_task(request["question"], study.catalog)
     fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, study.catalog))
     task = replace(task, rate_rps=request["rate_rps"]) if task.objective == "throughput" else task
     if task.slowdowns is not None:
         raise InputError("limits: are relative to a reference worker; sliders take limits in seconds")
     trace = requested_traffic(study.trace, task, seed=study.seed)[0]
-    tell({"phase": "simulating the plan under more and less traffic"})
+    send({"phase": "simulating the plan under more and less traffic"})
     verdicts = sliders.simulate_neighbours(fleet, trace, task.slo, time_limit_s=SLIDERS_S)
     return {
         "traffic": sliders.TRAFFIC,
@@ -298,11 +299,11 @@ def _sliders(request: Request, tell: Tell) -> tuple[Document, Files]:
     }, {}
 
 
-def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _together(request: Request, send: Send) -> tuple[Document, Files]:
     """Plans for several LLMs on one stock, as `plan --slo` with `llms:` makes them."""
     catalog, llms_question, traces = _catalog(request), request["question"], request["traces"]
     whole = {name: entry | {"trace": traces[name]} for name, entry in llms_question["llms"].items()}
-    tell({"phase": "reading the traces"})
+    send({"phase": "reading the traces"})
     text = checked_files.to_yaml({**llms_question, "llms": whole}).encode()
     question = read_as("slo.yaml", text, lambda path: read_question(path, None, catalog))
     shared = plan(
@@ -310,11 +311,11 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
         catalog=catalog,
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
-        progress=lambda phase: tell({"phase": phase}),
+        progress=lambda phase: send({"phase": phase}),
     )
     assert isinstance(shared, SharedPlanResult)
     fleets = shared.shared
-    tell({"phase": "writing the reports"})
+    send({"phase": "writing the reports"})
     folder = Path(request["catalog"]) if request.get("catalog") else None
     command = words.command_line(
         Path("slo.yaml"), None, folder, seed=request["seed"], time_limit_s=request["time_limit_s"]
@@ -334,7 +335,7 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
             "limits": several_llms_report.limit_rows(fleets),
             "nodes": several_llms_report.node_rows(fleets),
         },
-        "plans": {name: plan_document(one) for name, one in fleets.plans.items()},
+        "plans": {name: plan_document(of_llm) for name, of_llm in fleets.plans.items()},
     }
     return document, {
         **several_llms_report.render(fleets, command=command),
@@ -381,7 +382,7 @@ def _screen(plan: Plan) -> Document:
     }
 
 
-def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _compare(request: Request, send: Send) -> tuple[Document, Files]:
     """Fleets of saved plans on the same requests, as `plan compare` does."""
     catalog = _catalog(request)
     task = parse_task(request["question"], catalog)
@@ -390,7 +391,7 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
         (name, read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, catalog)))
         for name, text in request["fleets"].items()
     ]
-    tell({"phase": f"simulating {len(trace):,} requests on {len(fleets)} fleets"})
+    send({"phase": f"simulating {len(trace):,} requests on {len(fleets)} fleets"})
     slo = None if task.slowdowns is not None else task.slo
     traffic = RateRequest(task.rate_rps, task.scale, task.window or "whole")
     comparison = simulating.compare(
@@ -403,7 +404,8 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
             row.variant.name: row.curves[metric] for row in comparison.rows[: fleet_comparison.MOST_CURVES]
         }
         if any((curve.value_s > 0).any() for curve in curves.values()):
-            chart = charts.comparison_chart(curves, metric, [one for one in limits if one.metric == metric])
+            of_metric = [limit for limit in limits if limit.metric == metric]
+            chart = charts.comparison_chart(curves, metric, of_metric)
             caption = f"Distribution of the {METRICS[metric].name}: further left is sooner."
             pictures.append(_picture(chart, caption))
     document = {
@@ -418,9 +420,9 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
     return document, dict(fleet_comparison.render_comparison(comparison))
 
 
-def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _pareto(request: Request, send: Send) -> tuple[Document, Files]:
     """What each tightening of a limit costs, as `plan pareto` says it."""
-    study = _study(request, tell)
+    study = _study(request, send)
     task = parse_task(request["question"], study.catalog)
     frontier = pareto_frontier.find_frontier(study, task, request["over"], points=request["points"])
     document = pareto_frontier.frontier_document(frontier)
@@ -430,7 +432,7 @@ def _pareto(request: Request, tell: Tell) -> tuple[Document, Files]:
     return document | {"charts": [_picture(pareto_page.draw_frontier(frontier), caption)]}, {}
 
 
-def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` does."""
     market, window_s = markets.parse_market(request["market"]), request["window_s"]
     written: Files = {"schedule.yaml": checked_files.to_yaml(request["market"])}
@@ -444,11 +446,11 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
             request["demand_name"], text, lambda path: markets.read_demand(path, window_s=window_s)
         )
         written["demand.csv"] = text
-    tell({"phase": f"scheduling {demand.rate_rps.shape[1]} windows"})
+    send({"phase": f"scheduling {demand.rate_rps.shape[1]} windows"})
     planned = schedule(market, demand, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
     why = not_simulated(planned.answer, traces) or "this page does not simulate; `plan schedule` does"
     answer = replace(planned.answer, not_simulated=why)
-    tell({"phase": "drawing the charts"})
+    send({"phase": "drawing the charts"})
     document = schedules.to_json(answer) | {
         "answer": schedules.sentence(answer),
         "proof": schedules.proof_line(answer),
@@ -460,7 +462,7 @@ def _schedule(request: Request, tell: Tell) -> tuple[Document, Files]:
     return document, {**schedules.render(answer), **written}
 
 
-def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _day(request: Request, send: Send) -> tuple[Document, Files]:
     """A day of traffic under controllers, as `plan day` answers it."""
     question = request["question"]
     written: Files = {"slo.yaml": checked_files.to_yaml(question)}
@@ -469,7 +471,7 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         catalog = _catalog(request)
         standing = read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, catalog))
         written["plan.yaml"] = text
-    tell({"phase": "reading the traffic"})
+    send({"phase": "reading the traffic"})
     described = parse_task(question, _catalog(request)).described
     trace = _requests(request, described, question.get("traffic") or {})
     studied = day(
@@ -479,12 +481,12 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
         catalog=request.get("catalog"),
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
-        progress=lambda phase: tell({"phase": phase}),
+        progress=lambda phase: send({"phase": phase}),
     )
     if not isinstance(studied, DayResult):
         raise InputError("slo.yaml: llms: this page takes one LLM; ask `plan day` for all of them")
     answer = studied.answer
-    tell({"phase": "drawing the charts"})
+    send({"phase": "drawing the charts"})
     document = day_page.to_json(answer) | {
         "answer": day_page.recommendation(answer),
         "proof": day_page.proof_lines(answer),
@@ -501,13 +503,11 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
     return document, {**day_page.render_day(answer), **day_manifests.controller_manifests(answer), **written}
 
 
-def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _prefixes(request: Request, send: Send) -> tuple[Document, Files]:
     """What prompts share and where to keep it, as `plan prefixes` says it; and who sends how much."""
-    tell({"phase": "reading the prefixes"})
-    trace, fleet = (
-        spread_stamps(_requests(request, None, request.get("traffic") or {}), seed=request["seed"]),
-        None,
-    )
+    send({"phase": "reading the prefixes"})
+    trace = spread_stamps(_requests(request, None, request.get("traffic") or {}), seed=request["seed"])
+    fleet = None
     if request.get("fleet"):
         catalog = _catalog(request)
         fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, catalog))
@@ -517,7 +517,7 @@ def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
         pool=request["pool"],
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
-        progress=lambda phase: tell({"phase": phase}),
+        progress=lambda phase: send({"phase": phase}),
     )
     document, written = prefix_study.prefix_document(study), prefix_study.render_prefixes(study)
     summary = document["trace"]
@@ -529,13 +529,13 @@ def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
     }, written
 
 
-def _watch(request: Request, tell: Tell) -> tuple[Document, Files]:
+def _watch(request: Request, send: Send) -> tuple[Document, Files]:
     """One look at live metrics, held against the files of a plan, as `plan watch --once` does."""
-    tell({"phase": "reading the plan"})
+    send({"phase": "reading the plan"})
     with TemporaryDirectory() as folder, zipfile.ZipFile(request["plan"]) as packed:
         for name in WATCHED:
             packed.extract(name, folder)
-        tell({"phase": "looking at the metrics"})
+        send({"phase": "looking at the metrics"})
         looked = watch_api.watch(
             folder,
             request["places"],
@@ -549,7 +549,7 @@ def _watch(request: Request, tell: Tell) -> tuple[Document, Files]:
     return looked.to_dict() | {"headline": looked.headline(), "sentences": looked.sentences()}, {}
 
 
-JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
+JOBS: dict[str, Callable[[Request, Send], tuple[Document, Files]]] = {
     "trace": _trace,
     "plan": _plan,
     "together": _together,
@@ -566,10 +566,12 @@ JOBS: dict[str, Callable[[Request, Tell], tuple[Document, Files]]] = {
 
 
 def _picture(chart: Any, caption: str) -> Document:
+    """A chart as the pages draw it."""
     return {"spec": drawing.live_spec(chart), "caption": caption}
 
 
 def _plain_values(value: Any) -> Any:
+    """For json.dumps: the values of NumPy as Python's own."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no JSON")
@@ -587,12 +589,13 @@ def _warm_up() -> None:
 
 
 def main() -> None:
+    # Answers go to what is stdout now; stdout itself then becomes stderr, for the prints of libraries.
     answers_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     with answers_to as answers, debug_mode(False):  # Altair need not check every point of our charts.
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Prints of libraries are no answers.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         lock = threading.Lock()
 
-        def tell(message: Document) -> None:
+        def send(message: Document) -> None:
             with lock:
                 answers.write(json.dumps(message, default=_plain_values) + "\n")
 
@@ -604,19 +607,20 @@ def main() -> None:
         while True:
             job = json.loads(jobs.get())
             try:
-                document, written = run(job["kind"], job["request"], tell)
+                document, written = run(job["kind"], job["request"], send)
                 (Path(job["folder"]) / "files.zip").write_bytes(pack(written))
                 (Path(job["folder"]) / "document.json").write_text(
                     json.dumps(document, default=_plain_values)
                 )
-                tell({"done": True})
+                send({"done": True})
             except PlannerError as error:
-                tell({"error": error_line(error), "guess": getattr(error, "guess", "")})
+                send({"error": error_line(error), "guess": getattr(error, "guess", "")})
             except Exception:
-                tell({"crash": traceback.format_exc()})
+                send({"crash": traceback.format_exc()})
 
 
 def _listen(jobs: queue.SimpleQueue[str]) -> None:
+    """Put every line of stdin among the jobs, and end this process when stdin ends."""
     for line in sys.stdin:
         jobs.put(line)
     os._exit(0)  # The app has ended, so no work is left to finish.

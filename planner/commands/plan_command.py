@@ -221,11 +221,12 @@ class BestSoFar:
         self.standing: SearchProgress | None = None
 
     def note_progress(self, standing: SearchProgress) -> None:
+        """Remember what the search has, once it has a fleet."""
         if standing.fleet is not None:
             self.standing = standing
 
     def write_fleet(self) -> str:
-        """Write the fleet into `out`, and return what to say of it."""
+        """Write the fleet into `out`, if there are both. Returns a sentence on the fleet and the file."""
         if self.standing is None or self.standing.fleet is None:
             return "no fleet was found yet"
         from planner.documents.fleet_file import fleet_document
@@ -388,6 +389,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
 
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:
+    # Of files in a folder only the folder is named.
     names = dict.fromkeys(f"{head}{slash}" for head, slash, _ in (name.partition("/") for name in written))
     stdout_console(soft_wrap=True).print(f"written to {out}: {', '.join(names)}", markup=False)
 
@@ -396,6 +398,7 @@ def _print_tables(plan: Plan) -> None:
     from planner.reports.output import verdict_document
     from planner.reports.words import commitment_rows
 
+    # Where GPUs of a node stay idle, the whole node is paid: pools have their part by the GPU.
     by_gpu = "USD/h by the GPU" if plan.bill.idle_gpus else "USD/h"
     has_drafts = any(pool.type.speculation for pool in plan.fleet.pools)
     has_ranks = any(pool.type.dp > 1 for pool in plan.fleet.pools)
@@ -425,7 +428,7 @@ def _print_several(shared_plan: SharedPlan, out: Path, *, verbose: bool) -> None
     print_shared_screen(shared_plan)
     if verbose:
         _print_shared_details(shared_plan)
-    folders = ", ".join(f"{name}/" for name in shared_plan.plans)
+    folders = ", ".join(f"{name}/" for name in shared_plan.plans)  # Named after the LLMs.
     stdout_console(soft_wrap=True).print(
         f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}",
         markup=False,

@@ -25,7 +25,7 @@ from planner.errors import InputError
 from planner.files.checked_files import read_yaml, to_yaml, write_file
 from planner.models.step_tables import StepTable, read_step_table
 from profiling.machine import describe
-from profiling.measure import Subject, note, profile
+from profiling.measure import Subject, profile, write_notes
 from profiling.vllm_install import is_cpu_build
 
 ENGINES = "engines.yaml"
@@ -108,5 +108,5 @@ def profile_engine(
     write_file(rows_file, to_yaml(other_rows | {f"vllm-{first_version}": row}))
     # `note` adds the fit to the head of table.csv, so that the table is read once more below.
     fit_notes = {"slowdown": f"{fit.slowdown:.4g}", "admission_s": f"{fit.admission_s:.3g}"}
-    note(out, {"engines": ENGINES, **fit_notes, "shares_cores": str(fit.shares_cores).lower()})
+    write_notes(out, {"engines": ENGINES, **fit_notes, "shares_cores": str(fit.shares_cores).lower()})
     return Profiled(read_step_table(out), fit, (out, served_file, rows_file))

@@ -24,7 +24,7 @@ from planner.policies import POOLS, STATIC, STEPWISE
 from planner.simulator import kernel, layout, readings
 from planner.simulator.kernel_variants import for_whole_kernel
 from planner.simulator.layout import State
-from planner.simulator.replay import elastic_state, engine_of, results
+from planner.simulator.replay import elastic_state, engine_of, results, room_for_runs
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
@@ -186,7 +186,7 @@ class Stock:
             self.free[name] -= workers * count
 
     def wake(self, now_s: float) -> None:
-        """Have all runs that wait look again whether their workers can start."""
+        """GPUs were given back: all runs that wait look again, now, whether their workers can start."""
         woken, self.waiting = self.waiting, []
         for run in woken:
             run.push(now_s, _LOOKS)
@@ -233,12 +233,12 @@ def simulate_elastic(
     _check_fleet(fleet, trace, pools)
     _check_controller(controller)
     largest, sizes = _largest_fleet(fleet, pools), _first_sizes(fleet, pools)
-    runs = 8 * len(trace) + 1024 if record else 0  # Room for as many runs of steps as most traces need.
+    runs = room_for_runs(trace) if record else 0
     while True:
         state = elastic_state(largest, trace, sizes, limits=limits, every_s=every_s, runs=runs)
         run = _Run(state, largest, pools, controller, Stock({}))
         run_to_the_end([run], [sizes], stop_early=stop_early)
-        needed = int(state.counters[layout.RUNS])
+        needed = int(state.counters[layout.RUNS])  # The run works on these arrays.
         if not record or needed <= runs:
             return run.result(results(run.state, largest, trace, tuple(limits)))
         runs = needed
@@ -315,7 +315,7 @@ def run_to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop
         _, i = heapq.heappop(pauses)
         if (next_s := next(steps[i], None)) is not None:
             pauses.append((next_s, i))
-        # A run that waited for GPUs may have been woken, and then pauses sooner than it said.
+        # A run that waited for GPUs may have been woken: it then pauses sooner than it announced.
         pauses = [(runs[k].pause_s(), k) for _, k in pauses]
         heapq.heapify(pauses)
 
@@ -461,7 +461,7 @@ class _Run:
                 if self.events[0][1] != kind and self.rows:
                     break  # The kernel first carries out what has happened, so that later events see it.
                 _, kind, _, s, life = heapq.heappop(self.events)
-                self.happen(kind, s, life)
+                self.carry_out(kind, s, life)
             if self.is_stuck():
                 break
             yield self.pause_s()
@@ -484,7 +484,9 @@ class _Run:
             self.decisions += 1
 
     def pause_s(self) -> float:
-        """When the next pause will be. Workers that become ready before it need none: the kernel is told."""
+        """When the next pause will be. Workers that become ready before it need no pause: the kernel carries
+        that out as a disturbance.
+        """
         while self.events and self.events[0][1] == _BEGINS:
             time_s, _, _, s, life = heapq.heappop(self.events)
             slot = self.slots[s]
@@ -499,6 +501,7 @@ class _Run:
         pause_s = self.pause_s()
         self.rows.append((pause_s, layout.PAUSE, 0))
         rows = self.state.disturbances
+        # One row more, at an infinite time, ends the list.
         if len(rows) < len(self.rows) + 1:
             rows = np.zeros(2 * len(self.rows) + 1, layout.DISTURBANCE)
             self.state = self.state._replace(disturbances=rows)
@@ -510,12 +513,12 @@ class _Run:
         self.state.counters[layout.NEXT_DISTURBANCE] = 0
         kernel.simulate_events(for_whole_kernel(self.state), 0, stop_early)
         if self.state.counters[layout.NEXT_DISTURBANCE] <= pause:
-            return False
+            return False  # All requests were done, or a limit was broken, before the pause.
         self.now_s = pause_s
         self.end_drained()
         return True
 
-    def happen(self, kind: int, s: int, life: int) -> None:
+    def carry_out(self, kind: int, s: int, life: int) -> None:
         """Carry out an event; one about a worker that is gone changes nothing."""
         slot, now_s = self.slots[s], self.now_s
         if kind == _READS:
@@ -629,6 +632,7 @@ class _Run:
         """Take a reading of the metrics."""
         counting, phases = self.counting, [[slot.phase for slot in pool] for pool in self.of_pool]
         limbo = counting.count(int(self.state.counters[layout.ENTERED]), self.now_s)
+        # By figure (rows) and pool (columns). Counts are copied, as the next reading overwrites them.
         counts, sums = counting.counts.T.copy(), counting.sums.T
         totals = np.concatenate((sums, counts[[readings.INPUT, readings.OUTPUT]]))
         divisors = counts[_DIVISORS]
@@ -660,6 +664,7 @@ class _Run:
         """Let the controller decide by the latest reading at least `lag_s` old and resize the pools."""
         latest_s = self.now_s - self.controller.lag_s
         k = len(self.readings) - 1
+        # With a lag longer than the run so far it sees the first reading.
         while k > 0 and self.readings[k].time_s > latest_s:
             k -= 1
         wanted = self.controller.sizes(self.readings[k])
@@ -694,6 +699,7 @@ class _Run:
         lacks_numbers, lacks_gpus = False, False
         missing = {p for p, wanted in enumerate(self.wanted) if alive[p] < wanted}
         while missing:
+            # The pool with the smallest share of the workers it wants comes first.
             p = min(missing, key=lambda p: (alive[p] / self.wanted[p], p))
             off = next((slot for slot in self.of_pool[p] if slot.phase == _OFF), None)
             if off is None:  # All numbers are taken, some by workers that drain.

@@ -62,6 +62,7 @@ COUNTED_WHILE_RUNNING = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.
 # Steps until a worker knows of KV that has arrived, by whether its engine schedules asynchronously: such an
 # engine sends a step to the workers as the one before begins.
 KV_DELAY_STEPS = {False: 1, True: 3}
+RUNS_PER_REQUEST, LEAST_RUNS = 8, 1024  # Room for recorded runs of steps, which suffices for most traces.
 REMEMBERED_TOKENS = 20_000  # Tables of step times up to so many tokens are remembered between simulations.
 REMEMBERED_TYPES = 1024  # Tables of so many worker types are remembered.
 FRESH_REQUESTS = 2048  # Records are written in blocks of so many, which fit into a processor's cache.
@@ -127,11 +128,10 @@ def simulate(
         )
     if is_long(fleet, trace, limits) and not closed_loop and not record_parts:
         return _simulate_streamed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
-    n = len(trace.arrival_s)
     # In a closed loop all requests count: arrivals mean nothing.
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     record = record or record_parts
-    runs = 8 * n + 1024 if record else 0  # Room for runs; if a trace needs more, the kernel says how many.
+    runs = room_for_runs(trace) if record else 0  # If a trace needs more, the kernel counts how many.
     parts = runs if record_parts else 0
     while True:
         state = _state(
@@ -149,6 +149,11 @@ def simulate(
         if not record or (needed <= runs and needed_parts <= parts):
             return results(state, fleet, trace, tuple(limits))
         runs, parts = max(runs, needed), max(parts, needed_parts)
+
+
+def room_for_runs(trace: Trace) -> int:
+    """How many recorded runs of steps there is room for at first."""
+    return RUNS_PER_REQUEST * len(trace) + LEAST_RUNS
 
 
 def is_long(fleet: Fleet, trace: Trace, limits: Sequence[Limit] = (), least: int | None = None) -> bool:
@@ -232,8 +237,7 @@ def _simulate_streamed(
                 state, lambda paused: kernel.simulate_events(for_kernel(paused), 0, stop_early), deadline
             )
         except streaming_requests.MoreRuns:
-            # There was too little room for runs.
-            per_request *= 4
+            per_request *= 4  # There was too little room for recorded runs, so the simulation begins anew.
             continue
         _check_done(state)
         sampled_runs = np.concatenate([state.runs[:0], *streamed.sampled])
@@ -243,6 +247,7 @@ def _simulate_streamed(
             release_memory(column)
         state = state._replace(runs=sampled_runs, requests=streamed.requests[:0])
         simulation = results(state, fleet, trace, tuple(limits), columns)
+        # The parts of the run whose steps were recorded, (first, last moment) each.
         sampled_s = np.array(streamed.sampled_s).reshape(-1, 2)
         return replace(simulation, gaps=streamed.gaps, sampled_s=sampled_s), state
 
@@ -294,8 +299,8 @@ class RequestRecords:
     """The kernel's records of a trace's requests, which many simulations use one after the other, from any
     thread.
 
-    A simulation that fails early has changed few of them, and only those are written anew for the next one.
-    The first simulation writes them all; unless they are `reused`, each one does.
+    A simulation that fails early has changed few records, and only those are written anew for the next one.
+    If records are not `reused`, every simulation gets new ones.
     """
 
     def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, reused: bool = True):
@@ -304,7 +309,8 @@ class RequestRecords:
         # Arrays that no simulation uses now, and how many of their first records were changed.
         self._spare: list[tuple[npt.NDArray[np.void], int]] = []
         self._lock, self._last = threading.Lock(), threading.local()
-        self.runs = self.entered = 0  # How many simulations there were, and requests that entered them.
+        # How many simulations there were, and how many requests arrived in them before they ended.
+        self.runs = self.entered = 0
 
     def take(self) -> npt.NDArray[np.void]:
         """All records (n,), layout.REQUEST, as they are before the first event."""
@@ -327,13 +333,13 @@ class RequestRecords:
         self.count(touched)
 
     def count(self, entered: int) -> None:
-        """Count one more simulation, which so many requests entered."""
+        """Count one more simulation, in which `entered` requests arrived before it ended."""
         self._last.entered = entered
         with self._lock:
             self.runs, self.entered = self.runs + 1, self.entered + entered
 
     def latest_entered(self) -> int:
-        """How many requests entered the latest simulation of this thread."""
+        """How many requests arrived in the latest simulation of this thread."""
         return int(self._last.entered)
 
 
@@ -348,11 +354,12 @@ def simulate_if_kept(
     is_prefilled: bool = False,
 ) -> Simulation | None:
     """The whole simulation, or None as soon as it shows that the SLO is missed: a limit is broken over the
-    whole or, with `every_s`, in a window of that length, or too many of the last requests wait longer than
-    `patience_s` (`Slo.patience_s`).
+    whole trace or, with `every_s`, in a window of that length, or too many of the last requests wait longer
+    than `patience_s` (`Slo.patience_s`).
 
     A simulation that is returned may still miss a window or the backlog test: `slo_verdict.judge` decides. A
-    limit that holds in every window holds over the whole, so breaking it over the whole may end the run too.
+    limit that is broken over the whole trace is broken in some window too, so with `every_s` as well it ends
+    the run.
     `requests` are the records of `trace`, used for many fleets. If `is_prefilled`, every prompt arrives
     computed, on the first of the fleet's workers.
     """
@@ -393,8 +400,8 @@ def read_if_kept(
     patience_s: float = np.inf,
     is_prefilled: bool = False,
 ) -> Result | None:
-    """As `simulate_if_kept`, of a trace that is not long (`is_long`), with what `read` makes of the kernel's
-    arrays in place of the simulation. `read` must not keep them: the next simulation uses them.
+    """As `simulate_if_kept` for a trace that is not long (`is_long`), but returns what `read` makes of the
+    kernel's arrays. `read` must not keep the arrays: the next simulation uses them.
     """
     state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     if every_s is not None:
@@ -437,6 +444,7 @@ def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
     state.policy[layout.LAST_S] = trace.arrival_s[first]
     latest_s = float(trace.arrival_s[-1]) + 2 * patience_s
     state.policy[layout.LATEST_S] = latest_s * (1 + 1e-9)  # Rounding must not fail a fleet that just passes.
+    # Half of the last tenth may fail (STEADY_FRAC); the others with gaps must decode by LATEST_S.
     state.counters[layout.IN_DOUBT] = requests_with_gaps - (len(trace) - first) // 2
 
 
@@ -468,8 +476,9 @@ class LostRequests(Exception):
 
 
 def _check_done(state: State) -> None:
-    """Raise LostRequests if no event is due and not all requests are done. If workers go down requests may
-    wait for ever, and a step whose time is NaN never ends; `results` has an error for that.
+    """Raise LostRequests if no event is due and not all requests are done. Two cases are no mistake: if
+    workers go down, requests may wait for ever; and a step whose time is NaN never ends, for which `results`
+    raises InputError.
     """
     counters, n = state.counters, len(state.requests)
     # Something can still happen: an event, requests to come, a step under way, workers that return.
@@ -562,7 +571,8 @@ def _state(
     if sizes is not None:
         workers["is_up"] = _index_in_pool(pools) < np.asarray(sizes)[kinds]
     count, order = len(workers), _routing_order(pools, pool_ranks, kinds)
-    # The lanes have events, and last the outside world (disturbances); between them those of each engine.
+    # What has events: first each lane, last the disturbances of the outside world, and between the two what
+    # an engine of the simulator has of its own.
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
     worker_types = [pool.type for pool in pools]
     offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
@@ -624,7 +634,9 @@ def _with_first_hand_offs(state: State) -> State:
 def _request_classes(
     limits: Sequence[Limit], policies: Policies, trace: Trace, engine: str
 ) -> npt.NDArray[np.void] | None:
-    """The classes of the requests (n,), layout.REQUEST_CLASS; None where nobody asks."""
+    """The classes of the requests (n,), layout.REQUEST_CLASS; None where neither a limit nor the queue has
+    any.
+    """
     selectors, by_deadline = selectors_of(limits), QUEUE[policies.queue].by_deadline
     if not selectors and not by_deadline:
         return None
@@ -701,7 +713,7 @@ def _list_pools(state: State) -> None:
 def _types(
     pools: Sequence[Pool], fleet: Fleet, trace: Trace
 ) -> tuple[npt.NDArray[np.void], Floats, list[Rank]]:
-    """A layout.TYPE for each pool, the tables of their step times as one array, and their ranks."""
+    """A layout.TYPE for each pool, all tables of step times as one array, and each type's key (`Rank`)."""
     types = np.empty(len(pools), dtype=layout.TYPE)
     tables: list[Floats] = []
     pool_ranks: list[Rank] = []
@@ -727,7 +739,7 @@ def _types(
 def _type(
     worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int, most_tokens: int
 ) -> tuple[npt.NDArray[np.void], tuple[Floats, ...], Rank]:
-    """A layout.TYPE (1,) without the offsets of its tables, the tables of its step times, and its rank."""
+    """A layout.TYPE (1,) without the offsets of its tables, the tables of its step times, and its key."""
     row = np.zeros(1, dtype=layout.TYPE)
     _fill_type(row, worker_type, policies, llm, longest_tokens)
     form = worker_type.step_times.compile_for_kernel(most_tokens, worker_type.max_num_seqs)
@@ -772,7 +784,9 @@ def _workers(
 
 
 def _dp_ranks(pools: Sequence[Pool]) -> npt.NDArray[np.void] | None:
-    """Which of the kernel's workers (W,) are ranks of one worker; None if all workers have one rank."""
+    """For each of the kernel's workers (W,), which are data-parallel ranks, the first rank of its worker and
+    how many there are; None if all workers have one rank.
+    """
     if all(pool.type.dp == 1 for pool in pools):
         return None
     counts = np.repeat([pool.type.dp for pool in pools], [pool.count for pool in pools])
@@ -848,7 +862,7 @@ def _counted_limits(
     return of_trace[key].copy()
 
 
-# By trace, while it is in memory: of most traces many fleets are simulated.
+# The counted limits by trace, as long as the trace is in memory: most traces are simulated on many fleets.
 _limits_of_traces: weakref.WeakKeyDictionary[Trace, dict[Hashable, npt.NDArray[np.void]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -857,7 +871,7 @@ _limits_of_traces: weakref.WeakKeyDictionary[Trace, dict[Hashable, npt.NDArray[n
 def _limits_as_counted(
     limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
 ) -> npt.NDArray[np.void]:
-    """As `_counted_limits`, which remembers it."""
+    """The limits of `_counted_limits`, computed anew."""
     rows, selectors = np.zeros(len(limits), dtype=layout.LIMIT), selectors_of(limits)
     for k, limit in enumerate(limits):
         row = rows[k : k + 1]
@@ -875,6 +889,7 @@ def _counters(policies: Policies, released: int) -> Ints:
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
     counters[layout.RELEASED] = released
     counters[[layout.LIMBO, layout.LOST, layout.FREED, layout.HELD, layout.READING]] = layout.NONE
+    # An odd number is never 0, a state that the kernel's generator (routing.py) would not leave.
     counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
     counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing].code
     counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing].code
@@ -889,6 +904,7 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
     numbers[layout.RESTART_S] = policies.flip_restart_s
     numbers[layout.REPURPOSE_S] = policies.repurpose_after_s
+    # From here on times that have not come yet; those of them that have a value are set below.
     numbers[layout.SHORT_SINCE_S :] = np.inf
     numbers[layout.FRONT_END_S] = fleet.front_end_s
     numbers[layout.HEAVY_TOKENS] = policies.heavy_tokens
@@ -942,7 +958,11 @@ def _fill_type(
             f"batching {policies.batching}: counts KV by tokens alone, and {llm} has layers with "
             "windows or states; choose vllm-v1"
         )
-    longest_blocks = blocks - watermark if not reserves else reserved if reserved <= blocks else 0
+    # The most blocks of one request; with reserved blocks all have the same, and none fits if that is too
+    # much.
+    longest_blocks = blocks - watermark
+    if reserves:
+        longest_blocks = reserved if reserved <= blocks else 0
     for name, value in (
         ("batching", batching.code),
         ("queue_order", QUEUE[policies.queue].code),
@@ -987,9 +1007,10 @@ def _fill_type(
 
 
 def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
-    """Fill in the output lengths that schedulers predict: the lower end of a bucket, which is the right one
-    for the share `accuracy_frac` of requests (TetriInfer). For a request that is longer than predicted it is
-    then the mean of all outputs that are longer than that prediction (Aladdin).
+    """Fill in the output lengths that schedulers predict. The first prediction is the lower end of a bucket
+    of lengths, the right bucket for the share `accuracy_frac` of requests (TetriInfer). The later prediction,
+    for a request that has become longer than the first, is the mean of all outputs longer than the first
+    (Aladdin).
     """
     outputs = requests["output_tokens"]
     buckets = synthetic_buckets(outputs, accuracy_frac, np.random.default_rng(seed))
@@ -1032,9 +1053,10 @@ def results(
     limits: tuple[Limit, ...],
     columns: dict[str, npt.NDArray[Any]] | None = None,
 ) -> Simulation:
-    """The results of a run in the kernel's arrays; `columns` are those of the requests if they were read
-    already.
+    """The results of a run in the kernel's arrays. `columns` are those of the requests (`columns_of`), if
+    they were read already. Raises InputError where a step was larger than the tables of step times.
     """
+    # The time of such a step is NaN, so its lane runs and is never due.
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
@@ -1099,8 +1121,9 @@ def results(
 
 
 def _merge_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:
-    """Records (W,) of workers: that of the first rank, as all are busy in the same steps, with the tokens of
-    all. And the worker of each rank; its last value is NONE, so that the rank NONE (-1) has the worker NONE.
+    """(records of the workers (W,), worker of each rank). All ranks of a worker are busy in the same steps,
+    so a worker has the record of its first rank, with the tokens of all. The second array ends with NONE, so
+    that the rank NONE (-1) has the worker NONE.
     """
     assert state.dp_ranks is not None
     firsts, worker_of = np.unique(state.dp_ranks["first"], return_inverse=True)
