@@ -53,7 +53,7 @@ from profiling.config import read_config, text_of
 from profiling.engine import VllmEngine
 from profiling.meter import StepMeasurement, StepMeter, StepNotRunError
 from profiling.operators import TorchOperators
-from profiling.power import open_gpu
+from profiling.power import GpuPower, open_gpu
 from profiling.vllm_install import is_installed
 
 MORE_COLUMNS = (
@@ -165,14 +165,7 @@ def profile(
             "kv_cache": f"{limits.kv_tokens} tokens in blocks of {limits.block_tokens}",
             "host_s": meter.host_is,
             "all_reduce": _all_reduce_note(llm, row, tp, collectives),
-            **(
-                {}
-                if power_meter is None
-                else {
-                    "power": f"idle {idle_w:.1f} W, limit {power_meter.limit_w:.0f} W",
-                    "clocks": power_meter.clocks(),
-                }
-            ),
+            **_power_notes(power_meter, idle_w),
             "date": datetime.date.today().isoformat(),
             "command": command or "profiling.measure.profile",
             "seed": str(seed),
@@ -188,6 +181,14 @@ def profile(
         )
     finally:
         meter.close()
+
+
+def _power_notes(power_meter: GpuPower | None, idle_w: float | None) -> dict[str, str]:
+    """Lines of the header on the GPU's power; none where it cannot be read."""
+    if power_meter is None:
+        return {}
+    limits = f"idle {idle_w:.1f} W, limit {power_meter.limit_w:.0f} W"
+    return {"power": limits, "clocks": power_meter.clocks()}
 
 
 def measure_into(

@@ -1,8 +1,8 @@
 """From the inputs of the page Day to the section `day` of slo.yaml and the command, and back.
 
-Spans are in seconds, `train` and `missed` are in %; None is an input left empty. What the section says of
-parameters of a controller, which no input shows, is in `parameters`, so that nothing is lost. `start_s` takes
-the place of `storage` and `image`.
+Spans are in seconds, `train` and `missed` are in %; None is an empty input. Parameters of controllers, which
+have no input, are in `parameters`, so that nothing is lost. With `start_s`, `storage` and `image` do not
+count.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # The static fl
 WORDS = tuple((name, CONTROLLERS[name].words) for name in OFFERED)
 
 
-def of_section(given: object) -> Form:
-    """The inputs that ask what a section asks, or what holds without one; raises what `parse_day` raises."""
+def form_of_section(given: object) -> Form:
+    """The form of a section `day`, of None that of the defaults; raises what `parse_day` raises."""
     section: DaySection = parse_day(given, "slo.yaml: day")
     whole = given if isinstance(given, Mapping) else {}
     named = whole.get("controllers")
@@ -56,7 +56,7 @@ def of_section(given: object) -> Form:
 
 
 def section(form: Mapping[str, Any]) -> Document:
-    """`day` of slo.yaml; what is left empty is left out."""
+    """The section `day` of slo.yaml; empty inputs are left out."""
     chosen, own = form["controllers"] or [STATIC], form["parameters"]
     has_own = any(name in own for name in chosen)
     settings: Document = {"controllers": {name: own.get(name, {}) for name in chosen} if has_own else chosen}
@@ -89,8 +89,8 @@ def document(question: Mapping[str, Any], form: Mapping[str, Any]) -> Document:
 def command(
     form: Mapping[str, Any], catalog_folder: Path | None = None, *, stands: bool, is_described: bool = False
 ) -> str:
-    """What gives the same answer on a command line, beside slo.yaml, the trace unless slo.yaml describes the
-    traffic, and plan.yaml if it stands.
+    """The command line that gives the same answer from slo.yaml, the trace (unless slo.yaml describes the
+    traffic) and plan.yaml (if its fleet `stands` all day).
     """
     words = ["plan", "day", "--slo", "slo.yaml"]
     words += [] if is_described else ["--trace", form["trace"].partition("/")[2]]

@@ -15,8 +15,8 @@ from planner.reports import page
 from planner.reports.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
 from ui.store import Document, Store, error_line, pack
 
-FIGURE_PIXELS = 150
-AXES_PIXELS = 60
+FIGURE_PIXELS = 150  # The width of one of the `figures`.
+AXES_PIXELS = 60  # What axes and their titles add to the height of a chart.
 LATENCIES = (
     "TTFT: time to first token. TBT: gap between tokens. TPOT: mean gap of a request. E2E: end-to-end time. "
     "p90: nine of ten are no slower."
@@ -49,7 +49,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def chart(picture: Mapping[str, Any]) -> None:
-    """A chart as `drawing.live_spec` gives it, as in a report, with its caption, also read aloud."""
+    """Draw a chart of `drawing.live_spec` and its caption, which screen readers say too."""
     text = json.dumps(picture["spec"])
     if st.context.theme.type == "dark":
         for light, dark in DARK.items():
@@ -100,7 +100,7 @@ def signed_percent(frac: float | None) -> str:
 
 
 def error(problem: Exception | str) -> None:
-    """What the command says on its one line."""
+    """Draw an error in the words of the command."""
     st.error(escaped(problem if isinstance(problem, str) else error_line(problem)))
 
 
@@ -121,7 +121,7 @@ def screen_charts(document: Document) -> None:
 
 
 def figures(cells: Iterable[tuple[str, str, str]]) -> None:
-    """Name, value and note side by side, as many as fit."""
+    """Draw figures, each a name, a value and a note, side by side."""
     with st.container(horizontal=True):
         for name, value, note in cells:
             with st.container(width=FIGURE_PIXELS):
@@ -132,8 +132,8 @@ def figures(cells: Iterable[tuple[str, str, str]]) -> None:
 def plan_tabs(
     document: Document, store: Store, key: str, *, command_text: str = "", folder: str = "", of: str = ""
 ) -> None:
-    """All that is known of a plan, by topic; `folder` of the result's files is its own, `of` says which
-    question its downloads answer.
+    """Draw all that is known of a plan, by topic. `key` is its result in the store. Of several LLMs' plans
+    one has its files in `folder`. `of` is a sentence on the question that the downloads answer.
     """
     tables = document["tables"]
     names = ("Fleet", "SLO", "How it runs", "What binds", "Alternatives", "Proof", "Downloads")
@@ -216,13 +216,14 @@ def day_downloads(store: Store, key: str, names: Iterable[str], text: str) -> No
 
 
 def _everything(store: Store, key: str, text: str) -> None:
+    """Buttons for the command line as a script, and for all files with it."""
     script = f"{text}\n".encode()
     _download("plan.sh", lambda: script, key)
     _download("everything.zip", lambda: pack(store.files(key) | {"plan.sh": script}), key)
 
 
 def command(text: str, beside: str) -> None:
-    """What does the same on a command line, to be copied."""
+    """Draw a command line that does the same, to be copied."""
     st.write(f"The same on a command line, beside {beside}:")
     st.code(text, language=None, wrap_lines=True)
 

@@ -89,7 +89,7 @@ def choose(session: Session, form: Form) -> tuple[Form, Any]:
     other_requirements(chosen["more"], lambda: _again(chosen | {"more": {}}))
     slo_text_input(
         lambda: question.document(chosen, session.catalog),
-        lambda typed: _again(question.of_document(typed, chosen, session.catalog)),
+        lambda typed: _again(question.form_of_document(typed, chosen, session.catalog)),
     )
     return chosen, below_trace
 
@@ -238,7 +238,7 @@ def columns(session: Session, reference: str, guess: str, place: str = "ask") ->
         return
     if not names:
         return
-    column_of = question.map_of(guess) | st.session_state[f"{place}_map"]
+    column_of = question.parse_map(guess) | st.session_state[f"{place}_map"]
     chosen_columns: dict[str, str] = {}
     with st.container(border=True):
         st.markdown("**Which column is what?**")
@@ -367,7 +367,7 @@ def slo(session: Session, place: str = "ask") -> Form:
 
     def take_preset() -> None:
         preset = session.catalog.slos.get(st.session_state[f"{place}_preset"])
-        for name, value in (question.of_preset(preset) or {} if preset else {}).items():
+        for name, value in (question.form_of_preset(preset) or {} if preset else {}).items():
             st.session_state[f"{place}_{name}"] = value
 
     def own_limits() -> None:
@@ -377,7 +377,7 @@ def slo(session: Session, place: str = "ask") -> Form:
         "preset": st.selectbox("Preset of a paper", presets, key=f"{place}_preset", on_change=take_preset)
     }
     preset = session.catalog.slos.get(chosen["preset"])
-    is_relative = preset is not None and question.of_preset(preset) is None
+    is_relative = preset is not None and question.form_of_preset(preset) is None
     if preset is not None:
         st.caption(draw.escaped(f"{preset.source}. For {preset.served}."))
     if is_relative:
@@ -444,7 +444,7 @@ def safety(place: str = "ask") -> Form:
         st.session_state[f"{place}_growth"] = 0.0
 
     chosen = {key: st.session_state[f"{place}_{key}"] for key in ("kept_in", "growth", "spare", "spare_of")}
-    st.session_state[f"{place}_profile"] = question.profile(chosen)
+    st.session_state[f"{place}_profile"] = question.safety_profile(chosen)
     st.segmented_control(
         "Safety profile",
         (*question.PROFILES, question.OWN_PROFILE),

@@ -1,7 +1,9 @@
-"""Long work outside the app's scripts: a process per job, killed if the job is cancelled or the app ends.
+"""Long work outside the app's scripts: a process (ui/worker.py) per job, killed if the job is cancelled or
+the app ends.
 
-A spare process stands by with the planner loaded, so that a job starts at once; one that has answered is the
-next spare. A result is kept under the hash of all it was computed from, and the same job is not done twice.
+A spare process stands by with the planner loaded, so that a job starts at once. A process that has answered
+becomes the next spare one. A result is kept under the hash of all it was computed from, and the same job is
+not done twice.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ State = Literal["running", "done", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class Job:
-    """`key` names its result. `standing` is problem.Standing as a mapping, in `unit`; `first` is an
-    answer that is there before the whole one; `limit_s` is how long it may take, where that is known.
+    """A job and how far it is. `key` names its result in the store. `standing` has numbers of the search
+    (`SearchProgress`), costs in `unit`; `first` is an answer that is there before the whole one; `limit_s` is
+    how long the job may take, where that is known.
     """
 
     kind: str
@@ -91,12 +94,14 @@ class Jobs:
         request: dict[str, Any],
         then: Callable[[Job], None] = lambda _: None,
     ) -> Job:
-        """Start a job, or find its result. `then` is called in a thread of ours once the result is kept."""
+        """Start a job, or find its result. `then` is called once the result is kept, perhaps in another
+        thread.
+        """
         job = Job(kind, result_key(kind, request))
         self.cancel(session, place)
         self._jobs[session, place] = job
         document = self.store.document(job.key)
-        # An answer cut off at a slow moment is not final.
+        # The time limit ended that search: on a less busy machine it may find more.
         if document is not None and document.get("status") != "best found":
             then(job)
             job.end("done")
@@ -109,9 +114,11 @@ class Jobs:
         return job
 
     def find(self, session: str, place: str) -> Job | None:
+        """The latest job of a place, running or over."""
         return self._jobs.get((session, place))
 
     def forget(self, session: str, place: str) -> None:
+        """Cancel the job of a place, so that the place has none."""
         self.cancel(session, place)
         self._jobs.pop((session, place), None)
 
@@ -136,6 +143,7 @@ class Jobs:
                 self._spare = None
 
     def _run(self, job: Job, request: dict[str, Any], then: Callable[[Job], None]) -> None:
+        """Send the request to the job's process and read its messages; in a thread of its own."""
         process = job.process
         assert process is not None and process.stdin is not None and process.stdout is not None
         answer: Message | None = None
@@ -143,7 +151,7 @@ class Jobs:
             with TemporaryDirectory(
                 prefix=".job-", dir=self.store.folder, ignore_cleanup_errors=True
             ) as folder:
-                with suppress(BrokenPipeError):
+                with suppress(BrokenPipeError):  # The process is gone, and then there is no answer either.
                     process.stdin.write(
                         json.dumps({"kind": job.kind, "request": request, "folder": folder}) + "\n"
                     )
@@ -160,7 +168,7 @@ class Jobs:
                     document = json.loads((Path(folder) / "document.json").read_text())
                     self.store.keep_result(job.key, document, (Path(folder) / "files.zip").read_bytes())
                     then(job)
-        except Exception as error:  # An unseen error in a thread would let the page wait forever.
+        except Exception as error:  # Without an answer the page would wait for ever.
             answer = {"crash": f"{type(error).__name__}: {error}"}
         finally:
             self._release(job, process, is_well=answer is not None and "crash" not in answer)
@@ -198,6 +206,7 @@ def result_key(kind: str, request: dict[str, Any]) -> str:
 
 
 def _digest_of(path: Path) -> str:
+    """The hash of the contents of a file, or of all catalogs in a folder."""
     files = sorted([*path.rglob("*.yaml"), *path.glob("config.json")]) if path.is_dir() else [path]
     return hashlib.sha256(repr([(_digest(p, *_stamp(p))) for p in files if p.is_file()]).encode()).hexdigest()
 
@@ -223,6 +232,7 @@ def _own_digest() -> str:
 
 
 def _worker() -> subprocess.Popen[str]:
+    """Start a process for jobs. It leads a process group, so that its own processes can be killed too."""
     return subprocess.Popen(
         [sys.executable, "-m", "ui.worker"],
         stdin=subprocess.PIPE,

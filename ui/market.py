@@ -11,7 +11,7 @@ from planner.units import quantity
 from ui.store import Document
 
 HOURS, WEEK_DAYS = 24, 7
-BUSY_WORKERS = 3
+BUSY_WORKERS = 3  # Workers of each LLM that the busiest hour of the example demand takes.
 TROUGH = 0.3  # The example demand falls to this share of its peak.
 # The inputs of a GPU and of a worker, by their keys in schedule.yaml.
 PRICES = {"on_demand": "On demand [USD/h]", "reserved": "Reserved [USD/h]", "spot": "Spot [USD/h]"}
@@ -36,15 +36,17 @@ MADE_UP: Document = {
 }
 
 
-def on_text(row: Mapping[str, Any]) -> str:
+def gpus_text(row: Mapping[str, Any]) -> str:
     """The GPUs of a worker: '8 × h100-80g + 4 × a100-80g'."""
     gpu = row.get("gpu", "")
     on = gpu if isinstance(gpu, Mapping) else {gpu: row.get("gpus", 1)}
     return " + ".join(f"{count} × {name}" for name, count in on.items())
 
 
-def on_of(text: str) -> Document:
-    """The same back, as schedule.yaml has it; what is no such text is left to whoever reads schedule.yaml."""
+def parse_gpus(text: str) -> Document:
+    """The keys of schedule.yaml for a text of `gpus_text`. Any other text becomes the name of a GPU, which
+    the reader of schedule.yaml then refuses.
+    """
     on: dict[str, int] = Counter()
     for part in text.split("+"):
         count, times, name = part.strip().partition(" × ")
@@ -58,7 +60,7 @@ def on_of(text: str) -> Document:
 
 
 def gpus_of(row: Mapping[str, Any]) -> dict[str, int]:
-    """GPUs of each kind of a worker, of a row of `capacity` that may be half written."""
+    """The GPUs of a worker by name, from a row of `capacity` that may be half written."""
     gpu = row.get("gpu", "?")
     return dict(gpu) if isinstance(gpu, Mapping) else {str(gpu): int(row.get("gpus", 1))}
 
@@ -73,7 +75,7 @@ def llms(capacity: Sequence[Document]) -> list[str]:
 
 
 def example_demand(market: Document) -> list[Document]:
-    """A day of every LLM, at most three of its workers busy, or as many as the stock has for all."""
+    """A day of every LLM that takes BUSY_WORKERS of its workers, or as many as the stock has for all LLMs."""
     return shape_hours(usual_peaks(market), days=1, night_frac=TROUGH, weekend_frac=1.0)
 
 
@@ -105,13 +107,13 @@ def shape_hours(
 
 
 def table(rows: Sequence[Document]) -> str:
-    """Rows of `shaped` as demand.csv has them."""
+    """Rows of `shape_hours` as the text of demand.csv."""
     head = list(rows[0]) if rows else ["window"]
     return "".join(f"{','.join(map(str, line))}\n" for line in (head, *(row.values() for row in rows)))
 
 
 def command(demand: Document, window: str, options: Document) -> str:
-    """What gives the same schedule on a command line, beside schedule.yaml and the demand."""
+    """The command line that gives the same schedule from schedule.yaml and the demand."""
     words = ["plan", "schedule", "schedule.yaml", "--window", window]
     for llm, path in demand.get("traces", {}).items():
         words += ["--trace", f"{llm}={path.rpartition('/')[2]}"]

@@ -1,7 +1,7 @@
-"""From the inputs of a page to slo.yaml and the command that gives the same plan, and back.
+"""From the inputs of a page (a form) to slo.yaml and the command that gives the same plan, and back.
 
-A form is a mapping of plain values, one per input: what a session keeps, and a plan with it. What slo.yaml
-can state and no input shows is in `form["more"]`, so that a question passes through the page without loss.
+A form is a mapping of plain values, one per input. It is kept with a session and with every plan. Keys of
+slo.yaml that have no input are in `form["more"]`, so that a question passes through the page without loss.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from planner.units import percentile_name, quantity, shortest_digits, show_s
 from ui.store import SAMPLES
 
 Form = dict[str, Any]
-INPUT_METRICS = {key: row for key, row in METRICS.items() if not row.is_of_agents}  # Others: in the text.
-Fields = Mapping[str, Any]
+# The metrics with an input; limits of the others are written in slo.yaml's text.
+INPUT_METRICS = {key: row for key, row in METRICS.items() if not row.is_of_agents}
+Fields = Mapping[str, Any]  # Some values of a form, or of a row of its table of GPUs.
 
 OWN_LIMITS = "own limits"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "p100")
@@ -36,7 +37,7 @@ WINDOWS = ("whole", "busiest 10 min", "busiest 1 h", "first 10 min", "first 1 h"
 WORKERS, NODES = "workers", "nodes"
 SAMPLE, UPLOAD, DESCRIBED = "sample", "upload", "describe"
 SOURCES = (SAMPLE, UPLOAD, DESCRIBED)
-"""Where requests come from: a trace of ours, one of the user's, or what slo.yaml says of them."""
+"""Where requests come from: a sample trace, an uploaded one, or a description in slo.yaml."""
 OWN_LENGTHS = "own lengths"
 LENGTHS = ("input", "output")
 PROFILES: dict[str, dict[str, Any]] = {
@@ -44,7 +45,9 @@ PROFILES: dict[str, dict[str, Any]] = {
     "production": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 0},
     "high availability": {"kept_in": 100 * KEPT_IN_FRAC, "spare": 1, "spare_of": "nodes"},
 }
-"""The safety profiles: the traffic as it is written, most scenarios, and also after the loss of a node."""
+"""The safety profiles: kept on the traffic as it is written, in most scenarios, and also after the loss of a
+node.
+"""
 OWN_PROFILE = "own"
 PRICES = {
     "USD/h": "on_demand",
@@ -75,7 +78,7 @@ SHOWN: dict[str, Any] = {
 }
 """The keys of slo.yaml that have inputs."""
 SHOWN_DESCRIBED = {"task": None, "duration": None, "input": None, "output": None, "burstiness": {"cv": None}}
-"""Those of `traffic`, too, where it describes requests."""
+"""More keys of `traffic` that have inputs, where it describes requests."""
 
 
 def sample_form(catalog: Catalog) -> Form:
@@ -124,9 +127,10 @@ def sample_form(catalog: Catalog) -> Form:
 
 
 def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
-    """Inputs that were kept, perhaps by an earlier version or beside another catalog, as they are now."""
+    """A stored form, perhaps of an earlier version or beside another catalog, with the inputs of today."""
     default = sample_form(catalog)
     form = default | {key: stored[key] for key in default if key in stored}
+    # Earlier versions kept no source: a trace of another place than the samples was uploaded.
     if "source" not in stored and not form["trace"].startswith(f"{SAMPLES}/"):
         form["source"] = UPLOAD
     if form["preset"] not in catalog.slos:
@@ -148,7 +152,7 @@ def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str
     return rows
 
 
-def profile(form: Mapping[str, Any]) -> str:
+def safety_profile(form: Mapping[str, Any]) -> str:
     """The safety profile that these inputs are, or `OWN_PROFILE`."""
     is_plain = not form["growth"]
     for name, values in PROFILES.items():
@@ -159,14 +163,14 @@ def profile(form: Mapping[str, Any]) -> str:
     return OWN_PROFILE
 
 
-def map_of(written: str) -> dict[str, str]:
-    """The map that a guess is written as, "arrival=ts:ms,input=prompt_tokens"."""
+def parse_map(written: str) -> dict[str, str]:
+    """The roles and columns in a text like "arrival=ts:ms,input=prompt_tokens"."""
     pairs = (part.partition("=") for part in written.split(",") if "=" in part)
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What differs between two questions, a line each: "traffic.rate: 20, now 30"."""
+def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """A line for each key in which two questions differ: "traffic.rate: 20, now 30"."""
     old, new = _texts_by_key(before), _texts_by_key(after)
     return [
         f"{key}: {old.get(key, 'not asked')}, now {new.get(key, 'not asked')}"
@@ -199,30 +203,31 @@ def slo_summary(form: Mapping[str, Any]) -> str:
     return f"{preset}{', '.join(limits) or 'No limit in seconds'}."
 
 
-def of_preset(preset: SloPreset) -> Form | None:
+def form_of_preset(preset: SloPreset) -> Form | None:
     """A preset's limits as inputs; None where they are relative, or two of one metric."""
     if preset.slowdowns is not None:
         return None
-    form, more = _of_slo(preset.slo)
+    form, more = _form_of_slo(preset.slo)
     return None if more else form
 
 
-def of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) -> Form:
-    """The inputs that ask what a slo.yaml asks; trace, seed and time limit stay those of `form`.
-
-    Raises what `slo.parse_task` raises.
+def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) -> Form:
+    """The form of a slo.yaml; trace, seed and time limit stay those of `form`. Raises what `parse_task`
+    raises.
     """
     task = parse_task(document, catalog)
     is_described = task.described is not None
     traffic = document.get("traffic") or {}
     shown = SHOWN | {"traffic": {**SHOWN["traffic"], **(SHOWN_DESCRIBED if is_described else {})}}
-    more = _beyond(document, shown)
-    limits, more_limits = _of_slo(task.slo) if task.slowdowns is None else ({}, {})
-    prices, more_prices = _of_prices((document.get("fleet") or {}).get("prices") or {}, catalog)
-    described, more_described = _of_described(traffic) if is_described else ({}, {})
+    more = _keys_without_input(document, shown)
+    limits, more_limits = _form_of_slo(task.slo) if task.slowdowns is None else ({}, {})
+    prices, more_prices = _parse_prices((document.get("fleet") or {}).get("prices") or {}, catalog)
+    described, more_described = _form_of_described(traffic) if is_described else ({}, {})
     more = merged(
         more,
-        _given({"slo": more_limits, "fleet": _given({"prices": more_prices}), "traffic": more_described}),
+        _without_empty(
+            {"slo": more_limits, "fleet": _without_empty({"prices": more_prices}), "traffic": more_described}
+        ),
     )
     if not is_described and form["source"] == DESCRIBED:
         described = {"source": SAMPLE if form["trace"].startswith(f"{SAMPLES}/") else UPLOAD}
@@ -264,7 +269,7 @@ def of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) -> Fo
     )
 
 
-def _usual(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
+def _default_stock(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
     """The stock of a question that names no GPU: any number of each that is not left out then."""
     try:
         left = left_out_unnamed(catalog.llm(llm), catalog, priced)
@@ -274,12 +279,12 @@ def _usual(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, Non
 
 
 def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
-    """slo.yaml; what is left empty is left out. `slo.parse_task` refuses what makes no sense.
+    """The slo.yaml of a form. Empty inputs are left out; `parse_task` refuses values that make no sense.
 
-    Raises InputError where an input and `more` say two things of one key.
+    Raises InputError where an input and `more` have different values of one key.
     """
     used = [row for row in form["gpus"] if row["use"]]
-    traffic = _described(form) if form["source"] == DESCRIBED else _of_trace(form)
+    traffic = _described_section(form) if form["source"] == DESCRIBED else _trace_section(form)
     if form["window"] != WINDOWS[0]:
         traffic["window"] = form["window"]
     limits = {
@@ -288,10 +293,10 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         "gpus": form["gpu_limit"],
     }
     fleet: dict[str, Any] = {}
-    prices = _prices(used, catalog)
-    if {row["GPU"]: row["stock"] for row in used} != _usual(form["llm"], catalog, prices):
-        fleet["gpus"] = {row["GPU"]: _stock(row["stock"]) for row in used}
-    if owned := {row["GPU"]: _stock(row["owned"]) for row in used if row.get("owned")}:
+    prices = _prices_section(used, catalog)
+    if {row["GPU"]: row["stock"] for row in used} != _default_stock(form["llm"], catalog, prices):
+        fleet["gpus"] = {row["GPU"]: _whole_count(row["stock"]) for row in used}
+    if owned := {row["GPU"]: _whole_count(row["owned"]) for row in used if row.get("owned")}:
         fleet["owned"] = owned
     if prices:
         fleet["prices"] = prices
@@ -305,8 +310,8 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     if preset is not None and _is_preset(preset, form):
         question["preset"] = preset.name
     else:
-        question["slo"] = _slo(form)
-    question |= {"traffic": _given(traffic), "fleet": fleet}
+        question["slo"] = _slo_section(form)
+    question |= {"traffic": _without_empty(traffic), "fleet": fleet}
     has_classes = "classes" in (form["more"].get("slo") or {})
     usual_queues: list[list[str]] = [[]] if has_classes else [[Policies().queue], []]
     policies = {"queue": form["queues"] if form["queues"] not in usual_queues else None}
@@ -316,34 +321,34 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         "step_times": _with_unit(form["robust_steps"] or None, "%"),
         "traffic": _with_unit(form["robust_traffic"] or None, "%"),
     }
-    question |= _given({"policies": _given(policies)}) | {"objective": form["objective"]}
-    question |= _given({"limits": _given(limits), "robust": _given(robust)})
-    question |= _given({"safety": _safety(form)})
+    question |= _without_empty({"policies": _without_empty(policies)}) | {"objective": form["objective"]}
+    question |= _without_empty({"limits": _without_empty(limits), "robust": _without_empty(robust)})
+    question |= _without_empty({"safety": _safety_section(form)})
     if form["spare"]:
         question["spare"] = f"{form['spare']} {form['spare_of']}"
     return merged(question, form["more"])
 
 
-def _of_trace(form: Mapping[str, Any]) -> dict[str, Any]:
+def _trace_section(form: Mapping[str, Any]) -> dict[str, Any]:
     """The section `traffic` for a trace."""
     rate = None if form["objective"] == "throughput" else form["rate"]
     return {"rate": rate, "scale": form["scale"], "map": form["map"] or None}
 
 
-def _described(form: Mapping[str, Any]) -> dict[str, Any]:
+def _described_section(form: Mapping[str, Any]) -> dict[str, Any]:
     """The section `traffic` that describes requests."""
     description: dict[str, Any] = {"rate": form["rate"]}
     description["task"] = form["task"] if form["task"] != OWN_LENGTHS else None
     description["duration"] = _with_unit(form["duration_min"], "min")
     for key in LENGTHS:
         mean, p95 = form[f"{key}_mean"], form[f"{key}_p95"]
-        description[key] = mean if p95 is None else _given({"mean": mean, "p95": p95})
-    description["burstiness"] = _given({"cv": form["burst_cv"]}) or None
+        description[key] = mean if p95 is None else _without_empty({"mean": mean, "p95": p95})
+    description["burstiness"] = _without_empty({"cv": form["burst_cv"]}) or None
     return description
 
 
-def _of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]]:
-    """Inputs that describe requests as a section does, and what of it they cannot show."""
+def _form_of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]]:
+    """The inputs for a section `traffic` that describes requests, and the keys that have no input."""
     more: dict[str, Any] = {}
     form: Form = {"source": DESCRIBED, "rate": None, "task": traffic.get("task", OWN_LENGTHS)}
     rate = traffic.get("rate")  # Tenants that are described one by one have a rate each.
@@ -371,19 +376,19 @@ def _of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]]:
     return form, more
 
 
-def _safety(form: Mapping[str, Any]) -> Any:
-    """None where it is what a question without it means."""
+def _safety_section(form: Mapping[str, Any]) -> Any:
+    """The section `safety`; None where it would be the default."""
     if form["kept_in"] is None:
         return None if form["robust_steps"] or form["robust_traffic"] else "none"
     given = {
         "kept_in": form["kept_in"] / 100 if form["kept_in"] != 100 * KEPT_IN_FRAC else None,
         "growth": _with_unit(form["growth"] or None, "%"),
     }
-    return _given(given) or None
+    return _without_empty(given) or None
 
 
 def command(form: Mapping[str, Any], catalog_folder: Path | None = None) -> str:
-    """What gives the same plan on a command line, beside slo.yaml and the trace."""
+    """The command line that gives the same plan from slo.yaml and the trace."""
     words = ["plan", "--slo", "slo.yaml"]
     words += ["--trace", form["trace"].partition("/")[2]] if form["source"] != DESCRIBED else []
     words += ["-o", "out/"]
@@ -416,20 +421,20 @@ def leaf_texts(document: Mapping[str, Any], path: str = "") -> Iterable[str]:
             yield f"{path}{key}: {value}"
 
 
-def _beyond(document: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a document is not among the keys shown."""
+def _keys_without_input(document: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a document whose keys are not in `shown`, a nested mapping like SHOWN."""
     more: dict[str, Any] = {}
     for key, value in document.items():
         if key not in shown:
             more[key] = value
         elif shown[key] is not None and isinstance(value, Mapping):
-            more[key] = _beyond(value, shown[key])
-    return _given(more)
+            more[key] = _keys_without_input(value, shown[key])
+    return _without_empty(more)
 
 
-def _of_slo(slo: Slo) -> tuple[Form, dict[str, Any]]:
-    """Limits as inputs, the first of every metric; and the others, `every`, and what is of classes and of
-    tenants, as slo.yaml has them.
+def _form_of_slo(slo: Slo) -> tuple[Form, dict[str, Any]]:
+    """The inputs for the first limit of each metric; and, as slo.yaml has them, the other limits, `every`,
+    `classes` and `tenants`.
     """
     form: Form = {f"{metric}_ms": None for metric in INPUT_METRICS}
     more: dict[str, Any] = {} if slo.every_s is None else {"every": f"{shortest_digits(slo.every_s)} s"}
@@ -446,11 +451,11 @@ def _of_slo(slo: Slo) -> tuple[Form, dict[str, Any]]:
 
 
 def _is_preset(preset: SloPreset, form: Mapping[str, Any]) -> bool:
-    """Whether the limits in the inputs are a preset's, or those of one that no inputs can show."""
-    return all(form[key] == value for key, value in (of_preset(preset) or {}).items())
+    """Whether the inputs have the limits of the preset, or no input shows such limits."""
+    return all(form[key] == value for key, value in (form_of_preset(preset) or {}).items())
 
 
-def _slo(form: Mapping[str, Any]) -> dict[str, Any]:
+def _slo_section(form: Mapping[str, Any]) -> dict[str, Any]:
     lines: dict[str, Any] = {
         metric: {form[f"{metric}_percentile"]: _with_unit(form[f"{metric}_ms"], "ms")}
         for metric in INPUT_METRICS
@@ -461,8 +466,8 @@ def _slo(form: Mapping[str, Any]) -> dict[str, Any]:
     return lines
 
 
-def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fields], dict[str, Fields]]:
-    """Prices of slo.yaml by what the table shows, and what it does not show."""
+def _parse_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fields], dict[str, Fields]]:
+    """The prices of slo.yaml that the table of GPUs shows, and the others, by GPU."""
     shown: dict[str, Fields] = {}
     more: dict[str, Fields] = {}
     for field_name, value in given.items():
@@ -481,9 +486,12 @@ def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fi
     return shown, more
 
 
-def _prices(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
-    """Prices that are not those a row has anyway: the catalog's, or those of its uncapped kin."""
+def _prices_section(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
+    """The section `prices`: those that differ from the catalog's or, of a capped GPU, from its uncapped
+    row's.
+    """
     by_gpu: dict[str, dict[str, Any]] = {}
+    # Uncapped rows come first, as the capped ones are compared with them.
     for row in sorted(used, key=lambda row: catalog.gpus[row["GPU"]].base != row["GPU"]):
         gpu = catalog.gpus[row["GPU"]]
         terms = {key: row[column] for column, key in PRICES.items() if row[column] is not None}
@@ -501,7 +509,8 @@ def _prices(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
     return prices
 
 
-def _stock(count: float | None) -> int | None:
+def _whole_count(count: float | None) -> int | None:
+    # A table of Streamlit has NaN, which equals nothing, for an empty cell.
     return None if count is None or count != count else int(count)
 
 
@@ -510,11 +519,13 @@ def _in_unit(value: float | None, factor: float) -> float | None:
     return None if value is None else float(f"{value * factor:.12g}")
 
 
-def _given(section: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section without the keys whose value is None or an empty mapping."""
     return {key: value for key, value in section.items() if value is not None and value != {}}
 
 
-def _with_unit(value: Any, unit: str) -> Any:
-    return (
-        None if value is None else f"{value!r} {unit}" if isinstance(value, int) else f"{value:.12g} {unit}"
-    )
+def _with_unit(value: Any, unit: str) -> str | None:
+    """A number as slo.yaml has it, "20 ms"; None stays None."""
+    if value is None:
+        return None
+    return f"{value} {unit}" if isinstance(value, int) else f"{value:.12g} {unit}"

@@ -29,11 +29,12 @@ from ui.store import Document, SavedPlan, Store
 
 FOLDER_VARIABLE, CATALOG_VARIABLE = "FLEETPLAN_UI_FOLDER", "FLEETPLAN_UI_CATALOG"
 DEFAULT_FOLDER = "plans"
-POLL_S = 1.0
+POLL_S = 1.0  # A running job is looked at so often.
 RELOAD_S = 2.0  # A closed tab is known to be gone after this time.
 COUNTS = ("stock", "owned")  # These inputs of a GPU are counts; the others are prices.
 COOKIE = "fleetplan_session"
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
+# What a page says after a cancelled job.
 CANCELLED = "Cancelled. Nothing is running any more."
 SHORT_S = 120.0  # A page waits this long for a short job.
 
@@ -59,13 +60,14 @@ class Session:
         return current
 
     def keep(self, form: question.Form) -> None:
+        """Remember the inputs for this run of the page, and in the store if they changed."""
         if form != st.session_state.get("kept_form"):
             self.store.keep_form(self.id, form)
             st.session_state.kept_form = dict(form)
         st.session_state.form = form
 
     def plan_request(self, form: question.Form) -> dict[str, Any]:
-        """A plan's job; see worker."""
+        """The request of a job "plan" (ui/worker.py); raises what `question.document` raises."""
         form = question.restore_form(form, self.catalog)
         return self.request(form) | {
             "question": question.document(form, self.catalog),
@@ -73,12 +75,12 @@ class Session:
         }
 
     def traffic_request(self, form: question.Form) -> dict[str, Any]:
-        """The job that looks at the traffic; raises what `question.document` raises."""
+        """The request of a job "trace", of the traffic; raises what `question.document` raises."""
         traffic = question.document(form, self.catalog)["traffic"]
         return self.request(form) | {"traffic": traffic}
 
     def request(self, form: question.Form) -> dict[str, Any]:
-        """The part of a job that says on which trace, by which seed and catalog."""
+        """What all requests have: the trace, None for described traffic, the seed and the catalog."""
         is_described = form.get("source") == question.DESCRIBED
         return {
             "trace": None if is_described else str(self.store.trace_path(form["trace"])),
@@ -87,7 +89,7 @@ class Session:
         }
 
     def make_plan(self, form: question.Form, name: str = "") -> None:
-        """Start the job of a plan, which is kept when it is there; raises what is wrong with the question."""
+        """Start the job of a plan, which is kept once it is made. Raises PlannerError if it is wrong."""
         request = self.plan_request(form)
         parse_task(request["question"], self.catalog)
         store, owner = self.store, self.id
@@ -137,8 +139,9 @@ def set_widgets(form: question.Form, place: str = "ask") -> None:
 
 
 def keep_widgets(form: question.Form, place: str = "ask") -> None:
-    """Give the inputs their values again, which Streamlit forgets when another page is opened. What a run
-    gave them that did not come to its end the browser may not know: it is given again.
+    """Give the inputs of a place their values again, because Streamlit forgets them when another page is
+    opened. A run of the page that was cut off may have set values that the browser never got
+    (`mark_settled`): these are set again.
     """
     unsettled, values = _unsettled(place), widget_values(form, place)
     unsettled.update(key for key in values if key not in st.session_state)
@@ -153,6 +156,7 @@ def mark_settled(*places: str) -> None:
 
 
 def _unsettled(place: str) -> set[str]:
+    """The keys of inputs whose values the browser may not have yet."""
     keys: set[str] = st.session_state.setdefault(f"{place}_unsettled", set())
     return keys
 
@@ -191,7 +195,7 @@ def _session_of_tab(store: Store) -> str:
 
 
 def _valid_id(text: object) -> str:
-    """A session or a plan, empty where the text is neither."""
+    """The id of a session or a plan; empty where the text is none."""
     return str(text) if re.fullmatch(r"[0-9a-f]{32}", str(text or "")) else ""
 
 
@@ -220,6 +224,7 @@ def _holders() -> dict[str, str]:
 
 @st.cache_resource(show_spinner=False)
 def _shared(folder: str, catalog: str | None) -> tuple[Store, Jobs, Catalog]:
+    """What all sessions of this app share; made on the first call."""
     store, catalog_rows = Store(Path(folder)), read_catalog(Path(catalog) if catalog else None)
     gc.freeze()  # Streamlit collects garbage after every run of a page, and what is loaded for good is none.
     return store, Jobs(store), catalog_rows
@@ -228,7 +233,9 @@ def _shared(folder: str, catalog: str | None) -> tuple[Store, Jobs, Catalog]:
 def short_job(
     session: Session, place: str, kind: str, request: dict[str, Any], saying: str
 ) -> Document | None:
-    """Wait for a job that takes seconds; its result, or its error in place and None."""
+    """Wait for a job that takes seconds, with `saying` on the screen. Returns its result; else the error is
+    drawn, and None returned.
+    """
     job = session.jobs.find(session.id, place)
     try:
         if job is None or job.key != result_key(kind, request) or job.state == "cancelled":
@@ -255,7 +262,7 @@ def follow_job(session: Session, place: str) -> Document | None:
 
 
 def result_of(session: Session, job: Job) -> Document | None:
-    """The result of a job that is over; else says why there is none."""
+    """The result of a job; without one the reason is drawn, and None returned."""
     if job.state == "failed":
         if job.is_our_bug:
             st.error("This is a mistake of the planner, not yours. What it says of it:")
@@ -271,6 +278,7 @@ def result_of(session: Session, job: Job) -> Document | None:
 
 @st.fragment(run_every=POLL_S)
 def _progress(session: Session, place: str) -> None:
+    """Draw a running job again and again, and the whole page once it has an answer or is over."""
     job = session.jobs.find(session.id, place)
     if job is None or job.state != "running":
         st.rerun()
@@ -298,8 +306,8 @@ def show_span_of(job: Job) -> str:
 
 
 def _standing(job: Job) -> str:
-    """The one best fleet so far, what bounds it, and how much was simulated; of the search on paper, whose
-    answer then stands below. With the objective throughput, which has no unit here, the phase names the rate.
+    """The value of the best fleet so far, the bound and the number of simulations. Only the number, once the
+    answer on paper stands below, and for the objective throughput, whose rate is in the phase.
     """
     if job.standing is None:
         return "no fleet was simulated yet"

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 FILE = "fleetplan.sqlite"
 SAMPLES = "samples"
-_BUSY_S = 20.0
+_BUSY_S = 20.0  # A write waits so long for that of another process.
 _SCHEMA = """
 pragma journal_mode = wal;
 create table if not exists sessions (id text primary key, asked text, plan text);
@@ -60,7 +60,9 @@ class SavedPlan:
 
 
 class Store:
-    """Every method opens the file anew, so threads and processes may share it."""
+    """The folder and its database. Every method opens the database anew, so threads and processes may share
+    it.
+    """
 
     def __init__(self, folder: Path) -> None:
         check_output_directory(folder)
@@ -84,6 +86,7 @@ class Store:
         return json.loads(row[0]) if row and row[0] else None
 
     def keep_form(self, session: str, form: Document) -> None:
+        """Keep the inputs of the page Plan."""
         with self._open() as db:
             db.execute(
                 "insert into sessions (id, asked) values (?, ?) on conflict (id) do update set asked = "
@@ -122,6 +125,7 @@ class Store:
         return json.loads(row[0]) if row else None
 
     def keep(self, session: str, page: str, inputs: Document) -> None:
+        """Keep the inputs of another page."""
         with self._open() as db:
             db.execute("insert or replace into pages values (?, ?, ?)", (session, page, json.dumps(inputs)))
 
@@ -132,6 +136,7 @@ class Store:
         return self.plan(row[0]) if row and row[0] else None
 
     def look_at(self, session: str, plan: str) -> None:
+        """Make a plan the one this session looks at."""
         with self._open() as db:
             db.execute(
                 "insert into sessions (id, plan) values (?, ?) on conflict (id) do update set plan = "
@@ -180,7 +185,7 @@ class Store:
             db.execute("delete from plans where id = ?", (plan,))
 
     def document(self, key: str) -> Document | None:
-        """What a job computed, None if it did not."""
+        """The result of a job as a mapping; None if there is none."""
         with self._open() as db:
             row = db.execute("select document from results where key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
@@ -192,7 +197,7 @@ class Store:
         return bytes(row[0]) if row else pack({})
 
     def files(self, key: str, prefix: str = "") -> dict[str, bytes]:
-        """The files of a result whose names begin so."""
+        """The files of a result whose names begin with `prefix`."""
         with zipfile.ZipFile(io.BytesIO(self.packed(key))) as packed:
             return {name: packed.read(name) for name in packed.namelist() if name.startswith(prefix)}
 
@@ -240,7 +245,7 @@ def _saved(row: tuple[str, str, str, str, str, str]) -> SavedPlan:
 
 
 def read_as(name: str, content: bytes, read: Callable[[Path], T]) -> T:
-    """What a reader of files makes of a text; its errors name the file as `name`."""
+    """Give `content` to a function that reads files; returns its result. Errors name the file as `name`."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / Path(name).name
         path.write_bytes(content)
@@ -271,7 +276,9 @@ def column_names(path: Path) -> list[str]:
 
 
 def error_line(error: Exception) -> str:
-    """The line that the command prints; of where we keep a file only its name is told."""
+    """The error in one line, as the command prints it. Of a path only the file's name stays: the user does
+    not know the folders of the store.
+    """
     return re.sub(r"(?<![:/\w.])/\S*/(?=[^/\s]+(, line |: ))", "", " ".join(str(error).split()))
 
 

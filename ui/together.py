@@ -108,7 +108,8 @@ def form_of_document(
             )
         if entry.trace.name not in trace_by_file:
             raise InputError(f"{where}: trace: {entry.trace.name} is not here; upload it, then apply again")
-        llm_form = question.of_document({**entry.own, **shared_keys}, question.sample_form(catalog), catalog)
+        whole = {**entry.own, **shared_keys}
+        llm_form = question.form_of_document(whole, question.sample_form(catalog), catalog)
         llm_forms.append(
             llm_form | {"name": entry.name, "rows": entry.model, "trace": trace_by_file[entry.trace.name]}
         )

@@ -202,7 +202,7 @@ def test_the_inputs_one_starts_with_ask_what_examples_slo_yaml_asks() -> None:
 @pytest.mark.parametrize("name", CATALOG.slos)
 def test_a_preset_chosen_in_the_page_is_the_catalogs(name: str) -> None:
     preset = CATALOG.slos[name]
-    asked = question.sample_form(CATALOG) | {"preset": name} | (question.of_preset(preset) or {})
+    asked = question.sample_form(CATALOG) | {"preset": name} | (question.form_of_preset(preset) or {})
     task = parse_task(question.document(asked, CATALOG), CATALOG)
     assert (set(task.slo.limits), task.slo.attainment_frac) == (
         set(preset.slo.limits),
@@ -271,7 +271,7 @@ robust: {step_times: 10 %, traffic: 0.05}
 def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
     """And through JSON, as sessions keep it. A capped GPU may get as its own price what it costs anyway."""
     given = yaml.safe_load(text)
-    asked = json.loads(json.dumps(question.of_document(given, question.sample_form(CATALOG), CATALOG)))
+    asked = json.loads(json.dumps(question.form_of_document(given, question.sample_form(CATALOG), CATALOG)))
     found, wanted = (parse_task(each, CATALOG) for each in (question.document(asked, CATALOG), given))
     assert found.priced_gpus(CATALOG) == wanted.priced_gpus(CATALOG)
     # a price of a GPU that is not used is dropped, and its doubt with it
@@ -280,7 +280,7 @@ def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
 
 
 def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
-    asked = question.of_document(yaml.safe_load(WHOLE), question.sample_form(CATALOG), CATALOG)
+    asked = question.form_of_document(yaml.safe_load(WHOLE), question.sample_form(CATALOG), CATALOG)
     assert set(question.leaf_texts(asked["more"])) == {
         "slo.ttft.p99: 10000 ms",
         "slo.every: 600 s",
@@ -291,7 +291,7 @@ def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
 
 
 def test_an_input_that_contradicts_what_was_typed_is_refused() -> None:
-    asked = question.of_document(yaml.safe_load(WHOLE), question.sample_form(CATALOG), CATALOG)
+    asked = question.form_of_document(yaml.safe_load(WHOLE), question.sample_form(CATALOG), CATALOG)
     with pytest.raises(InputError, match="ttft: p99: an input says '3000 ms'"):
         question.document(asked | {"ttft_percentile": "p99", "ttft_ms": 3000.0}, CATALOG)
 
@@ -893,8 +893,8 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
     found = planned_market.capacity_document(PAIR, kinds)
     assert found["gpu"] == {"h100-80g": 20, "a100-80g": 4} and "gpus" not in found
     assert (found["rate"], found["power"]) == ("20 req/s", "15600 W")
-    assert market.on_text(found) == "20 × h100-80g + 4 × a100-80g"
-    assert market.on_of(market.on_text(found)) == {"gpu": found["gpu"]}
+    assert market.gpus_text(found) == "20 × h100-80g + 4 × a100-80g"
+    assert market.parse_gpus(market.gpus_text(found)) == {"gpu": found["gpu"]}
     task = parse_task(
         {"safety": "none", "llm": PAIR["llm"], "slo": {"ttft": {"p90": "2 s"}}, "fleet": {"gpus": [*kinds]}},
         CATALOG,
@@ -905,7 +905,7 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
 
 @pytest.mark.parametrize("text", ["h100-80g", "4 h100-80g", "", "x × h100-80g"])
 def test_gpus_that_are_no_number_of_a_kind_are_left_to_the_reader(text: str) -> None:
-    assert market.on_of(text) == {"gpu": text}
+    assert market.parse_gpus(text) == {"gpu": text}
 
 
 @pytest.mark.parametrize(
@@ -996,7 +996,7 @@ def a_day() -> bytes:
 )
 def test_a_day_passes_through_the_inputs_without_loss(text: str) -> None:
     given = yaml.safe_load(text)
-    asked = json.loads(json.dumps(days.of_section(given)))
+    asked = json.loads(json.dumps(days.form_of_section(given)))
     found, wanted = (parse_day(each) for each in (days.section(asked), given))
     assert found == wanted
 
@@ -1215,13 +1215,13 @@ safety: none
 
 def test_a_described_question_and_what_is_owned_pass_through_the_inputs() -> None:
     given = yaml.safe_load(DESCRIBED)
-    asked = question.of_document(given, question.sample_form(CATALOG), CATALOG)
+    asked = question.form_of_document(given, question.sample_form(CATALOG), CATALOG)
     assert (asked["source"], asked["rate"], asked["input_mean"]) == (question.DESCRIBED, 3.0, 700.0)
     assert (asked["output_p95"], asked["burst_cv"]) == (300.0, 1)
     assert list(question.leaf_texts(asked["more"])) == ["traffic.tenants: 2"]
     assert parse_task(question.document(asked, CATALOG), CATALOG) == parse_task(given, CATALOG)
     assert "--trace" not in question.command(asked)
-    back = question.of_document(yaml.safe_load(WHOLE), asked, CATALOG)
+    back = question.form_of_document(yaml.safe_load(WHOLE), asked, CATALOG)
     assert back["source"] == question.SAMPLE and "--trace" in question.command(back)
 
 
@@ -1235,7 +1235,7 @@ def test_a_described_question_and_what_is_owned_pass_through_the_inputs() -> Non
 )
 def test_what_no_input_shows_of_traffic_is_kept(traffic: str) -> None:
     given = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "traffic": yaml.safe_load(traffic)}
-    asked = question.of_document(given, question.sample_form(CATALOG), CATALOG)
+    asked = question.form_of_document(given, question.sample_form(CATALOG), CATALOG)
     found = question.document(asked, CATALOG)
     assert parse_task(found, CATALOG) == parse_task(given, CATALOG)
     assert found["traffic"].get("map") == given["traffic"].get("map")

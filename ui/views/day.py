@@ -45,30 +45,34 @@ def page() -> None:
 
 
 def _current_form(session: Session) -> Form:
-    """The inputs as they stand: as left here, else those of the plan, or of the page Plan."""
-    again = st.session_state.pop("day_restore", None)
-    if again is not None or "day" not in st.session_state:
+    """The inputs as they were left on this page, else those of the plan, else those of the page Plan."""
+    restored = st.session_state.pop("day_restore", None)
+    if restored is not None or "day" not in st.session_state:
         saved = session.store.kept(session.id, PAGE)
-        if again is None and saved is not None and (saved["source"] != PLAN or session.plan_shown()):
-            again = days.of_section(None) | saved
-        st.session_state.day = again or _begin(session, PLAN if session.plan_shown() else INPUTS)
+        if restored is None and saved is not None and (saved["source"] != PLAN or session.plan_shown()):
+            restored = days.form_of_section(None) | saved
+        st.session_state.day = restored or _form_of_source(session, PLAN if session.plan_shown() else INPUTS)
         set_widgets(st.session_state.day, PLACE)
     shown: Form = st.session_state.day
     keep_widgets(shown, PLACE)
     return shown
 
 
-def _begin(session: Session, source: str, own: Document | None = None, before: Form | None = None) -> Form:
-    """The inputs that ask what a question asks; raises PlannerError for one that cannot be read."""
+def _form_of_source(
+    session: Session, source: str, own: Document | None = None, before: Form | None = None
+) -> Form:
+    """The form for a question: of the plan, of the page Plan, or `own`, a slo.yaml, whose trace, seed and
+    time limit stay those of the form `before`. Raises PlannerError for a slo.yaml that cannot be read.
+    """
     form: Form = {"source": source, "own": own, "stands": source == PLAN}
     if source == FILE:
         task = parse_task(own, session.catalog) if own is not None else None
         form_before = before or session.current_form()
         form |= {key: form_before[key] for key in ("trace", "seed", "time_limit")}
-        return form | {"rate": task.rate_rps if task else None} | days.of_section((own or {}).get("day"))
+        return form | {"rate": task.rate_rps if task else None} | days.form_of_section((own or {}).get("day"))
     plan_inputs = _inputs(session, source)
     form |= {key: plan_inputs[key] for key in ("trace", "rate", "seed", "time_limit")}
-    return form | days.of_section(plan_inputs["more"].get("day"))
+    return form | days.form_of_section(plan_inputs["more"].get("day"))
 
 
 def _inputs(session: Session, source: str) -> Form:
@@ -78,12 +82,12 @@ def _inputs(session: Session, source: str) -> Form:
 
 
 def _choose(session: Session, form: Form) -> Form:
-    """All inputs, one below the other: what they ask now."""
+    """Draw all inputs, one below the other; returns their values."""
     st.header("Question")
     sources = [*([PLAN] if session.plan_shown() else []), INPUTS, FILE]
     source = st.radio("Question from", sources, horizontal=True, key=f"{PLACE}_source")
     if source != form["source"]:
-        _again(_begin(session, source, before=form))
+        _again(_form_of_source(session, source, before=form))
     chosen = form | {"source": source}
     if source == FILE:
         _upload(session, form)
@@ -117,7 +121,8 @@ def _choose(session: Session, form: Form) -> Form:
     with st.expander("Limits, training, time"):
         chosen |= _limits() | _search()
     inputs.slo_text_input(
-        lambda: _document(session, chosen), lambda typed: _again(_begin(session, FILE, typed, chosen))
+        lambda: _document(session, chosen),
+        lambda typed: _again(_form_of_source(session, FILE, typed, chosen)),
     )
     if chosen != st.session_state.day:
         session.store.keep(session.id, PAGE, chosen)
@@ -132,11 +137,11 @@ def _upload(session: Session, form: Form) -> None:
         st.session_state[f"{PLACE}_uploaded_slo"] = uploaded.file_id
         try:
             own = read_as(uploaded.name, uploaded.getvalue(), read_yaml)
-            begun = _begin(session, FILE, own, form)
+            uploaded_form = _form_of_source(session, FILE, own, form)
         except PlannerError as error:
             draw.error(error)
         else:
-            _again(begun)
+            _again(uploaded_form)
     if form["own"] is None:
         st.caption("None yet.")
     else:
@@ -267,7 +272,7 @@ def _search() -> Form:
 
 
 def _document(session: Session, form: Form) -> Document:
-    """slo.yaml as the inputs ask it."""
+    """The slo.yaml of the inputs. Raises InputError without a slo.yaml where it should be uploaded."""
     if form["source"] != FILE:
         inputs_document = _inputs(session, form["source"]) | {"rate": form["rate"]}
         return days.document(question.document(inputs_document, session.catalog), form)
@@ -277,12 +282,13 @@ def _document(session: Session, form: Form) -> Document:
 
 
 def _again(form: Form) -> None:
+    """Draw the page anew with these inputs."""
     st.session_state.day_restore = form
     st.rerun()
 
 
 def _request(session: Session, form: Form) -> dict[str, Any]:
-    """The job that the inputs ask for; raises what is wrong with them."""
+    """The request of a job "day" for these inputs; raises PlannerError for wrong ones."""
     question_document = _document(session, form)
     parse_task(question_document, session.catalog)
     shown = session.plan_shown() if _stands(form) else None
@@ -295,6 +301,7 @@ def _request(session: Session, form: Form) -> dict[str, Any]:
 
 
 def _stands(form: Form) -> bool:
+    """Whether the plan's fleet is the one that stands all day."""
     return form["source"] == PLAN and bool(form["stands"])
 
 
@@ -349,6 +356,7 @@ def _is_of(session: Session, form: Form, key: str) -> bool:
 
 
 def _result(answer: Document) -> None:
+    """Draw an answer."""
     st.subheader(draw.escaped(answer["answer"]))
     for line in answer["proof"]:
         st.write(draw.escaped(line))

@@ -47,7 +47,7 @@ def page() -> None:
             _start(session, form)
         shown = session.plan_shown()
         changes = _changes(session, form, shown)
-        state.caption(_state(session, shown, changes))
+        state.caption(_state_text(session, shown, changes))
         _answer(session, shown, changes)
         _traffic(session, form, below_trace)
     mark_settled("ask")
@@ -70,16 +70,16 @@ def _changes(session: Session, form: Form, shown: tuple[SavedPlan, Document] | N
     if shown is None:
         return []
     try:
-        now, then = (session.plan_request(one) for one in (form, shown[0].form))
+        now, then = session.plan_request(form), session.plan_request(shown[0].form)
     except PlannerError as error:
         return [f"the inputs cannot be asked: {error}"]
-    changes = question.changes(then["question"], now["question"])
+    changes = question.list_changes(then["question"], now["question"])
     changes += ["another trace"] if then["trace"] != now["trace"] else []
     changes += ["another seed"] if then["seed"] != now["seed"] else []
     return changes
 
 
-def _state(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
+def _state_text(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
     job = session.jobs.find(session.id, "plan")
     if job is not None and job.state == "running":
         return "Planning."
@@ -125,7 +125,7 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
             session.store,
             saved.result,
             command_text=question.command(saved.form, session.catalog_folder),
-            of=_of(saved, document, is_stale=is_stale),
+            of=_question_text(saved, document, is_stale=is_stale),
         )
         st.subheader("Next, with this plan")
         with st.container(horizontal=True):
@@ -150,7 +150,8 @@ def _first(job: Job, answer: Document) -> None:
 def _stale(saved: SavedPlan, changes: list[str]) -> None:
     """Show the changed inputs, and a button that restores those of the answer."""
     listed = changes[:MOST_CHANGES]
-    listed += [f"{len(changes) - len(listed)} more"] if len(changes) > len(listed) else []
+    if len(changes) > MOST_CHANGES:
+        listed.append(f"{len(changes) - MOST_CHANGES} more")
     st.warning(
         f"Of earlier inputs. Changed since: {draw.escaped('; '.join(listed))}. Press Plan for an answer."
     )
@@ -159,7 +160,7 @@ def _stale(saved: SavedPlan, changes: list[str]) -> None:
         st.rerun()
 
 
-def _of(saved: SavedPlan, document: Document, *, is_stale: bool) -> str:
+def _question_text(saved: SavedPlan, document: Document, *, is_stale: bool) -> str:
     """A sentence that names the question of the downloads."""
     source = "described traffic" if saved.form["source"] == question.DESCRIBED else saved.form["trace"]
     summary = f"{document['llm']}, {document['rate_rps']:,.4g} requests/s of {source.rpartition('/')[2]}. "
@@ -216,7 +217,9 @@ def _waiting(session: Session, job: Job) -> None:
 
 
 def _traffic(session: Session, form: Form, below_trace: Any) -> None:
-    """What is known of the traffic, or below its name why it cannot be read, and what its columns are."""
+    """Draw the traffic. If it cannot be read, draw the error below the trace's name, and of a log the inputs
+    for the roles of its columns.
+    """
     with below_trace:
         try:
             request = session.traffic_request(form)
@@ -229,10 +232,10 @@ def _traffic(session: Session, form: Form, below_trace: Any) -> None:
         if is_log and (form["map"] or (job is not None and "--map" in job.error)):
             inputs.columns(session, form["trace"], job.guess if job is not None else "")
     if summary is not None:
-        _shown(summary)
+        _draw_traffic(summary)
 
 
-def _shown(summary: Document) -> None:
+def _draw_traffic(summary: Document) -> None:
     st.header("The traffic")
     message = f"{summary['requests']:,} requests in {summary['duration_s']:,.0f} s"
     message += f", {summary['rate_rps']:.3g} requests/s" if summary["rate_rps"] else ""

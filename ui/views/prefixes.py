@@ -183,19 +183,24 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
+def _seconds_or_never(value_s: float | None) -> str:
+    """A percentile; None stands for an infinite one, of requests that never got that far."""
+    return "never" if value_s is None else show_s(value_s)
+
+
 def _service(answer: Document) -> None:
-    """What each tenant of the plan's traffic got in its simulation."""
+    """Draw the service that each tenant of the plan's traffic gets in the plan's simulation."""
     st.subheader("What the plan gives each tenant")
     st.write(f"Jain's index of their service is {answer['jain_index']:.3g}; 1 is equal.")
     rows = [
         (
-            one["tenant"],
-            f"{one['weight']:g}",
-            f"{one['requests']:,}",
-            f"{one['service_tokens_per_s']:,.0f}",
-            *("never" if one[key]["p90"] is None else show_s(one[key]["p90"]) for key in ("ttft_s", "e2e_s")),
+            tenant["tenant"],
+            f"{tenant['weight']:g}",
+            f"{tenant['requests']:,}",
+            f"{tenant['service_tokens_per_s']:,.0f}",
+            *(_seconds_or_never(tenant[key]["p90"]) for key in ("ttft_s", "e2e_s")),
         )
-        for one in answer["each"]
+        for tenant in answer["each"]
     ]
     draw.table(("tenant", "weight", "requests", "tokens/s", "TTFT p90", "E2E p90"), rows)
 

@@ -51,10 +51,12 @@ def page() -> None:
 
 
 def _base(session: Session, saved: Document) -> Document:
-    """What the tables begin with: what was left here, else the plans chosen; their edits are kept apart."""
+    """The schedule.yaml that the inputs begin with: as it was left here, else that of the chosen plans. Edits
+    are in the values of the inputs, not in it.
+    """
     plans = {plan.id: plan for plan in session.store.plans(session.id)}
 
-    def from_plans() -> None:
+    def take_plans() -> None:
         st.session_state.schedule_base = _of_plans(session, st.session_state.schedule_plans)
 
     if "schedule_base" not in st.session_state:
@@ -68,7 +70,7 @@ def _base(session: Session, saved: Document) -> Document:
             "Begin with the workers of plans",
             list(plans),
             key="schedule_plans",
-            on_change=from_plans,
+            on_change=take_plans,
             format_func=lambda plan: f"{plans[plan].name} ({plans[plan].made} UTC)",
             help="A fleet of several pools counts as one kind of worker, with all its GPUs.",
         )
@@ -79,8 +81,8 @@ def _base(session: Session, saved: Document) -> Document:
 
 
 def _of_plans(session: Session, plans: Sequence[str]) -> Document:
-    """schedule.yaml of what plans run and carry, of their stock and limits. Figures are made up only where
-    there is no plan to take them from.
+    """The schedule.yaml of some plans: their workers and rates, their stock and limits. Without a plan the
+    figures are made up.
     """
     planned: list[tuple[Document, PlanQuestion]] = []
     for plan in plans:
@@ -187,11 +189,11 @@ def _worker(row: Document, key: str) -> Document:
         on, *fields = st.columns([2, *(1 for _ in market.QUANTITIES)], vertical_alignment="bottom")
         text = on.text_input(
             "GPUs of one worker",
-            market.on_text(row),
+            market.gpus_text(row),
             key=f"worker_on_{key}",
             help="As 4 × h100-80g, or 8 × h100-80g + 4 × a100-80g.",
         )
-        worker |= market.on_of(text)
+        worker |= market.parse_gpus(text)
         for field, (given, (label, unit, written)) in zip(fields, market.QUANTITIES.items(), strict=True):
             factor = 60 if given == "start" else 1
             value = market.number(row.get(given), unit)
@@ -276,6 +278,7 @@ def _shape(form: Document, llms: Sequence[str]) -> None:
 
 
 def _options() -> Document:
+    """The inputs for the search: its gap, its time limit and the seed."""
     with st.expander("How long to search"):
         gap = st.number_input(
             "Stop this close to the least possible [%]", 0.0, 100.0, 0.5, format="%g", key="schedule_gap"
@@ -286,7 +289,7 @@ def _options() -> Document:
 
 
 def _text(form: Document) -> None:
-    """schedule.yaml as the tables say it; what is typed there leads them."""
+    """Show the schedule.yaml of the inputs; what is typed there sets the inputs."""
     with st.expander("schedule.yaml: prices and workers as text"):
         text = to_yaml(form)
         key = hashlib.sha256(text.encode()).hexdigest()

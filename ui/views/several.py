@@ -40,10 +40,10 @@ def page() -> None:
 
 
 def _current_form(session: Session) -> Form:
-    """The inputs as they stand: as left here, else the example."""
-    again = st.session_state.pop("several_restore", None)
-    if again is not None or "several" not in st.session_state:
-        stored = again or session.store.kept(session.id, PAGE)
+    """The inputs as they were left on this page, else those of the example."""
+    restored = st.session_state.pop("several_restore", None)
+    if restored is not None or "several" not in st.session_state:
+        stored = restored or session.store.kept(session.id, PAGE)
         traces = session.store.traces(session.id)
         form = (
             together.restore_form(stored, session.catalog)
@@ -51,20 +51,21 @@ def _current_form(session: Session) -> Form:
             else together.example_form(session.catalog, traces)
         )
         set_widgets(form["shared"], "shared")
-        for k, one in enumerate(form["llms"]):
-            set_widgets(one, f"llm{k}")
+        for k, llm_form in enumerate(form["llms"]):
+            set_widgets(llm_form, f"llm{k}")
         st.session_state.several = form
     shown: Form = st.session_state.several
     keep_widgets(shown["shared"], "shared")
-    for k, one in enumerate(shown["llms"]):
-        keep_widgets(one, f"llm{k}")
+    for k, llm_form in enumerate(shown["llms"]):
+        keep_widgets(llm_form, f"llm{k}")
     return shown
 
 
 def _choose(session: Session, form: Form) -> Form:
-    """All inputs, one below the other: what they ask now."""
+    """Draw all inputs, one below the other; returns their values."""
     st.header("LLMs")
-    llms = [_one(session, one, k, len(form["llms"])) for k, one in enumerate(form["llms"])]
+    count = len(form["llms"])
+    llms = [_llm_inputs(session, llm_form, k, count) for k, llm_form in enumerate(form["llms"])]
     chosen: Form = {"llms": llms, "shared": form["shared"]}
     more, example = st.columns(2)
     if more.button("Add an LLM", key="several_add", disabled=len(llms) >= MOST_LLMS):
@@ -91,8 +92,8 @@ def _choose(session: Session, form: Form) -> Form:
     return chosen
 
 
-def _one(session: Session, form: Form, k: int, count: int) -> Form:
-    """The inputs of one LLM."""
+def _llm_inputs(session: Session, form: Form, k: int, count: int) -> Form:
+    """The inputs of the k-th of `count` LLMs."""
     place = f"llm{k}"
     with st.container(border=True):
         name = st.text_input("Name", key=f"{place}_name", max_chars=100, help="Of its folder in the answer.")
@@ -123,16 +124,18 @@ def _one(session: Session, form: Form, k: int, count: int) -> Form:
 
 def _other_requirements(form: Form) -> None:
     """List the requirements of slo.yaml, of each LLM and of all, that no input shows."""
-    more = {one["name"]: one["more"] for one in form["llms"] if one["more"]} | form["shared"]["more"]
+    of_llms = {llm_form["name"]: llm_form["more"] for llm_form in form["llms"] if llm_form["more"]}
+    more = of_llms | form["shared"]["more"]
 
     def forget() -> None:
-        bare = [one | {"more": {}} for one in form["llms"]]
+        bare = [llm_form | {"more": {}} for llm_form in form["llms"]]
         _again({"llms": bare, "shared": form["shared"] | {"more": {}}})
 
     inputs.other_requirements(more, forget, "several")
 
 
 def _again(form: Form) -> None:
+    """Draw the page anew with these inputs."""
     st.session_state.several_restore = form
     st.rerun()
 
@@ -147,7 +150,7 @@ def _start(session: Session, form: Form) -> None:
         request: dict[str, Any] = session.request(form["llms"][0] | {"seed": form["shared"]["seed"]})
         request |= {
             "question": together.document(form, session.catalog),
-            "traces": {one["name"]: str(store.trace_path(one["trace"])) for one in form["llms"]},
+            "traces": {each["name"]: str(store.trace_path(each["trace"])) for each in form["llms"]},
             "time_limit_s": float(form["shared"]["time_limit"]),
         }
         session.jobs.start(owner, PAGE, "together", request, keep).limit_s = request["time_limit_s"]
@@ -173,7 +176,7 @@ def _answer(session: Session) -> None:
 
 
 def _last(session: Session, saved: Document, answer: Document) -> None:
-    """The answer that is there: of all LLMs, then of each."""
+    """Draw the latest answer: of all LLMs together, then of each."""
     _whole(answer)
     with st.expander("What was found, and what bounds it"):
         draw.bullets(answer["proof"])

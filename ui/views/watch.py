@@ -72,7 +72,7 @@ def _choose(session: Session) -> Document:
             key="watch_files",
             help="Of vLLM's own metrics; several files add up.",
         )
-        places = [str(session.store.add_file(one.name, one.getvalue())) for one in uploaded]
+        places = [str(session.store.add_file(file.name, file.getvalue())) for file in uploaded]
     else:
         address = st.text_input(
             "Address of a Prometheus", placeholder="http://prometheus:9090", key="watch_address"

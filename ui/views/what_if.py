@@ -77,7 +77,9 @@ def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
 
 
 def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Form | None, str]:
-    """The question with one input moved, None while nothing is, and what was moved."""
+    """Draw the inputs for a move. Returns the form with one input moved, None while none is, and a sentence
+    on the move.
+    """
     form = saved.form
     # A trace at its own rate is written with this rate, so that it can be moved.
     if form["rate"] is None and form["objective"] != "throughput":
@@ -130,10 +132,11 @@ def _any_key(session: Session, form: Form) -> tuple[Form | None, str]:
     if not text.strip():
         return None, ""
     changed = what_if.change_question(question.document(form, session.catalog), text)
-    return question.of_document(changed, form, session.catalog), text.strip()
+    return question.form_of_document(changed, form, session.catalog), text.strip()
 
 
 def _input_value(form: Form, kind: str, gpu: str) -> float:
+    """The value of an input: of a GPU's row by kind of price or "stock", else of the form itself."""
     if not gpu:
         return float(form[kind])
     row = next(row for row in form["gpus"] if row["GPU"] == gpu)
@@ -141,6 +144,7 @@ def _input_value(form: Form, kind: str, gpu: str) -> float:
 
 
 def _with_input(form: Form, kind: str, gpu: str, value: Any) -> Form:
+    """The form with another value of the input that `_input_value` reads."""
     if not gpu:
         is_limit = kind.endswith("_ms")  # A preset with another limit is no longer that preset.
         return form | {kind: value} | ({"preset": question.OWN_LIMITS} if is_limit else {})
@@ -209,15 +213,17 @@ def _curve(session: Session, saved: SavedPlan) -> None:
 
 
 def _show_both(old: Document, new: Document, sentence: str) -> None:
+    """Draw the plan and the moved plan side by side, and their distributions of latency."""
     head, rows = ("figure", "the plan", "what if", "change"), []
-    for name, figure, form in (
+    for name, figure, shown_as in (
         ("USD/h", "cost_usd_per_h", "{:,.2f}"),
         ("GPUs", "gpus", "{:,.0f}"),
         ("provisioned W", "power_w", "{:,.0f}"),
         ("requests/s", "rate_rps", "{:,.4g}"),
     ):
         before, after = old[figure], new[figure]
-        rows.append((name, form.format(before), form.format(after), draw.signed_percent(after / before - 1)))
+        change = draw.signed_percent(after / before - 1)
+        rows.append((name, shown_as.format(before), shown_as.format(after), change))
     rows.append(("fleet", _fleet(old), _fleet(new), "the same" if _fleet(old) == _fleet(new) else "another"))
     rows.append(("SLO", _kept(old), _kept(new), ""))
     st.subheader(draw.escaped(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
