@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planner.fleet import Fleet
     from planner.runtime.analysis import Wanted
 
-SLO_MISSED, OFF = 5, 6
+SLO_MISSED, PREDICTION_OFF = 5, 6  # Exit codes.
 LEAST_KEY_CHARACTERS = 16  # 96 bits where they are drawn at random: nobody guesses them over a network.
 
 PlanArgument = Annotated[
@@ -162,7 +162,7 @@ def validate(
 
     need_aiohttp()
     check_output_directory(out)
-    how: ValidationKeys = {
+    keys: ValidationKeys = {
         "engine": engine,
         "weights": weights,
         "config": config,
@@ -179,21 +179,22 @@ def validate(
         "prometheus": prometheus or (),
     }
     if url is not None:
-        how |= {"max_failed_frac": max_failed, "timeout_s": timeout}
-    with Progress() as how["progress"]:
+        keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
+    with Progress() as keys["progress"]:
         catalog_rows, file = read_catalog(catalog), plan_file(plan)
         traffic = traffic_option(rate, scale, window)
         read_fleet(file, catalog_rows)  # A wrong fleet file ends the command before a long trace is read.
         read = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
-        result = validate(file, out, read, slo, traffic=traffic, catalog=catalog_rows, seed=seed, **how)
-    _tell(result, out, read.warnings, json_output=json_output)
+        result = validate(file, out, read, slo, traffic=traffic, catalog=catalog_rows, seed=seed, **keys)
+    _print_result(result, out, read.warnings, json_output=json_output)
     if result.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
     if strict and not result.agrees:
-        raise typer.Exit(OFF)
+        raise typer.Exit(PREDICTION_OFF)
 
 
 def _prices(text: str | None) -> tuple[float, float] | None:
+    """--usd-per-million: the prices of a million prompt and of a million output tokens [USD]."""
     if text is None:
         return None
     try:
@@ -205,7 +206,7 @@ def _prices(text: str | None) -> tuple[float, float] | None:
     return per_input, per_output
 
 
-def _tell(result: ValidationResult, out: Path, warnings: Iterable[str], *, json_output: bool) -> None:
+def _print_result(result: ValidationResult, out: Path, warnings: Iterable[str], *, json_output: bool) -> None:
     from planner.runtime.validation_document import STATUSES, error_rows
 
     document = result.to_dict()
@@ -274,7 +275,7 @@ def serve(
 
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)
-    warm_prompts, keys = _to_keep(warm_up, fleet, file), _keys(api_keys)
+    warm_prompts, keys = _warm_prompts(warm_up, fleet, file), _read_keys(api_keys)
     settings = RouterSettings(
         keys=keys,
         longest_tokens=max_model_len or read_max_model_len(file) or fleet.llm.context_tokens,
@@ -293,16 +294,18 @@ def serve(
             work = serve_remotes(fleet, urls, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
         else:
             check_output_directory(logs)
-            how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
-            served = _served(how, fleet, settings.longest_tokens, seed)
-            work = run(served, logs, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
+            options: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
+            engines = _engines_to_start(options, fleet, settings.longest_tokens, seed)
+            work = run(engines, logs, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
         with suppress(asyncio.CancelledError):
             asyncio.run(until_signalled(work))
     say("stopped")
 
 
-def _to_keep(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt, ...]:
-    """The prompts that workers are to keep, of warm-up.json."""
+def _warm_prompts(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt, ...]:
+    """The prompts of warm-up.json, which workers compute at the start and keep; empty without the file.
+    Raises InputError without it for a fleet whose workers keep pinned prefixes.
+    """
     from planner.documents.warm_up import read_warm_up
 
     if warm_up is not None:
@@ -315,22 +318,28 @@ def _to_keep(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt
     return ()
 
 
-def _served(how: ValidationKeys, fleet: Fleet, longest: int, seed: int) -> Wanted:
-    """What engines are started for that are to serve whatever comes: nothing is replayed."""
+def _engines_to_start(options: ValidationKeys, fleet: Fleet, longest_tokens: int, seed: int) -> Wanted:
+    """The engines of the fleet, for requests of up to `longest_tokens` tokens. No traffic is replayed."""
     import numpy as np
 
     from planner.api.validating import wanted_run
     from planner.traffic.trace import Trace
 
-    nothing = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-    return wanted_run(how, fleet=fleet, trace=nothing, slo=Slo(()), max_model_len=longest, seed=seed)
+    # A run wants a trace: one request of one token, which nobody sends.
+    unused = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
+    return wanted_run(
+        options, fleet=fleet, trace=unused, slo=Slo(()), max_model_len=longest_tokens, seed=seed
+    )
 
 
-def _keys(file: Path | None) -> tuple[str, ...]:
-    """From a file or the environment: a command line can be read by everybody on the machine."""
+def _read_keys(file: Path | None) -> tuple[str, ...]:
+    """The API keys in a file, else in the environment. They are no option, because everybody on the machine
+    can read its command lines. Raises InputError for a key that is short or not in plain ASCII.
+    """
     from planner.files.checked_files import open_text
 
     if file is None:
+        # Taken out of the environment, which the engines inherit.
         where, lines = f"${API_KEYS}", os.environ.pop(API_KEYS, "").split(",")
     else:
         where = str(file)

@@ -140,7 +140,7 @@ PINNED_KEYS = ("workers", "block_tokens", "block_ids")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048  # The default for a worker whose row and policies name none.
 MAX_WORKERS = 10_000  # More is taken for a typing error.
-MOST_SEQS = 2**14  # Bounded by the simulator's memory.
+MOST_SEQS = 2**14  # Sequences of a worker; the simulator keeps a record for each.
 WORDING = Wording(
     one_of="must be one of {}",
     flag="must be true or false",
@@ -219,6 +219,8 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
             where = row.path_of("speculative")
             choices = parse_speculative(row.get("speculative"), llm, catalog, where)
             pool_speculation = only_choice(choices, where)
+        # The token budget, if the row names none: that of the policies, else the batching's own, else the
+        # default.
         budget_tokens = given_tokens
         if budget_tokens is None and policies.batching == "distserve" and row.get("role") == "prefill":
             budget_tokens = _saturating_tokens(row, llm, catalog, path.parent)
@@ -332,8 +334,9 @@ def read_max_model_len(path: Path) -> int | None:
 
 
 def read_routers(path: Path) -> list[tuple[str, str, str, str, bool | None]]:
-    """What a plan.yaml says of each target: its name, its router, what is simulated, the SLO under that
-    router, and whether the plan keeps the SLO there (None in a plan of an older version).
+    """The `routers` of a plan.yaml, a tuple for each target: its name, its router, what is simulated in place
+    of the router, the SLO under that router, and whether the plan keeps the SLO there (None in a plan of an
+    older version).
     """
     listed = check_rows(read_yaml(path).get("routers", []), f"{path}: routers")
     keys = ("target", "router", "simulated", "slo", "kept")
@@ -495,9 +498,9 @@ def _parse_ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalo
                 f"true with dp {dp}"
             )
         return True
-    # A row with step times of its own is of sliced experts unless it says `ep: true`.
-    usual = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
-    if (ep := row.flag("ep", usual)) and not (llm.is_mixture and tp > 1):
+    # Step times that the row states are taken to be of sliced experts, unless it says `ep: true`.
+    default_ep = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
+    if (ep := row.flag("ep", default_ep)) and not (llm.is_mixture and tp > 1):
         obstacle = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
         raise InputError(f"{row.path_of('ep')}: needs a mixture of experts on several GPUs, found {obstacle}")
     return ep
@@ -605,9 +608,9 @@ def _without_name(llm: Llm) -> Llm:
 
 
 def _parse_events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ...]:
-    """What happens to the fleet while it is simulated: {at: 60 s, down: dec-0}, {at: 90 s, up: dec-0},
-    {at: 10 s, slow: pre-1, factor: 1.5}. The name `link` stands for the network in place of a worker. Workers
-    are named as in the results: pool, dash, number.
+    """The `events` during a simulation: {at: 60 s, down: dec-0}, {at: 90 s, up: dec-0}, {at: 10 s, slow:
+    pre-1, factor: 1.5}. Workers are named by pool, dash and number, as in the results; `link` is the network,
+    which can only be slow.
     """
     where = file.path_of("events")
     names = [name for pool in pools for name in pool.worker_names]

@@ -123,16 +123,19 @@ class LatentAttention:
         queries = hidden * self.q_rank + self.q_rank * query_width if self.q_rank else hidden * query_width
         latent = hidden * (self.kv_rank + self.rope_dim)
         expanded = self.kv_rank * self.heads * (self.nope_dim + self.value_dim)
-        index = self.index_heads * self.index_dim * (self.q_rank or hidden)
-        index += hidden * (self.index_dim + self.index_heads) if self.index_heads else 0
         output = self.heads * self.value_dim * hidden * (2 if self.gates_output else 1)
-        return float(queries + latent + expanded + output + index)
+        return float(queries + latent + expanded + output + self._index_parameters(hidden))
 
     def whole_parameters(self, hidden: int) -> float:
         """Parameters that every GPU of a TP group has whole: matrices to latent vectors, and the index."""
-        index = self.index_heads * self.index_dim * (self.q_rank or hidden)
-        index += hidden * (self.index_dim + self.index_heads) if self.index_heads else 0
-        return float(hidden * (self.q_rank + self.kv_rank + self.rope_dim) + index)
+        to_latent = hidden * (self.q_rank + self.kv_rank + self.rope_dim)
+        return float(to_latent + self._index_parameters(hidden))
+
+    def _index_parameters(self, hidden: int) -> int:
+        if not self.index_heads:
+            return 0
+        queries = self.index_heads * self.index_dim * (self.q_rank or hidden)
+        return queries + hidden * (self.index_dim + self.index_heads)  # Its keys, and a weight per head.
 
     @property
     def kv_values(self) -> int:
@@ -189,17 +192,18 @@ class CompressedAttention:
     def parameters(self, hidden: int) -> float:
         queries = (hidden + self.heads * self.head_dim) * self.q_rank
         output = self.output_rank * (self.heads * self.head_dim + self.output_groups * hidden)
-        compressors = 2 * hidden * self.overlap_factor * (self.head_dim + self.index_dim) if self.ratio else 0
-        index = self.index_heads * (self.index_dim * self.q_rank + hidden)
-        return float(queries + hidden * self.head_dim + output + compressors + index)
+        return float(queries + hidden * self.head_dim + output + self._choosing_parameters(hidden))
 
     def whole_parameters(self, hidden: int) -> float:
         """Parameters that every GPU of a TP group has whole: the matrices down to the latent vectors, the
         compressors and the index.
         """
+        return float(hidden * (self.q_rank + self.head_dim) + self._choosing_parameters(hidden))
+
+    def _choosing_parameters(self, hidden: int) -> int:
+        """Parameters of the compressors, a value and a score each, and of the index."""
         compressors = 2 * hidden * self.overlap_factor * (self.head_dim + self.index_dim) if self.ratio else 0
-        index = self.index_heads * (self.index_dim * self.q_rank + hidden)
-        return float(hidden * (self.q_rank + self.head_dim) + compressors + index)
+        return compressors + self.index_heads * (self.index_dim * self.q_rank + hidden)
 
     @property
     def overlap_factor(self) -> int:

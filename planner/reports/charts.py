@@ -96,6 +96,7 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
 
 
 def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
+    """The time axis from `low` to `high` seconds, and the axis of shares."""
     import altair as alt
 
     x = alt.X(
@@ -179,8 +180,9 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
 
 
 def rate_chart(trace: Trace) -> Any:
-    """Requests per second in BINS equal parts of a trace; all in one where they arrive at once."""
-    duration_s = trace.duration_s or 1.0  # If all requests arrive at once, they are all in the first part.
+    """Requests per second in BINS equal parts of a trace."""
+    # If all requests arrive at once, they are in the first of any parts.
+    duration_s = trace.duration_s or 1.0
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], BINS, (0.0, duration_s))
     return windows_chart({"requests/s": counts / np.diff(edges_s)}, duration_s / BINS, "requests/s")
 
@@ -294,7 +296,9 @@ def stacked_chart(
 def _windows(
     series: Mapping[str, Sequence[float] | Floats], window_s: float
 ) -> tuple[list[dict[str, Any]], str]:
-    """Rows of steps that begin with each window and end with the last one, and the unit of their time."""
+    """The points of a step line per name, one at the start of each window and one at the end of the last; and
+    the unit of their time.
+    """
     windows = max(len(values) for values in series.values())
     unit, unit_s = time_unit(windows * window_s)
     edges = np.linspace(0.0, windows * window_s / unit_s, windows + 1)
@@ -307,7 +311,7 @@ def _windows(
 
 
 def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
-    """A bar per name, which stands above it; an open bar with dashes is a lower bound."""
+    """A bar per name, with the name above it. A lower bound has a pale bar with a dashed edge."""
     import altair as alt
 
     rows = [
@@ -362,14 +366,13 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         for name, (cost, power_kw) in dots.items()
     ]
     kinds = ["the plan", "not beaten", "another"]
-    most = (
-        max(cost for cost, _ in dots.values()) or 1.0
-    )  # Owned GPUs may cost nothing; an axis needs a length.
+    # Owned GPUs may cost nothing, and an axis needs a length.
+    most_usd_per_h = max(cost for cost, _ in dots.values()) or 1.0
     base = alt.Chart(data_of_rows(rows)).encode(
         x=alt.X(
             "x:Q",
             axis=alt.Axis(title="cost [USD/h]", tickCount=6),
-            scale=alt.Scale(domain=[0, 1.25 * most], nice=False),
+            scale=alt.Scale(domain=[0, 1.25 * most_usd_per_h], nice=False),
         ),
         y=alt.Y(
             "y:Q", axis=alt.Axis(title="provisioned power [kW]", tickCount=6), scale=alt.Scale(zero=True)
@@ -388,9 +391,10 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     )
     named = [row for row in rows if row["kind"] != "another"]
     text = []
-    # Labels are drawn towards the middle, where there is room.
+    # Labels are drawn towards the middle, where there is room: right of the dots in the left half.
     for align, dx in (("left", 8), ("right", -8)):
-        side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most) == (align == "left")]
+        is_left = align == "left"
+        side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most_usd_per_h) == is_left]
         if side:
             columns = {"x": [row["x"] for row in side], "y": [row["y"] for row in side]}
             names = [row["name"] for row in side]

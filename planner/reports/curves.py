@@ -31,8 +31,8 @@ MOST_SORTED = 1_000_000  # More values are not sorted; their mean may differ in 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A distribution: `share` of the values lie at or below `value_s`. With `every` k, only each k-th run of
-    steps was taken.
+    """A distribution: `share` of the values lie at or below `value_s`, both (n,). It is made of every
+    `every`-th run of engine steps.
     """
 
     value_s: Floats

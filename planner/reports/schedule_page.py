@@ -35,8 +35,8 @@ FIRM = "A spot worker may be interrupted at any time; the others are not."
 class ScheduleAnswer:
     """A schedule with its question; `others` are those of OTHERS, None where one exceeds a limit.
 
-    It is optimal if its gap is no more than `required_gap_frac`. `simulated` is its simulation on the
-    demand's requests; None without one, and `not_simulated` says why.
+    The search stops at a gap of `required_gap_frac`. `simulated` is the schedule's simulation on the demand's
+    requests; without one it is None, and `not_simulated` says why.
     """
 
     market: Market
@@ -49,7 +49,7 @@ class ScheduleAnswer:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the gap is no larger than was asked for, but for the 0.01 % to which it is shown."""
+        """Whether the gap is at most `required_gap_frac`, to the 0.01 % with which it is shown."""
         return self.schedule.gap_frac <= self.required_gap_frac + 1e-4
 
 
@@ -121,13 +121,13 @@ def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[s
 
 
 def used(answer: ScheduleAnswer) -> list[int]:
-    """The worker types in use."""
+    """The indices of the worker types that are in use in any window."""
     values = answer.schedule
     return [c for c in range(len(values.workers)) if values.workers[c].any() or values.spot_workers[c].any()]
 
 
 def to_run(answer: ScheduleAnswer) -> Schedule:
-    """The schedule to run: as repaired, where it was simulated."""
+    """The schedule to run: where it was simulated, with the workers that the repair added."""
     return answer.schedule if answer.simulated is None else answer.simulated.schedule
 
 
@@ -149,7 +149,8 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
     """Demand; GPUs of each kind, as they are bought; workers; what each window costs; what others cost."""
     market, demand, values, window_s = answer.market, answer.demand, answer.schedule, answer.demand.window_s
     rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
-    every = [Figure("demand", charts.windows_chart(rates, window_s, "requests/s"), "Demand of each LLM.")]
+    demand_chart = charts.windows_chart(rates, window_s, "requests/s")
+    all_figures = [Figure("demand", demand_chart, "Demand of each LLM.")]
     for g, offer in enumerate(market.offers):
         spot = sum(
             capacity.on.get(offer.gpu, 0) * values.spot_workers[c]
@@ -163,7 +164,9 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
         }
         if used := {way: counts for way, counts in ways.items() if counts.any()}:
             chart = charts.stacked_chart(used, window_s, f"{offer.gpu} [GPUs]", tuple(ways))
-            every.append(Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs {listed(list(used))}, stacked."))
+            all_figures.append(
+                Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs {listed(list(used))}, stacked.")
+            )
     for m, llm in enumerate(demand.llms):
         workers = {
             f"{capacity.name}{suffix}": counts[c]
@@ -173,28 +176,38 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
         }
         if workers:
             chart = charts.stacked_chart(workers, window_s, f"{llm} [workers]", _coloured(list(workers)))
-            every.append(Figure(f"workers-{m}", chart, f"{llm}: workers of each type, stacked."))
-    costs = {
+            all_figures.append(Figure(f"workers-{m}", chart, f"{llm}: workers of each type, stacked."))
+    schedules = {
         "schedule": values,
         **{name: other for name, other in answer.others.items() if other is not None},
     }
     by_window = {
-        name: np.broadcast_to(cost_by_window(market, demand, one), values.workers.shape[1:])
-        for name, one in costs.items()
+        name: np.broadcast_to(cost_by_window(market, demand, schedule), values.workers.shape[1:])
+        for name, schedule in schedules.items()
     }
     caption = "What each window costs, with the starts of workers in it; beside " + " and ".join(
-        OTHERS[name] for name in costs if name in OTHERS
+        OTHERS[name] for name in schedules if name in OTHERS
     )
-    every.append(Figure("cost", charts.windows_chart(by_window, window_s, "cost [USD/h]"), f"{caption}."))
+    all_figures.append(
+        Figure("cost", charts.windows_chart(by_window, window_s, "cost [USD/h]"), f"{caption}.")
+    )
     bars = [charts.Bar("no schedule costs less", values.bound_usd_per_h, at_least=True)]
     bars.insert(0, charts.Bar("this schedule", values.cost_usd_per_h, is_plan=True))
-    bars += [charts.Bar(OTHERS[name], one.cost_usd_per_h) for name, one in costs.items() if name in OTHERS]
-    every.append(Figure("costs", charts.bars_chart(bars, "mean cost [USD/h]"), "Mean cost over all windows."))
-    return every
+    bars += [
+        charts.Bar(OTHERS[name], schedule.cost_usd_per_h)
+        for name, schedule in schedules.items()
+        if name in OTHERS
+    ]
+    all_figures.append(
+        Figure("costs", charts.bars_chart(bars, "mean cost [USD/h]"), "Mean cost over all windows.")
+    )
+    return all_figures
 
 
 def _coloured(workers: Sequence[str]) -> tuple[str, ...]:
-    """Names ordered so that spot workers get the third colour, which spot GPUs have elsewhere."""
+    """Names in an order in which spot workers get the third colour, as spot GPUs do in their charts: two firm
+    workers, then one on spot, with fillers for what is missing.
+    """
     firm = [name for name in workers if not name.endswith(SPOT_SUFFIX)]
     spot = [name for name in workers if name.endswith(SPOT_SUFFIX)]
     rows = itertools.zip_longest(firm[::2], firm[1::2], spot, fillvalue="")
@@ -203,6 +216,7 @@ def _coloured(workers: Sequence[str]) -> tuple[str, ...]:
 
 
 def sentence(answer: ScheduleAnswer) -> str:
+    """What the schedule costs."""
     usd_per_h = answer.schedule.cost_usd_per_h
     return f"{usd(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
 

@@ -95,7 +95,7 @@ def guarantee_text(guarantee: ServiceGuarantee) -> str:
 
 
 def flags(**requested: bool | None) -> list[str]:
-    """Options of a command line that have no value: `explain=True` gives --explain, None and False
+    """Options of a command line that take no value: `explain=True` gives "--explain"; None and False give
     nothing.
     """
     return [f"--{name.replace('_', '-')}" for name, is_set in requested.items() if is_set]
@@ -262,7 +262,7 @@ def throughput_line(values: Throughput) -> str:
 
 
 def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
-    """A rate that is carried, and the lowest simulated rate that is not; `none` says what was not found
+    """A rate that is carried, and the lowest simulated rate that is not, with `none`, what was not found
     there.
     """
     beyond = (
