@@ -208,7 +208,7 @@ def ensemble(X: Array, y: Array, rng: np.random.Generator, *, members: int = ENS
 
 def disagreement(fits: Sequence[StepLatency], X: Array) -> tuple[Array, Array]:
     """(relative standard deviation of the fits' predictions, their mean [s]), each (n,)."""
-    predicted = np.array([fit.step_s(*X.T) for fit in fits])
+    predicted = np.array([fit.steps_s(X) for fit in fits])
     mean_s = predicted.mean(axis=0)
     return predicted.std(axis=0) / mean_s, mean_s
 

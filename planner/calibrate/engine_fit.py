@@ -184,7 +184,7 @@ def _group_steps(
     """
     device = PiecewiseLinearStepLatency(beyond="extrapolate").fit(profile.X, without_host(profile).y).latency_
     X, level = watched.X, watched.steps.level.to_numpy(float)
-    g_s, sequences, own_s = device.step_s(*X.T), X[:, 2] + X[:, 4], watched.steps.own_s.to_numpy(float)
+    g_s, sequences, own_s = device.steps_s(X), X[:, 2] + X[:, 4], watched.steps.own_s.to_numpy(float)
     t_s = own_s if np.isfinite(own_s).all() else watched.y
     if shares_launches:
         is_same_run = (watched.steps[["level", "server"]].shift() == watched.steps[["level", "server"]]).all(

@@ -108,7 +108,9 @@ def fit_table(
     basis = f"fitted: {source}; host overhead {host}"
     if about.get("shares_cores") == "true":
         basis += ON_WALL
-    model = PiecewiseLinearStepLatency(host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis)
+    model = PiecewiseLinearStepLatency(
+        host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis, reads_cached=table.reads_cached
+    )
     try:
         errors = cross_validated_errors(model, table.X, table.y, folds=FOLDS)
         latency: StepLatency = model.fit(table.X, table.y).latency_

@@ -134,7 +134,7 @@ def calibrate(
     def log_errors(z: Array) -> Array:
         """log(predicted / measured) of the steps, then of the runs' statistics, for the z of `_fitted`."""
         moved = corrected(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
-        logs = [np.log(moved.step_s(*X.T) / y)]
+        logs = [np.log(moved.steps_s(X) / y)]
         of_runs = executors.run_items(_predicted, runs, shared=(engine, moved))
         for run, predicted in zip(runs, of_runs, strict=True):
             logs.append(np.log([predicted[t.key] / t.measured_s for t in targets if t.run is run]))
@@ -347,7 +347,7 @@ def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
 
     def logs(at: Array) -> Array:
         moved = corrected(latency, at[0], at[1], (at[2] - 1) * HOST_PRIOR_S)
-        return np.asarray(np.log(moved.step_s(*USUAL_STEPS.T)))
+        return np.asarray(np.log(moved.steps_s(USUAL_STEPS)))
 
     gradient = np.column_stack(
         [(logs(z + FORMULA_STEP * unit) - logs(z)) / FORMULA_STEP for unit in np.eye(3)]

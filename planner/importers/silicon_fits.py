@@ -48,7 +48,7 @@ class FittedKernels:
 
 def fit_kernels(table: StepTable, *, basis: str, kind: Kind) -> tuple[StepLatency, dict[str, Errors]]:
     """The fit to all rows, and its errors by regime on steps that were held out in turn."""
-    model = PiecewiseLinearStepLatency(basis=basis)
+    model = PiecewiseLinearStepLatency(basis=basis, reads_cached=table.reads_cached)
     errors = cross_validated_errors(model, table.X, table.y)
     latency: StepLatency = model.fit(table.X, table.y).latency_
     return dataclasses.replace(latency, mape_frac=errors["all"].mape_frac, kind=kind), errors

@@ -140,7 +140,7 @@ def choose_step_family(
         for k in range(folds):
             seen = fold != k
             fold_model = fit_candidate(candidates[best], X[seen], y[seen], _select_rows(operators, seen))
-            refits[~seen] = to_step_latency(fold_model, X[seen])[0].step_s(*X[~seen].T)
+            refits[~seen] = to_step_latency(fold_model, X[seen])[0].steps_s(X[~seen])
         errors = converted = errors_by_regime(X, y, refits)
         for name, candidate in candidates.items():
             if isinstance(candidate, CorrectedSteps) and is_better(errors_by_family.get(name, {}), converted):

@@ -6,10 +6,14 @@ included). Five numbers describe it:
     N   = sum n_i + #decodes                 tokens through the dense layers
     A_p = sum n_i * (c_i + (n_i + 1) / 2)    query-key pairs of the prefills
     D   = #decodes,   K = sum L_j            sequences, and KV tokens the decodes read
-    P   = #prefills
+    P   = #prefills,  C = sum c_i            prompts, and KV tokens the prefills read
 
-    t = f(N) + a A_p + b D + d K + e P + h       f piecewise linear, nondecreasing;  a, b, d, e, h >= 0
-        + m K where P > 0                        m >= 0
+    t = f(N) + a A_p + b D + d (K + C) + e P + h     f piecewise linear, nondecreasing;  a, b, d, e, h >= 0
+        + m K where P > 0                            m >= 0
+
+A prefill reads the KV of its cached tokens once, however few its new ones are: 12 tokens after 16,000 take as
+long as a decode there. Pairs alone would count a fifth of it. On an H100 steps of prompts with 8,000 cached
+tokens and more are 11 % short so, without it 19 % (docs/evidence/validation.md).
 
 m is what decodes take longer beside prefills: a kernel that serves both in one launch (FlashAttention 2)
 reads the decodes' KV in the tiles of prefills, which does not split it over the whole GPU. On an RTX PRO 6000
@@ -18,7 +22,7 @@ that doubles d.
 Data-parallel ranks of one worker step together (vLLM's --data-parallel-size), and experts see the tokens of
 all ranks. With g the experts' part of f, and ranks i:
 
-    t = g(sum N_i) + max_i ( f(N_i) - g(N_i) + a A_i + b D_i + d K_i + e P_i (+ m K_i) ) + h
+    t = g(sum N_i) + max_i ( f(N_i) - g(N_i) + a A_i + b D_i + d (K_i + C_i) + e P_i (+ m K_i) ) + h
 """
 
 from __future__ import annotations
@@ -129,16 +133,23 @@ class StepLatency:
         decodes: float | Array = 0.0,
         kv_tokens: float | Array = 0.0,
         prefills: float | Array = 0.0,
+        cached: float | Array = 0.0,
     ) -> Array:
-        """Seconds of a step with N, A_p, D, K and P as in the module's docstring; broadcasts."""
+        """Seconds of a step with N, A_p, D, K, P and C as in the module's docstring; broadcasts."""
         return np.asarray(
             _interpolate_knots(np.asarray(tokens), self.knots_tokens, self.f_s)
             + self.a_s * np.asarray(pairs)
             + self.b_s * np.asarray(decodes)
             + (self.d_s + self.m_s * (np.asarray(prefills) > 0)) * np.asarray(kv_tokens)
+            + self.d_s * np.asarray(cached)
             + self.e_s * np.asarray(prefills)
             + self.h_s
         )
+
+    def steps_s(self, X: Array) -> Array:
+        """Seconds (n,) of steps with N, A_p, D, K, P (n, 5), of which each has prompts that are alike."""
+        tokens, pairs, decodes, kv_tokens, prefills = X.T
+        return self.step_s(tokens, pairs, decodes, kv_tokens, prefills, cached_tokens(X))
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
         """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and the other numbers.
@@ -201,7 +212,9 @@ class StepLatency:
         chunks_s = whole * self.step_s(budget_tokens, prefills=1) + np.where(
             rest > 0, self.step_s(rest, prefills=1), 0.0
         )
-        return np.asarray(chunks_s + self.a_s * n * (n + 1) / 2)  # All pairs of a whole prompt.
+        read = budget_tokens * whole * (whole - 1) / 2 + np.where(rest > 0, n - rest, 0.0)  # C of all chunks.
+        pairs = n * (n + 1) / 2  # Of the whole prompt.
+        return np.asarray(chunks_s + self.a_s * pairs + self.d_s * read)
 
     def with_longer_steps(self, share: float) -> StepLatency:
         """The same engine with every step longer by this share, as the fit's own error allows."""
@@ -313,6 +326,16 @@ class StepsOfRanks:
         joint_s = self.latency.joint_at(np.arange(self.dp * most_tokens + 1, dtype=float))
         tables = (*of_rank.tables, joint_s)
         return replace(of_rank, tables=tables, widths=tuple(len(table) for table in tables))
+
+
+def cached_tokens(X: Array) -> Array:
+    """C (n,) of steps with N, A_p, D, K, P (n, 5), of which each has prompts that are alike: P prompts of n
+    new tokens in all, after c cached ones each, have A_p = n (c + (n / P + 1) / 2) pairs, and C = P c.
+    """
+    tokens, pairs, decodes, _, prefills = X.T
+    new = tokens - decodes
+    cached = prefills * pairs / np.maximum(new, 1.0) - (new + prefills) / 2
+    return np.asarray(np.where(prefills > 0, np.maximum(cached, 0.0), 0.0))
 
 
 def _interpolate_knots(tokens: Array, knots_tokens: tuple[float, ...], values_s: tuple[float, ...]) -> Array:

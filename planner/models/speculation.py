@@ -5,10 +5,11 @@
     1 + P_1 + ... + P_k                             mean tokens of a step: the accepted length of papers
 
 The letters of step times are those of planner/models/latency.py: a step has D decodes with K tokens of KV,
-and P prompts of n tokens together, with A_p pairs of a query and a key. With R = D + P sequences it takes
+and P prompts of n tokens together after C cached ones, with A_p pairs of a query and a key. With R = D + P
+sequences it takes
 
-    verify   f(n + (1 + k) D) + a (A_p + k K + D k (k + 1) / 2) + b (1 + k) D + d (K + k D) + e P + h
-    draft    q [ f(n + (1 + k) D) + a A_p + b D + d (K + k D) + e P ]            over all tokens of the step
+    verify   f(n + (1 + k) D) + a (A_p + k K + D k (k + 1) / 2) + b (1 + k) D + d (K + k D + C) + e P + h
+    draft    q [ f(n + (1 + k) D) + a A_p + b D + d (K + k D + C) + e P ]        over all tokens of the step
              + (k - 1) q [ f(R) + b R + d (K + k D) ] + k s                      then a token at a time
 
 The KV of a sequence is read once for its 1 + k queries. Each query after the first adds pairs, at the price a
@@ -118,15 +119,21 @@ class SpeculativeSteps:
     speculation: Speculation
 
     def step_s(
-        self, prompt_tokens: float, pairs: float, decodes: float, kv_tokens: float, prefills: float
+        self,
+        prompt_tokens: float,
+        pairs: float,
+        decodes: float,
+        kv_tokens: float,
+        prefills: float,
+        cached: float = 0.0,
     ) -> float:
-        """Seconds of a step with n, A_p, D, K and P."""
+        """Seconds of a step with n, A_p, D, K, P and C."""
         k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
         width, read = prompt_tokens + (1 + k) * decodes, kv_tokens + k * decodes
         more = k * kv_tokens + decodes * k * (k + 1) / 2
         # h is of the LLM's step alone.
-        own_s = float(latency.step_s(width, pairs + more, (1 + k) * decodes, read, prefills))
-        first_s = float(latency.step_s(width, pairs, decodes, read, prefills)) - latency.h_s
+        own_s = float(latency.step_s(width, pairs + more, (1 + k) * decodes, read, prefills, cached))
+        first_s = float(latency.step_s(width, pairs, decodes, read, prefills, cached)) - latency.h_s
         rows = decodes + prefills
         again_s = float(latency.step_s(rows, 0.0, rows, read, 0.0)) - latency.h_s
         return own_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from planner.errors import ExtrapolationError, InputError
-from planner.models.latency import Array, StepLatency
+from planner.models.latency import Array, StepLatency, cached_tokens
 
 # Corners of f, tokens of a step.
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -37,9 +37,11 @@ class Errors:
 
 
 class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Step time  t = f(N) + a A_p + b D + d K + e P (+ m K where P > 0) + host_s,  f nondecreasing, all >= 0.
+    """Step time  t = f(N) + a A_p + b D + d (K + C) + e P (+ m K where P > 0) + host_s,  f nondecreasing,
+    all >= 0.
 
-    X (n, 5): N, A_p, D, K, P as `planner.models.latency` defines them.   y (n,): step time [s], > 0.
+    X (n, 5): N, A_p, D, K, P as `planner.models.latency` defines them, C from them (`cached_tokens`).
+    y (n,): step time [s], > 0.
     f is an intercept plus ramps clip(N - k_i, 0, k_i+1 - k_i) with slopes >= 0: monotone, yet free to be
     steep first and flat later, as tile-bound GEMMs are. Non-negative least squares on relative error, because
     an SLO is missed by a ratio. m is 0 unless it comes to `LEAST_MIXED_FRAC` of d: less is what other misfits
@@ -53,7 +55,10 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         host_s: float = 0.0,
         basis: str = "fitted",
         beyond: str = "raise",
+        reads_cached: bool = True,
     ) -> None:
+        # False: y has not what prefills take to read cached tokens, so d C is in neither fit nor prediction.
+        self.reads_cached = reads_cached
         self.knots_tokens = knots_tokens  # Corners of f; corners without data between them are dropped.
         self.host_s = host_s  # The part of y that is the engine's own overhead, measured apart.
         self.basis = basis
@@ -66,7 +71,8 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         if not (y > self.host_s).all():
             raise InputError(f"step table: t_s is {y.min():g}, must be > {self.host_s:g} (the host's share)")
         knots = _knots_with_data(self.knots_tokens, X[:, 0])
-        columns, weight = _design_columns(X, knots), equal_shares(X) / y
+        cached = cached_tokens(X) if self.reads_cached else np.zeros(len(X))
+        columns, weight = _design_columns(X, cached, knots), equal_shares(X) / y
         solution = _solve_nonnegative(columns, y - self.host_s, weight)
         if solution[-1] < LEAST_MIXED_FRAC * solution[-3]:  # solution: floor, slopes, a, b, d, e, m.
             solution = np.append(_solve_nonnegative(columns[:, :-1], y - self.host_s, weight), 0.0)
@@ -89,7 +95,8 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         return self
 
     def predict(self, X: Array) -> Array:
-        return self.latency_.step_s(*check_profiled(self, X).T)
+        X = check_profiled(self, X)
+        return self.latency_.steps_s(X) if self.reads_cached else self.latency_.step_s(*X.T)
 
     def errors_by_regime(self, X: Array, y: Array) -> dict[str, Errors]:
         """Errors on these rows, which should not be those of the fit; see `cross_validated_errors`."""
@@ -162,10 +169,12 @@ def equal_shares(X: Array) -> Array:
     return np.asarray(1 / np.sqrt(rows[kind]))
 
 
-def _design_columns(X: Array, knots: Array) -> Array:
+def _design_columns(X: Array, cached: Array, knots: Array) -> Array:
     """The columns that the intercept, f's slopes, a, b, d, e and m are multiplied with."""
     ramps = np.clip(X[:, :1] - knots[:-1], 0.0, np.diff(knots))
-    return np.hstack([np.ones((len(X), 1)), ramps, X[:, 1:], X[:, 3:4] * (X[:, 4:] > 0)])
+    _, pairs, decodes, kv_tokens, prefills = X.T
+    own = np.column_stack([pairs, decodes, kv_tokens + cached, prefills, kv_tokens * (prefills > 0)])
+    return np.hstack([np.ones((len(X), 1)), ramps, own])
 
 
 def _solve_nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:

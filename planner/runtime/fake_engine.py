@@ -200,8 +200,8 @@ class FakeEngine:
         prefills = [(r, new) for r, new in chunks if r not in decodes]
         pairs = sum(new * (2 * r.computed + new + 1) / 2 for r, new in prefills)
         tokens = sum(new for _, new in chunks)
-        attended = sum(r.computed + 1 for r in decodes)
-        return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills)))
+        attended, cached = sum(r.computed + 1 for r in decodes), sum(r.computed for r, _ in prefills)
+        return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills), cached))
 
     def _finish(self, chunks: list[tuple[_Request, int]], start_s: float) -> None:
         if self.log:

@@ -177,7 +177,7 @@ def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
 
 def _predicted_s(worker: WorkerType, table: StepTable) -> Floats:
     """Predicted step times. If the simulator takes them from a table (`form`), the fit stands in for it."""
-    gpu_s = np.asarray(worker.latency.step_s(*table.X.T))
+    gpu_s = np.asarray(worker.latency.steps_s(table.X))
     if isinstance(worker.form, CorrectedFormula):
         gpu_s = worker.form.step_s(table.X)
     (host_step_s, host_sequence_s), (rest_step_s, rest_sequence_s) = (

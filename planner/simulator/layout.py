@@ -168,6 +168,7 @@ LANE = np.dtype(
         ("prefill_tokens", "i8"),
         ("pairs", "f8"),  # The sum of n (c + (n + 1) / 2) over chunks of n tokens.
         ("squares", "f8"),  # The sum of n^2.
+        ("cached", "f8"),  # The sum of c, their cached tokens.
         ("cached_64", "f8"),  # The sum of ceil(c / 64).
         ("is_decoding", "i8"),  # 1: its decodes take part.
         ("stage_s", "f8"),

@@ -398,18 +398,21 @@ def enqueue_first(state, w, r):
 @small_jit
 def clear_chunks(lane):
     """Begin to form a step: it has no chunks of prompts yet."""
-    lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares, lane.cached_64 = 0, 0, 0.0, 0.0, 0.0
+    lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares = 0, 0, 0.0, 0.0
+    lane.cached, lane.cached_64 = 0.0, 0.0
 
 
 @small_jit
 def add_chunk(lane, cached, tokens):
     """Add a chunk of `tokens` tokens, which come after `cached` ones of their prompt, to the step being
-    formed. Step times need the sums: pairs of tokens that attend, squares of chunks, cached tokens in 64s.
+    formed. Step times need the sums: pairs of tokens that attend, squares of chunks, cached tokens, and these
+    in 64s.
     """
     lane.prefills += 1
     lane.prefill_tokens += tokens
     lane.pairs += tokens * (cached + 0.5 * (tokens + 1))
     lane.squares += float(tokens) * tokens
+    lane.cached += cached
     lane.cached_64 += (cached + 63) // 64  # The tile in which Vidur's tables count them.
 
 

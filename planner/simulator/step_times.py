@@ -1,7 +1,8 @@
 """Seconds of a step, in each form of step times that the simulator knows. Symbols are those of
 planner/models/latency.py.
 
-FIVE              t = f(N) + a A_p + b D + d K + e P, + m K if P > 0, with h in f    (planner.models.latency)
+FIVE              t = f(N) + a A_p + b D + d (K + C) + e P, + m K if P > 0, with h in f
+                  (planner.models.latency)
                   for a data-parallel rank only its own part: joint_steps.py adds what all ranks share
 SPLITWISE_LOOKUP  prompts p(tokens); decodes q(D) + b D + d K; both m p(tokens) + b D + d K
 VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
@@ -68,7 +69,7 @@ def step_seconds(state, kind, lane):
         state.tables[kind.table_at[0] + decodes + lane.prefill_tokens]
         + k[0] * lane.pairs
         + k[1] * decodes
-        + k[2] * kv_tokens
+        + k[2] * (kv_tokens + lane.cached)
         + k[3] * lane.prefills
     )
     if lane.prefills > 0:
@@ -142,7 +143,7 @@ def _speculative_s(tables, kind, lane, decodes, kv_tokens):
     k, f, drafts = kind.numbers, kind.table_at[0], kind.numbers[6]
     chunks, rows = lane.prefills, decodes + lane.prefills
     read = k[2] * (kv_tokens + drafts * decodes)
-    beside = k[3] * chunks + read
+    beside = k[3] * chunks + read + k[2] * lane.cached
     if chunks > 0:
         beside += k[4] * (kv_tokens + drafts * decodes)
     wide = tables[f + lane.prefill_tokens + decodes * lane.width]

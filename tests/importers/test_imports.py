@@ -199,8 +199,9 @@ def test_llmservingsim_adds_up_its_kernels(catalog: Catalog) -> None:
     }
     fitted = fit_table(table, StatedSetup(), catalog, where="t")
     assert fitted.latency.kind == "kernels"
-    assert fitted.latency.d_s == pytest.approx(32 * 0.125e-6, rel=0.02)
-    assert fitted.latency.m_s == pytest.approx(32 * 0.125e-6, rel=0.02)
+    # Decodes read a token in 0.125 us a layer, prefills in 0.25: d is of both, d + m of decodes beside them.
+    assert 32 * 0.125e-6 < fitted.latency.d_s < 32 * 0.14e-6
+    assert fitted.latency.d_s + fitted.latency.m_s == pytest.approx(32 * 0.25e-6, rel=0.02)
 
 
 def test_llmservingsim_measures_one_gpu_without_all_reduces(catalog: Catalog) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from planner.errors import ExtrapolationError, InputError
 from planner.files.checked_files import repository_dir
-from planner.models.latency import Array, StepLatency
+from planner.models.latency import Array, StepLatency, cached_tokens
 from planner.models.step_fit import (
     PiecewiseLinearStepLatency,
     cross_validated_errors,
@@ -62,13 +62,26 @@ def random_steps(rng: np.random.Generator, rows: int) -> Array:
 def test_planted_coefficients_are_recovered(seed: int) -> None:
     """No noise, the knots known (f neither convex nor concave): the fit is the plant."""
     X = random_steps(np.random.default_rng(seed), 400)
-    fitted = (
-        PiecewiseLinearStepLatency(knots_tokens=PLANTED.knots_tokens).fit(X, PLANTED.step_s(*X.T)).latency_
-    )
+    fitted = PiecewiseLinearStepLatency(knots_tokens=PLANTED.knots_tokens).fit(X, PLANTED.steps_s(X)).latency_
     assert fitted.knots_tokens == PLANTED.knots_tokens
     assert fitted.f_s == pytest.approx(PLANTED.f_s)
     for name in ("a_s", "b_s", "d_s", "e_s"):
         assert getattr(fitted, name) == pytest.approx(getattr(PLANTED, name)), name
+
+
+def test_a_prefill_reads_its_cached_tokens_as_a_decode_does() -> None:
+    """Two prompts of 5 new tokens after 100 cached ones: 10 * (100 + 3) pairs, and 200 tokens are read."""
+    X = np.array([[10.0, 10 * 103.0, 0, 0, 2], [10.0, 10 * 3.0, 0, 0, 2], [4.0, 0, 4, 400, 0]])
+    assert cached_tokens(X).tolist() == [200.0, 0.0, 0.0]
+    after, alone = PLANTED.steps_s(X)[:2]
+    assert after - alone == pytest.approx(1000 * PLANTED.a_s + 200 * PLANTED.d_s)
+
+
+def test_the_chunks_of_a_prompt_read_what_is_before_them() -> None:
+    """2500 tokens in steps of 1000: the second chunk reads 1000 cached tokens, the third 2000."""
+    chunks = [(1000, 0), (1000, 1000), (500, 2000)]
+    steps_s = [PLANTED.step_s(n, n * (c + (n + 1) / 2), prefills=1, cached=c) for n, c in chunks]
+    assert PLANTED.prefill_s(2500, 1000) == pytest.approx(sum(steps_s))
 
 
 @pytest.mark.parametrize(("planted", "found"), [(0.9, 0.9), (0.31, 0.31), (0.2, 0.0)])
@@ -79,7 +92,7 @@ def test_what_decodes_take_longer_beside_prefills_is_told_apart(planted: float, 
     assert plant.step_s(9, 45, 1, 100, 1) - plant.step_s(9, 45, 1, 100) == pytest.approx(
         plant.e_s + 100 * plant.m_s
     )
-    fitted = PiecewiseLinearStepLatency(knots_tokens=PLANTED.knots_tokens).fit(X, plant.step_s(*X.T)).latency_
+    fitted = PiecewiseLinearStepLatency(knots_tokens=PLANTED.knots_tokens).fit(X, plant.steps_s(X)).latency_
     assert fitted.m_s == pytest.approx(found * PLANTED.d_s)
     assert (fitted.d_s > 1.01 * PLANTED.d_s) == (found == 0)
 
@@ -98,7 +111,7 @@ def test_the_hosts_share_is_set_apart() -> None:
     """2 ms of host overhead in every step: told of it, the fit finds the kernels' f and keeps h = 2 ms."""
     X = random_steps(np.random.default_rng(0), 400)
     model = PiecewiseLinearStepLatency(knots_tokens=PLANTED.knots_tokens, host_s=0.002)
-    fitted = model.fit(X, PLANTED.step_s(*X.T) + 0.002).latency_
+    fitted = model.fit(X, PLANTED.steps_s(X) + 0.002).latency_
     assert fitted.h_s == 0.002
     assert fitted.f_s == pytest.approx(PLANTED.f_s)
 
@@ -120,7 +133,7 @@ def test_each_kind_of_step_weighs_alike() -> None:
 def test_prediction_beyond_the_profile_is_refused_unless_asked_for() -> None:
     """Beyond the last knot f goes on with its last slope: 0.12 + 4096 * 0.09 / 3072 s for 8192 tokens."""
     X = random_steps(np.random.default_rng(0), 400)
-    model = PiecewiseLinearStepLatency(knots_tokens=PLANTED.knots_tokens).fit(X, PLANTED.step_s(*X.T))
+    model = PiecewiseLinearStepLatency(knots_tokens=PLANTED.knots_tokens).fit(X, PLANTED.steps_s(X))
     beyond = np.array([[8192.0, 0.0, 0.0, 0.0, 0.0]])
     with pytest.raises(ExtrapolationError, match="profiled up to"):
         model.predict(beyond)
@@ -272,7 +285,8 @@ def test_recorded_fit_and_error_are_rebuilt_from_the_source(tp: int) -> None:
     table = silicon_table(catalog.llm("qwen2.5-72b"), catalog.gpu("h100-80g"), tp)
     assert isinstance(table, StepTable)
     recorded = next(fit for fit in fits_of("qwen2.5-72b--h100-80g") if fit["tp"] == tp)
-    model = PiecewiseLinearStepLatency()
+    assert not table.reads_cached
+    model = PiecewiseLinearStepLatency(reads_cached=False)
     error = cross_validated_errors(model, table.X, table.y)["all"]
     assert error.mape_frac == pytest.approx(recorded["errors"]["all"]["mape_frac"], abs=1e-4)
     assert model.fit(table.X, table.y).latency_.f_s == pytest.approx(recorded["f_s"], rel=1e-5)

@@ -189,7 +189,7 @@ def kept(found: SharedPlan, asked: SeveralLlmsQuestion) -> None:
         assert limit is None or used <= limit * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("shared", some([{"limits": {"power": "12 kW"}}, {"limits": {"gpus": 24}}, {}], 1))
+@pytest.mark.parametrize("shared", some([{"limits": {"power": "16 kW"}}, {"limits": {"gpus": 24}}, {}], 1))
 def test_the_answer_keeps_every_constraint(shared: dict[str, Any]) -> None:
     asked = question({"gpus": {"a100-80g": 24, "h100-80g": 8}}, llms=3, **shared)
     found = plan_together(asked, CATALOG)

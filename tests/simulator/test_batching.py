@@ -65,7 +65,12 @@ def random_case(seed: int, batching: str) -> tuple[Fleet, Trace, Settings]:
 
 def seconds(latency: StepLatency, step: Step) -> float:
     pairs = sum(n * (before + (n + 1) / 2) for n, before in step.chunks)
-    return float(latency.step_s(step.tokens, pairs, len(step.contexts), sum(step.contexts), len(step.chunks)))
+    cached, decodes, kv_tokens = (
+        sum(before for _, before in step.chunks),
+        len(step.contexts),
+        sum(step.contexts),
+    )
+    return float(latency.step_s(step.tokens, pairs, decodes, kv_tokens, len(step.chunks), cached))
 
 
 def run_plainly(fleet: Fleet, trace: Trace, settings: Settings) -> list[Request]:

@@ -109,8 +109,9 @@ class Ranks(Reference):
         tokens = len(worker.decoding) + sum(n for _, n in worker.chunks)
         pairs = sum(n * (request.cached + (n + 1) / 2) for request, n in worker.chunks)
         kv_tokens = sum(request.cached + 1 for request in worker.decoding)
-        latency = worker.type.latency
-        own_s = latency.step_s(tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks))
+        cached = sum(request.cached for request, _ in worker.chunks)
+        latency, decodes, prefills = worker.type.latency, len(worker.decoding), len(worker.chunks)
+        own_s = latency.step_s(tokens, pairs, decodes, kv_tokens, prefills, cached)
         return float(own_s - latency.joint_at(tokens))
 
     def together_s(self, ranks: Sequence[tuple[Worker, float, int, int]], empty: int) -> float:

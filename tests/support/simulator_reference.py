@@ -376,9 +376,9 @@ class Reference:
         tokens = len(worker.decoding) + sum(n for _, n in worker.chunks)
         pairs = sum(n * (request.cached + (n + 1) / 2) for request, n in worker.chunks)
         kv_tokens = sum(request.cached + 1 for request in worker.decoding)
-        of_gpus_s = float(
-            worker.type.latency.step_s(tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks))
-        )
+        cached = sum(request.cached for request, _ in worker.chunks)
+        decodes, prefills = len(worker.decoding), len(worker.chunks)
+        of_gpus_s = float(worker.type.latency.step_s(tokens, pairs, decodes, kv_tokens, prefills, cached))
         of_gpus_s += self.more_s(worker)
         engine, sequences = worker.type.engine, len(worker.decoding) + len(worker.chunks)
         if engine is None:

@@ -115,8 +115,9 @@ class SpeculativeReference(Reference):
         tokens = sum(n for _, n in worker.chunks)
         pairs = sum(n * (request.cached + (n + 1) / 2) for request, n in worker.chunks)
         kv_tokens = sum(request.cached + 1 for request in worker.decoding)
+        cached = sum(request.cached for request, _ in worker.chunks)
         steps = SpeculativeSteps(worker.type.latency, speculation)
-        return steps.step_s(tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks))
+        return steps.step_s(tokens, pairs, len(worker.decoding), kv_tokens, len(worker.chunks), cached)
 
     def end_step(self, worker: Worker, now: float) -> None:
         speculation = worker.type.speculation

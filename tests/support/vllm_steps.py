@@ -9,9 +9,9 @@ A transcript is a list of steps, and a step is
 where whoever was preempted was so when it was formed. Cases are made by vllm_cases.py. It is a process of its
 own: it needs vLLM and nothing of the planner. Steps take the seconds of the case's formula,
 
-    g = f0 + f1 N + a A_p + b D + d K + e P,     t = g + h  or, asynchronous,  max(g, h) + r
+    g = f0 + f1 N + a A_p + b D + d (K + C) + e P,     t = g + h  or, asynchronous,  max(g, h) + r
 
-as in DESIGN: N tokens, A_p pairs, D decodes with K tokens, P chunks; h and r = x + y (D + P).
+N tokens, A_p pairs, D decodes with K tokens, P chunks after C cached tokens; h and r = x + y (D + P).
 
 Where KV blocks are offloaded, loads cross one after the other from the start of the step that they are formed
 with, and are seen by the worker as it starts a step, asynchronously as the one before begins, by an idle one
@@ -249,7 +249,8 @@ class Driver:
         f0, f1, a, b, d, e, h0, h1, r0, r1 = self.case["seconds"]
         tokens = decodes + sum(n for _, n, _ in chunks)
         pairs = sum(n * (c + (n + 1) / 2) for _, n, c in chunks)
-        gpu_s = f0 + f1 * tokens + a * pairs + b * decodes + d * kv_tokens + e * len(chunks)
+        read = kv_tokens + sum(c for *_, c in chunks)
+        gpu_s = f0 + f1 * tokens + a * pairs + b * decodes + d * read + e * len(chunks)
         sequences = decodes + len(chunks)
         host_s, rest_s = h0 + h1 * sequences, r0 + r1 * sequences
         return float(max(gpu_s, host_s) + rest_s if self.case["async"] else gpu_s + host_s)

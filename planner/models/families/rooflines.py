@@ -62,4 +62,4 @@ class RooflineSteps(StepFamily):
 
     def _predict(self, X: Array) -> Array:
         assert self.latency_ is not None
-        return self.latency_.step_s(*X.T)
+        return self.latency_.steps_s(X)

@@ -81,7 +81,8 @@ def find_keep_alive(
             gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
             router_requests = int(np.floor(gaps_s / every_s).sum())
             tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # The last block is computed anew.
-            step_s = pool.type.latency.step_s(tokens=float(tokens), pairs=float(tokens * leaf.tokens))
+            pairs, cached = float(tokens * leaf.tokens), float(leaf.tokens - tokens)
+            step_s = pool.type.latency.step_s(float(tokens), pairs, cached=cached)
             request_count += router_requests
             busy_s += router_requests * float(step_s)
         busiest_s = max(busiest_s, busy_s)
