@@ -429,3 +429,15 @@ def test_300_mutated_logs_end_in_a_trace_or_one_line(tmp_path: Path, kind: str) 
 def test_the_sample_begins_when_it_says() -> None:
     """2026-01-05 is 20458 days after 1970, and 10 h."""
     assert EPOCH_NS == (20458 * 24 + 10) * 3600 * 10**9
+
+
+@pytest.mark.parametrize("row", ['2026-03-02T08:00:00Z,"1,096",200', '2026-03-02T08:00:00Z,"12,096","1,100"'])
+def test_thousands_separators_are_refused_with_what_to_write(tmp_path: Path, row: str) -> None:
+    """No count of tokens is missing: it is written as nobody reads it."""
+    path = tmp_path / "log.csv"
+    path.write_text(f"time,prompt_tokens,completion_tokens\n{row}\n{row}\n")
+    with pytest.raises(
+        InputError, match=r"prompt_tokens.* may hold thousands separators: write 1096"
+    ) as error:
+        read_trace(path, seed=None, how=LogOptions(), drop_invalid=False)
+    assert "--map" not in str(error.value)

@@ -276,6 +276,13 @@ def _unsure_error(
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
     why = [*doubts, *(f"no column is told as {role}" for role in missing)]
+    # A map would not mend these, so the message has none.
+    if grouped := [name for role in missing for name in _grouped_length_columns(sample, role)]:
+        return UnsureError(
+            f"{where}: {' and '.join(map(show_value, grouped))} may hold thousands separators: write 1096 in "
+            "the log, not 1,096 or 1.096",
+            "",
+        )
     if {"input", "output"} <= set(missing):
         why.append(
             "a log without token counts tells the rate alone: plan --rate 5 --task chat describes the rest"
@@ -299,6 +306,22 @@ def _length_columns(sample: pd.DataFrame, role: str) -> list[str]:
         if present.any() and np.mean(values[present] == np.floor(values[present])) >= _WHOLE_FRAC:
             length_columns.append(name)
     return length_columns
+
+
+# After `;` a decimal comma is read as a point, so that 1,096 comes here as 1.096.
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:[.,' ]\d{3})+")
+
+
+def _grouped_length_columns(sample: pd.DataFrame, role: str) -> list[str]:
+    """Columns whose names say the role's tokens, and in which some number looks like 1,096."""
+    if role not in ("input", "output"):
+        return []
+    return [
+        str(name)
+        for name in sample.columns
+        if names_length(name, role)
+        and any(_GROUPED.fullmatch(value.strip()) for value in sample[name].dropna().astype(str))
+    ]
 
 
 def names_length(name: str, role: str) -> bool:
