@@ -38,7 +38,7 @@ def print_first_screen(plan: Plan) -> None:
     rows = [
         ("SLO", words.slo_sentence(plan)),
         *_figure_rows(screen.glance(plan)),
-        *([("Why not cheaper", "; ".join(why))] if why else []),
+        *([(screen.why_title(plan), "; ".join(why))] if why else []),
         *(
             ("GPUs", sentence(each))
             for each in plan.certificate.assumptions

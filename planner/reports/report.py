@@ -25,7 +25,7 @@ def render_report(plan: Plan, *, command: str = "") -> str:
             screen_page.fragment(plan),
             "</header>",
             *([section("Mind", bullets(_warning_sentences(plan)))] if plan.warnings else []),
-            section("Why not cheaper", _why_not_cheaper(plan)),
+            section(screen.why_title(plan), _why_not_cheaper(plan)),
             later_section("Deployment", _fleet_section(plan)),
             *([later_section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
             later_section("What it costs and draws", _costs_section(plan)),

@@ -587,6 +587,11 @@ def _measured(plan: Plan) -> Glance:
     return Glance("Measured", f"{measured} of {len(basis_by_input)} inputs", note)
 
 
+def why_title(plan: Plan) -> str:
+    """What `why` answers: of a plan that carries the most it can within a budget, why it carries no more."""
+    return "Why not cheaper" if plan.throughput is None else "Why not more"
+
+
 def why(plan: Plan) -> list[str]:
     """Why nothing cheaper is planned, in a few sentences."""
     certificate, robustness = plan.certificate, plan.certificate.around

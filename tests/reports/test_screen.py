@@ -376,5 +376,6 @@ def test_what_there_was_no_time_for_is_said() -> None:
 def test_of_the_most_traffic_no_more_is_offered_for_a_price() -> None:
     """The screen named a command that prices 20 % more of the most that fixed GPUs carry."""
     plan = replace(answered(), throughput=Throughput(23.41, 23.9, 31.0, 31.5))
+    assert (screen.why_title(plan), screen.why_title(answered())) == ("Why not more", "Why not cheaper")
     (more,) = [each for each in screen.glance(plan) if each.name == "20 % more traffic"]
     assert (more.value, "`plan" in more.note) == ("none found", False)
