@@ -77,13 +77,10 @@ def _print_parts(
     for cards in groups:
         console.print()
         for card in cards:
-            # The plan's own fleet stands in the verdict.
-            is_plan = card.is_plan or card.difference.endswith("it is the plan")
-            fleet = "" if is_plan and not card.is_of_llm else card.fleet
             parts = [
                 card.price if card.price != "none" else "",
                 card.difference,
-                fleet,
+                "" if card.has_plans_fleet else card.fleet,
                 card.kept,
                 card.holds,
             ]

@@ -50,7 +50,7 @@ Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 @dataclass(frozen=True, slots=True)
 class Card:
     """One of the three answers, or one LLM of several. A text is empty if nothing is known. `is_plan`: this
-    is the answer that is deployed.
+    is the answer that is deployed. `has_plans_fleet`: `fleet` is the plan's, which the verdict names too.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Card:
     breaks: str
     is_plan: bool
     is_of_llm: bool = False
+    has_plans_fleet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,8 @@ def cards(plan: Plan) -> list[Card]:
     if not plan.certificate.answers:
         room = headroom_of(plan)
         card = paper_card(plan.fleet, plan.bill)
-        return [replace(card, difference="the plan", holds="" if room is None else holds_text(room))]
+        holds = "" if room is None else holds_text(room)
+        return [replace(card, difference="the plan", holds=holds, has_plans_fleet=True)]
     return [_card(plan, each) for each in plan.certificate.answers]
 
 
@@ -263,16 +265,21 @@ def _card(plan: Plan, answer: Answered) -> Card:
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))  # Each once, in order.
+    has_plans_fleet = answer.workers == _workers(plan)
+    difference = against_text(paid, plan.bill.usd_per_h)
+    if has_plans_fleet and difference == SAME_COST:
+        difference += ": it is the plan"
     return Card(
         name=name,
         price="" if paid is None else f"{usd(paid)}/h",
-        difference="the plan" if is_plan else _difference(plan, answer, paid),
+        difference="the plan" if is_plan else difference,
         month="" if paid is None else f"{month_text(paid)} per month",
         fleet=workers_text(answer.workers),
         kept="" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in),
         holds="" if answer.headroom is None else holds_text(answer.headroom, after_loss=is_after_loss),
         breaks=f"beyond, {_named(tuple(limits))} is missed first" if limits else "",
         is_plan=is_plan,
+        has_plans_fleet=has_plans_fleet,
     )
 
 
@@ -290,11 +297,6 @@ def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
         scenarios = f"the search's {scenarios}" if is_of_search else f"{kept_in.futures} other scenarios"
     after = " after losing any one worker" if kept_in.after_loss else ""
     return f"kept in {kept_in.kept} of {scenarios}{grown_text(plan)}{after}"
-
-
-def _difference(plan: Plan, answer: Answered, paid: float | None) -> str:
-    text = against_text(paid, plan.bill.usd_per_h)
-    return f"{text}: it is the plan" if answer.workers == _workers(plan) and text == SAME_COST else text
 
 
 def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:

@@ -135,7 +135,9 @@ def cards(plan: SharedPlan) -> list[Card]:
         return [_card(plan, total, paid.usd_per_h) for total in plan.answers]
     bought = screen.bought_text(plan.workers, paid)
     price, month = f"{usd(paid.usd_per_h)}/h", f"{screen.month_text(paid.usd_per_h)} per month"
-    return [Card("All LLMs", price, "the plan", month, bought, "", "", "", is_plan=True)]
+    return [
+        Card("All LLMs", price, "the plan", month, bought, "", "", "", is_plan=True, has_plans_fleet=True)
+    ]
 
 
 def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Card:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from planner.commands import first_screen
 from planner.commands.first_screen import has_busy_hours
+from planner.reports.screen import Card
 from planner.traffic.trace import Trace
 
 
@@ -21,3 +26,14 @@ def test_a_day_is_proposed_where_some_hours_are_busier() -> None:
     assert has_busy_hours(hours(10, 30, 20, 10))
     assert not has_busy_hours(hours(10, 12, 11, 10))
     assert not has_busy_hours(hours(10, 30))  # Two hours say little of a day.
+
+
+def test_an_answer_names_its_fleet_or_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan's own fleet stands in the verdict, and is not said again."""
+    card = Card("On paper", "9 USD/h", "1 USD/h less", "", "3 workers", "", "", "", is_plan=False)
+    plans = replace(card, name="Production", fleet="4 workers", is_plan=True, has_plans_fleet=True)
+    missing = Card("Production", "none", "", "", "no fleet was found", "", "", "", is_plan=True)
+    first_screen._print_parts("Buy 4 workers.", [[card, plans], [missing]], [], [])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "On paper 9 USD/h; 1 USD/h less; 3 workers" in printed
+    assert printed.count("4 workers") == 1 and "Production no fleet was found" in printed
