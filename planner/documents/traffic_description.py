@@ -66,8 +66,8 @@ USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 USUAL_TASKS = 3.0
 WEEK_H = 168
 HOUR_S = 3600.0
-# The next seven refuse what is most likely a slip: a larger value than any trace has.
 DRAWN_RPS = 5.0  # Where the rate is what is sought, traffic of this rate is drawn and then scaled.
+# The next seven refuse what is most likely a slip: a larger value than any trace has.
 MOST_INTERVALS = 100_000  # Of a curve of rates; ten weeks have about so many minutes.
 MOST_COUNT = 100_000  # Most clients, prefixes or tenants.
 MOST_CV = 100.0
@@ -153,10 +153,12 @@ def parse_description(
     given = traffic.values
     section = Section({**task_values, **given}, traffic.where)
     has_agents = is_of_agents(given, task_values)
-    if "rate" not in traffic and not has_agents and is_rate_sought:
+    if "rate" not in traffic and not has_agents:
+        if not is_rate_sought:
+            raise InputError(
+                f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30"
+            )
         section = Section({**section.values, "rate": DRAWN_RPS}, traffic.where)
-    elif "rate" not in traffic and not has_agents:
-        raise InputError(f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
     lengths = []
     basis = [] if task is None else [f"task {task.name}: {task.of}"]  # Sentences on what was assumed.
     fitting_tasks = [row.name for row in tasks.values() if not has_agents or "agents" in row.values]

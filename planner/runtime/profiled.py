@@ -106,7 +106,7 @@ def profile_engine(
     row = fit.row(source=source, date=served_steps.about["date"])
     first_version = row["from"]  # The row holds for this version of vLLM and later ones.
     write_file(rows_file, to_yaml(other_rows | {f"vllm-{first_version}": row}))
-    # `note` adds the fit to the head of table.csv, so that the table is read once more below.
+    # `write_notes` adds the fit to the head of table.csv, so that the table is read once more below.
     fit_notes = {"slowdown": f"{fit.slowdown:.4g}", "admission_s": f"{fit.admission_s:.3g}"}
     write_notes(out, {"engines": ENGINES, **fit_notes, "shares_cores": str(fit.shares_cores).lower()})
     return Profiled(read_step_table(out), fit, (out, served_file, rows_file))

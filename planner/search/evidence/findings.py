@@ -139,9 +139,9 @@ def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tupl
     if not policies.prefix_cache:
         return (facts.Finding("caches-unused"),)
     gpus, value = problem.oracle.fleet(best.best).gpus, objective_paid(problem, best.best)
-    if not without_caches and not problem.task.policies.compares_without_caches:
-        return ()
     if not without_caches:
+        if not problem.task.policies.compares_without_caches:
+            return ()
         return (facts.CachesSave(policies.routing, value, gpus, None, None, unit),)
     other, other_best = best_of(without_caches)
     gpus_without = other.oracle.fleet(other_best.best).gpus

@@ -87,14 +87,17 @@ def _each_policy(
     errors: list[InfeasibleError] = []
     unlimited_best: list[Fleet] = []
     choices = problem.task.policy_choices()
+    # Where fleets without caches are compared, they are searched before those with caches.
+    is_compared = problem.task.policies.compares_without_caches
+    first_fleet = None if is_compared else _fleet_without_caches(with_policies(problem, choices[0]))
+    if first_fleet is not None:
+        start = [*start, problem.oracle.fleet(first_fleet)]
     for policies in choices:
         policy_problem = with_policies(problem, policies)
-        if policies.prefix_cache:  # The router's settings are fitted to the best fleet so far.
-            known = best_of(answers)[1].best if answers else _fleet_without_caches(policy_problem)
-            if known is not None:
-                policy_problem = with_policies(problem, fitted(policy_problem.oracle, known))
-                if not answers:
-                    start = [*start, policy_problem.oracle.fleet(known)]
+        known = best_of(answers)[1].best if answers else first_fleet
+        if policies.prefix_cache and known is not None:
+            # The router's settings are fitted to the best fleet so far.
+            policy_problem = with_policies(problem, fitted(policy_problem.oracle, known))
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
         start_fleets = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]

@@ -242,7 +242,7 @@ def _unnamed_clock_column(sample: pd.DataFrame) -> str:
         for name in sample.columns
         if np.isnan(as_numbers(sample[name])).all()
         and not is_missing(sample[name]).all()
-        and LogClock(name).fitting_frac(sample[name]) >= _FITTING_FRAC
+        and _holds_times(sample[name], name)
     ]
     return dated[0] if len(dated) == 1 else ""
 
