@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from planner import __version__
@@ -135,6 +135,30 @@ class FilesOrCommands(TyperGroup):
         return list(super().parse_args(ctx, args))
 
 
+class AnyCommand(TyperCommand):
+    """A command; where an option of a plan's question is not its own, the error names the way to ask it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for arg in args:
+            name = arg.split("=")[0]
+            if name in QUESTION_OPTIONS and name not in names:
+                question = "its question from --slo" if "--slo" in names else "no question in options"
+                ctx.fail(
+                    f"No such option: {name}; plan {ctx.info_name} takes {question}: `plan init {name} ...` "
+                    "writes slo.yaml from such options"
+                )
+        has_places = any(parameter.param_type_name == "argument" for parameter in self.params)
+        if args and not args[0].startswith("-") and not has_places and {"--fleet", "--slo"} <= names:
+            ctx.fail(f"{args[0]!r} is no option; did you mean: plan {ctx.info_name} --fleet {args[0]}")
+        return super().parse_args(ctx, args)
+
+
+# Options that describe a question, which `plan` and `plan init` have.
+QUESTION_OPTIONS = {
+    *("--llm", "--rate", "--input", "--output", "--task", "--duration", "--gpus", "--agents", "--objective"),
+    *(f"--{metric}-p{percentile}" for metric in METRICS for percentile in (50, 90, 95, 99)),
+}
 # Words that newcomers use in place of a command, and what to write for each.
 OTHER_WORDS = {
     **dict.fromkeys(
@@ -203,7 +227,7 @@ for _name, _command in (
     ("schema", write_schema),
     ("mcp", serve_mcp),
 ):
-    app.command(_name)(_command)
+    app.command(_name, cls=AnyCommand)(_command)
 app.add_typer(catalog_commands, name="catalog")
 
 

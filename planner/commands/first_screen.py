@@ -30,7 +30,7 @@ HOUR_S, LEAST_HOURS, BUSY = 3600.0, 3, 1.3
 
 def print_first_screen(plan: Plan) -> None:
     """Print verdict, answers, main figures, why nothing is cheaper, and warnings of a plan."""
-    from planner.documents.facts import GpusConsidered
+    from planner.documents.facts import GpusConsidered, GpusTooSmall
     from planner.reports import screen, words
     from planner.reports.fact_sentences import sentence, sentences
 
@@ -40,9 +40,9 @@ def print_first_screen(plan: Plan) -> None:
         *_figure_rows(screen.glance(plan)),
         *([(screen.why_title(plan), "; ".join(why))] if why else []),
         *(
-            ("GPUs", sentence(each))
+            ("GPUs" if isinstance(each, GpusConsidered) else "", sentence(each))
             for each in plan.certificate.assumptions
-            if isinstance(each, GpusConsidered)
+            if isinstance(each, GpusConsidered | GpusTooSmall)
         ),
     ]
     _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(plan.warnings))

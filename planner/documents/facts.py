@@ -611,6 +611,15 @@ class GpusConsidered:
 
 
 @dataclass(frozen=True, slots=True)
+class GpusTooSmall:
+    """The GPUs of the catalog no worker of which holds the LLM and the longest request, where the question
+    names none: the largest worker of each that was looked at, and the reason.
+    """
+
+    workers: tuple[Refuted, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixesUncounted:
     """The trace says which prompts share a prefix, but the plan uses no prefix cache. `alike_frac` of the
     input tokens repeat the beginning of an earlier prompt.
@@ -1345,6 +1354,7 @@ Assuming = (
     | SmallCaches
     | UncheckedLeftOut
     | GpusConsidered
+    | GpusTooSmall
     | NotOffered
     | ElectricityCounted
     | SloInSeconds

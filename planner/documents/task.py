@@ -123,6 +123,13 @@ FOLDER_SERVED = (
     "llm: manifests serve {name}, the folder of its config.json: mount the weights under that path, or write "
     "the model's id on the Hugging Face hub instead"
 )
+# The same for keys that are wrong under `fleet`.
+FLEET_BELONGS = {
+    **dict.fromkeys(
+        ("spot", "reserved", "on_demand"), "prices: {GPU: {on_demand: ..., reserved: ..., spot: ...}}"
+    ),
+    **{"price": "prices", "power": "limits: power", "budget": "limits: cost"},
+}
 # Messages about a key that is wrong at the top of slo.yaml: the section in which it belongs, or our name for
 # a key that other programs have.
 BELONGS = {
@@ -366,7 +373,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     parse_reading(traffic)  # Only to refuse wrong values here: what reads the trace parses them again.
     is_rate_sought = document.get("objective") == "throughput"
     described = parse_description(traffic, catalog.tasks, is_rate_sought=is_rate_sought)
-    fleet = _without_any(question.subsection("fleet", FLEET_KEYS))
+    fleet = _without_any(question.subsection("fleet", FLEET_KEYS, elsewhere=FLEET_BELONGS))
     limits = question.subsection("limits", LIMIT_KEYS)
     policies = question.subsection("policies", POLICY_KEYS)
     target, plans_each_target = _parse_target(question)

@@ -243,11 +243,14 @@ class Section:
         *,
         wording: Wording = PLAIN,
         such_as: str = "",
+        elsewhere: Mapping[str, str] | None = None,
     ) -> Section:
-        """The section, empty for None. Raises InputError for a key that is not `known`."""
+        """The section, empty for None. Raises InputError for a key that is not `known`; `elsewhere` is that
+        of `refuse_unknown`.
+        """
         values = {} if document is None else check_mapping(document, where, such_as)
         if known is not None:
-            refuse_unknown(values, known, str(where))
+            refuse_unknown(values, known, str(where), elsewhere)
         return cls({key: value for key, value in values.items() if value is not None}, str(where), wording)
 
     def __contains__(self, key: str) -> bool:
@@ -267,9 +270,20 @@ class Section:
             raise InputError(f"{self.path_of(key)} {self.wording.missing}")
         return self.values.get(key)
 
-    def subsection(self, key: str, known: Collection[str] | None = None, such_as: str = "") -> Section:
+    def subsection(
+        self,
+        key: str,
+        known: Collection[str] | None = None,
+        such_as: str = "",
+        elsewhere: Mapping[str, str] | None = None,
+    ) -> Section:
         return Section.from_document(
-            self.get(key), self.path_of(key), known, wording=self.wording, such_as=such_as
+            self.get(key),
+            self.path_of(key),
+            known,
+            wording=self.wording,
+            such_as=such_as,
+            elsewhere=elsewhere,
         )
 
     def one_of(

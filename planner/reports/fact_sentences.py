@@ -7,6 +7,7 @@ in search/problem/reasons.py.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from functools import singledispatch
 
@@ -160,6 +161,11 @@ def sentence(fact: object) -> str:
     What no function below is registered for must be a reason why an option was left out.
     """
     return reason_text(fact)
+
+
+def left_out_words(label: str) -> str:
+    """The label of a worker that was left out; a number at its end is a budget of tokens per step."""
+    return re.sub(r" (\d+)$", r" with \1 tokens per step", label)
 
 
 def sentences(values: Iterable[object]) -> list[str]:
@@ -756,6 +762,12 @@ def _(fact: facts.GpusConsidered) -> str:
     ]
     head = "GPUs that were considered, and whether the kernels of their step times were measured"
     return f"{head}: {', '.join(each)}"
+
+
+@sentence.register
+def _(fact: facts.GpusTooSmall) -> str:
+    each = [f"{left_out_words(worker.label)} ({sentence(worker.because)})" for worker in fact.workers]
+    return f"too small for this LLM and its longest request: {', '.join(each)}"
 
 
 @sentence.register

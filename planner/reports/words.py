@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,14 @@ from planner.domain import Limit, ServiceGuarantee
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
-from planner.reports.fact_sentences import backlog_text, percent, relative_cost_text, sentence, sentences
+from planner.reports.fact_sentences import (
+    backlog_text,
+    left_out_words,
+    percent,
+    relative_cost_text,
+    sentence,
+    sentences,
+)
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
@@ -218,7 +224,7 @@ def too_small_text(certificate: Certificate) -> str:
     if not small:
         return ""
     more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
-    named = [re.sub(r" (\d+)$", r" with \1 tokens per step", label) for label in small[:MOST_NAMED]]
+    named = [left_out_words(label) for label in small[:MOST_NAMED]]
     return f" (without those whose KV cache is too small for the longest request: {', '.join(named)}{more})"
 
 

@@ -216,8 +216,17 @@ class Study:
         return min(bound, answer.value)  # Rounding must not put it above the fleet's own cost.
 
 
+_SIGNED_PERCENT = re.compile(r"\s*[+-]\s*\d+(?:\.\d+)?\s*%\s*")
 _FACTOR = re.compile(r"\s*[x*×]\s*(\d+(?:\.\d+)?)\s*")
 _KEY_TIMES_FACTOR = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
+
+
+def _times_hint(document: Mapping[str, Any], path: str, written: str) -> str:
+    """What to write for "+30 %", of which it is not clear whether it is a value or a change of one."""
+    factor = 1 + float(written.replace(" ", "").rstrip("%")) / 100
+    changed = multiply_value(document, path, factor)  # Raises InputError where no number is.
+    text = written.strip()
+    return f"{text} of what is there is {changed}: write {path.strip()}=x{factor:g}, or the value itself"
 
 
 def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -230,6 +239,8 @@ def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
     if not equals or not all(keys_of(path)):
         raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
     try:
+        if _SIGNED_PERCENT.fullmatch(written):
+            raise InputError(_times_hint(document, path, written))
         factor = _FACTOR.fullmatch(written)
         value = yaml_value(written) if factor is None else multiply_value(document, path, float(factor[1]))
     except InputError as error:

@@ -145,6 +145,19 @@ def test_options_of_other_tools_are_answered_by_ours(option: str, meant: str) ->
     assert outcome.code == 2 and f"did you mean: {meant}" in outcome.err
 
 
+def test_a_question_in_options_is_sent_to_init_where_a_command_reads_slo_yaml() -> None:
+    """Typer proposed --slo for --llm, as it is spelt most alike."""
+    outcome = script("plan", "goodput", "--llm", "llama-3.1-8b", "--rate", "5")
+    said = " ".join(outcome.err.replace("│", " ").split())
+    assert outcome.code == 2 and "plan goodput takes its question from --slo: `plan init --llm ...`" in said
+
+
+def test_a_plan_without_its_option_is_told_which() -> None:
+    """`plan goodput out/` takes a plan as its argument, `plan simulate` as an option."""
+    outcome = script("plan", "simulate", "out/")
+    assert outcome.code == 2 and "did you mean: plan simulate --fleet out/" in outcome.err
+
+
 def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
     assert planned.said.code == 0, planned.said.err
     assert {path.name for path in planned.folder.iterdir()} == WRITTEN

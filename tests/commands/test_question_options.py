@@ -136,3 +136,11 @@ def test_a_folder_that_manifests_serve_is_warned_of() -> None:
     (doubt,) = parse_task({"llm": folder, **slo}, read_catalog()).doubts
     assert f"manifests serve {folder}" in doubt
     assert not parse_task({"llm": "llama-3.1-8b", **slo}, read_catalog()).doubts
+
+
+@pytest.mark.parametrize(("key", "place"), [("spot", "prices: {GPU"), ("power", "limits: power")])
+def test_keys_that_newcomers_write_under_fleet_are_answered_by_ours(key: str, place: str) -> None:
+    with pytest.raises(InputError, match=f"fleet: unknown key '{key}'; did you mean '{place}"):
+        parse_task(
+            {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "fleet": {key: 1}}, read_catalog()
+        )

@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 from manifest_commands import commands
 from plans import CATALOG
+from questions import question, traffic
 
 from planner import manifests
+from planner.documents.facts import GpusTooSmall
 from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import GroupedAttention, LatentAttention, LayerGroup, Llm
+from planner.reports.fact_sentences import sentence
+from planner.search.evidence.assumptions import find_gpus_too_small
+from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import worker_types
 
 MIXTURE = CATALOG.llm("openai/gpt-oss-120b")
@@ -112,3 +117,15 @@ def test_kernels_of_latent_attention_choose_their_own_blocks(tmp_path: Path) -> 
     assert (
         json.dumps(kv_layout(CATALOG.llm("deepseek-ai/DeepSeek-V3"), 8).block_bytes) == "1124352.0"
     )  # 16 x 61 x 1152
+
+
+def test_gpus_that_cannot_hold_the_llm_are_named_with_the_reason() -> None:
+    """DeepSeek-V3 has 671 GB of weights in FP8: eight H100 have 640 GB."""
+    asked = question(llm="deepseek-v3", fleet={"gpus": ["h100-80g", "h200-141g"]})
+    problem = build_problem(asked, traffic(requests=20), CATALOG)
+    (small,) = find_gpus_too_small(problem)
+    said = sentence(GpusTooSmall((small,)))
+    assert (
+        said.startswith("too small for this LLM and its longest request: h100-80g tp8")
+        and "weights (6" in said
+    )

@@ -354,3 +354,12 @@ def test_a_fleet_that_differs_in_tokens_per_step_alone_does_not_read_as_the_same
     text = fleet_text(cast(Any, SimpleNamespace(fleet=other)), cast(Any, before))
     assert text == "2 workers of 4 × h100-80g with 640 tokens per step instead of 2,048"
     assert fleet_text(cast(Any, before), cast(Any, before)) == "2 workers of 4 × h100-80g"
+
+
+def test_a_signed_percentage_is_refused_with_the_factor_to_write() -> None:
+    """20 requests/s and 30 % more are 26; "+30 %" may also be a value, as of `safety.growth`."""
+    with pytest.raises(InputError, match=r"\+30 % of what is there is 26.*: write traffic.rate=x1.3, or the"):
+        change_question({"traffic": {"rate": 20}}, "traffic.rate=+30 %")
+    with pytest.raises(InputError, match=r"write slo.ttft.p90=x0.8"):
+        change_question({"slo": {"ttft": {"p90": "2 s"}}}, "slo.ttft.p90=-20 %")
+    assert change_question({}, "safety.growth=30 %") == {"safety": {"growth": "30 %"}}

@@ -16,22 +16,42 @@ from planner.documents.facts import (
     EngineModelled,
     EngineSettings,
     GpusConsidered,
+    GpusTooSmall,
     HostOverheads,
     KvLink,
+    NoRoomForKv,
     NotOffered,
     ObligedWork,
     Offloaded,
+    Refuted,
+    RequestTooLong,
     SmallCaches,
     StepSpread,
     StepTimes,
     UncheckedEngine,
     UncheckedLeftOut,
+    WeightsTooLarge,
 )
 from planner.domain import row_of
 from planner.fleet import Fleet
 from planner.search.evidence.findings import window_of
 from planner.search.problem.plan_problem import Problem
 from planner.simulator.simulation import Simulation
+
+
+def find_gpus_too_small(problem: Problem) -> tuple[Refuted, ...]:
+    """The largest worker of each GPU of the question that has none in the search, and why it is left out."""
+    in_search = {worker.gpu.name for worker in problem.types}
+    largest: dict[str, Refuted] = {}
+    for gpu in problem.gpus:
+        if gpu.name in in_search:
+            continue
+        for item in problem.left_out:  # In the order of their degrees.
+            if item.name.startswith(f"{gpu.name} tp") and isinstance(
+                item.because, WeightsTooLarge | NoRoomForKv | RequestTooLong
+            ):
+                largest[gpu.name] = Refuted(item.name, item.because)
+    return tuple(largest.values())
 
 
 def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:
@@ -78,6 +98,8 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
                 tuple(name for name in every if name not in measured),
             )
         )
+        if too_small := find_gpus_too_small(problem):
+            facts.append(GpusTooSmall(too_small))
     if task.unchecked_left_out:
         facts.append(UncheckedLeftOut(task.unchecked_left_out))
     if task.gpus_not_offered:
