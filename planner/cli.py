@@ -149,8 +149,12 @@ class AnyCommand(TyperCommand):
                     "writes slo.yaml from such options"
                 )
         has_places = any(parameter.param_type_name == "argument" for parameter in self.params)
-        if args and not args[0].startswith("-") and not has_places and {"--fleet", "--slo"} <= names:
-            ctx.fail(f"{args[0]!r} is no option; did you mean: plan {ctx.info_name} --fleet {args[0]}")
+        if args and not args[0].startswith("-") and not has_places:
+            path = Path(args[0])
+            is_fleet = path.name in ("plan.yaml", "fleet.yaml")
+            option = "--fleet" if is_fleet else OPTION_OF_SUFFIX.get(path.suffix.lower(), "--fleet")
+            if option in names:
+                ctx.fail(f"{args[0]!r} is no option; did you mean: plan {ctx.info_name} {option} {args[0]}")
         return super().parse_args(ctx, args)
 
 

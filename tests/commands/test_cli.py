@@ -152,10 +152,12 @@ def test_a_question_in_options_is_sent_to_init_where_a_command_reads_slo_yaml() 
     assert outcome.code == 2 and "plan goodput takes its question from --slo: `plan init --llm ...`" in said
 
 
-def test_a_plan_without_its_option_is_told_which() -> None:
+@pytest.mark.parametrize("words", ["simulate --fleet out/", "what-if --slo slo.yaml", "day --trace day.csv"])
+def test_a_file_without_its_option_is_told_which(words: str) -> None:
     """`plan goodput out/` takes a plan as its argument, `plan simulate` as an option."""
-    outcome = script("plan", "simulate", "out/")
-    assert outcome.code == 2 and "did you mean: plan simulate --fleet out/" in outcome.err
+    command, _, file = words.split()
+    outcome = script("plan", command, file)
+    assert outcome.code == 2 and f"did you mean: plan {words}" in outcome.err
 
 
 def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
