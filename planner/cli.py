@@ -145,8 +145,8 @@ class AnyCommand(TyperCommand):
             if name in QUESTION_OPTIONS and name not in names:
                 question = "its question from --slo" if "--slo" in names else "no question in options"
                 ctx.fail(
-                    f"No such option: {name}; plan {ctx.info_name} takes {question}: `plan init {name} ...` "
-                    "writes slo.yaml from such options"
+                    f"No such option: {name}; plan {ctx.info_name} takes {question}: "
+                    f"`plan {name} ... -o out/` plans from such options and writes out/slo.yaml too"
                 )
         has_places = any(parameter.param_type_name == "argument" for parameter in self.params)
         if args and not args[0].startswith("-") and not has_places:

@@ -21,7 +21,7 @@ INSTRUCTIONS = (
 def serve_mcp() -> None:
     """Answer an MCP client over stdin and stdout: tools plan, simulate, goodput, what_if, explain, catalog.
 
-    Needs the extra: pip install 'fleetplan[mcp]'. Resources schema://slo and the like are the JSON Schemas.
+    Needs the package's extra named mcp. Resources schema://slo and the like are the JSON Schemas.
     """
     build_server().run("stdio")
 

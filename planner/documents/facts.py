@@ -611,12 +611,22 @@ class GpusConsidered:
 
 
 @dataclass(frozen=True, slots=True)
+class SmallWorker:
+    """The largest worker of a GPU: room for `kv_tokens` beside the weights, 0 where these do not fit."""
+
+    label: str
+    kv_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class GpusTooSmall:
-    """The GPUs of the catalog no worker of which holds the LLM and the longest request, where the question
-    names none: the largest worker of each that was looked at, and the reason.
+    """The GPUs of the catalog no worker of which holds the LLM's weights and the longest request, where the
+    question names none.
     """
 
-    workers: tuple[Refuted, ...]
+    weight_bytes: int
+    longest_tokens: int
+    workers: tuple[SmallWorker, ...]
 
 
 @dataclass(frozen=True, slots=True)

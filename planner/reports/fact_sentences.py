@@ -205,6 +205,14 @@ def percent(share: float) -> str:
     return "> 99.99 %" if shown == "100" and share < 1 else f"{shown} %"
 
 
+def headroom_percent(frac: float) -> str:
+    """Headroom as a percentage that never rounds up, as the fleet holds no further: 0.828 -> '82 %'. Below
+    10 % it has one decimal.
+    """
+    tenths = math.floor(round(1000 * frac, 6))  # 1000 * 0.29 is a little below 290.
+    return f"{tenths / 10:.1f} %" if tenths < 100 else f"{tenths // 10} %"
+
+
 def relative_cost_text(cost: float, value: float) -> str:
     """How far the cost of a fleet lies above `value`: "+1.2 %". Where no fleet was found it is infinite."""
     if not math.isfinite(cost):
@@ -766,8 +774,14 @@ def _(fact: facts.GpusConsidered) -> str:
 
 @sentence.register
 def _(fact: facts.GpusTooSmall) -> str:
-    each = [f"{left_out_words(worker.label)} ({sentence(worker.because)})" for worker in fact.workers]
-    return f"too small for this LLM and its longest request: {', '.join(each)}"
+    no_room = f"no room beside {fact.weight_bytes / 1e9:.0f} GB of weights"
+    rooms = [f"{worker.kv_tokens:,} KV tokens" if worker.kv_tokens else no_room for worker in fact.workers]
+    each = [
+        f"{left_out_words(worker.label)} ({room})" for worker, room in zip(fact.workers, rooms, strict=True)
+    ]
+    return (
+        f"too small for this LLM and the longest request, {fact.longest_tokens:,} tokens: {', '.join(each)}"
+    )
 
 
 @sentence.register
@@ -1093,7 +1107,7 @@ def _headroom_text(headroom_frac: float, twice: str, more: str) -> str:
         return f"at least {twice}"
     if not headroom_frac:
         return f"less than {100 * facts.HEADROOM_STEP_FRAC:g} % {more}"
-    return f"up to {100 * headroom_frac:.2g} % {more}"
+    return f"up to {headroom_percent(headroom_frac)} {more}"
 
 
 # -- what is said of alternatives --------------------------------------------------------------------------

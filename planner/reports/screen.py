@@ -32,7 +32,14 @@ from planner.documents.robustness_facts import MORE_FRAC, Around, AtWorkers, Hea
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
-from planner.reports.fact_sentences import SAME_USD, decided_text, percent, router_text, sentence
+from planner.reports.fact_sentences import (
+    SAME_USD,
+    decided_text,
+    headroom_percent,
+    percent,
+    router_text,
+    sentence,
+)
 from planner.reports.words import HOURS_PER_MONTH, TERMS, describe, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
@@ -208,7 +215,7 @@ def more_text(frac: float) -> str:
         return f"+{100 * HEADROOM_MOST_FRAC:.0f} % or more"
     if frac < HEADROOM_STEP_FRAC:
         return f"less than +{100 * HEADROOM_STEP_FRAC:g} %"
-    return f"+{100 * frac:.0f} %" if frac >= 0.1 else f"+{100 * frac:.1f} %"
+    return f"+{headroom_percent(frac)}"
 
 
 def bought_text(fleet: Fleet, paid: Bill) -> str:

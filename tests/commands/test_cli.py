@@ -145,11 +145,13 @@ def test_options_of_other_tools_are_answered_by_ours(option: str, meant: str) ->
     assert outcome.code == 2 and f"did you mean: {meant}" in outcome.err
 
 
-def test_a_question_in_options_is_sent_to_init_where_a_command_reads_slo_yaml() -> None:
+def test_a_question_in_options_is_sent_to_plan_where_a_command_reads_slo_yaml() -> None:
     """Typer proposed --slo for --llm, as it is spelt most alike."""
     outcome = script("plan", "goodput", "--llm", "llama-3.1-8b", "--rate", "5")
     said = " ".join(outcome.err.replace("│", " ").split())
-    assert outcome.code == 2 and "plan goodput takes its question from --slo: `plan init --llm ...`" in said
+    assert (
+        outcome.code == 2 and "plan goodput takes its question from --slo: `plan --llm ... -o out/`" in said
+    )
 
 
 @pytest.mark.parametrize("words", ["simulate --fleet out/", "what-if --slo slo.yaml", "day --trace day.csv"])

@@ -27,7 +27,7 @@ from planner.documents.fleet_file import FLEET_KEYS, PLAN_KEYS
 from planner.documents.robustness_facts import Around, HeadroomFact, Lost, Made, MoreTraffic
 from planner.domain import Selector
 from planner.models.spread import Factor, StepTimeSpread
-from planner.reports import curves, drawing, report, screen, screen_charts
+from planner.reports import answer_sentences, curves, drawing, report, screen, screen_charts
 from planner.reports.fact_sentences import sentence
 from planner.reports.output import certificate_json, plain, plan_yaml
 from planner.search.evidence.plan import Plan
@@ -379,3 +379,17 @@ def test_of_the_most_traffic_no_more_is_offered_for_a_price() -> None:
     assert (screen.why_title(plan), screen.why_title(answered())) == ("Why not more", "Why not cheaper")
     (more,) = [each for each in screen.glance(plan) if each.name == "20 % more traffic"]
     assert (more.value, "`plan" in more.note) == ("none found", False)
+
+
+def test_headroom_never_rounds_up() -> None:
+    """A fleet that held with steps 82.8 % longer was said to hold to 83 %, where it missed its SLO."""
+    assert [screen.more_text(frac) for frac in (0.828125, 0.29, 0.0859375, 1.0)] == [
+        "+82 %",
+        "+29 %",
+        "+8.5 %",
+        "+100 % or more",
+    ]
+    room = Headroom(steps_frac=0.828125, traffic_frac=0.0859375)
+    assert screen.room_text(room) == "+8.5 % traffic of this kind and +82 % step time"
+    assert answer_sentences.room_text(room) == "+8.5 % traffic, +82 % step time"
+    assert "if steps take up to 82 % longer, and it carries up to 8.5 % more" in sentence(room)

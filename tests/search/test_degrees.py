@@ -123,9 +123,7 @@ def test_gpus_that_cannot_hold_the_llm_are_named_with_the_reason() -> None:
     """DeepSeek-V3 has 671 GB of weights in FP8: eight H100 have 640 GB."""
     asked = question(llm="deepseek-v3", fleet={"gpus": ["h100-80g", "h200-141g"]})
     problem = build_problem(asked, traffic(requests=20), CATALOG)
-    (small,) = find_gpus_too_small(problem)
-    said = sentence(GpusTooSmall((small,)))
-    assert (
-        said.startswith("too small for this LLM and its longest request: h100-80g tp8")
-        and "weights (6" in said
-    )
+    small = find_gpus_too_small(problem)
+    assert [(each.label, each.kv_tokens) for each in small] == [("h100-80g tp8", 0)]
+    said = sentence(GpusTooSmall(problem.llm.weight_bytes, 2_000, small))
+    assert "the longest request, 2,000 tokens: h100-80g tp8 (no room beside 6" in said

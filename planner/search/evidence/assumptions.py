@@ -23,9 +23,9 @@ from planner.documents.facts import (
     NotOffered,
     ObligedWork,
     Offloaded,
-    Refuted,
     RequestTooLong,
     SmallCaches,
+    SmallWorker,
     StepSpread,
     StepTimes,
     UncheckedEngine,
@@ -39,18 +39,18 @@ from planner.search.problem.plan_problem import Problem
 from planner.simulator.simulation import Simulation
 
 
-def find_gpus_too_small(problem: Problem) -> tuple[Refuted, ...]:
-    """The largest worker of each GPU of the question that has none in the search, and why it is left out."""
+def find_gpus_too_small(problem: Problem) -> tuple[SmallWorker, ...]:
+    """The largest worker of each GPU of the question that has none in the search for want of memory."""
     in_search = {worker.gpu.name for worker in problem.types}
-    largest: dict[str, Refuted] = {}
+    largest: dict[str, SmallWorker] = {}
     for gpu in problem.gpus:
-        if gpu.name in in_search:
-            continue
-        for item in problem.left_out:  # In the order of their degrees.
-            if item.name.startswith(f"{gpu.name} tp") and isinstance(
-                item.because, WeightsTooLarge | NoRoomForKv | RequestTooLong
-            ):
-                largest[gpu.name] = Refuted(item.name, item.because)
+        for item in problem.left_out if gpu.name not in in_search else ():  # In the order of their degrees.
+            if not item.name.startswith(f"{gpu.name} tp"):
+                continue
+            if isinstance(item.because, RequestTooLong):
+                largest[gpu.name] = SmallWorker(item.name, item.because.kv_tokens)
+            elif isinstance(item.because, WeightsTooLarge | NoRoomForKv):
+                largest[gpu.name] = SmallWorker(item.name, 0)
     return tuple(largest.values())
 
 
@@ -99,7 +99,7 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
             )
         )
         if too_small := find_gpus_too_small(problem):
-            facts.append(GpusTooSmall(too_small))
+            facts.append(GpusTooSmall(problem.llm.weight_bytes, problem.longest_tokens, too_small))
     if task.unchecked_left_out:
         facts.append(UncheckedLeftOut(task.unchecked_left_out))
     if task.gpus_not_offered:
