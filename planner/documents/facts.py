@@ -624,7 +624,7 @@ class GpusTooSmall:
     question names none.
     """
 
-    weight_bytes: int
+    weight_bytes: float
     longest_tokens: int
     workers: tuple[SmallWorker, ...]
 
