@@ -28,7 +28,7 @@ from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, smal
 from planner.simulator.pointers import pointer_to
 from planner.simulator.predictions import note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
-from planner.simulator.queue_orders import begin_turn, give_number, settle
+from planner.simulator.queue_orders import assign_turn, begin_turn, charge_output
 from planner.simulator.routing import choose_worker, holds_back, set_pools
 from planner.simulator.slots import (
     add_load,
@@ -145,7 +145,7 @@ def _send_request(state, r, time_s):
         request.prefill_worker, request.status, request.epoch = w, ROUTED, state.workers[w].epoch
         assign_request(state, w, r, 1.0)
         add_load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
-        give_number(state, w, r)
+        assign_turn(state, w, r)
     return w
 
 
@@ -206,7 +206,7 @@ def _leave_worker(state, r, tokens, time_s):
     if tokens > 0:
         # The tenant is charged for the tokens that came, which may be fewer than the request's limit.
         limit_tokens, request.output_tokens = request.output_tokens, tokens
-        settle(state, r)
+        charge_output(state, r)
         request.output_tokens = limit_tokens
     if not _is_on_same_start(state, r):
         lose_prefix(state, r)

@@ -7,8 +7,9 @@ into the slot used longest ago. An adapter that is not in the host's memory eith
 one used longest ago there makes way for it. An adapter of the step itself never makes way. (vLLM loads them
 in the order of a Python set, so which slots they get differs.)
 
-This module is compiled only for fleets with LoRA; without it each `where_lora` function is its first
-argument. An adapter's number counts from 1; 0 is the LLM alone. State is in `adapter_layout.AdapterState`.
+This module is compiled only for fleets with LoRA; for others each `where_lora` function is compiled as the
+lambda in its decorator. An adapter's number counts from 1; 0 is the LLM alone. State is in
+`adapter_layout.AdapterState`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from planner.simulator.queues import append, pop, put
 
 @where_lora(lambda state: False)
 def passes_over(state):
-    """Whether a request may be admitted before others that arrived earlier and wait."""
+    """Whether a request may be admitted before others that arrived earlier and wait for a slot."""
     return True
 
 
@@ -33,8 +34,11 @@ def count_waiting(state, w, r, by):
 
 
 @kernel_jit
-def _note(state, r):
-    """The adapter of request r is in the step that is being formed."""
+def _add_to_step(state, r):
+    """Add the adapter of request r to those of the step that is being formed.
+
+    A stamp is the number of a step: adapters with the current one are in it already.
+    """
     adapters = state.adapters
     a = adapters.adapter_of[r]
     if a > 0 and adapters.stamps[a] != adapters.numbers[STAMP]:
@@ -50,15 +54,15 @@ def note_running(state, l):
     state.adapters.numbers[STAMP] += 1
     state.adapters.numbers[IN_STEP] = 0
     for slot in range(lane.decodes):
-        _note(state, state.slots[l, slot].request)
+        _add_to_step(state, state.slots[l, slot].request)
     for i in range(lane.prefills):
-        _note(state, state.chunks[l, i].request)
+        _add_to_step(state, state.chunks[l, i].request)
 
 
 @where_lora(lambda state, r: None)
 def note_admitted(state, r):
-    """Request r has been admitted to the step that is being formed."""
-    _note(state, r)
+    """Add the adapter of request r, which is admitted to the step that is being formed."""
+    _add_to_step(state, r)
 
 
 @kernel_jit
@@ -71,7 +75,7 @@ def _has_slot(state, w, r):
 
 
 @kernel_jit
-def _may_follow(state, w):
+def _may_any_follow(state, w):
     """Whether any request that waits on worker w needs no further slot."""
     adapters = state.adapters
     if adapters.waiting[w, 0] > 0:
@@ -84,14 +88,15 @@ def _may_follow(state, w):
 
 @where_lora(lambda state, w: next_waiting(state, w))
 def next_with_slot(state, w):
-    """The request that worker w prefills next: the first one with a slot. Those before it are set aside. NONE
-    if no request that waits has one.
+    """The request that worker w prefills next: the first one with a slot; NONE if no waiting request has one.
+
+    Those before it are set aside.
     """
     while True:
         r = next_waiting(state, w)
         if r == NONE or _has_slot(state, w, r):
             return r
-        if not _may_follow(state, w):
+        if not _may_any_follow(state, w):
             return NONE
         leave(state, w, r)
         append(state.requests, state.adapters.aside[0], ZERO, r)
@@ -99,7 +104,7 @@ def next_with_slot(state, w):
 
 @where_lora(lambda state, w: None)
 def put_back(state, w):
-    """Requests that were set aside wait again, each where it was in the queue."""
+    """Put requests that were set aside back into the queue, each where it was."""
     worker, aside = state.workers[w], state.adapters.aside[0]
     while aside.head[0] != NONE:
         r = pop(state.requests, aside, ZERO)
@@ -118,7 +123,7 @@ def next_ready(state, w):
 
 @where_lora(lambda state, w: None)
 def put_back_ready(state, w):
-    """Requests that were set aside go back to the head of the list."""
+    """Put requests that were set aside back at the head of the list READY."""
     worker, aside = state.workers[w], state.adapters.aside[0]
     if aside.head[0] == NONE:
         return
@@ -130,10 +135,13 @@ def put_back_ready(state, w):
 
 
 @kernel_jit
-def _put_in_slot(adapters, slots, slot_at, uses, count, a):
-    """Put adapter a, which is in none of the first `count` slots, into the one used longest ago by an adapter
-    that is not in this step; among equals, the one of the lowest adapter. Returns the adapter that makes way,
-    0 if the slot was empty.
+def _replace_oldest(adapters, slots, slot_at, uses, count, a):
+    """Put adapter a, which has no slot yet, in place of the adapter used longest ago that is not in this
+    step.
+
+    Only the first `count` slots are used. Of equals the adapter with the lowest number makes way. Returns it,
+    0 if the slot was empty. `slot_at` has the slot of each adapter, `uses` the step in which each slot was
+    used.
     """
     oldest = NONE
     for i in range(count):
@@ -142,16 +150,16 @@ def _put_in_slot(adapters, slots, slot_at, uses, count, a):
             continue
         if oldest == NONE or uses[i] < uses[oldest] or (uses[i] == uses[oldest] and b < slots[oldest]):
             oldest = i
-    b = slots[oldest]
-    if b > 0:
-        slot_at[b] = NONE
+    leaving = slots[oldest]
+    if leaving > 0:
+        slot_at[leaving] = NONE
     slots[oldest], slot_at[a] = a, oldest
-    return b
+    return leaving
 
 
 @kernel_jit
 def _bring_to_slot(state, w, a, kind):
-    """Bring adapter a, which the next step of worker w needs, into a slot; returns the seconds that takes."""
+    """Bring adapter a, which worker w's next step needs, into a slot; returns the seconds of its loads."""
     adapters, seconds = state.adapters, 0.0
     stamp = adapters.numbers[STAMP]
     slots, slot_at = adapters.slots[w], adapters.slot_at[w]
@@ -159,15 +167,17 @@ def _bring_to_slot(state, w, a, kind):
         cpu_slot_at, cpu_slot_uses = adapters.cpu_slot_at[w], adapters.cpu_slot_uses[w]
         if cpu_slot_at[a] == NONE:
             seconds += kind.disk_s
-            b = _put_in_slot(
+            leaving = _replace_oldest(
                 adapters, adapters.cpu_slots[w], cpu_slot_at, cpu_slot_uses, kind.max_cpu_loras, a
             )
-            if b > 0 and slot_at[b] != NONE:  # vLLM drops an adapter from the GPU with its copy in memory.
-                slots[slot_at[b]], adapters.slot_uses[w, slot_at[b]], slot_at[b] = 0, 0, NONE
+            # vLLM drops an adapter from the GPU with its copy in memory.
+            if leaving > 0 and slot_at[leaving] != NONE:
+                gpu_slot = slot_at[leaving]
+                slots[gpu_slot], adapters.slot_uses[w, gpu_slot], slot_at[leaving] = 0, 0, NONE
         cpu_slot_uses[cpu_slot_at[a]] = stamp
     if slot_at[a] == NONE:
         seconds += kind.load_s
-        _put_in_slot(adapters, slots, slot_at, adapters.slot_uses[w], kind.max_loras, a)
+        _replace_oldest(adapters, slots, slot_at, adapters.slot_uses[w], kind.max_loras, a)
         adapters.loads[w] += 1
         adapters.numbers[LOADING] += 1
     adapters.slot_uses[w, slot_at[a]] = stamp
@@ -210,7 +220,7 @@ _fill_slots = kernel_jit(fill_slots)
 
 @where_lora(lambda state, w: None)
 def forget_adapters(state, w):
-    """Worker w is down: no request waits there, and it comes back with the adapters of its start."""
+    """Forget the adapters of worker w, which is down: it comes back with those of its start."""
     adapters = state.adapters
     kind = adapters.settings[state.workers[w].type]
     adapters.waiting[w, :] = 0

@@ -90,19 +90,19 @@ from planner.simulator.numba_compile import (
 )
 from planner.simulator.offload import (
     begin_load,
-    hear_of_loads,
     is_loaded,
     is_loading_kv,
     loading_count,
     next_load_s,
     nodes_to_load,
+    note_ended_loads,
     note_no_load,
+    pass_over,
     put_aside_back,
-    set_aside,
     store_step,
 )
 from planner.simulator.offload_layout import LOADING
-from planner.simulator.queue_orders import charge_prompt, is_asked_again, leave
+from planner.simulator.queue_orders import charge_prompt, leave, may_reorder
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
     LONGEST,
@@ -156,7 +156,7 @@ def _form_step(state, l, time_s):
     kind = state.types[worker.type]
     clear_chunks(lane)
     lane.is_decoding = 1
-    hear_of_loads(state, lane.worker, time_s)
+    note_ended_loads(state, lane.worker, time_s)
     if kind.is_async:
         while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
             enqueue_request(state, lane.worker, pop(state.requests, worker, UNKNOWN))
@@ -418,7 +418,7 @@ def _chunks(state, l, time_s, longest, is_closed):
         r = next_with_slot(state, w)
         nodes = nodes_to_load(state, w, r)
         if nodes == NONE:
-            set_aside(state, w, r)
+            pass_over(state, w, r)
             continue
         if r == NONE or not admits(state, l, r, step_blocks, time_s):
             break
@@ -807,7 +807,7 @@ def run_length(state, l, time_s, goes_on):
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
-    goes_on = goes_on and lane.width == 1 and not is_asked_again(state, lane.worker)
+    goes_on = goes_on and lane.width == 1 and not may_reorder(state, lane.worker)
     if not goes_on or lane.late_decodes > 0 or lane.prefills > 0 or lane.last_token_s != time_s:
         return ONE
     steps = lane.next_finish_step - lane.decode_step

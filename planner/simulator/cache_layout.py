@@ -3,8 +3,8 @@
 A node (of the prefix tree, not a machine) is a block of NODE_TOKENS tokens after all blocks before it: two
 prompts share it if they agree up to its end. Its size is a multiple of the KV block, NODE_BLOCKS KV blocks.
 Every copy of a node on a worker is an entry. The entries of all workers are in one array, with one hash index
-to the first copy of each node on each worker. Blocks that a request leaves behind besides nodes, above all
-those of its output, are an entry too.
+to the first copy of each node on each worker. The blocks that a request leaves behind and that belong to no
+node, above all those of its output, are one entry too.
 
 Routing e2 (Preble) counts for each worker how many of the recent requests share a node. "e2's window" are the
 requests routed in the last WINDOW_S seconds. An entry remains in the array while one of them shares it, even
@@ -27,7 +27,7 @@ from planner.traffic.trace import Trace
 
 ENTRY = np.dtype(
     [
-        ("node", "i4"),  # -2 - r for blocks of request r alone.
+        ("node", "i4"),  # -2 - r: blocks that request r left behind and that belong to no node.
         ("worker", "i4"),
         ("refs", "i4"),  # Running requests that use it; with 0 it is in the worker's list of idle entries.
         ("blocks", "i4"),  # KV blocks that it takes.
@@ -35,8 +35,8 @@ ENTRY = np.dtype(
         ("is_cached", "i4"),
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
         ("window_at", "f4"),  # `recycled_blocks` of its worker when a window was last at its end.
-        ("older", "i4"),  # Its neighbours in the list of idle entries, by last use;
-        ("newer", "i4"),  # Of a free entry, the next free one.
+        ("older", "i4"),  # The idle entry that was used last before it.
+        ("newer", "i4"),  # The idle entry that was used next after it; of a free entry, the next free one.
         ("shares", "i4"),  # Requests of e2's window that went to this worker and whose prompt has the node.
     ]
 )
@@ -74,7 +74,7 @@ CACHE = np.dtype(
         ("known_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
         ("last_waiting", "i8"),  # The last of the prompts that wait.
         ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.
-        ("turn", "f8"),  # Queue dlpm-turns: the latest turn of which a prompt was admitted.
+        ("turn", "f8"),  # Queue dlpm-turns: the latest turn from which a prompt was admitted.
         # The worker's requests in e2's window:
         ("routed", "i8"),  # How many there are.
         ("finished", "i8"),  # How many of them have finished.
@@ -97,9 +97,11 @@ PREFIX = np.dtype(
         ("load_s", "f8"),  # Scratch: the load of a subtree that is being split.
     ]
 )
-# `served` is vtc's counter, `credit` dlpm's deficit, `sent` dlpm-turns' count of what was sent.
+# A tenant on one worker: its waiting prompts; vtc's counter; dlpm's deficit; dlpm-turns' count of what was
+# sent to the worker (queue_orders.py).
 TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8"), ("sent", "f8")])
-NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])  # Of an eviction, to the router.
+# A notice tells the router at `time_s` that a worker has evicted a node.
+NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 
 # Indices into `Caches.numbers`.
 (
@@ -111,10 +113,10 @@ NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])  # Of an
     LAST_ROUTED,  # The last request in this window.
     FIRST_NOTICE,  # The first notice under way.
     NOTICES,  # How many notices are under way.
-    OTHERS,  # How many more entries may be made for blocks that belong to no node.
+    OTHERS,  # How many more entries may be made for blocks of no node, which leave room for nodes.
 ) = range(9)
 NUMBERS = 9
-# Indices into `Caches.settings`, which are parameters of policies.
+# Indices into `Caches.settings`, the parameters of policies that `_setting_values` reads.
 (
     EXTEND_WEIGHT,
     OUTPUT_WEIGHT,
@@ -132,8 +134,10 @@ SETTINGS = 11
 
 
 class Caches(NamedTuple):
-    """W workers, n requests, N nodes, U tenants, P priority groups, L lanes; K words of 64 bits, one per
-    worker.
+    """The caches of all workers, and what routers and queues keep of them.
+
+    W workers, n requests, N nodes, U tenants, P priority groups, L lanes. A set of workers is K words of 64
+    bits, one bit per worker. A field that its policy does not use is empty.
     """
 
     path: npt.NDArray[np.int32]  # (m,) the nodes of all prompts, one prompt after the other
@@ -143,18 +147,18 @@ class Caches(NamedTuple):
     node_index: npt.NDArray[np.int32]  # (2^k,) hash index with open addressing: the entry of (node, worker)
     holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
     pinned: npt.NDArray[np.uint64]  # (N, K) workers where a node is pinned; empty if no node is
-    alive: npt.NDArray[np.uint64]  # (K,) scratch
+    alive: npt.NDArray[np.uint64]  # (K,) scratch of prefix_routing._match_nodes
     match: npt.NDArray[np.int64]  # (W,) nodes of the request being routed that each worker has
     workers: npt.NDArray[np.void]  # (W,) CACHE, (2 W,) with CPU memory behind them
     tenants: npt.NDArray[np.void]  # (W, U) TENANT
     weights: npt.NDArray[np.float64]  # (U,) of tenants
     prefixes: npt.NDArray[np.void]  # (N,) PREFIX by node, empty without e2
-    deficits: npt.NDArray[np.float64]  # (U, W) d2lpm
+    deficits: npt.NDArray[np.float64]  # (U, W) d2lpm: a tenant's credit in tokens on each worker
     tenant_turns: npt.NDArray[np.int64]  # (U,) requests of a tenant that tenant-round-robin has routed
     charged: npt.NDArray[np.int64]  # (L,) steps of a lane's run whose tokens are charged to tenants
     group_turns: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
-    firsts: npt.NDArray[np.int64]  # (P,) scratch
-    notices: npt.NDArray[np.void]  # (M,) NOTICE, a ring
+    firsts: npt.NDArray[np.int64]  # (P,) scratch of queue preble: the first prompt of each group
+    notices: npt.NDArray[np.void]  # (M,) NOTICE, a ring: those under way begin at FIRST_NOTICE
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
     settings: npt.NDArray[np.float64]  # (SETTINGS,)
 
@@ -185,7 +189,10 @@ NO_CACHES = Caches(
 
 
 def tenant_weights(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
-    """The weight of each tenant of the trace, 1 unless the policies say otherwise."""
+    """The weight of each tenant of the trace (U,), 1 unless `policies.tenant_weights` has another.
+
+    Raises InputError for a tenant that the trace does not have.
+    """
     weights = dict(policies.tenant_weights)
     if unknown := sorted(set(weights) - set(trace.tenants)):
         raise InputError(
@@ -228,8 +235,10 @@ def make_caches(
     output_s = [output_token_s(kind, context, batch) for kind in worker_types]
     caches["output_s"][:workers] = np.array(output_s)[kinds]
 
+    # Room for a copy of a node wherever KV memory could hold one.
     room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
     notices = room if policies.eviction_notice_s > 0 else 0
+    # Blocks of no node: one entry at most per request, each of one block or more.
     others = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
     others = min(len(trace), others)
     # Each use of a node can put at most one copy into a worker's CPU memory.
@@ -308,7 +317,7 @@ def _setting_values(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]
 
 
 def prefill_token_s(worker_type: WorkerType) -> float:
-    """Seconds that one token of a prompt takes, in a step of the whole budget."""
+    """Seconds per token of a prompt that fills the token budget of a step alone."""
     budget = worker_type.max_num_batched_tokens
     return float(worker_type.latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
 
@@ -320,14 +329,14 @@ def output_token_s(worker_type: WorkerType, context_tokens: float, batch: int = 
 
 
 def _most_uses(trace: Trace, depth: npt.NDArray[np.int64], window_s: float) -> int:
-    """The most blocks that the arrivals of one window use."""
+    """The most nodes that the prompts that arrive within `window_s` have, over all windows."""
     total = np.concatenate(([0], np.cumsum(depth)))
     first = np.searchsorted(trace.arrival_s, trace.arrival_s - window_s)
     return int((total[1:] - total[first]).max())
 
 
 def with_entries(caches: Caches, more: int) -> Caches:
-    """The same caches with `more` free entries, for blocks that requests leave behind besides nodes."""
+    """The same caches with `more` free entries, for blocks of no node that requests leave behind."""
     first = len(caches.entries)
     entries = np.zeros(first + more, dtype=ENTRY)
     entries[:first] = caches.entries

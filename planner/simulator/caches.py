@@ -1,5 +1,7 @@
 """Prefix caches as vLLM keeps them: which nodes a worker has, which requests use them, which are evicted
-first. A node is some KV blocks of a prompt, after all blocks before them (cache_layout.py); an entry is a
+first.
+
+A node is some KV blocks of a prompt, after all blocks before them (cache_layout.py). An entry is a copy of a
 node on one worker.
 
 `used_blocks` of a worker counts the blocks of its running requests; a block that several use counts once.
@@ -9,10 +11,11 @@ caches. A request gives up its last block first and its root last. So the last u
 earlier than that of its children, and what stays cached of a prompt is always its beginning.
 
 A node is cached as soon as a step that computes it is formed, so requests admitted into the same step find
-it. Two requests that compute the same node in one step both keep their copy; searches find the older one. A
-request's other full blocks, above all of its output, are cached too, in an entry whose node is -2 - r for
-request r. Only the request itself can find them, after a preemption; otherwise they take room until they are
-the least recently used.
+it. Two requests that compute the same node in one step both keep their copy; searches find the older one.
+
+A request leaves blocks behind that belong to no node, above all those of its output. They are cached too, in
+an entry whose node is -2 - r for request r (-1 is NONE). Only the request itself finds them again, after a
+preemption; otherwise they take room until they are the least recently used.
 
 Where layers have sliding-window attention (`recycled_blocks` of the worker's type), a prefix is found only up
 to a node whose window is still there. The blocks of a window go back to the pool when the window has moved
@@ -46,9 +49,10 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
 
 
 @small_jit
-def _home_slot(state, w, node):
-    """The hash of (node, worker): where the search for it in the index begins. The constants are the odd ones
-    of Fibonacci hashing and of xxHash.
+def _first_slot(state, w, node):
+    """The hash of (node, worker): where the search for it in the index begins.
+
+    The two factors are odd constants that spread bits well: those of Fibonacci hashing and of xxHash64.
     """
     mixed = np.uint64(node) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(w + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
     return np.int64(mixed >> np.uint64(32)) & (len(state.caches.node_index) - 1)
@@ -58,7 +62,7 @@ def _home_slot(state, w, node):
 def find_entry(state, w, node):
     """The first entry of a node on worker w, cached or not; NONE if there is none."""
     index, entries = state.caches.node_index, state.caches.entries
-    slot = _home_slot(state, w, node)
+    slot = _first_slot(state, w, node)
     while index[slot] != NONE:
         entry = entries[index[slot]]
         if entry.node == node and entry.worker == w:
@@ -68,7 +72,7 @@ def find_entry(state, w, node):
 
 
 @kernel_jit
-def _new_entry(state, w, node, blocks):
+def _take_free_entry(state, w, node, blocks):
     """Take an entry from the free list for a node of `blocks` blocks; returns it."""
     caches = state.caches
     e = caches.numbers[FREE]
@@ -90,21 +94,22 @@ def _free_entry(state, e):
 
 @kernel_jit
 def add_entry(state, w, node):
-    """Make a new entry, neither cached nor shared yet. If no entry is free, the oldest requests leave e2's
-    window, which frees entries. The first entry of a node on a worker goes into the index; further ones are
-    linked behind it (`twin`).
+    """Make a new entry, neither cached nor shared yet, and return it.
+
+    If no entry is free, the oldest requests leave e2's window, which frees entries. The first entry of a node
+    on a worker goes into the index; further ones are linked behind it (`twin`).
     """
     caches = state.caches
     while caches.numbers[FREE] == NONE:
         forget_routed(state)
     first = find_entry(state, w, node)
-    e = _new_entry(state, w, node, caches.numbers[NODE_BLOCKS])
+    e = _take_free_entry(state, w, node, caches.numbers[NODE_BLOCKS])
     if first != NONE:
         while caches.entries[first].twin != NONE:
             first = np.int64(caches.entries[first].twin)
         caches.entries[first].twin = e
         return e
-    slot = _home_slot(state, w, node)
+    slot = _first_slot(state, w, node)
     while caches.node_index[slot] != NONE:
         slot = (slot + 1) & (len(caches.node_index) - 1)
     caches.node_index[slot] = e
@@ -112,10 +117,10 @@ def add_entry(state, w, node):
 
 
 @small_jit
-def _index_of(state, e):
+def _slot_of(state, e):
     """Where entry e, the first of its node, is in the index."""
     index, entries = state.caches.node_index, state.caches.entries
-    slot = _home_slot(state, entries[e].worker, entries[e].node)
+    slot = _first_slot(state, entries[e].worker, entries[e].node)
     while index[slot] != e:
         slot = (slot + 1) & (len(index) - 1)
     return slot
@@ -123,18 +128,20 @@ def _index_of(state, e):
 
 @kernel_jit
 def drop_entry(state, e):
-    """Take an entry out of the index and free it. The index is a hash table with linear probing, so entries
-    behind it move up: otherwise searches for them would end at the hole.
+    """Take an entry out of the index and free it.
+
+    The index is a hash table with linear probing: entries behind the hole move up where their own search
+    would otherwise end at it.
     """
     index, entries = state.caches.node_index, state.caches.entries
     last = len(index) - 1
-    hole = _index_of(state, e)
+    hole = _slot_of(state, e)
     slot = hole
     while True:
         slot = (slot + 1) & last
         if index[slot] == NONE:
             break
-        home = _home_slot(state, entries[index[slot]].worker, entries[index[slot]].node)
+        home = _first_slot(state, entries[index[slot]].worker, entries[index[slot]].node)
         if ((slot - home) & last) >= ((slot - hole) & last):
             index[hole] = index[slot]
             hole = slot
@@ -143,8 +150,8 @@ def drop_entry(state, e):
 
 
 @kernel_jit
-def rest_entry(state, w, e):
-    """No running request uses entry e any more: it is idle, and the most recently used one of its worker."""
+def list_idle(state, w, e):
+    """Put entry e, which no running request uses any more, at the newest end of its worker's idle entries."""
     cache, entries = state.caches.workers[w], state.caches.entries
     entries[e].older, entries[e].newer = cache.newest, NONE
     if cache.newest == NONE:
@@ -156,8 +163,8 @@ def rest_entry(state, w, e):
 
 
 @kernel_jit
-def unrest_entry(state, w, e):
-    """Entry e is not idle any more: take it out of the worker's list."""
+def unlist_idle(state, w, e):
+    """Take entry e out of its worker's idle entries."""
     cache, entries = state.caches.workers[w], state.caches.entries
     older, newer = entries[e].older, entries[e].newer
     if older == NONE:
@@ -179,8 +186,9 @@ def node_at(state, r, i):
 
 @small_jit
 def cacheable_nodes(state, r):
-    """How many nodes of request r a cache can spare it at most, from the first one on: those that end before
-    its last token, which is always computed. A node is NODE_TOKENS tokens of a prompt.
+    """How many nodes of request r, from the first one on, it can at most take from a cache.
+
+    They end before its last token, which is always computed. A node is NODE_TOKENS tokens of a prompt.
     """
     return min(
         state.caches.prompts[r].depth,
@@ -190,7 +198,10 @@ def cacheable_nodes(state, r):
 
 @kernel_jit
 def cached_nodes(state, w, r):
-    """How many nodes of request r worker w has cached. They are its first ones, so bisection finds it."""
+    """How many nodes of request r, from the first one on, worker w has cached and can use.
+
+    No node is cached without those before it, so bisection finds the number.
+    """
     caches = state.caches
     low, high = ZERO, cacheable_nodes(state, r)
     while low < high:
@@ -207,8 +218,10 @@ def cached_nodes(state, w, r):
 
 @small_jit
 def _has_window(state, w, r, i):
-    """Whether the window at the end of the i-th node of request r, which is cached, is still there. It is if
-    no more blocks were given out since its last use than are free, as the freed ones are reused in order.
+    """Whether the attention window at the end of the i-th node of request r, which is cached, is still there.
+
+    It is if no more blocks were given out since its last use than are free, as freed ones are reused in
+    order.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     kind = state.types[worker.type]
@@ -221,22 +234,24 @@ def _has_window(state, w, r, i):
 
 @where_cached(lambda state, w, tokens: None)
 def recycle_windows(state, w, tokens):
-    """`tokens` tokens are computed: their windows take the blocks that were given back longest ago."""
+    """Count the blocks that the windows of `tokens` computed tokens take: those given back longest ago."""
     state.caches.workers[w].recycled_blocks += tokens * state.types[state.workers[w].type].recycled_blocks
 
 
 @small_jit
 def _note_window(state, w, node):
-    """The window at the end of a node is in use."""
+    """Note that the window at the end of a node on worker w is used now."""
     caches = state.caches
     caches.entries[find_entry(state, w, node)].window_at = np.float32(caches.workers[w].recycled_blocks)
 
 
 @kernel_jit
-def _end_node(state, w, r, nodes):
-    """The entry of the last node of request r if its tokens fill whole nodes and all of these are cached. The
-    last node cannot be used as a whole, since one token must be computed; but if it has several KV blocks,
-    all but its last one can. NONE otherwise.
+def _last_whole_node(state, w, r, nodes):
+    """The entry of the last node of request r if its tokens fill whole nodes and all of these are cached; or
+    NONE.
+
+    `nodes` of them are used as a whole already. The last node cannot be, since one token must be computed;
+    but if it has several KV blocks, all but its last one can.
     """
     caches = state.caches
     tokens = caches.numbers[NODE_TOKENS]
@@ -255,18 +270,18 @@ def shared_blocks(state, w, r):
     for i in range(nodes):
         if caches.entries[find_entry(state, w, node_at(state, r, i))].refs > 0:
             blocks += caches.numbers[NODE_BLOCKS]
-    e = _end_node(state, w, r, nodes)
+    e = _last_whole_node(state, w, r, nodes)
     if e != NONE and caches.entries[e].refs > 0:
         blocks += caches.numbers[NODE_BLOCKS] - 1
     return blocks
 
 
 @kernel_jit
-def _use_entry(state, w, r, i, e):
-    """Request r uses entry e for its i-th node."""
+def _share_entry(state, w, r, i, e):
+    """Let request r use entry e for its i-th node. KV blocks that nobody used until now count as used."""
     caches = state.caches
     if caches.entries[e].refs == 0:
-        unrest_entry(state, w, e)
+        unlist_idle(state, w, e)
         state.workers[w].used_blocks += caches.entries[e].blocks
     caches.entries[e].refs += 1
     caches.used[caches.prompts[r].start + i] = e
@@ -275,26 +290,28 @@ def _use_entry(state, w, r, i, e):
 
 @kernel_jit
 def take_prefix(state, w, r, time_s):
-    """Request r is admitted and uses what is cached, which `used_blocks` counts from now on. Returns the
-    tokens that were cached.
+    """Let request r, which is admitted, use what is cached; returns the tokens that were.
+
+    `used_blocks` counts the blocks of these tokens from now on.
     """
     caches = state.caches
     prompt, request = caches.prompts[r], state.requests[r]
     nodes = cached_nodes(state, w, r)
     for i in range(nodes):
-        _use_entry(state, w, r, i, find_entry(state, w, node_at(state, r, i)))
+        _share_entry(state, w, r, i, find_entry(state, w, node_at(state, r, i)))
     if nodes > 0:
         _note_window(state, w, node_at(state, r, nodes - 1))
     hit = nodes * caches.numbers[NODE_TOKENS]
-    end = _end_node(state, w, r, nodes)
+    end = _last_whole_node(state, w, r, nodes)
     if end != NONE:
+        # The node's last block is computed once more: into a block of the request's own if others use the
+        # cached one, else into that one, which the caller counts among the request's new blocks.
         prompt.own_blocks = caches.entries[end].refs > 0
-        _use_entry(state, w, r, nodes, end)
-        # The last block is computed once more. If others use the cached one, the request needs its own.
+        _share_entry(state, w, r, nodes, end)
         state.workers[w].used_blocks -= 1 - prompt.own_blocks
         hit = request.length_tokens - BLOCK
-    elif request.preemptions > 0 and nodes == prompt.depth and _has_left(state, w, r):
-        hit += _take_left(state, w, r, (request.length_tokens - 1 - hit) // BLOCK) * BLOCK
+    elif request.preemptions > 0 and nodes == prompt.depth and _has_left_blocks(state, w, r):
+        hit += _reuse_left_blocks(state, w, r, (request.length_tokens - 1 - hit) // BLOCK) * BLOCK
     request.computed_tokens = hit
     if prompt.hit_tokens == NONE:
         prompt.hit_tokens = hit
@@ -303,23 +320,24 @@ def take_prefix(state, w, r, time_s):
 
 
 @small_jit
-def _has_left(state, w, r):
+def _has_left_blocks(state, w, r):
     """Whether worker w still has blocks that request r left behind besides nodes."""
     e = state.caches.prompts[r].left
     return e != NONE and state.caches.entries[e].worker == w
 
 
 @kernel_jit
-def _take_left(state, w, r, most_blocks):
-    """Request r was preempted and is back: it uses up to `most_blocks` of the blocks that it left behind.
-    Returns how many.
+def _reuse_left_blocks(state, w, r, most_blocks):
+    """Let request r, back after a preemption, use up to `most_blocks` of the blocks that it left behind.
+
+    Returns how many it uses; the others are free from now on.
     """
     caches = state.caches
     prompt = caches.prompts[r]
     e = prompt.left
     entry = caches.entries[e]
     blocks = min(np.int64(entry.blocks), most_blocks)
-    unrest_entry(state, w, e)
+    unlist_idle(state, w, e)
     _free_entry(state, e)
     prompt.left = NONE
     state.workers[w].used_blocks += blocks
@@ -328,7 +346,7 @@ def _take_left(state, w, r, most_blocks):
 
 @where_cached(lambda state, w, r: None)
 def keep_prefix(state, w, r):
-    """A step is formed that computes more of request r: others can use its full nodes from now on."""
+    """Cache the nodes of request r that the step being formed fills: others can use them from now on."""
     caches = state.caches
     prompt = caches.prompts[r]
     full = min(prompt.depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
@@ -346,7 +364,7 @@ def keep_prefix(state, w, r):
 
 @where_cached(lambda state, w, r: None)
 def show_prefix(state, w, r):
-    """Another chunk of request r is computed: the router learns of its full nodes."""
+    """Let the router learn of the full nodes of request r, of which another chunk is computed."""
     prompt = state.caches.prompts[r]
     for i in range(prompt.shown_nodes, prompt.shared_nodes):
         _show_node(state, w, node_at(state, r, i))
@@ -355,28 +373,30 @@ def show_prefix(state, w, r):
 
 @where_cached(lambda state, w, r, cached_tokens: None)
 def release_prefix(state, w, r, cached_tokens):
-    """Request r has left worker w, and `used_blocks` has shrunk by all its blocks. Nodes that others use are
-    counted again; the other nodes, and further blocks up to its first `cached_tokens`, become idle entries.
+    """Turn what request r, which has left worker w, has there into idle entries.
+
+    The caller has taken all its blocks off `used_blocks`; nodes that others use are counted again here.
+    Blocks that belong to no node, up to its first `cached_tokens`, become one entry.
     """
     caches, worker = state.caches, state.workers[w]
     prompt, node_blocks = caches.prompts[r], caches.numbers[NODE_BLOCKS]
     blocks = cached_tokens // BLOCK - prompt.shared_nodes * node_blocks + prompt.own_blocks
-    if prompt.left != NONE:  # What it left before is on another worker, or was too little to come back to.
+    if prompt.left != NONE:  # It did not reuse what it left before, on another worker or behind lost nodes.
         left_at = np.int64(caches.entries[prompt.left].worker)
-        unrest_entry(state, left_at, prompt.left)
+        unlist_idle(state, left_at, prompt.left)
         _free_entry(state, prompt.left)
         prompt.left = NONE
     if blocks > 0 and caches.numbers[OTHERS] > 0 and caches.numbers[FREE] != NONE:
         caches.numbers[OTHERS] -= 1
-        e = _new_entry(state, w, -2 - r, blocks)
+        e = _take_free_entry(state, w, -2 - r, blocks)
         prompt.left = e
-        rest_entry(state, w, e)
+        list_idle(state, w, e)
     worker.used_blocks -= prompt.own_blocks
     for i in range(prompt.shared_nodes - 1, -1, -1):
         e = np.int64(caches.used[prompt.start + i])
         caches.entries[e].refs -= 1
         if caches.entries[e].refs == 0:
-            rest_entry(state, w, e)
+            list_idle(state, w, e)
         else:
             worker.used_blocks += node_blocks
     prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
@@ -384,7 +404,7 @@ def release_prefix(state, w, r, cached_tokens):
 
 @where_cached(lambda state, w, node: None)
 def pin_node(state, w, node):
-    """Worker w has a node from now on and never evicts it, as if always in use. The router knows."""
+    """Let worker w have a node and never evict it, as if it were always in use. The router knows."""
     caches = state.caches
     e = find_entry(state, w, node)
     if e == NONE:
@@ -392,7 +412,7 @@ def pin_node(state, w, node):
         caches.entries[e].is_cached, caches.entries[e].refs = 1, 1
         state.workers[w].used_blocks += caches.numbers[NODE_BLOCKS]
     elif caches.entries[e].refs == 0:
-        unrest_entry(state, w, e)
+        unlist_idle(state, w, e)
         caches.entries[e].refs = 1
         state.workers[w].used_blocks += caches.entries[e].blocks
     _show_node(state, w, node)
@@ -401,32 +421,34 @@ def pin_node(state, w, node):
 
 @where_cached(lambda state, r: None)
 def lose_prefix(state, r):
-    """The worker of request r went down with its cache."""
+    """Forget what request r used of the cache of its worker, which went down."""
     prompt = state.caches.prompts[r]
     prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
 @where_cached(lambda state, w, coming, time_s: None)
 def evict_idle(state, w, coming, time_s):
-    """`used_blocks` has grown, and grows by `coming` more in this step: evict idle entries, the least
-    recently used first, until both fit.
+    """Evict idle entries of worker w, the least recently used first, until the KV cache holds all blocks.
+
+    `used_blocks` has grown, and grows by `coming` more in this step.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     room = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - coming
     while cache.idle_blocks > 0 and cache.idle_blocks > room:
         e = cache.oldest
         entry = state.caches.entries[e]
-        if entry.node < NONE and entry.blocks > cache.idle_blocks - room:  # Of such blocks some may stay.
+        # Blocks of no node can go one by one, a node only as a whole.
+        if entry.node < NONE and entry.blocks > cache.idle_blocks - room:
             entry.blocks -= cache.idle_blocks - room
             cache.idle_blocks = max(room, ZERO)
             return
-        unrest_entry(state, w, e)
+        unlist_idle(state, w, e)
         _evict_entry(state, w, e, time_s)
 
 
 @kernel_jit
 def _evict_entry(state, w, e, time_s):
-    """Entry e is evicted from worker w; the router learns of it as its policy says."""
+    """Evict entry e from worker w: the router learns of it at once, by a notice, or never (CACHE_AWARE)."""
     caches = state.caches
     entry = caches.entries[e]
     if entry.node < NONE:
@@ -437,7 +459,7 @@ def _evict_entry(state, w, e, time_s):
         return
     entry.is_cached, entry.refs = 0, 0
     node = np.int64(entry.node)
-    if _drop_copy(state, w, e):
+    if _free_if_copied(state, w, e):
         return
     if entry.shares == 0:
         drop_entry(state, e)
@@ -447,9 +469,8 @@ def _evict_entry(state, w, e, time_s):
         _hide_node(state, w, node)
         return
     if caches.numbers[NOTICES] == len(caches.notices):
-        read_notices(
-            state, np.inf, caches.numbers[NOTICES] - 1
-        )  # The ring is full: the first notice arrives early.
+        # The ring is full: the first notice arrives early.
+        read_notices(state, np.inf, caches.numbers[NOTICES] - 1)
     last = (caches.numbers[FIRST_NOTICE] + caches.numbers[NOTICES]) % len(caches.notices)
     notice = caches.notices[last]
     notice.time_s, notice.worker, notice.node = time_s + caches.settings[NOTICE_S], w, node
@@ -457,15 +478,15 @@ def _evict_entry(state, w, e, time_s):
 
 
 @kernel_jit
-def _drop_copy(state, w, e):
-    """Free entry e if its node has another entry on worker w, which takes its place; True if so."""
+def _free_if_copied(state, w, e):
+    """Free entry e if its node has another entry on worker w, which takes its place; True if it has."""
     caches = state.caches
     entry = caches.entries[e]
     first = find_entry(state, w, entry.node)
     if first == e:
         if entry.twin == NONE:
             return False
-        caches.node_index[_index_of(state, e)] = entry.twin
+        caches.node_index[_slot_of(state, e)] = entry.twin
         caches.entries[entry.twin].shares = entry.shares
     else:
         while caches.entries[first].twin != e:
@@ -515,7 +536,7 @@ def read_notices(state, time_s, notices_to_leave):
 
 @where_cached(lambda state, w, time_s: None)
 def empty_cache(state, w, time_s):
-    """Worker w goes down, and the router knows."""
+    """Empty the cache of worker w, which goes down. The router knows at once."""
     caches = state.caches
     for e in range(len(caches.entries)):
         entry = caches.entries[e]
@@ -548,8 +569,8 @@ def remember_routed(state, w, r, time_s, prefill_s):
     prompt.is_late, prompt.queue_s = 1, -1.0
     cache.routed += 1
     cache.prefill_s += prefill_s
-    # The key portion ends with the longest run of nodes so far that equally many requests share (`length`),
-    # if that is more than half of the path to its end.
+    # Preble's key portion of a prompt ends with the last node that others share and that ends a run of nodes,
+    # shared by equally many requests, of more than half of the path so far. `length` is that of the run.
     prompt.prefix, shares, length = NONE, ZERO, ZERO
     for i in range(prompt.depth):
         node = node_at(state, r, i)
@@ -566,7 +587,7 @@ def remember_routed(state, w, r, time_s, prefill_s):
 
 @kernel_jit
 def note_output(state, r):
-    """Request r has finished: its output counts for the mean of e2's window, if it is in it."""
+    """Count the output of request r, which has finished, in the mean of e2's window, if it is in that."""
     prompt = state.caches.prompts[r]
     if prompt.worker == NONE or prompt.output_tokens != NONE:
         return
@@ -577,7 +598,7 @@ def note_output(state, r):
 
 @kernel_jit
 def _note_wait(state, r, time_s):
-    """Request r is admitted for the first time: add its wait to those of the prefix that it shares."""
+    """Add the wait of request r, admitted for the first time, to those of the prefix that it shares."""
     prompt = state.caches.prompts[r]
     if prompt.worker == NONE or prompt.prefix == NONE:
         return
@@ -593,13 +614,13 @@ def _count_wait(state, r, half, sign):
         prefix = state.caches.prefixes[prompt.prefix]
         prefix.wait_count[half] += sign
         prefix.wait_s[half] += sign * prompt.queue_s
-        if prefix.wait_count[half] == 0:
+        if prefix.wait_count[half] == 0:  # Not what rounding has left.
             prefix.wait_s[half] = 0.0
 
 
 @kernel_jit
 def move_window(state, time_s):
-    """e2's window ends at `time_s` from now on: requests leave it, or go from its later to its first half."""
+    """Let e2's window end at `time_s`: requests leave it, or go from its later to its first half."""
     caches, window_s = state.caches, state.caches.settings[WINDOW_S]
     first = caches.numbers[FIRST_ROUTED]
     while first != NONE and caches.prompts[first].routed_s < time_s - window_s:
@@ -616,7 +637,7 @@ def move_window(state, time_s):
 
 @kernel_jit
 def forget_routed(state):
-    """The oldest request leaves e2's window, with its share in entries and sums."""
+    """Take the oldest request out of e2's window, with its share in entries and sums."""
     caches = state.caches
     r = caches.numbers[FIRST_ROUTED]
     prompt = caches.prompts[r]
@@ -629,7 +650,7 @@ def forget_routed(state):
     prompt.worker = NONE
     cache.routed -= 1
     cache.prefill_s -= prompt.prefill_s
-    if cache.routed == 0:
+    if cache.routed == 0:  # Not what rounding has left.
         cache.prefill_s = 0.0
     if prompt.output_tokens != NONE:
         cache.finished -= 1

@@ -1,5 +1,6 @@
 """Count tokens and the gaps between them against the limits of an SLO, without storing every gap.
 
+Here a limit is a line of the SLO (LIMIT in layout.py): it holds while at most `allowed` values are above it.
 A run is a series of steps with the same sequences: step j takes first_s + j growth_s, and gives each sequence
 a gap of that length. So whole runs are counted at once.
 """
@@ -36,7 +37,10 @@ def run_s(first_s, growth_s, steps):
 
 @kernel_jit
 def steps_reaching(start_s, first_s, growth_s, time_s):
-    """Smallest j >= 1 such that the j-th step of a run ends at `time_s` or later."""
+    """Smallest j >= 1 such that the j-th step of a run ends at `time_s` or later.
+
+    The root of the quadratic equation for j may be rounded either way, so the search begins just below it.
+    """
     span = time_s - start_s
     if span <= first_s:
         return 1
@@ -60,15 +64,15 @@ def in_window(state, time_s):
 
 
 @where_classed(lambda state, k, r: True)
-def _is_of(state, k, r):
-    """Whether limit k is for request r: for all requests, or for its class."""
+def _limits_request(state, k, r):
+    """Whether limit k counts request r: it is for all requests, or for its class."""
     of_class = state.limits[k].of_class
     return of_class == NONE or of_class == state.classes[r].of_class
 
 
 @where_classed(lambda state, k, l, sequences: sequences)
-def _sequences_of(state, k, l, sequences):
-    """How many of the first `sequences` decodes of lane l limit k is for."""
+def _limited_decodes(state, k, l, sequences):
+    """How many of the first `sequences` decodes of lane l limit k counts."""
     of_class = state.limits[k].of_class
     return sequences if of_class == NONE else _decodes_of_class(state, l, sequences, of_class)
 
@@ -86,7 +90,7 @@ def _decodes_of_class(state, l, sequences, of_class):
 def count_value(state, metric, value_s, at_s, r):
     """Count a value of request r against the limits of its metric, in the window in which `at_s` lies."""
     for k in range(len(state.limits)):
-        if state.limits[k].metric == metric and _is_of(state, k, r):
+        if state.limits[k].metric == metric and _limits_request(state, k, r):
             is_above = int(value_s > state.limits[k].limit_s)
             state.limits[k].counted += 1
             state.limits[k].violations += is_above
@@ -112,8 +116,9 @@ def window_at(state, time_s):
 
 @kernel_jit
 def count_within(state, k, v, counted, violations):
-    """Add `counted` values of limit k, and how many of them are `violations`, to its counts of window v. The
-    SLO is broken once a window has more violations than this limit allows in it.
+    """Add `counted` values of limit k, of which `violations` are above it, to its counts of window v.
+
+    The SLO is broken once a window has more violations than the limit allows in it.
     """
     watched = state.in_windows[k, v]
     watched.counted += counted
@@ -124,7 +129,11 @@ def count_within(state, k, v, counted, violations):
 
 @kernel_jit
 def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
-    """Count a run's gaps, which the first `sequences` decodes of lane l have, against limits on tbt."""
+    """Count a run's gaps, which the first `sequences` decodes of lane l have, against limits on tbt.
+
+    Only steps `begin` to `end` - 1 end in the measured window. Those from `above` on are longer than the
+    limit.
+    """
     begin, end = 0, steps
     if start_s + first_s < state.window[0]:
         begin = steps_reaching(start_s, first_s, growth_s, state.window[0]) - 1
@@ -137,10 +146,10 @@ def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
     for k in range(len(state.limits)):
         if state.limits[k].metric != TBT:
             continue
-        counted = _sequences_of(state, k, l, sequences)
+        counted = _limited_decodes(state, k, l, sequences)
         state.limits[k].counted += counted * (end - begin)
         limit_s = state.limits[k].limit_s
-        # The first step above the limit; the quotient may be rounded, so it is searched from below.
+        # The quotient may be rounded, so `above` is searched from just below it.
         above = end
         if first_s + growth_s * (end - 1) > limit_s:
             above = begin
@@ -149,6 +158,7 @@ def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
             while first_s + growth_s * above <= limit_s:
                 above += 1
             state.limits[k].violations += counted * (end - above)
+        # The same for each window of the limits: steps `since` to `until` - 1 end in window v.
         since = begin
         while state.in_windows.shape[1] > 0 and since < end:
             v, until = window_at(state, start_s + run_s(first_s, growth_s, since + 1)), end
@@ -173,12 +183,13 @@ def is_broken(state):
 
 @kernel_jit
 def see_late(state, time_s):
-    """Count the requests that have waited longer than a limit on ttft or e2e by `time_s` and are not done, so
-    that a limit is known to be broken before they are. Also notes when the backlog test cannot be passed any
+    """Count requests that have waited longer than a limit on ttft or e2e by `time_s` and are not done.
+
+    So a limit is known to be broken before they are. Also notes when the backlog test cannot be passed any
     more. Only for traces without sessions, where requests are in order of arrival.
     """
     if time_s > state.policy[LATEST_S]:
-        state.policy[LATEST_S] = np.inf
+        state.policy[LATEST_S] = np.inf  # The test is made once.
         state.counters[BROKEN] |= state.counters[IN_DOUBT] > 0
     requests = state.requests
     for k in range(len(state.limits)):
@@ -190,7 +201,7 @@ def see_late(state, time_s):
             is_done = requests[r].status != UNFINISHED
             if watched.metric == TTFT and not np.isnan(requests[r].first_token_s):
                 is_done = True
-            if not is_done and in_window(state, requests[r].arrival_s) and _is_of(state, k, r):
+            if not is_done and in_window(state, requests[r].arrival_s) and _limits_request(state, k, r):
                 watched.late += 1
             r += 1
         watched.seen, watched.seen_s = r, time_s
@@ -198,8 +209,9 @@ def see_late(state, time_s):
 
 @kernel_jit
 def is_over(state, closed_loop, stop_early, time_s):
-    """Called after every event: in a closed loop, let the next requests arrive in place of those that are
-    done. True if the run may stop early, since a limit is broken.
+    """Whether the simulation may stop early, since a limit is broken. Called after every event.
+
+    In a closed loop it also lets the next requests arrive, in place of those that are done.
     """
     if closed_loop > 0:
         released = state.counters[RELEASED]
@@ -212,7 +224,10 @@ def is_over(state, closed_loop, stop_early, time_s):
 
 @kernel_jit
 def record_steps(state, l, first_s, growth_s, steps, sequences):
-    """Record a run of steps of lane l, which are gaps between tokens for `sequences` requests."""
+    """Record a run of steps of lane l, which are gaps between tokens for `sequences` requests.
+
+    RUNS counts on where there is no more room, so that the caller learns how much would have been needed.
+    """
     k = state.counters[RUNS]
     if k < len(state.runs):
         run, lane = state.runs[k], state.lanes[l]
@@ -230,7 +245,7 @@ def record_steps(state, l, first_s, growth_s, steps, sequences):
 
 @where_rare(lambda state, r, tokens, cached_tokens: None)
 def record_part(state, r, tokens, cached_tokens):
-    """Record that the next recorded step computes `tokens` of request r, or with 0 its preemption."""
+    """Record that the next recorded step computes `tokens` of request r; 0 tokens: that it is preempted."""
     k = state.counters[PARTS]
     if k < len(state.parts):
         part = state.parts[k]
@@ -245,13 +260,15 @@ def record_part(state, r, tokens, cached_tokens):
 
 @kernel_jit
 def record_gap(state, w, start_s, gap_s, sequences):
-    """Record a gap that is not a step of an engine."""
+    """Record a gap of `sequences` requests that is not a step of an engine."""
     _record_gaps(state, w, NONE, start_s, gap_s, 0.0, ONE, sequences)
 
 
 @where_classed(lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
 def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
-    """Record the gaps of the first `sequences` decodes of lane l once more, by class."""
+    """Record the gaps of the first `sequences` decodes of lane l once more, for each class with a limit on
+    tbt.
+    """
     for k in range(len(state.limits)):
         of_class, is_new = state.limits[k].of_class, state.limits[k].metric == TBT
         for other in range(k):
@@ -267,8 +284,9 @@ def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
 
 @kernel_jit
 def _record_gaps(state, w, of_class, start_s, first_s, growth_s, steps, sequences):
-    """Record gaps of a class, or with NONE of all requests, as a run that is no steps of an engine: its
-    `prefill_tokens` is NONE.
+    """Record gaps of a class, or of all requests (NONE), as a run that is not made of an engine's steps.
+
+    Such a run has `prefill_tokens` NONE.
     """
     k = state.counters[RUNS]
     if k < len(state.runs):
@@ -309,8 +327,9 @@ def count_together_of_class(state, w, r, tokens, time_s):
 
 @kernel_jit
 def count_together(state, w, tokens, time_s):
-    """Count `tokens` tokens that came in the same step as the one before them against the limits of all
-    requests: gaps of 0 s.
+    """Count `tokens` gaps of 0 s against the limits of all requests.
+
+    They are of tokens that came in the same step as the one before them, as accepted drafts do.
     """
     _count_together(state, NONE, tokens, time_s)
     if len(state.runs) > 0:
@@ -329,7 +348,7 @@ def end_batch(state, l, seconds, steps):
 
 @kernel_jit
 def first_token(state, r, time_s):
-    """The prompt of request r is computed, and its first token comes."""
+    """Note the first token of request r, whose prompt is computed, and count its TTFT."""
     request = state.requests[r]
     request.first_token_s = request.last_token_s = time_s
     request.generated_tokens = 1
@@ -339,7 +358,7 @@ def first_token(state, r, time_s):
 
 @kernel_jit
 def note_decoding(state, r):
-    """Request r has its first token and decodes, so the backlog test need not wait for it."""
+    """Note that request r has its first token and decodes: the backlog test need not wait for it."""
     request = state.requests[r]
     if request.arrival_s >= state.policy[LAST_S] and request.output_tokens > 1:
         state.counters[IN_DOUBT] -= 1
@@ -359,7 +378,7 @@ def single_gap(state, w, r, time_s):
 
 @kernel_jit
 def note_gap(state, l, gap_s):
-    """The latest steps of lane l had a longest gap of `gap_s`: push it on the lane's stack.
+    """Push `gap_s`, the longest gap of the latest steps of lane l, on the lane's stack.
 
     The stack holds, from the bottom up, ever shorter gaps, each with the step up to which it is the longest.
     So the longest gap since any step is found by bisection. When the stack is full, its gaps go to the
@@ -383,7 +402,7 @@ def note_gap(state, l, gap_s):
 
 @kernel_jit
 def settle_gap(state, l, slot):
-    """Bring the longest gap of the request in a slot up to date."""
+    """Bring the longest gap of the request in a slot up to date, from the lane's stack (`note_gap`)."""
     since = state.slots[l, slot].settled_step
     low, high = 0, state.lanes[l].gap_depth
     while low < high:
@@ -400,7 +419,7 @@ def settle_gap(state, l, slot):
 
 @entry_jit
 def gaps_at_most(runs, gap_s):
-    """How many gaps of these runs are at most `gap_s`, each counted for every sequence."""
+    """How many gaps of these recorded runs are at most `gap_s`, each counted for every sequence."""
     total = 0
     for k in range(len(runs)):
         first, growth, steps = runs[k].first_s, runs[k].growth_s, runs[k].steps
@@ -417,7 +436,7 @@ def gaps_at_most(runs, gap_s):
 
 @entry_jit
 def next_gap_s(runs, gap_s):
-    """The smallest gap of these runs above `gap_s`."""
+    """The smallest gap of these recorded runs above `gap_s`; infinite if there is none."""
     smallest = np.inf
     for k in range(len(runs)):
         first, growth, steps = runs[k].first_s, runs[k].growth_s, runs[k].steps

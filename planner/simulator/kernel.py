@@ -102,7 +102,7 @@ from planner.simulator.offload import (
 )
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
-from planner.simulator.queue_orders import charge_running, charge_token, give_number, leave
+from planner.simulator.queue_orders import assign_turn, charge_running, charge_token, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.ranks import end_empty, rank_count, runs_empty
 from planner.simulator.routing import choose_worker, fits_worker, holds_back, set_pools
@@ -189,7 +189,7 @@ def _send(state, r, w, time_s, cause):
     request.prefill_worker, request.decode_worker = w, NONE  # A decode worker of an earlier try is forgotten.
     assign_request(state, w, r, 1.0)
     add_load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
-    give_number(state, w, r)
+    assign_turn(state, w, r)
     prompt_token_s = state.types[worker.type].prompt_token_s
     if prompt_token_s > 0.0:
         worker.read_s = max(worker.read_s, time_s) + prompt_token_s * request.input_tokens

@@ -30,7 +30,8 @@ FINISHED, REJECTED, UNFINISHED = 0, 1, 2  # Values of REQUEST.status.
 NONE = np.int64(-1)
 ZERO, ONE = np.int64(0), np.int64(1)
 BLOCK = 16  # Tokens of a KV block.
-GAP_DEPTH = 64  # The size of a lane's stack of longest gaps (State.gaps).
+# The size of a lane's stack of longest gaps (State.gaps). counting.note_gap empties a full one into requests.
+GAP_DEPTH = 64
 GROUP = 16  # Routers look at the workers of a pool in groups of so many (State.lowest).
 
 # The lists of a worker, first in first out.
@@ -120,7 +121,7 @@ WORKER = np.dtype(
         ("late_blocks", "i8"),
         ("late_seats", "i8"),
         ("read_s", "f8"),  # When its API server will have made tokens of all prompts sent to it.
-        ("asked_blocks", "i8"),  # KV blocks that the first of the hand-offs without room needs.
+        ("awaited_blocks", "i8"),  # KV blocks that the first of the hand-offs without room needs.
         ("stage_free_s", "f8", MAX_PP),
         ("tried_steps", "i8"),  # Batching lightllm: decode steps since new prompts were last tried.
         ("served_batch", "i8"),  # The scheduling batch (queue_batch) whose prompts are served now.
@@ -133,10 +134,10 @@ WORKER = np.dtype(
         ("assigned_tokens", "f8"),  # The prompt tokens of these requests.
         ("future_tokens", "f8"),  # Their prompt and predicted output tokens, weighted as best-fit does.
         ("heavy", "i8"),  # How many of them have a long output, as predicted.
-        # Routing heavy-light: long and other requests and used KV blocks, as the worker last reported them.
-        ("told_heavy", "i8"),
-        ("told_light", "i8"),
-        ("told_blocks", "i8"),
+        # Routing heavy-light: long and other requests, and used KV blocks, in the last report of the worker.
+        ("reported_heavy", "i8"),
+        ("reported_light", "i8"),
+        ("reported_blocks", "i8"),
         # Routing best-fit-rebalanced: how wrong predictions were, Aladdin's l^e and b^e (predictions.py).
         ("error_tokens", "f8"),
         ("error_sequences", "f8"),

@@ -31,9 +31,10 @@ not leave while a worker loads it, until that worker forms its next step. The st
 asynchronous scheduling a worker looks into it when a step begins, not when it was formed, and so finds what
 others have stored in between.
 
-This module is compiled only for fleets with such memory; without it, each `where_offloaded` function is its
-first argument. The memory of worker w is the entries of the caches under worker number W + w (a shared
-store's are under W). There `refs` counts the loads of a node, and `is_cached` marks the nodes of an offer.
+This module is compiled only for fleets with such memory. For others each `where_offloaded` function is
+compiled as the lambda in its decorator. The memory of worker w is the entries of the caches under worker
+number W + w (a shared store's are under W). There `refs` counts the loads of a node, and `is_cached` marks
+the nodes of an offer.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from planner.simulator.caches import (
     cached_nodes,
     drop_entry,
     find_entry,
+    list_idle,
     lose_prefix,
     node_at,
-    rest_entry,
-    unrest_entry,
+    unlist_idle,
 )
 from planner.simulator.layout import NONE, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_offloaded
@@ -66,9 +67,7 @@ def _memory_number(state, w):
 
 @where_offloaded(lambda state: False)
 def may_be_passed(state):
-    """Whether a request may be admitted before others that arrived earlier and wait: while those wait for
-    nodes that are being loaded.
-    """
+    """Whether a request may be admitted before others that arrived earlier: while these wait for a load."""
     return True
 
 
@@ -90,7 +89,7 @@ def loading_count(state, w):
 
 @where_offloaded(lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
-    """When a load ends of which worker w does not know yet, at least `time_s`; infinite without one."""
+    """When the next load of which worker w does not know yet ends, at least `time_s`; or infinity."""
     offload, soonest = state.offload, np.inf
     r = offload.memories[w].head[LOADING]
     while r != NONE:
@@ -101,8 +100,11 @@ def next_load_s(state, w, time_s):
 
 
 @where_offloaded(lambda state, w, time_s: None)
-def hear_of_loads(state, w, time_s):
-    """Worker w forms a step: it learns of loads that ended by `time_s`, to count on them some steps later."""
+def note_ended_loads(state, w, time_s):
+    """Let worker w, which forms a step, learn of loads that ended by `time_s`.
+
+    Their requests may run some steps later. Nodes of loads that have become known so may be evicted again.
+    """
     offload, worker = state.offload, state.workers[w]
     r = offload.memories[w].head[LOADING]
     while r != NONE:
@@ -110,7 +112,7 @@ def hear_of_loads(state, w, time_s):
         if load.known_step == 0 and load.end_s <= time_s:
             load.known_step = worker.steps + state.types[worker.type].kv_delay_steps + 1
         if load.nodes > 0 and is_loaded(state, w, r):
-            _note_loading(state, w, r, -ONE)
+            _count_loads(state, w, r, -ONE)
             load.nodes = 0
         r = state.requests[r].next
 
@@ -123,7 +125,7 @@ def is_loaded(state, w, r):
 
 
 @kernel_jit
-def _note_loading(state, w, r, by):
+def _count_loads(state, w, r, by):
     """Add `by`, 1 or -1, to the number of loads (`refs`) of each node that is being loaded for request r."""
     caches, nodes = state.caches, state.offload.loads[r].nodes
     end = state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS]
@@ -133,8 +135,9 @@ def _note_loading(state, w, r, by):
 
 @where_offloaded(lambda state, w, r: ZERO)
 def nodes_to_load(state, w, r):
-    """How many nodes of request r are in CPU memory, after those that worker w has cached on the GPU; NONE if
-    one of them is being loaded for another request, unless the store is shared.
+    """How many nodes of request r are in CPU memory, after those that worker w has cached on the GPU.
+
+    NONE if one of them is being loaded for another request and the store is not shared: request r must wait.
     """
     if r == NONE:
         return ZERO
@@ -144,7 +147,9 @@ def nodes_to_load(state, w, r):
     if first < end:
         e = find_entry(state, w, node_at(state, r, first))
         if e != NONE and caches.entries[e].is_cached:
-            return ZERO  # The whole prompt is on the GPU: its last node is left out only to compute a token.
+            # The whole prompt is on the GPU: `cached_nodes` leaves the last node out, to compute its last
+            # token.
+            return ZERO
     i, is_under_way = first, False
     while i < end:
         e = find_entry(state, _memory_number(state, w), node_at(state, r, i))
@@ -156,15 +161,15 @@ def nodes_to_load(state, w, r):
 
 
 @where_offloaded(lambda state, w, r: None)
-def set_aside(state, w, r):
-    """Request r, which is next, is passed over in this step."""
+def pass_over(state, w, r):
+    """Set request r, which is next, aside for the step that is being formed."""
     leave(state, w, r)
     append(state.requests, state.offload.memories[w], ASIDE, r)
 
 
 @where_offloaded(lambda state, w: None)
 def put_aside_back(state, w):
-    """Requests that were passed over wait again, each where it was in the queue."""
+    """Put the requests that were passed over back into the queue, each where it was."""
     worker, memory = state.workers[w], state.offload.memories[w]
     while memory.head[ASIDE] != NONE:
         r = pop(state.requests, memory, ASIDE)
@@ -173,8 +178,10 @@ def put_aside_back(state, w):
 
 @kernel_jit
 def begin_load(state, w, r, nodes, time_s):
-    """Load the next `nodes` nodes of request r, which has left the queue, from CPU memory. Returns their
-    tokens, without the last one of a prompt, which is computed.
+    """Load the next `nodes` nodes of request r, which has left the queue, from CPU memory.
+
+    Returns their tokens, without the last one of a prompt, which is computed. Loads follow each other on the
+    link of the memory; those from the disk also on the link of the disk, at the same time.
     """
     caches, request = state.caches, state.requests[r]
     load, memory = state.offload.loads[r], state.offload.memories[w]
@@ -193,9 +200,9 @@ def begin_load(state, w, r, nodes, time_s):
         disk_s = on_disk * caches.numbers[NODE_BLOCKS] * memory.disk_block_s
         memory.disk_free_s = max(time_s, memory.disk_free_s) + disk_s
         load.end_s = max(load.end_s, memory.disk_free_s)
-    _note_loading(state, w, r, ONE)
+    _count_loads(state, w, r, ONE)
     load.stored = first + nodes
-    _note_nodes(load, first, load.stored)
+    _note_used_nodes(load, first, load.stored)
     append(state.requests, memory, LOADING, r)
     tokens = min(request.computed_tokens, request.length_tokens - 1) - hit
     if load.loaded_tokens == NONE:
@@ -209,17 +216,18 @@ def _nodes_on_disk(state, w, r, first, nodes):
     """How many of the `nodes` nodes of request r from the `first` on are on the disk of worker w."""
     count = ZERO
     for i in range(first, first + nodes):
-        count += state.caches.entries[
-            find_entry(state, _memory_number(state, w), node_at(state, r, i))
-        ].is_on_disk
+        e = find_entry(state, _memory_number(state, w), node_at(state, r, i))
+        count += state.caches.entries[e].is_on_disk
     return count
 
 
 @kernel_jit
-def _rest_in_memory(state, w, e):
-    """Entry e is the most recently used of worker w's memory. If that is full its oldest goes to the disk."""
+def _list_in_memory(state, w, e):
+    """Make entry e the most recently used one of worker w's memory; if that is full, its oldest goes to the
+    disk.
+    """
     memory, entries = state.offload.memories[w], state.caches.entries
-    rest_entry(state, _memory_number(state, w), e)
+    list_idle(state, _memory_number(state, w), e)
     entries[e].is_on_disk = 0
     memory.in_memory += 1
     if memory.oldest_in_memory == NONE:
@@ -232,46 +240,49 @@ def _rest_in_memory(state, w, e):
 
 
 @kernel_jit
-def _unrest_in_memory(state, w, e):
+def _unlist_in_memory(state, w, e):
     """Take entry e out of worker w's memory, or off its disk."""
     memory, entries = state.offload.memories[w], state.caches.entries
     if entries[e].is_on_disk == 0:
         memory.in_memory -= 1
         if memory.oldest_in_memory == e:
             memory.oldest_in_memory = np.int64(entries[e].newer)
-    unrest_entry(state, _memory_number(state, w), e)
+    unlist_idle(state, _memory_number(state, w), e)
 
 
 @where_offloaded(lambda state, r: None)
 def note_no_load(state, r):
-    """Request r is admitted, and nothing is loaded for it: its loaded tokens, NONE so far, are 0. If it was
-    admitted before and then preempted, those of its first admission stay.
+    """Note that nothing is loaded for request r, which is admitted: its `loaded_tokens` become 0.
+
+    If it was admitted before and then preempted, those of its first admission stay.
     """
     load = state.offload.loads[r]
     load.loaded_tokens = max(load.loaded_tokens, ZERO)
 
 
 @kernel_jit
-def _note_nodes(load, first, end):
-    """Nodes `first` to `end` - 1 of a request count as used when it leaves."""
+def _note_used_nodes(load, first, end):
+    """Let nodes `first` to `end` - 1 of a request count as used when it leaves."""
     load.first_seen = first if load.first_seen == NONE else min(load.first_seen, first)
     load.last_seen = max(load.last_seen, end)
 
 
 @where_offloaded(lambda state, l: None)
 def store_step(state, l):
-    """The step of lane l is formed: store its prompts' new nodes, then use those of requests that left."""
+    """Store the new nodes of prompts in the step that is formed on lane l; then use those of requests that
+    left.
+    """
     w = state.lanes[l].worker
     memory = state.offload.memories[w]
     if not memory.is_shared:
         _store_prompts(state, l)
     while memory.head[LEFT] != NONE:
-        _use_last(state, w, pop(state.offload.loads, memory, LEFT))
+        _use_most_recently(state, w, pop(state.offload.loads, memory, LEFT))
 
 
 @where_offloaded(lambda state, l: None)
 def store_ended_step(state, l):
-    """The step of lane l has ended: store the new nodes of its prompts, if the store is shared."""
+    """Store the new nodes of prompts in the step of lane l that has ended, if the store is shared."""
     if state.offload.memories[state.lanes[l].worker].is_shared:
         _store_prompts(state, l)
 
@@ -286,14 +297,17 @@ def _store_prompts(state, l):
 
 @kernel_jit
 def _store_prompt(state, w, r):
-    """Offer the nodes of request r that are computed and were not offered yet; all are copied or none."""
+    """Offer the nodes of request r that are computed and were not offered yet; all are copied, or none.
+
+    Nodes of the offer that are in memory are marked (`is_cached`) while it lasts, so that none leaves for it.
+    """
     caches, load = state.caches, state.offload.loads[r]
     number = _memory_number(state, w)
     first = load.stored
     full = min(caches.prompts[r].depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     if full <= first:
         return
-    _note_nodes(load, first, full)
+    _note_used_nodes(load, first, full)
     missing = ZERO
     for i in range(first, full):
         e = find_entry(state, number, node_at(state, r, i))
@@ -304,7 +318,7 @@ def _store_prompt(state, w, r):
     if _make_room(state, w, missing):
         for i in range(first, full):
             if find_entry(state, number, node_at(state, r, i)) == NONE:
-                _rest_in_memory(state, w, add_entry(state, number, node_at(state, r, i)))
+                _list_in_memory(state, w, add_entry(state, number, node_at(state, r, i)))
         load.stored = full
     for i in range(first, full):
         e = find_entry(state, number, node_at(state, r, i))
@@ -314,7 +328,11 @@ def _store_prompt(state, w, r):
 
 @kernel_jit
 def _make_room(state, w, missing):
-    """Make room for `missing` nodes in the CPU memory of worker w. False, and none leaves, if too few can."""
+    """Make room for `missing` nodes in the CPU memory of worker w. If too few can leave: False, and none
+    does.
+
+    A node that is being loaded, or of the offer, cannot leave.
+    """
     caches, number = state.caches, _memory_number(state, w)
     cache = caches.workers[number]
     size = state.offload.memories[state.offload.memories[w].store].nodes
@@ -331,7 +349,7 @@ def _make_room(state, w, missing):
     while excess > 0:
         newer = np.int64(caches.entries[e].newer)
         if caches.entries[e].refs == 0 and caches.entries[e].is_cached == 0:
-            _unrest_in_memory(state, w, e)
+            _unlist_in_memory(state, w, e)
             drop_entry(state, e)
             excess -= 1
         e = newer
@@ -339,32 +357,35 @@ def _make_room(state, w, missing):
 
 
 @kernel_jit
-def _use_last(state, w, r):
-    """The nodes of request r that are in CPU memory become the last ones used, its root the very last."""
+def _use_most_recently(state, w, r):
+    """Make the nodes of request r that are in CPU memory the most recently used, its root the very last."""
     load, number = state.offload.loads[r], _memory_number(state, w)
     for i in range(load.last_seen - 1, max(load.first_seen, ZERO) - 1, -1):
         e = find_entry(state, number, node_at(state, r, i))
         if e != NONE:
-            _unrest_in_memory(state, w, e)
-            _rest_in_memory(state, w, e)
+            _unlist_in_memory(state, w, e)
+            _list_in_memory(state, w, e)
 
 
 @where_offloaded(lambda state, w, r: None)
 def leave_memory(state, w, r):
-    """Request r has left worker w. Its nodes count as used after the stores of the next step."""
+    """Let nodes of request r, which has left worker w, count as used after the stores of the next step."""
     append(state.offload.loads, state.offload.memories[w], LEFT, r)
 
 
 @where_offloaded(lambda state, r: None)
 def start_anew(state, r):
-    """Request r has lost its worker, and what it has stored or loaded there does not count any more."""
+    """Forget what request r, which has lost its worker, had stored or loaded there."""
     load = state.offload.loads[r]
     load.nodes, load.stored, load.first_seen, load.last_seen = ZERO, ZERO, NONE, ZERO
 
 
 @where_offloaded(lambda state, w: None)
 def forget_memory(state, w):
-    """Worker w goes down with its CPU memory: requests that wait for a load have nothing computed."""
+    """Empty the CPU memory of worker w, which goes down; requests that wait for a load have nothing computed.
+
+    A shared store keeps its nodes: only the loads of this worker end.
+    """
     memory, caches, number = state.offload.memories[w], state.caches, _memory_number(state, w)
     if not memory.is_shared:
         for e in range(len(caches.entries)):
@@ -378,7 +399,7 @@ def forget_memory(state, w):
     r = memory.head[LOADING]
     while r != NONE:
         if memory.is_shared and state.offload.loads[r].nodes > 0:
-            _note_loading(state, w, r, -ONE)
+            _count_loads(state, w, r, -ONE)
             state.offload.loads[r].nodes = 0
         state.requests[r].computed_tokens = 0
         lose_prefix(state, r)

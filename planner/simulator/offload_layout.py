@@ -28,8 +28,8 @@ MEMORY = np.dtype(  # The CPU memory of a worker.
         ("busy_s", "f8"),  # Seconds of all loads together.
         ("store", "i8"),  # The worker whose record has the size and the link: itself, or 0 if they share one.
         ("is_shared", "i8"),
-        # With a disk behind it: nodes used last are in memory, up to `memory_nodes`, all others on the disk.
-        # `oldest_in_memory` is the entry of the node that goes to the disk next.
+        # With a disk behind it: the nodes used last, up to `memory_nodes`, are in memory, all others on the
+        # disk. `oldest_in_memory` is the entry of the node that goes to the disk next.
         ("memory_nodes", "i8"),
         ("in_memory", "i8"),
         ("oldest_in_memory", "i8"),
@@ -37,9 +37,12 @@ MEMORY = np.dtype(  # The CPU memory of a worker.
         ("disk_free_s", "f8"),  # When the disk's last load ends.
     ]
 )
-# Requests that wait for their load, that are passed over since they need nodes of another's load, and that
-# have left the worker since its last step was formed.
-LOADING, ASIDE, LEFT = (np.int64(i) for i in range(3))
+# Indices of a memory's lists of requests.
+(
+    LOADING,  # They wait for their load.
+    ASIDE,  # They are passed over in this step, as they need nodes that are being loaded for another one.
+    LEFT,  # They have left the worker since its last step was formed.
+) = (np.int64(i) for i in range(3))
 LOAD = np.dtype(  # What a request has to do with the memory of its worker.
     [
         ("next", "i8"),  # The next request in the list LEFT.
@@ -70,8 +73,9 @@ NO_OFFLOAD = Offload(nothing(MEMORY), nothing(LOAD))
 
 
 def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]) -> Offload | None:
-    """The memories, all empty. None for a fleet without them, or if none has room for a node. `kinds` (W,)
-    are the workers' indices into `types`.
+    """The memories, all empty. None for a fleet without them, or if none has room for a node.
+
+    `kinds` (W,) are the workers' indices into `types`.
     """
     kv_offload, llm = fleet.policies.kv_offload, fleet.llm
     if kv_offload is None or not fleet.policies.prefix_cache:
@@ -80,7 +84,7 @@ def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[Wo
     memories["head"] = memories["tail"] = NONE
     memories["nodes"] = np.array([kv_offload.kv_tokens(llm, kind.tp) for kind in types])[kinds]
     memories["store"] = np.arange(len(kinds))
-    if kv_offload.is_shared:  # Its tokens are counted as the workers that prefill store and load them.
+    if kv_offload.is_shared:  # A token's bytes depend on the parallelism: that of the workers that prefill.
         prefilling = next(pool.type for pool in fleet.running_pools if pool.role != "decode")
         memories["store"], memories["is_shared"], memories["nodes"] = 0, 1, 0
         memories["nodes"][0] = kv_offload.kv_tokens(llm, prefilling.tp)

@@ -1,12 +1,14 @@
-"""Routing policies that go by what each worker has cached of the prompt. W workers, d nodes: O(d + W).
+"""Routing policies that go by what each worker has cached of the prompt.
 
-The match of a worker is how many nodes of the prompt's beginning it has. A policy takes the worker with
+They take O(d + W) steps for a prompt of d nodes and W workers.
+
+A node is a few KV blocks of a prompt (cache_layout.py). The match of a worker is how many nodes of the
+prompt's beginning it has. A policy takes the worker with
 
 prefix-affinity: the longest match, among equals the lowest score.
 min-ttft: the least seconds of what is pending there and of the prefill of what is missed (Mooncake, Dynamo).
 cache-aware (SGLang): the longest match if it is more than a share of the prompt, otherwise the smallest
-cache;
-    the fewest requests while workers differ in requests by more than a number and a ratio.
+    cache; the fewest requests while workers differ in requests by more than a number and a ratio.
 e2 (Preble, Srivatsa et al. 2024): if more is cached than missed, the least load among the longest matches,
     otherwise one that mostly decodes, otherwise the least load among all. The load of a worker is in seconds.
     It adds prefill and decode of what was routed there in the last window (outputs as long as finished ones
@@ -63,7 +65,7 @@ from planner.simulator.step_times import UNBOUNDED
 
 @intrinsic
 def _lowest_bit(typing_context, word):
-    """Index of the lowest bit that is set, of a word that has one."""
+    """Index of the lowest bit that is set, of a word that has one: one machine instruction."""
 
     def codegen(context, builder, signature, arguments):
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
@@ -73,27 +75,30 @@ def _lowest_bit(typing_context, word):
 
 @where_cached(lambda state, r, time_s: choose_worker(state, FRONT, r, time_s))
 def route_by_prefix(state, r, time_s):
-    """The worker for request r, which has nothing computed; NONE if it fits on none."""
-    caches, how = state.caches, state.counters[ROUTING + FRONT]
+    """The worker for request r, which has nothing computed; NONE if it fits on none.
+
+    Routers that count a prompt as cached when they send it note that now; others learn when it is computed.
+    """
+    caches, policy = state.caches, state.counters[ROUTING + FRONT]
     read_notices(state, time_s, ZERO)
     _match_nodes(state, r)
-    if how < AFFINITY:
+    if policy < AFFINITY:  # The policies before it do not look at caches.
         w = choose_worker(state, FRONT, r, time_s)
-    elif how == CACHE_AWARE:
+    elif policy == CACHE_AWARE:
         w = _cache_aware_worker(state, r)
-    elif how == E2 or how == E2_DYNAMIC:
+    elif policy == E2 or policy == E2_DYNAMIC:
         w = _e2_worker(state, r, time_s)
-    elif how == D2LPM:
+    elif policy == D2LPM:
         w = _d2lpm_worker(state, r)
-    elif how == TENANT_TURNS:
+    elif policy == TENANT_TURNS:
         w = _tenants_turn(state, r)
-    elif how == PINNED:
+    elif policy == PINNED:
         w = _pinned_worker(state, r)
     else:
-        w = _least_score(state, r, how == MIN_TTFT)
+        w = _least_score(state, r, policy == MIN_TTFT)
     if w != NONE:
         caches.prompts[r].expected_tokens = caches.match[w] * caches.numbers[NODE_TOKENS]
-        if how == AFFINITY or CACHE_AWARE <= how <= D2LPM or how == E2_DYNAMIC:
+        if policy == AFFINITY or CACHE_AWARE <= policy <= D2LPM or policy == E2_DYNAMIC:
             promise_prompt(state, w, r)
     return w
 
@@ -106,8 +111,10 @@ def expected_tokens(state, r):
 
 @kernel_jit
 def _match_nodes(state, r):
-    """Set `match` to the nodes of request r that each worker has. Goes down the prompt's path while any
-    worker has the next node; bits of a word stand for 64 workers.
+    """Set `match` to how many nodes of request r each worker has.
+
+    It goes down the prompt's path while any worker has all nodes so far. The bits of a word of `alive` stand
+    for 64 workers; a worker whose bit goes out at node i has i nodes.
     """
     caches = state.caches
     alive, match, words = caches.alive, caches.match, len(caches.alive)
@@ -137,7 +144,10 @@ def _needed_blocks(state, r):
 
 @kernel_jit
 def _least_score(state, r, by_seconds):
-    """The worker for min-ttft (`by_seconds`) or prefix-affinity."""
+    """The worker for min-ttft (`by_seconds`) or prefix-affinity.
+
+    By seconds the match counts through the prefill that it saves, so the longest match is no aim of its own.
+    """
     caches, need = state.caches, _needed_blocks(state, r)
     best, best_match, best_s = NONE, NONE, np.inf
     for i in range(state.counters[SIZE + FRONT]):
@@ -156,6 +166,7 @@ def _least_score(state, r, by_seconds):
 
 @kernel_jit
 def _pinned_worker(state, r):
+    """The worker for pinned-prefix."""
     caches, need = state.caches, _needed_blocks(state, r)
     last = NONE  # The deepest node of the prompt that is pinned on any worker.
     for i in range(cacheable_nodes(state, r) if len(caches.pinned) > 0 else ZERO):
@@ -180,6 +191,7 @@ def _pinned_worker(state, r):
 
 @kernel_jit
 def _cache_aware_worker(state, r):
+    """The worker for cache-aware."""
     caches, need = state.caches, _needed_blocks(state, r)
     most, fewest, fewest_nodes = -np.inf, np.inf, UNBOUNDED
     idlest, smallest, nearest = NONE, NONE, NONE
@@ -208,6 +220,7 @@ def _cache_aware_worker(state, r):
 
 @kernel_jit
 def _e2_worker(state, r, time_s):
+    """The worker for e2 and e2-dynamic; the request is added to the window."""
     caches, need, request = state.caches, _needed_blocks(state, r), state.requests[r]
     move_window(state, time_s)
     _expect_decodes(state)
@@ -233,6 +246,7 @@ def _e2_worker(state, r, time_s):
         shared = _prefix_nodes(state, r, longest)
         chosen = _subtree_home(state, r, longest)
         if chosen == NONE:
+            # Of a replicated prefix every worker that has it is as good, however much more one of them has.
             chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest)
         if chosen == heaviest and most_s > caches.settings[BALANCE_RATIO] * fewest_s:
             chosen = lightest
@@ -254,7 +268,10 @@ def _e2_worker(state, r, time_s):
 
 @kernel_jit
 def _least_frac(state, time_s):
-    """The share of a prompt that must be cached, and more, for the longest match to count: 1/2 in e2."""
+    """The share of a prompt of which more must be cached for the longest match to count: 1/2 in e2.
+
+    In e2-dynamic it is 1 - u / 2, where workers were busy for a share u of the window.
+    """
     caches, busy_s = state.caches, 0.0
     first = caches.numbers[FIRST_ROUTED]
     if state.counters[ROUTING + FRONT] == E2 or first == NONE:
@@ -269,8 +286,10 @@ def _least_frac(state, time_s):
 
 @kernel_jit
 def _expect_decodes(state):
-    """Estimate the decode seconds of e2's window on each worker. Each request counts with the mean output of
-    those that have finished there; where none has, of those of all workers.
+    """Estimate the decode seconds (`decode_s`) of e2's window on each worker.
+
+    Each request counts with the mean output of those that have finished on its worker; where none has, with
+    the mean of all workers.
     """
     caches = state.caches
     finished, tokens = ZERO, ZERO
@@ -301,8 +320,12 @@ def _subtree_home(state, r, longest):
 @kernel_jit
 def _split_subtrees(state, r, nodes, newest):
     """Divide the subtrees that follow the first `nodes` nodes of request r among the workers that have these
-    nodes and `newest`. In order of time, subtrees stay at their worker until its load, of e2's window, comes
-    to an equal part; the others go to `newest`.
+    nodes and `newest`, which is given them now.
+
+    A subtree has the load of the requests of e2's window whose prompts begin with it. In order of time,
+    subtrees stay at their worker until its load comes to an equal part; the others go to `newest`. Each of
+    the three loops goes through the window: it clears the loads of subtrees, adds them up, then assigns the
+    subtrees. A negative `load_s` marks a subtree that is assigned.
     """
     caches = state.caches
     prefix, workers, load_s = node_at(state, r, nodes - 1), ONE, 0.0
@@ -328,6 +351,7 @@ def _split_subtrees(state, r, nodes, newest):
             subtree = caches.prefixes[node_at(state, q, nodes)]
             if subtree.load_s >= 0.0:
                 home = subtree.home if subtree.home != NONE else caches.prompts[q].worker
+                # A subtree may go over the equal part with at most half of its load.
                 is_full = caches.workers[home].split_s + subtree.load_s / 2 > load_s / workers
                 if is_full or caches.match[home] < nodes:
                     home = newest
@@ -339,7 +363,7 @@ def _split_subtrees(state, r, nodes, newest):
 
 @small_jit
 def _is_below(state, q, nodes, prefix):
-    """Whether the prompt of request q goes on after the prefix, which ends with its node of that number."""
+    """Whether the first `nodes` nodes of request q end with node `prefix`, and more nodes follow."""
     return state.caches.prompts[q].depth > nodes and node_at(state, q, nodes - 1) == prefix
 
 
@@ -357,6 +381,7 @@ def _prefix_nodes(state, r, most):
 
 @small_jit
 def _is_replicated(state, r, nodes):
+    """Whether the prefix of the first `nodes` nodes of request r was ever replicated."""
     return nodes > 0 and state.caches.prefixes[node_at(state, r, nodes - 1)].replicated_s > -np.inf
 
 
@@ -371,6 +396,7 @@ def _waits_longer(state, r, nodes, time_s):
     prefix = caches.prefixes[node_at(state, r, nodes - 1)]
     if prefix.wait_count[0] == 0 or prefix.wait_count[1] == 0 or prefix.wait_s[1] <= 0.0:
         return False
+    # Both means times both counts, which spares the divisions.
     before_s, now_s = prefix.wait_s[0] * prefix.wait_count[1], prefix.wait_s[1] * prefix.wait_count[0]
     is_new = time_s - prefix.replicated_s >= caches.settings[WINDOW_S]
     return now_s >= caches.settings[REPLICATE_RATIO] * before_s and is_new
@@ -388,7 +414,7 @@ def _least_load(state, r, least_match):
         cache = caches.workers[w]
         missed = request.length_tokens - caches.match[w] * caches.numbers[NODE_TOKENS]
         load_s = cache.prefill_s + cache.decode_s + missed * cache.token_s
-        if load_s < least_s:
+        if load_s < least_s:  # Evictions take long to add up, and can only make the load larger.
             load_s += _eviction_s(state, w, r, least_s - load_s)
             if load_s < least_s:
                 chosen, least_s = w, load_s
@@ -417,6 +443,7 @@ def _eviction_s(state, w, r, most_s):
 
 @kernel_jit
 def _d2lpm_worker(state, r):
+    """The worker for d2lpm; it is paid for with the tenant's credit there."""
     caches, need = state.caches, _needed_blocks(state, r)
     credit = caches.deficits[caches.prompts[r].tenant]
     weight = caches.weights[caches.prompts[r].tenant]
@@ -429,6 +456,7 @@ def _d2lpm_worker(state, r):
             most = max(most, credit[w])
     if longest == NONE:
         return NONE
+    # Once is enough but for rounding: so many quanta that the tenant has credit on some worker that fits.
     while most <= 0.0:
         quanta = np.floor(-most / quantum) + 1.0
         most += quanta * quantum
@@ -450,6 +478,7 @@ def _d2lpm_worker(state, r):
 
 @kernel_jit
 def _tenants_turn(state, r):
+    """The worker for tenant-round-robin."""
     caches, need, size = state.caches, _needed_blocks(state, r), state.counters[SIZE + FRONT]
     tenant = caches.prompts[r].tenant
     for _ in range(size):

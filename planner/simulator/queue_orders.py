@@ -1,5 +1,8 @@
 """Which prompt is next on a worker, for queue policies that depend on the prefix cache or on tenants.
 
+Such a queue is a list of all waiting prompts that is searched each time. Other policies have a heap by key
+(queues.py); they stand before LPM in planner/policies.py, so `queue_order <= EDF` tells them.
+
 lpm (SGLang): the prompt with the longest cached prefix; of equal ones the first to arrive.
 
 vtc (Sheng et al. 2024): the tenant that the worker served least; one that comes back after a pause has no
@@ -15,8 +18,9 @@ longest cached prefix goes first, as the router knew it. Outputs are charged whe
 preble (Srivatsa et al. 2024): P groups by the cached share of the prompt. In a round each group, the best
 first, may send one prompt more than the next lower one.
 
-Service is the computed tokens of prompts (cached ones are free) and the tokens of output, each with its
-weight, over the tenant's weight. Preempted requests go before all others.
+Service is the computed tokens of prompts (cached ones are free) and the tokens of output, each kind with its
+weight (`extend_weight`, `output_weight`), divided by the tenant's weight. Preempted requests go before all
+others: their key is negative.
 """
 
 from __future__ import annotations
@@ -35,19 +39,21 @@ TURN_TOKENS = 2.0**22  # More tokens than any prompt has, so that the cached pre
 
 
 @small_jit
-def _goes_by_turns(state, w):
+def _uses_turns(state, w):
+    """Whether worker w serves prompts by dlpm-turns."""
     return state.types[state.workers[w].type].queue_order == TURNS
 
 
 @where_cached(lambda state, w, r: None)
-def give_number(state, w, r):
-    """Request r is sent to worker w, which takes prompts by turns."""
-    if not _goes_by_turns(state, w):
+def assign_turn(state, w, r):
+    """Give request r, sent to worker w, its place in dlpm-turns: by turn, then by longest cached prefix."""
+    if not _uses_turns(state, w):
         return
     caches = state.caches
     prompt = caches.prompts[r]
     tenant = caches.tenants[w, prompt.tenant]
     quantum = caches.settings[QUANTUM_TOKENS] * caches.weights[prompt.tenant]
+    # Turns that have begun without the tenant count as sent: they are not saved up.
     tenant.sent = max(tenant.sent, caches.workers[w].turn * quantum)
     turn = np.floor(tenant.sent / quantum)
     tenant.sent += caches.settings[EXTEND_WEIGHT] * (state.requests[r].length_tokens - prompt.expected_tokens)
@@ -56,18 +62,18 @@ def give_number(state, w, r):
 
 @where_cached(lambda state, w, r: None)
 def begin_turn(state, w, r):
-    """Request r is admitted by worker w: no request that comes later gets an earlier turn."""
-    if _goes_by_turns(state, w):
+    """Begin the turn of request r, which worker w admits: no later request gets an earlier turn."""
+    if _uses_turns(state, w):
         cache = state.caches.workers[w]
         cache.turn = max(cache.turn, np.floor(state.caches.prompts[r].place / TURN_TOKENS))
 
 
 @where_cached(lambda state, w, r, is_first: None)
 def line_up(state, w, r, is_first):
-    """Request r waits on worker w, at the end of its list or (`is_first`) before all others."""
+    """Put request r at the end of worker w's list of waiting prompts, or before all others (`is_first`)."""
     worker, request = state.workers[w], state.requests[r]
     cache = state.caches.workers[w]
-    _rejoin(state, w, r)
+    _count_waiting_prompt(state, w, r)
     request.key = -1.0 if is_first else request.arrival_s
     request.left, request.right = NONE, NONE
     if worker.first_waiting == NONE:
@@ -83,10 +89,12 @@ def line_up(state, w, r, is_first):
 
 
 @kernel_jit
-def _rejoin(state, w, r):
-    """The tenant of request r has one more request that waits on worker w. If it had none, it loses its
-    credit, and counts as served no less than the tenant with the least service, so that pauses are not saved
-    up.
+def _count_waiting_prompt(state, w, r):
+    """Count request r among those of its tenant that wait on worker w.
+
+    A tenant of which none waited loses its credit, and counts as served no less than the waiting tenant with
+    the least service: pauses are not saved up. If nobody waits, the tenant that was served last stands for
+    them.
     """
     tenants = state.caches.tenants
     u = state.caches.prompts[r].tenant
@@ -105,12 +113,13 @@ def _rejoin(state, w, r):
     tenant.waiting += 1
 
 
-def _leave_heap(state, w, r):
+def _leave_plain_queue(state, w, r):
+    """`leave` in fleets without caches, where all queues are heaps."""
     worker = state.workers[w]
     worker.first_waiting = without_root(state.requests, r)
 
 
-@where_cached(_leave_heap)
+@where_cached(_leave_plain_queue)
 def leave(state, w, r):
     """Take request r, which is next on worker w, out of the queue."""
     worker, request = state.workers[w], state.requests[r]
@@ -134,10 +143,8 @@ def leave(state, w, r):
 
 
 @where_cached(lambda state, w: False)
-def is_asked_again(state, w):
-    """Whether the order of the queue of worker w may change with a step of decodes, and a seat is free for
-    the request that is then next.
-    """
+def may_reorder(state, w):
+    """Whether a step of decodes may change which prompt of worker w is next, and a seat is free for it."""
     worker = state.workers[w]
     kind = state.types[worker.type]
     return kind.queue_order > EDF and worker.waiting > 0 and worker.running < kind.seats
@@ -153,8 +160,9 @@ def next_waiting(state, w):
     if order == PREBLE:
         return _next_by_group(state, w)
     if order == DLPM:
-        _refill(state, w)
-    best, most, least = NONE, NONE, np.inf  # `most` cached nodes, or the `least` service or turn.
+        _refill_credit(state, w)
+    # The best prompt has the `most` cached nodes or, for vtc and dlpm-turns, the `least` service or place.
+    best, most, least = NONE, NONE, np.inf
     r = first
     while r != NONE:
         tenant = state.caches.tenants[w, state.caches.prompts[r].tenant]
@@ -173,8 +181,12 @@ def next_waiting(state, w):
 
 
 @kernel_jit
-def _refill(state, w):
-    """If no waiting tenant has credit, all get as many quanta as the first one needs to have some again."""
+def _refill_credit(state, w):
+    """Unless a waiting tenant has credit, give all that wait as many quanta as the first of them needs for
+    some.
+
+    The loop runs once more to see the credit, and again only if rounding left none.
+    """
     tenants, quantum = state.caches.tenants, state.caches.settings[QUANTUM_TOKENS]
     while True:
         quanta = np.inf
@@ -191,9 +203,12 @@ def _refill(state, w):
 
 @kernel_jit
 def _next_by_group(state, w):
-    """The next request by preble: the first one of the best group that may still send in this round."""
+    """The next request by preble: the first one of the best group that may still send in this round.
+
+    Group 0 has the smallest cached share. If no group with a waiting prompt may send, a new round begins.
+    """
     caches = state.caches
-    firsts, slots = caches.firsts, caches.group_turns
+    firsts, turns = caches.firsts, caches.group_turns
     groups = len(firsts)
     firsts[:] = NONE
     r = state.workers[w].first_waiting
@@ -206,20 +221,22 @@ def _next_by_group(state, w):
         r = state.requests[r].right
     while True:
         for group in range(groups - 1, -1, -1):
-            if firsts[group] != NONE and slots[w, group] > 0:
+            if firsts[group] != NONE and turns[w, group] > 0:
                 return firsts[group]
         for group in range(groups):
-            slots[w, group] = group + 1
+            turns[w, group] = group + 1
 
 
 @small_jit
-def _is_fair(state, w):
+def _charges_service(state, w):
+    """Whether worker w counts the service of tenants as it is given: with vtc and dlpm."""
     order = state.types[state.workers[w].type].queue_order
     return order == VTC or order == DLPM
 
 
 @kernel_jit
 def _charge(state, w, u, service):
+    """Charge tenant u for a service on worker w, in weighted tokens before the tenant's own weight."""
     tenant = state.caches.tenants[w, u]
     tenant.served += service / state.caches.weights[u]
     tenant.credit -= service
@@ -227,32 +244,32 @@ def _charge(state, w, u, service):
 
 @kernel_jit
 def charge_prompt(state, w, r):
-    """Request r is admitted: charge its tenant for the tokens of its prompt that are not cached."""
+    """Charge the tenant of request r, which is admitted, for the tokens of its prompt that are not cached."""
     begin_turn(state, w, r)
-    if _is_fair(state, w):
+    if _charges_service(state, w):
         missed = state.requests[r].length_tokens - state.requests[r].computed_tokens
         _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND_WEIGHT] * missed)
 
 
 @where_cached(lambda state, w, r: None)
 def charge_token(state, w, r):
-    """Request r has its first token, or the first one after a preemption: charge its tenant."""
-    if _is_fair(state, w):
+    """Charge the tenant of request r for its first token, or the first one after a preemption."""
+    if _charges_service(state, w):
         _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
 
 
 @where_cached(lambda state, l, steps: None)
 def charge_tokens(state, l, steps):
-    """The run of lane l is over, with `steps` tokens for every decode: charge those not charged yet."""
-    if _is_fair(state, state.lanes[l].worker):
+    """Charge the tokens of the run of lane l, which ends after `steps` steps, that are not charged yet."""
+    if _charges_service(state, state.lanes[l].worker):
         _charge_up_to(state, l, steps)
         state.caches.charged[l] = 0
 
 
 @where_cached(lambda state, w, time_s: None)
 def charge_running(state, w, time_s):
-    """A request comes to worker w in the middle of a run: charge the tokens that were generated so far."""
-    if not _is_fair(state, w):
+    """Charge the tokens that worker w has made so far of its run, in the middle of which a request comes."""
+    if not _charges_service(state, w):
         return
     worker = state.workers[w]
     for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
@@ -264,6 +281,7 @@ def charge_running(state, w, time_s):
 
 @kernel_jit
 def _charge_up_to(state, l, steps):
+    """Charge the tokens of the first `steps` steps of the run of lane l that are not charged yet."""
     lane, caches = state.lanes[l], state.caches
     service = caches.settings[OUTPUT_WEIGHT] * (steps - caches.charged[l])
     caches.charged[l] = steps
@@ -272,13 +290,13 @@ def _charge_up_to(state, l, steps):
 
 
 @where_cached(lambda state, r: None)
-def settle(state, r):
-    """Request r is finished: charge its output, and let routing e2 learn its length."""
+def charge_output(state, r):
+    """Charge the output of request r, which is finished, where only the end counts; e2 learns its length."""
     caches = state.caches
     note_output(state, r)
     w, u = state.requests[r].prefill_worker, caches.prompts[r].tenant
     service = caches.settings[OUTPUT_WEIGHT] * state.requests[r].output_tokens
     if state.counters[ROUTING + FRONT] == D2LPM:
         caches.deficits[u, w] -= service
-    if _goes_by_turns(state, w):
+    if _uses_turns(state, w):
         caches.tenants[w, u].sent += service

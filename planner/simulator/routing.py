@@ -48,8 +48,9 @@ from planner.simulator.slots import blocks_of, blocks_of_run, extra_blocks, step
 
 @kernel_jit
 def set_pools(state):
-    """List the workers of both pools that are up, in the order in which a router takes equal ones. The first
-    rank of a worker stands for all its ranks.
+    """List the workers of both pools that are up, in the order in which a router prefers equal ones.
+
+    The first rank of a worker stands for all its ranks. No bound of a group's scores is known any more.
     """
     for pool in (FRONT, BACK):
         size = 0
@@ -67,23 +68,25 @@ def set_pools(state):
 
 @kernel_jit
 def _draw_below(state, n):
-    """A random integer below n: xorshift64*."""
+    """A random integer below n, by the generator xorshift64* (Vigna 2016), whose state is a counter."""
     x = np.uint64(state.counters[RANDOM_STATE])
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     state.counters[RANDOM_STATE] = np.int64(x)
+    # The multiplier is the generator's own. Of the product the 31 highest bits are used, the most random
+    # ones.
     return np.int64((x * np.uint64(2685821657736338717) >> np.uint64(33)) % np.uint64(n))
 
 
 @small_jit
-def _draw_two(state, count):
+def _draw_two_below(state, count):
     """Two different random integers below `count`; 0 twice if `count` is 1."""
     first = _draw_below(state, count)
     second = first
     if count > 1:
         second = _draw_below(state, count - 1)
-        if second >= first:
+        if second >= first:  # Those from `first` on move up by one, so that each other one is as likely.
             second += 1
     return first, second
 
@@ -103,7 +106,10 @@ def choose_worker(state, pool, r, time_s):
 
 @kernel_jit
 def _choose_by_policy(state, pool, r, time_s):
-    """The worker of `pool` for request r. Policies that few fleets use are compiled apart."""
+    """The worker of `pool` for request r; NONE if the request fits on none.
+
+    Policies that few fleets use are in a function of their own, which ordinary fleets do not compile.
+    """
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
     size, policy = state.counters[SIZE + pool], state.counters[ROUTING + pool]
@@ -117,20 +123,20 @@ def _choose_by_policy(state, pool, r, time_s):
                 return w
         return NONE
     if policy == TWO_BY_REQUESTS:
-        return _lower_of_two(state, pool, need)
+        return _lower_of_two_random(state, pool, need)
     if policy == LOWEST_BY_LOT:
-        return _lowest_by_lot(state, pool, need)
-    return _choose_rarely(state, pool, r, need, time_s)
+        return _lowest_random_tie(state, pool, need)
+    return _choose_by_rare_policy(state, pool, r, need, time_s)
 
 
 @where_rare(lambda state, pool, r, need, time_s: NONE)
-def _choose_rarely(state, pool, r, need, time_s):
-    """`_choose_by_policy` by the policies that few fleets use."""
+def _choose_by_rare_policy(state, pool, r, need, time_s):
+    """The worker by one of the policies that few fleets use; arguments are those of `_choose_by_policy`."""
     policy = state.counters[ROUTING + pool]
     if policy == DEFERRED:  # The router holds back only arrivals; hand-offs have their KV on a worker.
         return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
     if policy == SAME_PLACE:
-        near = _smallest_score_beside(state, pool, need, state.requests[r].prefill_worker)
+        near = _smallest_score_at_place(state, pool, need, state.requests[r].prefill_worker)
         return _smallest_score(state, pool, need) if near == NONE else near
     if policy == BEST_FIT:
         return _best_fit(state, pool, r, need, time_s)
@@ -141,16 +147,19 @@ def _choose_rarely(state, pool, r, need, time_s):
             # A live router measures how far decodes are ahead; here it is computed.
             _update_saved_s(state, pool, time_s)
         planned = _best_fit(state, pool, r, need, time_s)
-        begin_heartbeat(
-            state, time_s
-        )  # `_best_fit` has corrected predictions, whose errors count before this request.
+        # `_best_fit` has renewed predictions; their errors belong to the heartbeat before this request.
+        begin_heartbeat(state, time_s)
         return _rebalance_request(state, pool, r, need, planned)
-    return _by_lot(state, pool, r, need, policy, time_s)
+    return _random_with_room(state, pool, r, need, policy, time_s)
 
 
 @kernel_jit
 def _smallest_score(state, pool, need):
-    """The worker with the smallest score that can hold `need` blocks; NONE if no worker can."""
+    """The worker with the smallest score that can hold `need` blocks; NONE if no worker can.
+
+    Groups whose bound is no better than the best worker so far are passed over; the bounds of others are
+    renewed.
+    """
     best, best_score = NONE, np.inf
     size = state.counters[SIZE + pool]
     for first in range(0, size, GROUP):
@@ -168,8 +177,9 @@ def _smallest_score(state, pool, need):
 
 @kernel_jit
 def _smallest_free_score(state, pool, need):
-    """`_smallest_score` of the workers that have fewer prompt tokens to compute than fit into two steps: the
-    one under way and the next.
+    """The worker with the smallest score that can hold `need` blocks and is free; NONE if there is none.
+
+    A worker is free while its prompt tokens to compute fit into two steps: the one under way and the next.
     """
     best, best_score = NONE, np.inf
     for i in range(state.counters[SIZE + pool]):
@@ -195,8 +205,10 @@ def holds_back(state, pool, r):
 
 
 @kernel_jit
-def _smallest_score_beside(state, pool, need, other):
-    """`_smallest_score` of the decode workers at the same place (worker_places.py) as worker `other`."""
+def _smallest_score_at_place(state, pool, need, other):
+    """Of the decode workers at the same place (worker_places.py) as worker `other`, the one with the smallest
+    score that can hold `need` blocks; NONE if there is none, or `pool` is that of arrivals.
+    """
     best, best_score = NONE, np.inf
     if len(state.place) > 0 and pool == BACK:
         for i in range(state.counters[SIZE + pool]):
@@ -211,27 +223,29 @@ def _smallest_score_beside(state, pool, need, other):
 
 
 @kernel_jit
-def _by_lot(state, pool, r, need, policy, time_s):
-    """One worker at random, or the one with the lower score of two at random (POWER_OF_TWO), among those
-    whose free blocks hold all of request r as predicted; if there are none, among all that can hold it at
-    all.
+def _random_with_room(state, pool, r, need, policy, time_s):
+    """One worker at random or, if the policy is POWER_OF_TWO, the one with the lower score of two at random.
+
+    It is drawn among workers whose free blocks hold all of request r, as predicted; if there are none, among
+    all that can hold `need` blocks, which the request has at its end.
     """
     request = state.requests[r]
     blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
     for is_strict in (True, False):
+        # The candidates are counted, then numbers below the count are drawn, then the candidates counted off.
         count = 0
         for i in range(state.counters[SIZE + pool]):
-            count += _is_candidate(state, state.pools[pool, i], need, blocks, is_strict, time_s)
+            count += _has_room_now(state, state.pools[pool, i], need, blocks, is_strict, time_s)
         if count == 0:
             continue
         if policy == POWER_OF_TWO:
-            first, second = _draw_two(state, count)
+            first, second = _draw_two_below(state, count)
         else:
             first = second = _draw_below(state, count)
         best = NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
-            if _is_candidate(state, w, need, blocks, is_strict, time_s):
+            if _has_room_now(state, w, need, blocks, is_strict, time_s):
                 if (first == 0 or second == 0) and (best == NONE or state.score[w] < state.score[best]):
                     best = w
                 first -= 1
@@ -241,16 +255,17 @@ def _by_lot(state, pool, r, need, policy, time_s):
 
 
 @kernel_jit
-def _lower_of_two(state, pool, need):
-    """Of two workers drawn at random the one with the lower score, of equal ones the first drawn. Free blocks
-    do not count, as routers with this policy do not see KV caches.
+def _lower_of_two_random(state, pool, need):
+    """Of two workers drawn at random the one with the lower score, of equal ones the first drawn.
+
+    Free blocks do not count, as routers with this policy do not see KV caches.
     """
     count = 0
     for i in range(state.counters[SIZE + pool]):
         count += fits_worker(state, state.pools[pool, i], need)
     if count == 0:
         return NONE
-    first, second = _draw_two(state, count)
+    first, second = _draw_two_below(state, count)
     one, other = NONE, NONE
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
@@ -266,10 +281,12 @@ def _lower_of_two(state, pool, need):
 
 @kernel_jit
 def _heavy_light(state, pool, r, need, time_s):
-    """TetriInfer's dispatcher: of two workers drawn at random, the one with fewer decodes of the request's
-    kind, heavy or light, so that their ratio becomes the same on all workers. It draws among those that had
-    room for all of request r, as predicted, when workers last reported their loads; if none had, among all
-    that can hold it.
+    """TetriInfer's dispatcher (Hu et al. 2024, arXiv:2401.11181): of two workers drawn at random, the one
+    with fewer decodes of the request's kind, heavy or light, so that their ratio becomes the same on all
+    workers.
+
+    It draws among workers that had room for all of request r, as predicted, when they last reported their
+    loads; if none had, among all that can hold `need` blocks.
     """
     request = state.requests[r]
     if time_s - state.policy[HEARD_S] >= state.policy[LOAD_PERIOD_S]:
@@ -281,7 +298,7 @@ def _heavy_light(state, pool, r, need, time_s):
             count += _had_room(state, state.pools[pool, i], need, blocks, is_strict)
         if count == 0:
             continue
-        first, second = _draw_two(state, count)
+        first, second = _draw_two_below(state, count)
         one, other = NONE, NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
@@ -298,26 +315,26 @@ def _heavy_light(state, pool, r, need, time_s):
 
 @kernel_jit
 def _report_loads(state, time_s):
-    """All workers report their loads to the router."""
+    """Let all workers report their loads to the router: heavy and light requests, and KV blocks in use."""
     state.policy[HEARD_S] = time_s
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        worker.told_heavy = worker.heavy
-        worker.told_light = np.int64(worker.assigned) - worker.heavy
-        worker.told_blocks = worker.used_blocks
+        worker.reported_heavy = worker.heavy
+        worker.reported_light = np.int64(worker.assigned) - worker.heavy
+        worker.reported_blocks = worker.used_blocks
         for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
-            worker.told_blocks += blocks_of_run(state.types[worker.type], state.lanes[l], time_s)
+            worker.reported_blocks += blocks_of_run(state.types[worker.type], state.lanes[l], time_s)
 
 
 @small_jit
 def _had_room(state, w, need, blocks, is_strict):
-    """Whether worker w can hold `need` blocks, and if `is_strict` also reported `blocks` free ones."""
+    """Whether worker w can hold `need` blocks and, if `is_strict`, last reported `blocks` free ones."""
     if not fits_worker(state, w, need) or not is_strict:
         return fits_worker(state, w, need)
     worker = state.workers[w]
     kind = state.types[worker.type]
     new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
-    return worker.told_blocks + new_blocks + extra_blocks(kind, need) <= kind.kv_blocks
+    return worker.reported_blocks + new_blocks + extra_blocks(kind, need) <= kind.kv_blocks
 
 
 @small_jit
@@ -326,14 +343,14 @@ def _has_fewer_alike(state, w, other, r):
     many and fewer of the other kind.
     """
     one, two = state.workers[w], state.workers[other]
-    more_heavy, more_light = two.told_heavy - one.told_heavy, two.told_light - one.told_light
+    more_heavy, more_light = two.reported_heavy - one.reported_heavy, two.reported_light - one.reported_light
     if state.requests[r].predicted_tokens > state.policy[HEAVY_TOKENS]:
         return more_heavy > 0 or (more_heavy == 0 and more_light > 0)
     return more_light > 0 or (more_light == 0 and more_heavy > 0)
 
 
 @kernel_jit
-def _lowest_by_lot(state, pool, need):
+def _lowest_random_tie(state, pool, need):
     """The worker with the lowest score, drawn among equals: the n-th of them replaces the one chosen so far
     with probability 1 / n, so all are as likely.
     """
@@ -350,16 +367,16 @@ def _lowest_by_lot(state, pool, need):
 
 
 @kernel_jit
-def _is_candidate(state, w, need, blocks, is_strict, time_s):
-    """Whether worker w can hold `need` blocks, and if `is_strict` also has `blocks` free ones."""
+def _has_room_now(state, w, need, blocks, is_strict, time_s):
+    """Whether worker w can hold `need` blocks and, if `is_strict`, has `blocks` free ones now."""
     if not fits_worker(state, w, need) or not is_strict:
         return fits_worker(state, w, need)
     worker = state.workers[w]
     kind, lane = state.types[worker.type], state.lanes[worker.first_lane]
-    free = (
-        kind.kv_blocks - worker.used_blocks - (kind.reserved_blocks if kind.reserved_blocks > 0 else blocks)
-    ) - extra_blocks(kind, need)
-    # Blocks of the run under way are not in `used_blocks`. They are counted only if they may matter.
+    new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
+    free = kind.kv_blocks - worker.used_blocks - new_blocks - extra_blocks(kind, need)
+    # Blocks of the run under way are not yet in `used_blocks`. A decode takes at most one in every BLOCK
+    # steps, and one more; only if so many could matter are they counted.
     if free < 0 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
         return free >= 0
     return free >= blocks_of_run(kind, lane, time_s)
@@ -367,9 +384,11 @@ def _is_candidate(state, w, need, blocks, is_strict, time_s):
 
 @kernel_jit
 def _best_fit(state, pool, r, need, time_s):
-    """Aladdin's Algorithm 1: the fullest of the workers that keep every constraint with request r, or the
-    emptiest of all if none does. Fullness is the paper's capacity_norm: the length of the vector (batch size,
-    weighted context), each as a share of what the worker could hold.
+    """Aladdin's Algorithm 1 (Nie et al. 2024): the fullest of the workers that keep every constraint with
+    request r, or the emptiest of all if none does.
+
+    Fullness is the paper's capacity_norm: the length of the vector (batch size, weighted context), each as a
+    share of what the worker could hold. Its square is compared here.
     """
     best, best_norm = NONE, -1.0
     emptiest, least_norm = NONE, np.inf
@@ -379,7 +398,7 @@ def _best_fit(state, pool, r, need, time_s):
             continue
         worker = state.workers[w]
         kind = state.types[worker.type]
-        _predict_again(state, w, time_s)
+        _renew_predictions(state, w, time_s)
         context_frac = worker.future_tokens / (kind.kv_blocks * float(BLOCK))
         norm = (worker.assigned / kind.seats) ** 2 + context_frac**2
         if norm < least_norm:
@@ -402,27 +421,29 @@ def _keeps_constraints(state, w, r):
     if batch > kind.seats:
         return False
     future = worker.future_tokens + request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
+    # A step takes tables[first + tokens] + k[1] decodes + k[2] KV tokens (FIVE in step_times.py).
     first, k, tables = kind.table_at[0], kind.numbers, state.tables
-    if tables[first + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta > tbt_s:
-        # (b)
+    step_s = tables[first + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta
+    if step_s > tbt_s:  # (b)
         return False
     if future > theta * kind.kv_blocks * float(BLOCK):  # (e), over the whole time as predicted
         return False
     if worker.role == DECODE:
         return True
     tokens = worker.pending_tokens + request.input_tokens
+    # The prompts are computed in whole steps of the token budget, and one with the rest.
     whole = int(tokens) // kind.token_budget
     wait_s = (
         whole * tables[first + kind.token_budget] + tables[first + int(tokens) - whole * kind.token_budget]
     )
-    # (c), and of best-fit-rebalanced (d). Otherwise `least_saved_s` is infinite: where decodes go on during a
-    # prefill, (b) is all that they need.
+    # (c), and for best-fit-rebalanced (d). For best-fit `least_saved_s` stays infinite: decodes go on during
+    # a prefill there, so (b) is all that they need.
     return wait_s <= state.policy[TTFT_S] and wait_s <= theta * worker.least_saved_s
 
 
 @kernel_jit
-def _predict_again(state, w, time_s):
-    """Decodes of worker w that are longer than predicted get a new prediction (Aladdin, section 4.3)."""
+def _renew_predictions(state, w, time_s):
+    """Give decodes of worker w that are longer than predicted a new prediction (Aladdin, section 4.3)."""
     worker = state.workers[w]
     for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
@@ -458,9 +479,11 @@ def _update_saved_s(state, pool, time_s):
 
 @kernel_jit
 def _rebalance_request(state, pool, r, need, planned):
-    """Aladdin's Algorithm 2, for request r alone: move it from the worker that best fit has `planned` to the
-    one that keeps every constraint and brings the prediction errors of both workers closest to zero. It stays
-    if no move brings them closer.
+    """Aladdin's Algorithm 2, for request r alone: the worker to which it moves from the `planned` one.
+
+    Of the workers that keep every constraint it is the one that brings the prediction errors of both workers
+    closest to zero. The request stays if no move brings them closer, or if the planned worker breaks a
+    constraint itself.
 
     The error of a worker (tokens l^e, sequences b^e) is its distance from the line k2 l^e + c2 b^e = 0.
     """
@@ -486,11 +509,13 @@ def _rebalance_request(state, pool, r, need, planned):
 
 @kernel_jit
 def _error_distance(state, w, tokens, sequences):
-    """The error of worker w with `tokens` and `sequences` more than predicted: its distance in tokens from
-    the line in `_rebalance_request`.
+    """The error of worker w with `tokens` and `sequences` more than predicted.
+
+    It is the distance from the line in `_rebalance_request`, whose slopes are the seconds that a token (k2)
+    and a sequence (c2) add to a step.
     """
     worker = state.workers[w]
-    if worker.assigned == 0.0:
+    if worker.assigned == 0.0:  # Nothing is left there of which a prediction could be wrong.
         forget_errors(worker)
     kind = state.types[worker.type]
     first, token_s = kind.table_at[0], kind.numbers[2]

@@ -51,7 +51,7 @@ from planner.simulator.layout import (
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_classed, where_ranked, where_rare
 from planner.simulator.offload import leave_memory
 from planner.simulator.predictions import forget_errors, note_end
-from planner.simulator.queue_orders import line_up, settle
+from planner.simulator.queue_orders import charge_output, line_up
 from planner.simulator.queues import append, drop, pop, put
 
 LATEST_STEP = np.int64(np.iinfo(np.int64).max)  # Above every step at which a decode ends.
@@ -195,7 +195,7 @@ def finish_request(state, w, r, time_s):
     request.generated_tokens = request.output_tokens
     assign_request(state, w, r, -1.0)
     note_end(state, w, r, request.output_tokens)
-    settle(state, r)
+    charge_output(state, r)
     state.counters[DONE] += 1
     if len(state.after) > 0:
         _free_children(state, r, time_s)

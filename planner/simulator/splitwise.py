@@ -2,12 +2,13 @@
 
 A request is a prompt task, which makes the first token, and a token task, which makes the others. Both run on
 one machine, or the prompt's KV moves to another in between; both machines are chosen on arrival. A machine
-runs one batch of tasks at a time: one step if there is a prompt in it, else as many steps, in closed form, as
-the first decode needs to its end. An arrival ends such a run with its current step. The next batch takes, in
-this order: tasks left out of several batches (ageing), prompts, decodes that were evicted, decodes that run,
-all others by arrival; a prompt as long as the batch evicts every decode. KV is reserved when a task first
-runs: for the prompt and one token, then for all tokens to come. Transfers do not wait for each other, unless
-the link is shared; a transfer whose target has no room tries again every second.
+runs one batch of tasks at a time. A batch with a prompt in it runs for one step. A batch of decodes alone
+runs until the first of them ends; these steps are computed together, in closed form, and an arrival cuts such
+a run after its current step. The next batch takes, in this order: tasks that several batches left out
+(ageing), prompts, decodes that were evicted, decodes that run, all others by arrival. A prompt that fills the
+token budget therefore evicts every decode. KV is reserved when a task first runs: for the prompt and one
+token, then for all tokens to come. Transfers do not wait for each other, unless the link is shared; a
+transfer whose target has no room tries again every second.
 
 Pools "splitwise": if a prompt finds only long queues, or its tokens no room, a machine of the other pool
 becomes mixed; it returns to its home pool when it has nothing left. After `repurpose_after_s` in the mixed
@@ -18,12 +19,12 @@ A machine that goes down loses its KV. Requests that had their KV there, or wait
 tokens that have left count as part of the prompt. Requests that only had it as their token machine get
 another one at once, and keep their KV on the prompt machine. Requests without a machine wait for one.
 
-Habits of that program that are kept, because its results depend on them: the list of waiting tasks is sorted
-by (batches left out, arrival) as these were when each task was put in, by bisection of a list that is no
-longer sorted; ageing counts batches formed, not steps. With routing "kv-token-jsq" alone, the load of a new
-request is never added, though it is subtracted at the end, so that one machine of each pool gets everything.
-Not kept: requests that can never go on, because memory is reserved by tasks that wait for more, are rejected;
-the program would run for ever.
+Peculiarities of that program that are kept, because its results depend on them: the list of waiting tasks is
+sorted by (batches left out, arrival) as these were when each task was put in, by bisection of a list that is
+no longer sorted; ageing counts batches formed, not steps. With routing "kv-token-jsq" alone, the load of a
+new request is never added, though it is subtracted at the end, so that one machine of each pool gets
+everything. One is not kept: where all memory is reserved by tasks that wait for more, the program runs for
+ever, and we reject the requests that can never go on.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from planner.simulator.counting import (
 from planner.simulator.decoding import decoded
 from planner.simulator.event_heap import next_arrival, next_time_s, schedule, set_time
 from planner.simulator.layout import (
+    BLOCK,
     DONE,
     DOWN,
     ENTERED,
@@ -76,11 +78,11 @@ from planner.simulator.slots import (
 )
 from planner.simulator.splitwise_pools import (
     ADDS,
-    CAME,
-    IS_FULL,
+    ARRIVED,
     MARKS,
     MIXED_POOL,
     MOVES,
+    NEEDS_LONGER_QUEUES,
     PROMPT_POOL,
     RETRYING,
     TOKEN_POOL,
@@ -99,21 +101,31 @@ from planner.simulator.splitwise_pools import (
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
-MAX_SKIPS = 4  # A task that so many batches have left out comes first (as in Splitwise's program).
-RETRY_S = 1.0  # After so long a transfer without room tries again.
+MAX_SKIPS = 4  # A task that so many batches have left out comes first. Splitwise's program has this value.
+RETRY_S = 1.0  # A transfer whose target has no room tries again after so long, as in that program.
+# One arrival or disturbance puts two tasks of a request into a queue, beside the decodes that a batch evicts.
+TASKS_OF_REQUEST = 2
+FIRST_QUEUE_SPARE = 64  # Places of a queue beyond two batches; it doubles when that is too few.
 
-WAITING, PROMPTS, EVICTED = np.int64(0), np.int64(1), np.int64(2)  # Lists of a machine; the first holds all.
-# Phases of a request: its prompt task, its token task before it has run, and after.
+# Indices of a machine's lists (WORKER.head, WORKER.tail). WAITING holds every waiting task; prompts, and
+# decodes that were evicted, are in a second list too.
+WAITING, PROMPTS, EVICTED = np.int64(0), np.int64(1), np.int64(2)
+# Values of TASK.phase: the prompt is not computed; the token task has not run yet; it has run.
 PROMPT, FRESH, HAS_RUN = np.int64(0), np.int64(1), np.int64(2)
-# A task's code is 2 r for the prompt of request r, 2 r + 1 for its tokens.
+# Queues (State.queues) hold codes of tasks: 2 r for the prompt of request r, 2 r + 1 for its tokens. So
+# `code >> 1` is the request, and `code & 1` is 1 for a token task.
 
 
 # ------------------------------------------------------------------------------------------ tasks that wait
 
 
 @small_jit
-def _skips(state, w, code):
-    """How many batches of machine w have left out a task; 0 for tokens whose prompt waits before them."""
+def _skips_now(state, w, code):
+    """How many batches of machine w have left out a task; 0 for tokens whose prompt waits before them.
+
+    While a task waits, TASK.skips is less the batches that its machine had formed when it came. Each new
+    batch so ages all waiting tasks at once.
+    """
     task = state.tasks[code >> 1]
     if code & 1 and task.phase == PROMPT:
         return ZERO
@@ -121,15 +133,18 @@ def _skips(state, w, code):
 
 
 @kernel_jit
-def _queue(state, w, code, skips):
-    """Put a task into the queue, where bisection finds its place by (skips, arrival)."""
+def _enqueue(state, w, code, skips):
+    """Put a task into the queue of machine w, where bisection finds its place by (skips, arrival).
+
+    Marks the queues as too short before the next batch or arrival could overflow this one.
+    """
     worker, requests = state.workers[w], state.requests
     arrival_s = requests[code >> 1].arrival_s
     low, high = 0, worker.waiting
     while low < high:
         middle = (low + high) // 2
         other = state.queues[w, middle]
-        other_skips = _skips(state, w, other)
+        other_skips = _skips_now(state, w, other)
         if skips < other_skips or (skips == other_skips and arrival_s < requests[other >> 1].arrival_s):
             high = middle
         else:
@@ -138,12 +153,13 @@ def _queue(state, w, code, skips):
         state.queues[w, i] = state.queues[w, i - 1]
     state.queues[w, low] = code
     worker.waiting += 1
-    if worker.waiting + len(state.picks) + 2 > state.queues.shape[1]:
-        state.marks[IS_FULL] = 1
+    if worker.waiting + len(state.picks) + TASKS_OF_REQUEST > state.queues.shape[1]:
+        state.marks[NEEDS_LONGER_QUEUES] = 1
 
 
 @kernel_jit
-def _unqueue(state, w, code):
+def _dequeue(state, w, code):
+    """Take a task out of the queue of machine w, in which it must be."""
     worker = state.workers[w]
     i = 0
     while state.queues[w, i] != code:
@@ -154,37 +170,40 @@ def _unqueue(state, w, code):
 
 
 @kernel_jit
-def _insert(state, w, which, r, before):
-    """Put request r into a list, before `before`, or at its end."""
+def _insert_in_list(state, w, which, r, successor):
+    """Put request r into list `which` of machine w, before `successor`; NONE: at the end."""
+    # PROMPTS and EVICTED share the second pair of links, as no request is in both.
     worker, k = state.workers[w], min(which, ONE)
-    after = worker.tail[which] if before == NONE else state.tasks[before].previous[k]
-    state.tasks[r].next[k], state.tasks[r].previous[k] = before, after
-    if after == NONE:
+    predecessor = worker.tail[which] if successor == NONE else state.tasks[successor].previous[k]
+    state.tasks[r].next[k], state.tasks[r].previous[k] = successor, predecessor
+    if predecessor == NONE:
         worker.head[which] = r
     else:
-        state.tasks[after].next[k] = r
-    if before == NONE:
+        state.tasks[predecessor].next[k] = r
+    if successor == NONE:
         worker.tail[which] = r
     else:
-        state.tasks[before].previous[k] = r
+        state.tasks[successor].previous[k] = r
 
 
 @kernel_jit
-def _remove(state, w, which, r):
+def _remove_from_list(state, w, which, r):
+    """Take request r out of list `which` of machine w."""
     worker, k = state.workers[w], min(which, ONE)
-    before, after = state.tasks[r].next[k], state.tasks[r].previous[k]
-    if after == NONE:
-        worker.head[which] = before
+    successor, predecessor = state.tasks[r].next[k], state.tasks[r].previous[k]
+    if predecessor == NONE:
+        worker.head[which] = successor
     else:
-        state.tasks[after].next[k] = before
-    if before == NONE:
-        worker.tail[which] = after
+        state.tasks[predecessor].next[k] = successor
+    if successor == NONE:
+        worker.tail[which] = predecessor
     else:
-        state.tasks[before].previous[k] = after
+        state.tasks[successor].previous[k] = predecessor
 
 
 @small_jit
-def _comes_before(state, r, other):
+def _arrived_before(state, r, other):
+    """Whether r arrived before another request; of equal ones, whether its task came to a machine first."""
     arrival_s, other_s = state.requests[r].arrival_s, state.requests[other].arrival_s
     return arrival_s < other_s or (
         arrival_s == other_s and state.tasks[r].arrival_number < state.tasks[other].arrival_number
@@ -192,33 +211,37 @@ def _comes_before(state, r, other):
 
 
 @kernel_jit
-def _wait(state, w, r):
-    """Put request r among all that wait on machine w, in order of arrival; search from the nearer end."""
+def _add_to_waiting(state, w, r):
+    """Put request r among all that wait on machine w, in order of arrival.
+
+    The search begins at the end of the list that is nearer in time.
+    """
     worker, arrival_s = state.workers[w], state.requests[r].arrival_s
-    before = worker.head[WAITING]
-    if before != NONE:
+    successor = worker.head[WAITING]
+    if successor != NONE:
         last = worker.tail[WAITING]
-        if arrival_s - state.requests[before].arrival_s < state.requests[last].arrival_s - arrival_s:
-            while before != NONE and _comes_before(state, before, r):
-                before = state.tasks[before].next[0]
+        if arrival_s - state.requests[successor].arrival_s < state.requests[last].arrival_s - arrival_s:
+            while successor != NONE and _arrived_before(state, successor, r):
+                successor = state.tasks[successor].next[0]
         else:
-            before = NONE
-            while last != NONE and _comes_before(state, r, last):
-                before, last = last, state.tasks[last].previous[0]
-    _insert(state, w, WAITING, r, before)
+            successor = NONE
+            while last != NONE and _arrived_before(state, r, last):
+                successor, last = last, state.tasks[last].previous[0]
+    _insert_in_list(state, w, WAITING, r, successor)
 
 
 # --------------------------------------------------------------------------------------------------- batches
 
 
 @small_jit
-def _tokens(state, r):
+def _step_tokens(state, r):
+    """Tokens that the task of r computes in one step: its whole prompt, or the next token."""
     return state.requests[r].length_tokens if state.tasks[r].phase == PROMPT else ONE
 
 
 @kernel_jit
-def _need(state, r):
-    """Tokens of KV that the task of r will reserve when it runs."""
+def _tokens_to_reserve(state, r):
+    """Tokens of KV that the task of r will reserve when it runs: none once it has run."""
     phase = state.tasks[r].phase
     if phase == PROMPT:
         return prompt_tokens(state, r)
@@ -226,35 +249,39 @@ def _need(state, r):
 
 
 @kernel_jit
-def _is_full(state, w, r):
+def _is_batch_full(state, w, r):
+    """Whether the batch that is formed has no seat left, or too few tokens, for the task of r.
+
+    An empty batch takes a prompt of any length; else one above the token budget would never run.
+    """
     machine, kind = state.machines[w], state.types[state.workers[w].type]
     return machine.batch_tasks == kind.seats or (
-        machine.batch_tasks > 0 and machine.batch_tokens + _tokens(state, r) > kind.token_budget
+        machine.batch_tasks > 0 and machine.batch_tokens + _step_tokens(state, r) > kind.token_budget
     )
 
 
 @kernel_jit
-def _take(state, w, r):
-    """Pick the task of r for the batch, if memory holds it."""
+def _pick(state, w, r):
+    """Pick the task of r for the batch; False if memory cannot hold it. A task that has run has its KV."""
     machine, task = state.machines[w], state.tasks[r]
-    need = _need(state, r)
+    need = _tokens_to_reserve(state, r)
     if machine.claimed_tokens + need > capacity_tokens(state, w) and task.phase != HAS_RUN:
         return False
     task.is_picked = 1
     state.picks[machine.picked] = r
     machine.picked += 1
     machine.batch_tasks += 1
-    machine.batch_tokens += _tokens(state, r)
+    machine.batch_tokens += _step_tokens(state, r)
     machine.claimed_tokens += need
     return True
 
 
 @kernel_jit
-def _select(state, w):
+def _select_batch(state, w):
     """Pick the tasks that join the batch of machine w; returns how many of its decodes stay.
 
-    Each group is taken until the batch is full. Prompts, evicted decodes and the rest end at the first task
-    that memory cannot hold; aged tasks pass over it.
+    Each group is taken until the batch is full. Among prompts, evicted decodes and the rest, the first task
+    that memory cannot hold ends the group; among aged tasks it is passed over.
     """
     worker, machine = state.workers[w], state.machines[w]
     kind, decodes = state.types[worker.type], state.lanes[w].decodes
@@ -262,27 +289,31 @@ def _select(state, w):
     machine.claimed_tokens = machine.held_tokens
     for i in range(worker.waiting):
         code = state.queues[w, i]
-        if _skips(state, w, code) < MAX_SKIPS or _is_full(state, w, code >> 1):
+        if _skips_now(state, w, code) < MAX_SKIPS or _is_batch_full(state, w, code >> 1):
             break
         if state.tasks[code >> 1].is_picked == 0:
-            _take(state, w, code >> 1)
+            _pick(state, w, code >> 1)
     for which in (PROMPTS, EVICTED):
         r = worker.head[which]
-        while r != NONE and not _is_full(state, w, r) and (state.tasks[r].is_picked or _take(state, w, r)):
+        while (
+            r != NONE and not _is_batch_full(state, w, r) and (state.tasks[r].is_picked or _pick(state, w, r))
+        ):
             r = state.tasks[r].next[1]
     stay = min(decodes, kind.seats - machine.batch_tasks, max(kind.token_budget - machine.batch_tokens, ZERO))
     machine.batch_tasks += stay
     machine.batch_tokens += stay
     r = worker.head[WAITING] if stay == decodes else NONE
-    while r != NONE and (state.tasks[r].is_picked or (not _is_full(state, w, r) and _take(state, w, r))):
+    while r != NONE and (
+        state.tasks[r].is_picked or (not _is_batch_full(state, w, r) and _pick(state, w, r))
+    ):
         r = state.tasks[r].next[0]
     return stay
 
 
 @kernel_jit
-def _evict(state, w, stay):
-    """Only the first `stay` decodes go on."""
-    lane, batches = state.lanes[w], state.machines[w].formed
+def _evict_decodes(state, w, stay):
+    """Evict the decodes of machine w but for the first `stay`; the others wait, and keep their KV."""
+    lane, formed = state.lanes[w], state.machines[w].formed
     for i in range(stay, lane.decodes):
         settle_gap(state, w, i)
         slot = state.slots[w, i]
@@ -292,35 +323,35 @@ def _evict(state, w, stay):
         request.last_token_s = lane.last_token_s
         request.preemptions += 1
         lane.kv_sum -= slot.context_offset + lane.decode_step + 1
-        _queue(state, w, 2 * r + 1, task.skips)
-        task.skips -= batches
+        _enqueue(state, w, 2 * r + 1, task.skips)
+        task.skips -= formed
         task.phase = HAS_RUN
-        _insert(state, w, EVICTED, r, NONE)
-        _wait(state, w, r)
+        _insert_in_list(state, w, EVICTED, r, NONE)
+        _add_to_waiting(state, w, r)
     lane.decodes = stay
     refresh_next_finish_step(state, w)
 
 
 @kernel_jit
-def _join(state, w, r, time_s):
-    """The picked task of r leaves all lists and is in the batch."""
+def _join_batch(state, w, r, time_s):
+    """Move the picked task of r from all lists of machine w into its batch."""
     machine, lane = state.machines[w], state.lanes[w]
     request, task = state.requests[r], state.tasks[r]
     task.is_picked = 0
     task.skips += machine.formed
-    machine.held_tokens += _need(state, r)
-    _remove(state, w, WAITING, r)
+    machine.held_tokens += _tokens_to_reserve(state, r)
+    _remove_from_list(state, w, WAITING, r)
     if task.phase == PROMPT:
-        _unqueue(state, w, 2 * r)
-        _remove(state, w, PROMPTS, r)
+        _dequeue(state, w, 2 * r)
+        _remove_from_list(state, w, PROMPTS, r)
         if request.scheduled_s < 0.0:
             request.scheduled_s = time_s
         state.chunks[w, lane.prefills].request = r
         add_chunk(lane, ZERO, request.length_tokens)
         return
-    _unqueue(state, w, 2 * r + 1)
+    _dequeue(state, w, 2 * r + 1)
     if task.phase == HAS_RUN:
-        _remove(state, w, EVICTED, r)
+        _remove_from_list(state, w, EVICTED, r)
     slot = state.slots[w, lane.decodes]
     slot.request = r
     slot.finish_step = lane.decode_step + request.output_tokens - request.generated_tokens
@@ -338,18 +369,18 @@ def _join(state, w, r, time_s):
 
 
 @kernel_jit
-def _start(state, w, time_s):
+def _start_batch(state, w, time_s):
     """Form the next batch of machine w, whose last one has ended, and run it."""
     worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
     kind = state.types[worker.type]
     machine.is_cut = 0
     clear_chunks(lane)
     if worker.head[WAITING] != NONE:
-        stay = _select(state, w)
+        stay = _select_batch(state, w)
         if stay < lane.decodes:
-            _evict(state, w, stay)
+            _evict_decodes(state, w, stay)
         for i in range(machine.picked):
-            _join(state, w, state.picks[i], time_s)
+            _join_batch(state, w, state.picks[i], time_s)
         worker.used_blocks = blocks_of(machine.held_tokens)
     machine.formed += 1
     if lane.prefills + lane.decodes == 0:
@@ -371,34 +402,39 @@ def _start(state, w, time_s):
 
 
 @kernel_jit
-def _cut(state, w, time_s):
-    """End a batch of decodes alone with the step it is in."""
+def _cut_run(state, w, time_s):
+    """If machine w runs decodes alone, end their run with the step that is in progress."""
     lane, machine = state.lanes[w], state.machines[w]
     if machine.is_cut == 0 and lane.prefills == 0:
         machine.is_cut = 1
-        after = np.nextafter(time_s, np.inf)
-        j = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after)
-        lane.run_steps = min(lane.run_steps, j)
+        # A step that ends at this very moment is over: the run goes on for one more.
+        after_s = np.nextafter(time_s, np.inf)
+        steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s)
+        lane.run_steps = min(lane.run_steps, steps)
         schedule(state, w, lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
 
 
 @kernel_jit
-def _arrive(state, w, code, time_s):
-    """A task comes to machine w; True if that is to start now."""
+def _add_task(state, w, code, time_s):
+    """Put a task into the queue and the lists of machine w; True if the machine is idle and can start it.
+
+    A busy machine ends its run of decodes early where the task may join them. A prompt may join up to the
+    token budget even where no seat is free, as it evicts decodes.
+    """
     worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
     kind = state.types[worker.type]
     r, is_prompt = code >> 1, code & 1 == 0
     task, tokens = state.tasks[r], ONE
     if is_prompt:
         tokens = state.requests[r].length_tokens
-        _insert(state, w, PROMPTS, r, NONE)
-    if task.phase != PROMPT or is_prompt:
+        _insert_in_list(state, w, PROMPTS, r, NONE)
+    if task.phase != PROMPT or is_prompt:  # A token task behind its own prompt is in the queue alone.
         worker.running += 1
-        task.arrival_number = state.marks[CAME]
-        state.marks[CAME] += 1
+        task.arrival_number = state.marks[ARRIVED]
+        state.marks[ARRIVED] += 1
         task.skips = -machine.formed
-        _wait(state, w, r)
-    _queue(state, w, code, ZERO)
+        _add_to_waiting(state, w, r)
+    _enqueue(state, w, code, ZERO)
     running = lane.decodes + lane.prefills
     if running == 0:
         need = prompt_tokens(state, r) if is_prompt else whole_tokens(state, r) - prompt_tokens(state, r)
@@ -406,55 +442,60 @@ def _arrive(state, w, code, time_s):
     if (running < kind.seats and running + tokens <= kind.token_budget) or (
         is_prompt and tokens <= kind.token_budget
     ):
-        _cut(state, w, time_s)
+        _cut_run(state, w, time_s)
     return False
 
 
 @kernel_jit
-def _come(state, w, code, time_s):
-    """A task comes to machine w; a prompt brings its token task if that runs on w too."""
-    while True:
-        if _arrive(state, w, code, time_s):
-            _start(state, w, time_s)
+def _deliver(state, w, code, time_s):
+    """Give machine w a task; a prompt is followed by its token task if that runs on w too."""
+    while True:  # Once, or twice: for the prompt, then for the token task.
+        if _add_task(state, w, code, time_s):
+            _start_batch(state, w, time_s)
         request = state.requests[code >> 1]
         left = request.output_tokens - request.generated_tokens
-        if code & 1 or request.decode_worker != w or left == 1:
+        if code & 1 or request.decode_worker != w or left == 1:  # The prompt makes the last token.
             return
         code += 1
 
 
 @kernel_jit
 def _run_decodes(state, w, steps, time_s):
-    """The decodes of machine w have made `steps` tokens each, the last ones at `time_s`."""
+    """Count `steps` steps of the batch of machine w that have run, the last of which ended at `time_s`.
+
+    If some decodes had their last token before the run began, the first step is counted alone: its gaps are
+    longer than the step.
+    """
     lane = state.lanes[w]
     end_batch(state, w, time_s - lane.run_start_s, steps)
     if lane.decodes > 0:
         if steps > 1 and (lane.late_decodes > 0 or lane.last_token_s != lane.run_start_s):
-            first_end = lane.run_start_s + lane.run_first_s
-            decoded(state, w, ONE, first_end)
-            lane.run_start_s = first_end
+            first_end_s = lane.run_start_s + lane.run_first_s
+            decoded(state, w, ONE, first_end_s)
+            lane.run_start_s = first_end_s
             lane.run_first_s += lane.run_growth_s
             steps -= 1
         decoded(state, w, steps, time_s)
 
 
 @kernel_jit
-def _end(state, w, time_s):
+def _finish_batch(state, w, time_s):
     """The batch of machine w has run: tokens leave, decodes finish, prompts go on to their tokens."""
     lane = state.lanes[w]
     _run_decodes(state, w, lane.run_steps, time_s)
     if lane.decodes > 0:
         if lane.decode_step == lane.next_finish_step:
             _finish_decodes(state, w, time_s)
-    elif len(state.runs) > 0:
+    elif len(state.runs) > 0:  # A step of prompts alone; those with decodes are recorded by `decoded`.
         record_steps(state, w, lane.run_first_s, 0.0, ONE, ZERO)
     for i in range(lane.prefills):
-        _first_token(state, w, state.chunks[w, i].request, time_s)
+        _end_prompt(state, w, state.chunks[w, i].request, time_s)
     lane.prefills = 0
 
 
 @kernel_jit
 def _finish_decodes(state, w, time_s):
+    """Finish the decodes whose last token this was; the others move up to the first slots."""
     lane, slots = state.lanes[w], state.slots
     kept = 0
     for i in range(lane.decodes):
@@ -466,13 +507,14 @@ def _finish_decodes(state, w, time_s):
             continue
         settle_gap(state, w, i)
         lane.kv_sum -= slot.context_offset + lane.decode_step + 1
-        _finish(state, w, slot.request, time_s)
+        _release_and_finish(state, w, slot.request, time_s)
     lane.decodes = kept
     refresh_next_finish_step(state, w)
 
 
 @kernel_jit
-def _finish(state, w, r, time_s):
+def _release_and_finish(state, w, r, time_s):
+    """Give back the KV and the seat of request r on machine w, and finish it."""
     state.machines[w].held_tokens -= whole_tokens(state, r)
     state.machines[w].promised_tokens -= whole_tokens(state, r)
     state.workers[w].running -= 1
@@ -480,8 +522,8 @@ def _finish(state, w, r, time_s):
 
 
 @kernel_jit
-def _first_token(state, w, r, time_s):
-    """The prompt of r is computed."""
+def _end_prompt(state, w, r, time_s):
+    """Count the token that the prompt of r makes on machine w; then finish it, decode here or send its KV."""
     request, task = state.requests[r], state.tasks[r]
     if request.generated_tokens == 0:
         first_token(state, r, time_s)
@@ -492,48 +534,52 @@ def _first_token(state, w, r, time_s):
     add_load(state, w, -float(request.length_tokens), 0.0, 0.0)
     task.phase = FRESH
     if request.generated_tokens == request.output_tokens:
-        _finish(state, w, r, time_s)
+        _release_and_finish(state, w, r, time_s)
     elif request.decode_worker == w:
         task.skips = -state.machines[w].formed
-        _wait(state, w, r)
+        _add_to_waiting(state, w, r)
     else:
         state.workers[w].running -= 1
         request.prefill_step_s = time_s - state.lanes[w].run_start_s
-        _send(state, r, time_s)
+        _send_kv(state, r, time_s)
 
 
 # ----------------------------------------------------------------------------------- from prompt to tokens
 
 
 @small_jit
-def _has_room(state, r):
+def _target_has_room(state, r):
+    """Whether the token machine of r, if it has one, can hold the KV of its prompt now."""
     w = state.requests[r].decode_worker
     return w != NONE and state.machines[w].held_tokens + prompt_tokens(state, r) <= capacity_tokens(state, w)
 
 
 @kernel_jit
-def _send(state, r, time_s):
+def _send_kv(state, r, time_s):
     """Move the KV of r to its token machine, once there is room."""
     request, entity = state.requests[r], len(state.workers) + r
-    if not _has_room(state, r):
+    if not _target_has_room(state, r):
         state.marks[RETRYING] += 1
         schedule(state, entity, time_s + RETRY_S)
         return
     state.machines[request.decode_worker].held_tokens += prompt_tokens(state, r)
     state.tasks[r].is_sent = 1
-    schedule(state, entity, transfer_end_s(state, r, request.length_tokens / 16.0, time_s))
+    schedule(state, entity, transfer_end_s(state, r, request.length_tokens / float(BLOCK), time_s))
 
 
 @kernel_jit
-def _release(state, w, r):
-    """The KV of r has left its prompt machine w."""
+def _release_prompt_kv(state, w, r):
+    """Give back the memory of the prompt of r on its prompt machine w, which the KV has left."""
     state.machines[w].held_tokens -= prompt_tokens(state, r)
     state.machines[w].promised_tokens -= prompt_tokens(state, r)
 
 
 @kernel_jit
-def _has_room_again(state, w, time_s):
-    """Memory of machine w was given back: cut its batch for waiting tasks. True if it is to start now."""
+def _offer_freed_memory(state, w, time_s):
+    """Offer memory that was given back on machine w to waiting tasks.
+
+    A busy machine ends its run of decodes early for them. Returns True if it is idle and can start the first.
+    """
     worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
     kind = state.types[worker.type]
     if worker.waiting == 0:
@@ -546,7 +592,7 @@ def _has_room_again(state, w, time_s):
             need = whole_tokens(state, code >> 1) - need
         return machine.held_tokens + need <= capacity_tokens(state, w)
     if running < min(kind.seats, kind.token_budget):
-        _cut(state, w, time_s)
+        _cut_run(state, w, time_s)
     return False
 
 
@@ -554,17 +600,21 @@ def _has_room_again(state, w, time_s):
 
 
 @kernel_jit
-def _stop(state, w, time_s):
-    """Machine w dies. Of decodes alone the steps that have ended by now count."""
+def _stop_machine(state, w, time_s):
+    """Stop machine w, which dies, and empty its batch, queue and memory.
+
+    If it ran decodes alone, the tokens of the steps that have ended by now count; a step with a prompt is
+    lost.
+    """
     worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
     worker.is_up = 0
     leave_pool(state, w)
     if lane.prefills == 0 and lane.decodes > 0:
-        at_s = np.nextafter(time_s, np.inf)
-        done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) - 1
+        after_s = np.nextafter(time_s, np.inf)  # A step that ends at this very moment has ended.
+        done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s) - 1
         if done > 0:
-            run_end_s = run_s(lane.run_first_s, lane.run_growth_s, done)
-            _run_decodes(state, w, done, lane.run_start_s + run_end_s)
+            done_s = run_s(lane.run_first_s, lane.run_growth_s, done)
+            _run_decodes(state, w, done, lane.run_start_s + done_s)
     for i in range(lane.decodes):
         settle_gap(state, w, i)
         slot = state.slots[w, i]
@@ -582,8 +632,11 @@ def _stop(state, w, time_s):
 
 
 @kernel_jit
-def _call_off(state, r):
-    """The KV of r is no longer sent, nor does it ask for room; True if room was reserved for it."""
+def _cancel_transfer(state, r):
+    """Cancel the transfer of the KV of r, on its way or still without room.
+
+    True if it was on its way, so that room is reserved on the token machine.
+    """
     entity, task = len(state.workers) + r, state.tasks[r]
     if state.heap_index[entity] == NONE:
         return False
@@ -596,19 +649,23 @@ def _call_off(state, r):
 
 
 @kernel_jit
-def _start_over(state, r, w, time_s):
-    """Request r has lost what it had on machine w, which is down."""
+def _restart_request(state, r, w, time_s):
+    """Reset request r, which has lost its KV or its place on machine w; _place_homeless finds machines for
+    it.
+
+    What its token machine v, if another one, had reserved for it is given back.
+    """
     request, task = state.requests[r], state.tasks[r]
     v = request.decode_worker
-    has_room = _call_off(state, r)
+    was_sent = _cancel_transfer(state, r)
     if v != w and v != NONE:
         state.machines[v].promised_tokens -= whole_tokens(state, r)
         if state.marks[ADDS]:
             assign_request(state, v, r, -1.0)
-        if has_room:
+        if was_sent:
             state.machines[v].held_tokens -= prompt_tokens(state, r)
-            if _has_room_again(state, v, time_s):
-                _start(state, v, time_s)
+            if _offer_freed_memory(state, v, time_s):
+                _start_batch(state, v, time_s)
     request.preemptions += task.phase != PROMPT
     request.length_tokens = request.input_tokens + request.generated_tokens
     request.prefill_worker = request.decode_worker = NONE
@@ -616,42 +673,45 @@ def _start_over(state, r, w, time_s):
 
 
 @kernel_jit
-def _go_down(state, w, time_s):
-    """Machine w dies: requests with KV or a place there start over; token tasks to come go elsewhere."""
-    _stop(state, w, time_s)
+def _take_down(state, w, time_s):
+    """Let machine w die.
+
+    Requests with KV or a place there start over; those that would have come for their tokens go elsewhere.
+    """
+    _stop_machine(state, w, time_s)
     for r in range(state.counters[ENTERED]):
         request = state.requests[r]
         if request.status != UNFINISHED or request.prefill_worker == NONE:
             continue
         is_moving = state.heap_index[len(state.workers) + r] != NONE
-        is_there = request.decode_worker
+        holder = request.decode_worker  # The machine on which the request has its KV, or waits.
         if state.tasks[r].phase == PROMPT or is_moving:
-            is_there = request.prefill_worker
-        if is_there == w:
-            _start_over(state, r, w, time_s)
+            holder = request.prefill_worker
+        if holder == w:
+            _restart_request(state, r, w, time_s)
         elif request.decode_worker == w:
-            _call_off(state, r)
+            _cancel_transfer(state, r)
             request.decode_worker = NONE
-            if state.tasks[r].phase != PROMPT:  # Without a target it tries again until there is a machine.
-                _send(state, r, time_s)
-    _place_anew(state, time_s)
+            if state.tasks[r].phase != PROMPT:  # Its KV finds no room without a target, and tries again.
+                _send_kv(state, r, time_s)
+    _place_homeless(state, time_s)
 
 
 @kernel_jit
-def _place_anew(state, time_s):
-    """Find machines for those that lost theirs or have none, in order of arrival."""
+def _place_homeless(state, time_s):
+    """Find machines for the requests that have none for their prompt or their tokens, in order of arrival."""
     for r in range(state.counters[ENTERED]):
         request = state.requests[r]
         if request.status == UNFINISHED and request.prefill_worker == NONE:
             if route(state, r, time_s):
-                _come(state, request.prefill_worker, 2 * r, time_s)
+                _deliver(state, request.prefill_worker, 2 * r, time_s)
         elif request.status == UNFINISHED and request.decode_worker == NONE:
-            _place_tokens(state, r, time_s)
+            _place_token_task(state, r, time_s)
 
 
 @kernel_jit
-def _place_tokens(state, r, time_s):
-    """Find another machine for the tokens of r, whose prompt has one."""
+def _place_token_task(state, r, time_s):
+    """Find a machine for the tokens of r, whose prompt has one. Without one nothing changes."""
     request, whole = state.requests[r], whole_tokens(state, r)
     source = request.prefill_worker
     if state.marks[MOVES]:
@@ -666,28 +726,28 @@ def _place_tokens(state, r, time_s):
         target = least_pending(state, TOKEN_POOL, whole, NONE)
     if target == NONE:
         return
-    _call_off(state, r)
+    _cancel_transfer(state, r)
     request.decode_worker = target
     state.machines[target].promised_tokens += whole
     if state.marks[ADDS]:
         assign_request(state, target, r, 1.0)
     if target == source:
         state.machines[source].promised_tokens -= prompt_tokens(state, r)
-        _come(state, source, 2 * r + 1, time_s)
+        _deliver(state, source, 2 * r + 1, time_s)
     elif state.tasks[r].phase != PROMPT:
-        _send(state, r, time_s)
+        _send_kv(state, r, time_s)
 
 
 @small_jit
-def _may_overflow(state):
+def _may_overflow_queue(state):
     """Whether all that is not done, prompts and tokens, could be too much for the queue of one machine."""
     under_way = state.counters[ENTERED] - state.counters[DONE]
-    return 2 * under_way + len(state.picks) + 2 > state.queues.shape[1]
+    return 2 * under_way + len(state.picks) + TASKS_OF_REQUEST > state.queues.shape[1]
 
 
 @kernel_jit
-def _next_disturbance(state, time_s):
-    """The next event of the outside world: a machine goes down or comes up, it or the links change speed."""
+def _apply_disturbance(state, time_s):
+    """Apply the disturbance that is due: a machine goes down, comes up or changes speed, or the links do."""
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
     state.counters[NEXT_DISTURBANCE] += 1
     following, entity = state.counters[NEXT_DISTURBANCE], len(state.workers) + len(state.requests)
@@ -699,13 +759,13 @@ def _next_disturbance(state, time_s):
     elif disturbance.kind == SLOW:
         state.workers[w].slow_factor = disturbance.factor
         if state.lanes[w].decodes > 0:
-            _cut(state, w, time_s)
+            _cut_run(state, w, time_s)
     elif disturbance.kind == DOWN and state.workers[w].is_up == 1:
-        _go_down(state, w, time_s)
+        _take_down(state, w, time_s)
     elif disturbance.kind == UP and state.workers[w].is_up == 0:
         state.workers[w].is_up = 1
         enter_pool(state, w, state.machines[w].home, time_s)
-        _place_anew(state, time_s)
+        _place_homeless(state, time_s)
 
 
 @kernel_jit
@@ -714,56 +774,62 @@ def _is_stuck(state):
     if state.counters[PENDING] > state.marks[RETRYING]:
         return False
     for i in range(state.counters[PENDING]):
-        if _has_room(state, state.heap[i] - len(state.workers)):
+        if _target_has_room(state, state.heap[i] - len(state.workers)):
             return False
     return True
 
 
 @kernel_jit
-def _reject_rest(state):
+def _reject_unfinished(state):
+    """Reject every request that is not done, also those that have not arrived."""
     for r in range(len(state.requests)):
         if state.requests[r].status == UNFINISHED:
             reject_request(state, r)
 
 
-def _entry(sources):
+def _compiled_entry(sources):
+    """The compiled `simulate_events`; `sources` is the version of the simulator's code (numba_compile.py)."""
+
     @entry_jit
     def simulate_events(fields, closed_loop, stop_early):
         state = pointer_to(fields)
-        # `sources` is always above 0: closed over, it is part of the key of the stored code.
+        # Always all requests. Numba's key of stored code has the values that a function closes over: it
+        # closes over `sources`, so that changed code is compiled anew.
         n = len(state.requests) if sources > 0 else 0
         machines, marks = len(state.workers), state.marks
+        # Events are of entities: a machine's batch ends, below `machines`; a transfer of request r ends or
+        # tries again, machines + r; a disturbance, machines + n.
         while state.counters[DONE] < n:
-            if marks[IS_FULL]:
+            if marks[NEEDS_LONGER_QUEUES]:
                 return True
             time_s, r = next_time_s(state), next_arrival(state)
             if r != NONE:
                 time_s = state.requests[r].arrival_s
                 if route(state, r, time_s):
-                    _come(state, state.requests[r].prefill_worker, 2 * r, time_s)
+                    _deliver(state, state.requests[r].prefill_worker, 2 * r, time_s)
             elif _is_stuck(state):
-                _reject_rest(state)
+                _reject_unfinished(state)
             elif state.heap[0] < machines:
                 w = state.heap[0]
-                _end(state, w, time_s)
-                _start(state, w, time_s)
+                _finish_batch(state, w, time_s)
+                _start_batch(state, w, time_s)
             elif state.heap[0] == machines + n:
-                if _may_overflow(state):
-                    marks[IS_FULL] = 1
+                if _may_overflow_queue(state):
+                    marks[NEEDS_LONGER_QUEUES] = 1
                 else:
-                    _next_disturbance(state, time_s)
+                    _apply_disturbance(state, time_s)
             else:
                 r = state.heap[0] - machines
                 schedule(state, state.heap[0], np.inf)
                 if state.tasks[r].is_sent:
                     source = state.requests[r].prefill_worker
-                    _release(state, source, r)
-                    _come(state, state.requests[r].decode_worker, 2 * r + 1, time_s)
-                    if _has_room_again(state, source, time_s):
-                        _start(state, source, time_s)
+                    _release_prompt_kv(state, source, r)
+                    _deliver(state, state.requests[r].decode_worker, 2 * r + 1, time_s)
+                    if _offer_freed_memory(state, source, time_s):
+                        _start_batch(state, source, time_s)
                 else:
                     marks[RETRYING] -= 1
-                    _send(state, r, time_s)
+                    _send_kv(state, r, time_s)
             if is_over(state, closed_loop, stop_early, time_s):
                 return False
         return False
@@ -771,15 +837,19 @@ def _entry(sources):
     return simulate_events
 
 
-simulate_events = _entry(SOURCES)
+simulate_events = _compiled_entry(SOURCES)
 simulate_events.__doc__ = """Simulate until every request is done; with `stop_early` until a limit is broken.
 
-True if a queue is about to overflow: call it again with longer ones.
+True if a queue is about to overflow: lengthen the queues and call it again; it goes on where it stopped.
 """
 
 
 def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_early: bool) -> None:
-    """Fill in `state`. `adds`: the load of new requests counts; `moves`: machines move between pools."""
+    """Simulate `state`, in place, to its end.
+
+    `adds`: the load of new requests counts. `moves`: machines move between pools. `closed_loop`: how many
+    requests are under way at once, 0 where they arrive by themselves. `stop_early`: stop at a broken limit.
+    """
     count, seats = len(state.workers), state.slots.shape[1]
     roles = state.workers["role"]
     home = np.select([roles == layout.PREFILL, roles == layout.DECODE], [PROMPT_POOL, TOKEN_POOL], MIXED_POOL)
@@ -795,11 +865,11 @@ def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_ea
     parts = state._replace(
         machines=machines,
         tasks=np.zeros(len(state.requests), dtype=TASK),
-        queues=np.zeros((count, 2 * seats + 64), dtype=np.int64),
+        queues=np.zeros((count, 2 * seats + FIRST_QUEUE_SPARE), dtype=np.int64),
         picks=np.zeros(seats, dtype=np.int64),
         pools=pools,
         marks=marks,
     )
     while simulate_events(parts, closed_loop, stop_early):
         parts = parts._replace(queues=np.pad(parts.queues, ((0, 0), (0, parts.queues.shape[1]))))
-        marks[IS_FULL] = 0
+        marks[NEEDS_LONGER_QUEUES] = 0

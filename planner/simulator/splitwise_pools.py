@@ -1,5 +1,7 @@
-"""Splitwise's pools of machines: which machine takes a request, and which changes its pool. splitwise.py runs
-them as Splitwise's own simulator does.
+"""Splitwise's pools of machines: which machine takes a request, and which changes its pool.
+
+`planner/simulator/splitwise.py` says what the pools are for, and runs the machines. Choices here are those of
+Splitwise's public simulator, ties included.
 """
 
 from __future__ import annotations
@@ -10,18 +12,23 @@ from planner.simulator.layout import NONE, REPURPOSE_S, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.slots import add_load, assign_request, reject_request
 
-PROMPT_QUEUE_TOKENS = 8192.0  # A machine with more prompt tokens than these has a long queue.
+PROMPT_QUEUE_TOKENS = 8192.0  # A queue with more prompt tokens is long, as in Splitwise's program.
 PROMPT_POOL, TOKEN_POOL, MIXED_POOL = np.int64(0), np.int64(1), np.int64(2)
 
-# Indices into State.marks: transfers that wait for room, whether a queue is about to overflow, tasks that
-# have come so far, whether the loads of new requests count, whether machines change pools.
-RETRYING, IS_FULL, CAME, ADDS, MOVES = range(5)
+# The indices of State.marks.
+(
+    RETRYING,  # Transfers that wait for room.
+    NEEDS_LONGER_QUEUES,  # 1: a queue is about to overflow.
+    ARRIVED,  # Tasks that have come to machines so far.
+    ADDS,  # 1: the loads of new requests count.
+    MOVES,  # 1: machines change pools.
+) = range(5)
 MARKS = 5
 
 
 @small_jit
 def capacity_tokens(state, w):
-    """KV that machine w has."""
+    """Tokens of KV that the memory of machine w holds."""
     return state.types[state.workers[w].type].kv_capacity_tokens
 
 
@@ -50,7 +57,7 @@ def leave_pool(state, w):
 
 @kernel_jit
 def enter_pool(state, w, pool, time_s):
-    """Machine w becomes the last of a pool."""
+    """Put machine w at the end of a pool."""
     state.pools[pool, state.counters[SIZE + pool]] = w
     state.counters[SIZE + pool] += 1
     state.machines[w].pool = pool
@@ -60,14 +67,14 @@ def enter_pool(state, w, pool, time_s):
 
 @kernel_jit
 def move(state, w, pool, time_s):
-    """Machine w changes to another pool."""
+    """Move machine w to the end of another pool."""
     leave_pool(state, w)
     enter_pool(state, w, pool, time_s)
 
 
 @kernel_jit
 def _keeps_one(state, home):
-    """Whether a pool that one machine leaves for good has another one that is up."""
+    """Whether pool `home` keeps a machine that is up when one of its machines leaves it for good."""
     count = 0
     for w in range(len(state.workers)):
         count += state.workers[w].is_up == 1 and state.machines[w].home == home
@@ -76,7 +83,7 @@ def _keeps_one(state, home):
 
 @kernel_jit
 def _repurpose(state, time_s):
-    """Machines that have been mixed for long belong to the other pool from now on."""
+    """Let machines that have been mixed for long belong to the other pool from now on."""
     i = ZERO
     while i < state.counters[SIZE + MIXED_POOL]:
         w = state.pools[MIXED_POOL, i]
@@ -91,7 +98,10 @@ def _repurpose(state, time_s):
 
 @kernel_jit
 def least_pending(state, pool, need, best):
-    """The machine of `pool` with the smallest score, if that is below the one of machine `best`."""
+    """The machine of `pool` with the smallest routing score, if lower than that of `best`; else `best`.
+
+    Only machines whose whole memory holds `need` tokens count. The first of equals is taken.
+    """
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
         if (best == NONE or state.score[w] < state.score[best]) and need <= capacity_tokens(state, w):
@@ -101,7 +111,9 @@ def least_pending(state, pool, need, best):
 
 @kernel_jit
 def least_reserved(state, pool, need):
-    """The machine of a pool with the fewest promised tokens that holds `need` at all; NONE without any."""
+    """The machine of a pool with the fewest promised tokens, of those whose whole memory holds `need`; or
+    NONE.
+    """
     best = NONE
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
@@ -114,13 +126,15 @@ def least_reserved(state, pool, need):
 
 @kernel_jit
 def _open_for_prompt(state, r):
-    """The machine for a prompt, in Splitwise's order: one of the prompt pool or the mixed pool without a long
-    queue, else one of the token pool, which changes its pool then; NONE if that has none.
+    """The machine for a prompt, or NONE: one of the prompt pool or the mixed pool without a long queue, in
+    this order; else one of the token pool, which the caller moves to the mixed pool.
     """
     prompt = prompt_tokens(state, r)
     for pool in (PROMPT_POOL, MIXED_POOL):
         w = least_pending(state, pool, prompt, NONE)
-        worker = state.workers[max(w, ZERO)]  # Any machine, if w is NONE.
+        worker = state.workers[max(w, ZERO)]  # If w is NONE, any machine: it is not looked at.
+        # Each assigned request adds the token of its decode; `prompt` counts one token more than the prompt
+        # has.
         if w != NONE and (
             worker.waiting == 0 or worker.pending_tokens + worker.assigned + prompt - 1 <= PROMPT_QUEUE_TOKENS
         ):
@@ -150,7 +164,10 @@ def least_pending_of_all(state, r):
 
 @kernel_jit
 def _route_moving(state, r, time_s):
-    """Splitwise's mixed pool: machines for a prompt and its tokens; they may change pools for it."""
+    """The prompt machine and the token machine of r, where machines may join the mixed pool for it.
+
+    If one of the two is missing, a single machine of any pool takes the whole request.
+    """
     source, target = _open_for_prompt(state, r), open_for_tokens(state, r)
     if source != NONE and state.machines[source].pool == TOKEN_POOL:
         move(state, source, MIXED_POOL, time_s)
@@ -165,7 +182,7 @@ def _route_moving(state, r, time_s):
 
 @kernel_jit
 def _may_return(state, r):
-    """Whether a machine that is down could hold request r."""
+    """Whether a machine that is down could hold request r when it is up again."""
     for w in range(len(state.workers)):
         if state.workers[w].is_up == 0 and whole_tokens(state, r) <= capacity_tokens(state, w):
             return True
@@ -174,7 +191,10 @@ def _may_return(state, r):
 
 @kernel_jit
 def route(state, r, time_s):
-    """Choose the machines of request r, and count its load; False if no machine can hold it now."""
+    """Choose the machines of request r and count its load; False if no machine that is up can hold it.
+
+    Such a request waits for a machine that is down, or is rejected where none of these could hold it either.
+    """
     request = state.requests[r]
     prompt, whole = prompt_tokens(state, r), whole_tokens(state, r)
     if state.marks[MOVES]:
@@ -182,7 +202,7 @@ def route(state, r, time_s):
         source, target = _route_moving(state, r, time_s)
     else:
         source = least_pending(state, PROMPT_POOL, prompt, NONE)
-        # The mixed pool's machine, if it has less to do.
+        # A machine of the mixed pool is taken if its score is lower.
         source = target = least_pending(state, MIXED_POOL, whole, source)
         if source != NONE and state.machines[source].pool == PROMPT_POOL:
             target = least_pending(state, TOKEN_POOL, whole, NONE)

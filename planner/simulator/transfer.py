@@ -186,7 +186,7 @@ def _next_blocks(state, w, r):
 def is_full(state, w):
     """Whether the first hand-off to worker w waits for blocks that other requests have."""
     worker = state.workers[w]
-    blocks = worker.used_blocks + worker.asked_blocks
+    blocks = worker.used_blocks + worker.awaited_blocks
     return worker.head[INBOUND] != NONE and blocks > state.types[worker.type].kv_blocks
 
 
@@ -222,8 +222,8 @@ def receive_handoffs(state, w, time_s, cause):
         if not _has_room(state, w, r, time_s):
             _cut_for(state, w, r, time_s, cause)
             if not _has_room(state, w, r, time_s):
-                worker.asked_blocks = request_blocks(state, w, state.requests[r].length_tokens)
-                worker.asked_blocks += seat_blocks(state, w, r)
+                worker.awaited_blocks = request_blocks(state, w, state.requests[r].length_tokens)
+                worker.awaited_blocks += seat_blocks(state, w, r)
                 return
         pop(state.requests, worker, INBOUND)
         blocks = request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
