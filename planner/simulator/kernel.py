@@ -9,9 +9,8 @@ exactly (counting.py).
 
 Disaggregated requests leave their prefill worker when the first token is out. The decode worker reserves
 blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
-step; its first gap holds all of that (transfer.py). Of an engine whose first token is the decode worker's
-nobody sees the prefill worker's: that next step computes the last token of the prompt again, and TTFT holds
-all of that.
+step. Its first gap includes all of that (transfer.py). With some engines nobody sees the token of the prefill
+worker: that next step computes the last token of the prompt again, and TTFT includes the hand-off.
 
 With speculative decoding (planner.models.speculation) each step is an event: decodes make different numbers
 of tokens in it, which leave together (drafts.py).
@@ -20,7 +19,8 @@ A worker that goes down loses its KV: its requests are routed anew and recompute
 
 Events are ordered by (time, kind): arrivals first, then lanes by State.order, the link, the outside world. An
 idle lane that gets work starts by an event of its own at the same moment, after all arrivals of that moment,
-so these are in its step.
+so these are in its step. The `cause` of what happens is the entity whose event it is part of, NONE for an
+arrival; it decides what an engine knew when it formed a step at that moment (transfer.py).
 
 A request of a session arrives its think time after the last request it waits for has finished. Without think
 time, steps that start at that moment come first: no client is so quick that its next request is in them.
@@ -139,6 +139,7 @@ from planner.simulator.transfer import (
 
 @kernel_jit
 def _start_lanes(state, l, time_s):
+    """Start the next steps on all idle lanes of the worker of lane l."""
     worker = state.workers[state.lanes[l].worker]
     first, end = worker.first_lane, worker.first_lane + state.types[worker.type].lanes
     for other in range(first, end):
@@ -160,7 +161,7 @@ def start_steps(state, l, time_s):
 
 @where_rare(lambda state, pool, r: False)
 def _may_return(state, pool, r):
-    """Whether a worker that is not up now could hold request r, once it is."""
+    """Whether a worker that is not up now, of the roles of `pool`, could hold request r once it is up."""
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
@@ -172,19 +173,21 @@ def _may_return(state, pool, r):
 
 @where_rare(lambda state, time_s, cause: None)
 def send_held(state, time_s, cause):
-    """Send the requests that wait at the router, in order, until there is no worker for the next one."""
+    """Send the requests that the router holds back, in order, until there is no worker for the next one."""
     while state.counters[HELD] != NONE:
         r = state.counters[HELD]
         w = route_by_prefix(state, r, time_s)
         if w == NONE:
             return
         state.counters[HELD] = without_root(state.requests, r)
-        _send(state, r, w, time_s, cause)
+        _send_to_worker(state, r, w, time_s, cause)
 
 
 @kernel_jit
-def _send(state, r, w, time_s, cause):
-    """Request r goes to worker w, which computes its prompt."""
+def _send_to_worker(state, r, w, time_s, cause):
+    """Send request r to worker w, which computes its prompt; first its API server may make tokens of the
+    text.
+    """
     request, worker = state.requests[r], state.workers[w]
     request.prefill_worker, request.decode_worker = w, NONE  # A decode worker of an earlier try is forgotten.
     assign_request(state, w, r, 1.0)
@@ -196,12 +199,12 @@ def _send(state, r, w, time_s, cause):
         request.epoch = worker.epoch
         state.counters[READING] = put(state.requests, state.counters[READING], r, worker.read_s)
     else:
-        _queue(state, r, w, time_s, cause)
+        _enter_engine(state, r, w, time_s, cause)
 
 
 @kernel_jit
-def _queue(state, r, w, time_s, cause):
-    """Request r, whose prompt is tokens now, queues in the engine of worker w."""
+def _enter_engine(state, r, w, time_s, cause):
+    """Put request r, whose prompt is tokens now, into the queue of the engine of worker w, and wake that."""
     request, worker = state.requests[r], state.workers[w]
     is_first = worker.first_waiting == NONE
     charge_running(state, w, time_s)
@@ -211,8 +214,8 @@ def _queue(state, r, w, time_s, cause):
         append(state.requests, worker, UNKNOWN, r)
     else:
         enqueue_request(state, w, r)
-    # Behind a request that could not be admitted another one cannot be either, so the worker is not woken for
-    # it, unless it may overtake.
+    # Where the first request of the queue could not be admitted, none behind it is. So the worker is woken
+    # only for a request that is first, or may overtake.
     overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
@@ -220,28 +223,31 @@ def _queue(state, r, w, time_s, cause):
 
 
 @kernel_jit
-def _be_read(state, time_s):
-    """The API server of its worker has made tokens of the next prompt."""
+def _end_reading(state, time_s):
+    """Send the next prompt of which an API server has made tokens into its engine, or on to fetch its KV."""
     r = state.counters[READING]
     state.counters[READING] = without_root(state.requests, r)
     request = state.requests[r]
-    v = request.decode_worker
+    v = request.decode_worker  # NONE: it is the prefill worker's server that has read the prompt.
     if v != NONE and state.workers[v].epoch != request.epoch_back:
-        _lose(state, r)
+        _mark_lost(state, r)
     elif state.workers[request.prefill_worker].epoch != request.epoch:
         if v != NONE:
             assign_request(state, v, r, -1.0)
             _note_idle(state, v, time_s)
-        _lose(state, r)  # Its worker went down meanwhile.
+        _mark_lost(state, r)  # Its worker went down meanwhile.
     elif v != NONE:
-        _ask_for_kv(state, r, time_s, NONE)
+        _request_kv(state, r, time_s, NONE)
     else:
-        _queue(state, r, request.prefill_worker, time_s, NONE)
+        _enter_engine(state, r, request.prefill_worker, time_s, NONE)
 
 
 @kernel_jit
-def _forget_kv(state, w, r):
-    """The KV of r leaves its prefill worker, too late for the step that an asynchronous engine has formed."""
+def _release_kv(state, w, r):
+    """Give back the blocks of the KV of r on its prefill worker w.
+
+    They come too late for a step that an asynchronous engine has formed already (`late_blocks`).
+    """
     worker = state.workers[w]
     is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
     is_formed = is_formed or worker.formed_s < np.inf
@@ -253,8 +259,10 @@ def _forget_kv(state, w, r):
 
 @kernel_jit
 def hand_off(state, r, time_s, cause):
-    """The KV of r lies on its prefill worker: pick a decode worker, which will fetch it once the router has
-    sent it the request and its API server has made tokens of the prompt.
+    """Choose a decode worker for request r, whose KV is on its prefill worker.
+
+    It fetches the KV once the router has sent it the request and its API server has made tokens of the
+    prompt.
     """
     request = state.requests[r]
     flip(state, BACK, time_s)
@@ -263,7 +271,7 @@ def hand_off(state, r, time_s, cause):
         if _may_return(state, BACK, r):  # Its KV stays on the prefill worker.
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
-        _forget_kv(state, request.prefill_worker, r)
+        _release_kv(state, request.prefill_worker, r)
         reject_request(state, r)
         return
     request.decode_worker = v
@@ -273,16 +281,18 @@ def hand_off(state, r, time_s, cause):
         request.epoch_back = worker.epoch
         sent_s = time_s + kind.hand_off_s
         worker.read_s = max(worker.read_s, sent_s) + kind.prompt_token_s * request.input_tokens
-        asks_s = max(worker.read_s, _meet(state, request.prefill_worker, v, worker.read_s))
+        asks_s = max(worker.read_s, _kv_readable_s(state, request.prefill_worker, v, worker.read_s))
         state.counters[READING] = put(state.requests, state.counters[READING], r, asks_s)
     else:
-        _ask_for_kv(state, r, time_s, cause)
+        _request_kv(state, r, time_s, cause)
 
 
 @kernel_jit
-def _meet(state, w, v, time_s):
-    """When decode worker v, which sends its first message to prefill worker w now if it has sent none, knows
-    how to read its KV. Only in the warm-up: workers that meet later have met before the trace began.
+def _kv_readable_s(state, w, v, time_s):
+    """When decode worker v knows how to read the KV of prefill worker w.
+
+    Its first message to w, sent now if there was none, takes `first_hand_off_s`, but only in the warm-up:
+    workers whose first hand-off in the trace is later have had others before the trace began.
     """
     if len(state.met_s) == 0:
         return -np.inf
@@ -295,8 +305,8 @@ def _meet(state, w, v, time_s):
 
 
 @kernel_jit
-def _ask_for_kv(state, r, time_s, cause):
-    """The decode worker of request r asks for its KV."""
+def _request_kv(state, r, time_s, cause):
+    """Let the decode worker of request r ask for its KV, behind those that wait for blocks there."""
     v = state.requests[r].decode_worker
     # In the test of decode pools alone (`Oracle.decode_keeps_up_alone`) runs of full workers are not cut,
     # which saves most events: their steps end at the same times, but for the last bit.
@@ -308,7 +318,7 @@ def _ask_for_kv(state, r, time_s, cause):
 
 @kernel_jit
 def _arrive_prefilled(state, r, time_s):
-    """Request r comes with its first token, and its KV lies on the first worker."""
+    """Let request r arrive with its first token, and with its KV on the first worker (PREFILLED)."""
     worker, request = state.workers[0], state.requests[r]
     request.prefill_worker, request.decode_worker, request.epoch = ZERO, NONE, worker.epoch
     request.computed_tokens = request.length_tokens
@@ -332,7 +342,7 @@ def arrive(state, r, time_s, cause):
     if state.counters[HELD] == NONE:
         w = route_by_prefix(state, r, time_s)
     if w != NONE:
-        _send(state, r, w, time_s, cause)
+        _send_to_worker(state, r, w, time_s, cause)
     elif holds_back(state, FRONT, r):
         state.counters[HELD] = put(state.requests, state.counters[HELD], r, request.arrival_s)
     elif _may_return(state, FRONT, r):
@@ -343,7 +353,7 @@ def arrive(state, r, time_s, cause):
 
 @kernel_jit
 def _end_request(state, w, r, time_s):
-    """Request r has its last token."""
+    """Finish request r, which has its last token; asynchronous engines free its seat with their next step."""
     worker = state.workers[w]
     if state.types[worker.type].is_async:
         append(state.requests, worker, LEAVING, r)
@@ -352,9 +362,10 @@ def _end_request(state, w, r, time_s):
     finish_request(state, w, r, time_s)
 
 
-def _end_done(state, l, time_s):
-    """The decodes of lane l that have their last token end, and the lane's next one to end is looked for.
-    One pass does both, as emptying a slot moves no slot to a place before it.
+def _end_done_unordered(state, l, time_s):
+    """End the decodes of lane l that have their last token, and find when the next of its decodes ends.
+
+    One pass does both: into an emptied slot moves the last one, and no slot moves to a place before it.
     """
     lane, slot, soonest = state.lanes[l], ZERO, LATEST_STEP
     while slot < lane.decodes:
@@ -367,10 +378,12 @@ def _end_done(state, l, time_s):
     lane.next_finish_step = soonest
 
 
-@where_cached(_end_done)
+@where_cached(_end_done_unordered)
 def end_done(state, l, time_s):
-    """`_end_done`, in order of admission. With prefix caches the order matters, because prefixes leave the
-    cache in the order in which requests release them.
+    """End the decodes of lane l that have their last token, in order of admission.
+
+    With prefix caches the order matters: prefixes leave the cache in the order in which requests release
+    them.
     """
     lane = state.lanes[l]
     while True:
@@ -389,7 +402,7 @@ def end_done(state, l, time_s):
 
 @kernel_jit
 def _end_lane(state, l, time_s):
-    """The current run of lane l ends: tokens leave, requests finish, move on or join the decodes."""
+    """End the current run of lane l: tokens leave; requests finish, are handed off or join the decodes."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -465,15 +478,16 @@ def _is_lost(state, r):
 
 @small_jit
 def _note_idle(state, w, time_s):
-    """A request has left worker w between its steps; if w drains, it may have been the last one."""
+    """Note that a request has left worker w between its steps: if w drains, it may have been the last one."""
     if state.workers[w].is_up == DRAINING:
         state.workers[w].idle_since_s = time_s
 
 
 @where_rare(lambda state, r, time_s: False)
-def _has_lost_transfer(state, r, time_s):
-    """Whether one of the two workers of r went down while its KV crossed the link. If so, the other one gives
-    back what it held for r, and r is routed anew.
+def _is_transfer_lost(state, r, time_s):
+    """Whether one of the two workers of r went down while its KV crossed the link.
+
+    If so, the other one gives back what it held for r, and r is routed anew.
     """
     request = state.requests[r]
     link = len(state.lanes)
@@ -489,19 +503,19 @@ def _has_lost_transfer(state, r, time_s):
         receive_handoffs(state, v, time_s, link)
         if state.workers[v].first_waiting != NONE:
             wake_worker(state, v, time_s, link)
-    _lose(state, r)
+    _mark_lost(state, r)
     return True
 
 
 @kernel_jit
-def arrived(state, r, time_s):
-    """The KV of r has crossed the link."""
+def end_hand_off(state, r, time_s):
+    """Hand request r, whose KV has crossed the link, to its decode worker; the prefill worker forgets it."""
     request = state.requests[r]
     link = len(state.lanes)
     w, v = request.prefill_worker, request.decode_worker
-    if _has_lost_transfer(state, r, time_s):
+    if _is_transfer_lost(state, r, time_s):
         return
-    _forget_kv(state, w, r)
+    _release_kv(state, w, r)
     _note_idle(state, w, time_s)
     append(state.requests, state.workers[v], READY, r)
     wake_for_kv(state, v, r, time_s, link)
@@ -510,8 +524,8 @@ def arrived(state, r, time_s):
 
 
 @kernel_jit
-def _lose(state, r):
-    """Request r has lost its worker, and perhaps its KV: it will be routed anew."""
+def _mark_lost(state, r):
+    """Put request r, which has lost its worker, among those to route anew; a prompt in part starts over."""
     request = state.requests[r]
     if _is_lost(state, r):
         request.unseen_tokens = 0  # The load of a worker that goes down is forgotten as a whole.
@@ -525,10 +539,11 @@ def _lose(state, r):
 
 
 @kernel_jit
-def _start_over(state, r):
-    """Request r has lost its KV after its prompt was computed."""
+def _reset_progress(state, r):
+    """Let request r, which lost its KV after its prompt was computed, compute all its tokens again."""
     request = state.requests[r]
-    # Its last token, which was not in the cache yet, unless it is still the prompt that was handed over.
+    # The last token was not in the cache yet, so now it is one more to compute; but not where the request was
+    # handed over with its whole prompt and no token that anybody saw.
     request.length_tokens += request.generated_tokens > 0 or request.length_tokens < request.input_tokens
     request.computed_tokens = 0
     lose_prefix(state, r)
@@ -537,7 +552,7 @@ def _start_over(state, r):
 
 @where_rare(lambda state, time_s, cause: None)
 def route_lost(state, time_s, cause):
-    """Route the requests that lost their worker: to a decode worker if their KV lies on a prefill worker."""
+    """Route requests that lost their worker: to a decode worker if their KV is still on a prefill worker."""
     while state.counters[LOST] != NONE:
         r = state.counters[LOST]
         state.counters[LOST] = without_root(state.requests, r)
@@ -546,13 +561,13 @@ def route_lost(state, time_s, cause):
             hand_off(state, r, time_s, cause)
         else:
             if request.computed_tokens > 0:
-                _start_over(state, r)
+                _reset_progress(state, r)
             arrive(state, r, time_s, cause)
 
 
 @kernel_jit
-def _go_down_alone(state, w, time_s):
-    """Worker w dies: what it was doing is lost, its requests are routed anew."""
+def _take_rank_down(state, w, time_s):
+    """Let worker w, or one rank of a worker, die: its step is lost, and its requests are routed anew."""
     worker = state.workers[w]
     worker.is_up, worker.epoch = 0, worker.epoch + 1
     set_pools(state)
@@ -560,12 +575,12 @@ def _go_down_alone(state, w, time_s):
         lane = state.lanes[l]
         if lane.run_steps > 0 and lane.is_decoding and lane.decodes > 0:
             # Steps that end at this very moment count as ended.
-            at_s = np.nextafter(time_s, np.inf)
-            done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) - 1
+            after_s = np.nextafter(time_s, np.inf)
+            done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s) - 1
             if done > 0:
-                run_end_s = run_s(lane.run_first_s, lane.run_growth_s, done)
-                decoded(state, l, done, lane.run_start_s + run_end_s)
-                worker.busy_s += run_end_s
+                done_s = run_s(lane.run_first_s, lane.run_growth_s, done)
+                decoded(state, l, done, lane.run_start_s + done_s)
+                worker.busy_s += done_s
                 worker.steps += done
         # A prompt is in the list PARTIAL or, during a step, in its chunk only; here all come into the list.
         for i in range(lane.prefills):
@@ -576,40 +591,40 @@ def _go_down_alone(state, w, time_s):
         set_time(state, l, np.inf)
         while lane.decodes > 0:
             r = take_out(state, l, lane.decodes - 1)
-            _start_over(state, r)
-            _lose(state, r)
+            _reset_progress(state, r)
+            _mark_lost(state, r)
     worker.formed_s = np.inf
     while worker.head[LEAVING] != NONE:
         lose_prefix(state, pop(state.requests, worker, LEAVING))
     while worker.head[RESTING] != NONE:
         r = pop(state.requests, worker, RESTING)
-        _start_over(state, r)
-        _lose(state, r)
+        _reset_progress(state, r)
+        _mark_lost(state, r)
     while worker.head[UNKNOWN] != NONE:
-        _lose(state, pop(state.requests, worker, UNKNOWN))
+        _mark_lost(state, pop(state.requests, worker, UNKNOWN))
     while worker.head[PARTIAL] != NONE:
         r = pop(state.requests, worker, PARTIAL)
         state.requests[r].preemptions += 1
         state.requests[r].computed_tokens = 0
-        _lose(state, r)
+        _mark_lost(state, r)
     while worker.first_waiting != NONE:
         r = worker.first_waiting
         leave(state, w, r)
-        _lose(state, r)
+        _mark_lost(state, r)
     while worker.head[READY] != NONE:
         r = pop(state.requests, worker, READY)
-        _start_over(state, r)
-        _lose(state, r)
+        _reset_progress(state, r)
+        _mark_lost(state, r)
     while worker.head[INBOUND] != NONE:
-        _lose(state, pop(state.requests, worker, INBOUND))
+        _mark_lost(state, pop(state.requests, worker, INBOUND))
     forget_memory(state, w)
     r = pop_loading(state, w)
     while r != NONE:
-        _lose(state, r)
+        _mark_lost(state, r)
         r = pop_loading(state, w)
     _empty_worker(state, w, time_s)
     for v in range(len(state.workers)):
-        _forget_lost(state, v, time_s)
+        _reroute_without_kv(state, v, time_s)
     state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
     state.counters[LIMBO] = NONE
 
@@ -627,7 +642,7 @@ def _empty_worker(state, w, time_s):
 
 @kernel_jit
 def _remove_drained(state, w, time_s):
-    """Remove worker w, which has drained, with all of its ranks; routers do not see it already."""
+    """Remove worker w, which has drained, with all of its ranks; routers do not see it any more."""
     for v in range(w, w + rank_count(state, w)):
         state.workers[v].is_up, state.workers[v].epoch = 0, state.workers[v].epoch + 1
         state.workers[v].formed_s = np.inf
@@ -635,18 +650,18 @@ def _remove_drained(state, w, time_s):
         _empty_worker(state, v, time_s)
 
 
-@where_ranked(_go_down_alone)
-def _go_down(state, w, time_s):
-    """Worker w dies with all of its ranks."""
+@where_ranked(_take_rank_down)
+def _take_down(state, w, time_s):
+    """Let worker w die with all of its ranks."""
     for v in range(w, w + state.dp_ranks[w].count):
         state.workers[v].is_up = 0
     for v in range(w, w + state.dp_ranks[w].count):
-        _go_down_alone(state, v, time_s)
+        _take_rank_down(state, v, time_s)
 
 
 @kernel_jit
-def _forget_lost(state, v, time_s):
-    """Route anew the requests of worker v whose KV was to come from a worker that went down."""
+def _reroute_without_kv(state, v, time_s):
+    """Route anew those requests of worker v whose KV was to come from a worker that went down."""
     r = state.workers[v].head[INBOUND]
     state.workers[v].head[INBOUND] = NONE
     while r != NONE:
@@ -654,7 +669,7 @@ def _forget_lost(state, v, time_s):
         if _is_lost(state, r):
             assign_request(state, v, r, -1.0)
             _note_idle(state, v, time_s)
-            _lose(state, r)
+            _mark_lost(state, r)
         else:
             append(state.requests, state.workers[v], INBOUND, r)
         r = following
@@ -662,25 +677,23 @@ def _forget_lost(state, v, time_s):
 
 
 @kernel_jit
-def _next_disturbance(state, time_s):
-    """Carry out the next disturbance: a worker goes down, drains or comes up, or it or the link changes its
-    speed. True for a pause.
-    """
+def _apply_next_disturbance(state, time_s):
+    """Apply the disturbance that is due, and schedule the one after it. True for a pause."""
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
     state.counters[NEXT_DISTURBANCE] += 1
     following = state.counters[NEXT_DISTURBANCE]
     cause = len(state.lanes) + 1
-    set_time(
-        state, cause, state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
-    )
+    next_s = state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
+    set_time(state, cause, next_s)
     if disturbance.kind == PAUSE:
         return True
-    _disturb(state, disturbance, time_s, cause)
+    _apply_disturbance(state, disturbance, time_s, cause)
     return False
 
 
 @where_rare(lambda state, disturbance, time_s, cause: None)
-def _disturb(state, disturbance, time_s, cause):
+def _apply_disturbance(state, disturbance, time_s, cause):
+    """Let a worker go down, drain, be removed or come up, or it or the link change its speed."""
     if disturbance.kind == LINK_SLOW:
         state.link[0].slow_factor = disturbance.factor
     elif disturbance.kind == SLOW:
@@ -696,7 +709,7 @@ def _disturb(state, disturbance, time_s, cause):
         _remove_drained(state, disturbance.worker, time_s)
     elif disturbance.kind == DOWN:
         if state.workers[disturbance.worker].is_up:
-            _go_down(state, disturbance.worker, time_s)
+            _take_down(state, disturbance.worker, time_s)
     elif disturbance.kind == UP and state.workers[disturbance.worker].is_up == 0:
         for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
             state.workers[w].is_up = 1
@@ -706,15 +719,17 @@ def _disturb(state, disturbance, time_s, cause):
         state.counters[LIMBO] = NONE
 
 
-def _entry(sources):
+def _compiled_entry(sources):
+    """The compiled `simulate_events`; `sources` is the version of the simulator's code (numba_compile.py)."""
+
     @entry_jit
     def simulate_events(fields, closed_loop, stop_early):
         state = pointer_to(fields)
-        # `sources` is always above 0: closed over, it is part of the key of the stored code.
+        # Always all requests. Numba's key of stored code has the values that a function closes over: it
+        # closes over `sources`, so that changed code is compiled anew.
         n = len(state.requests) if sources > 0 else 0
-        entered = state.counters[
-            ENTERED
-        ]  # The next request by arrival; those that wait for others are skipped.
+        # The next request by arrival; those that wait for others are skipped.
+        entered = state.counters[ENTERED]
         cause, cause_s = np.int64(state.paused[0]), state.paused[1]  # The last event that was no arrival.
         link = len(state.lanes)
         following = state.counters[NEXT_DISTURBANCE]
@@ -724,6 +739,9 @@ def _entry(sources):
         while state.counters[DONE] < n:
             entity, time_s = state.heap[0], next_time_s(state)
             starts = entity < link and state.lanes[entity].run_steps == 0
+            # The next arrival is of the soonest of three: a request by its own time, one that waited for
+            # another to finish (`freed`), and a prompt of which a server has made tokens (`reading`). It is
+            # caused if the event before it brought it about: steps that start at this moment then come first.
             r, is_caused = entered, closed_loop > 0
             is_released = entered < state.counters[RELEASED]
             coming_s = state.requests[entered].arrival_s + front_end_s if is_released else np.inf
@@ -738,7 +756,7 @@ def _entry(sources):
             is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts and is_caused))
             if is_arrival and is_read:
                 time_s = coming_s
-                _be_read(state, time_s)
+                _end_reading(state, time_s)
             elif is_arrival:
                 time_s = coming_s
                 if r == entered:
@@ -754,9 +772,9 @@ def _entry(sources):
             elif starts:
                 start_steps(state, entity, time_s)
             elif entity == link:
-                arrived(state, end_transfer(state, time_s), time_s)
+                end_hand_off(state, end_transfer(state, time_s), time_s)
             elif entity > link:
-                if _next_disturbance(state, time_s):
+                if _apply_next_disturbance(state, time_s):
                     state.paused[0], state.paused[1] = cause, cause_s
                     return
             else:
@@ -782,7 +800,7 @@ def _entry(sources):
     return simulate_events
 
 
-simulate_events = _entry(SOURCES)
+simulate_events = _compiled_entry(SOURCES)
 simulate_events.__doc__ = """Simulate until every request is done; with `stop_early` until a limit is broken.
 
 `closed_loop` > 0 keeps that many requests in flight: the next one arrives when one completes. At a PAUSE it

@@ -1,10 +1,10 @@
-"""Which of its two forms the kernel is compiled in for a fleet.
+"""The two forms in which the kernel is compiled, and which of them a fleet needs.
 
-Most of what the kernel can do few questions ask for: other engines' batching, step times and routing,
-workers that go down, change their role or draft, and what is OPTIONAL in the state. Compiling that takes
-several times as long as all the rest, so functions of it are `where_rare` (numba_compile.py), and no fleet
-that is ordinary ever comes where they are called. Whatever is not known to be ordinary gets the whole
-kernel, the same for all: what its fleet does not have is there as arrays of nothing.
+Few questions need most of what the kernel can do: other engines' batching, step times and routing, workers
+that go down, change their role or draft, and the OPTIONAL fields of the state. To compile that takes several
+times as long as all the rest. So these functions are `where_rare` (numba_compile.py), and the form for
+ordinary fleets is compiled without them. All other fleets share one form, the whole kernel: fields that such
+a fleet does not use are empty arrays.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from planner.simulator.layout import (
 )
 from planner.simulator.offload_layout import NO_OFFLOAD
 
-_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
-_NOTHING = dict(
+# The routing policies that the form for ordinary fleets has.
+_ORDINARY_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
+# What stands in the whole kernel for a field that a fleet does not use.
+_EMPTY_FIELDS = dict(
     zip(
         OPTIONAL,
         (NO_CACHES, nothing(DP_RANK), NO_ADAPTERS, NO_OUTPUTS, NO_OFFLOAD, nothing(REQUEST_CLASS)),
@@ -50,20 +52,24 @@ def for_kernel(state: State) -> State:
 
 
 def for_whole_kernel(state: State) -> State:
-    """With arrays of nothing for what the fleet does not have. A run whose workers come and go needs it from
-    its first pause to its last, whatever it looks like at one of them: requests may be held or lost.
+    """The same state for the whole kernel, with empty arrays for what the fleet does not have.
+
+    A simulation that is paused while workers come and go needs this form from its first pause to its last,
+    even if the state looks ordinary at one of them: requests may be held or lost.
     """
-    absent: dict[str, Any] = {name: empty for name, empty in _NOTHING.items() if getattr(state, name) is None}
+    absent: dict[str, Any] = {
+        name: empty for name, empty in _EMPTY_FIELDS.items() if getattr(state, name) is None
+    }
     return state._replace(has=np.array([name not in absent for name in OPTIONAL]), **absent)
 
 
 def is_ordinary(state: State) -> bool:
-    """Whether nothing that is compiled `where_rare` can come to pass from here on."""
+    """Whether no function that is compiled `where_rare` can be called from this state on."""
     types, counters, policy = state.types, state.counters, state.policy
     return (
         all(getattr(state, name) is None for name in OPTIONAL)
-        and counters[ROUTING + FRONT] in _ROUTINGS
-        and counters[ROUTING + BACK] in _ROUTINGS
+        and counters[ROUTING + FRONT] in _ORDINARY_ROUTINGS
+        and counters[ROUTING + BACK] in _ORDINARY_ROUTINGS
         and policy[FLIP_S] == policy[REPURPOSE_S] == np.inf
         and policy[LIVE] == 0.0
         and len(state.parts) == 0

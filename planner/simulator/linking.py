@@ -1,14 +1,15 @@
 """Compile a program of many functions as one: LLVM optimises it once, and machine code is made once.
 
-Numba optimises every function together with all that it calls, and makes machine code of both, which the
-function above does again: with functions twelve calls deep most of the time goes into code that nobody runs.
-Here an inner function ends as LLVM's representation, as it was lowered; the function that starts from Python
-links all of them, and only this whole is optimised. Numba's hook for that is a compiler of one's own.
+Numba optimises every function together with all that it calls and makes machine code of both; the function's
+caller does all of that again. With functions twelve calls deep most of the time goes into code that nobody
+runs. Here the compilation of an inner function ends with LLVM's representation, as it was lowered. The
+function that Python calls links all of these, and only this program is optimised. Numba's hook for that is a
+compiler class of one's own (`pipeline_class`).
 
 What that saves was measured on 2026-11-23 on one core: CPU seconds of the first simulation of an ordinary
 fleet, then of one with prefix caches. Linked 12.5 and 39.6 s, plain `njit` 22.6 and 125.8 s; later runs are
-equally quick (4.4 and 4.8 ms of the samples). Without it, whoever first plans with prefix caches would wait a
-minute and a half longer.
+equally quick (4.4 and 4.8 ms a simulation of the samples). Without it, whoever first plans with prefix caches
+would wait a minute and a half longer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from numba.np import arrayobj
 
 
 class LinkedFunction(JITCodeLibrary):
-    """The representation of one inner function, without those that it calls."""
+    """LLVM's representation of one inner function, without those that it calls.
+
+    The methods replace those of Numba's library, which would link and optimise here.
+    """
 
     def add_llvm_module(self, ll_module):
         ll_module.data_layout = self._codegen._data_layout
@@ -36,8 +40,8 @@ class LinkedFunction(JITCodeLibrary):
         self._finalized = True
 
 
-class Whole(JITCodeLibrary):
-    """A function that starts from Python, with all that it calls."""
+class LinkedProgram(JITCodeLibrary):
+    """A function that Python calls, linked with all that it calls, directly or not."""
 
     def add_linking_library(self, library):
         self._linking_libraries.append(library)
@@ -53,8 +57,10 @@ class Whole(JITCodeLibrary):
         super().finalize()
 
     def _optimize_final_module(self):
-        """Optimise, after saying that nobody outside calls what was linked in: LLVM then moves a function to
-        where it is called once, which takes 8 % off a simulation's time (2026-11-26).
+        """Mark what was linked in as internal, then optimise.
+
+        LLVM then knows that nobody outside calls these functions, and moves one that is called once to its
+        caller. That takes 8 % off a simulation's time (2026-11-26).
         """
         for function in self._final_module.functions:
             if not function.is_declaration and function.name not in self._own_names:
@@ -62,7 +68,9 @@ class Whole(JITCodeLibrary):
         super()._optimize_final_module()
 
 
-class _Choose(LoweringPass):
+class _ChooseLibrary(LoweringPass):
+    """Lower into a library of `library_class` in place of Numba's own."""
+
     library_class: type[JITCodeLibrary]
 
     def __init__(self):
@@ -76,19 +84,19 @@ class _Choose(LoweringPass):
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
-class _ChoosePart(_Choose):
+class _ChooseFunction(_ChooseLibrary):
     _name = "choose_part"
     library_class = LinkedFunction
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
-class _ChooseWhole(_Choose):
+class _ChooseProgram(_ChooseLibrary):
     _name = "choose_whole"
-    library_class = Whole
+    library_class = LinkedProgram
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
-class _Announce(LoweringPass):
+class _AnnounceFunction(LoweringPass):
     """Make an inner function known to the functions that call it, as lowering does with compiled ones."""
 
     _name = "announce_part"
@@ -106,15 +114,17 @@ class _Announce(LoweringPass):
 
 
 def _plain_index(context, builder, index_type, index, size):
-    """An index as it is, where Numba would count one below 0 from the array's end."""
+    """An index as it is; Numba's own function counts one below 0 from the array's end."""
     return context.cast(builder, index, index_type, types.intp if index_type.signed else types.uintp)
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
-class _LowerPlain(typed_passes.NativeLowering):
-    """Lowering with indices as they are: no compiled function counts from the end of an array, and looking at
-    every index for its sign took a fifth of a simulation's time (2026-11-26). NUMBA_BOUNDSCHECK refuses an
-    index below 0 then. Numba compiles one function at a time, so nothing else is lowered meanwhile.
+class _LowerPlainIndices(typed_passes.NativeLowering):
+    """Lower with indices as they are: no function of the simulator counts from the end of an array.
+
+    Looking at every index for its sign took a fifth of a simulation's time (2026-11-26). With
+    NUMBA_BOUNDSCHECK an index below 0 is refused. Numba compiles one function at a time, so nothing else is
+    lowered meanwhile.
     """
 
     _name = "native_lowering_plain"
@@ -150,9 +160,10 @@ UNUSED = (
 
 
 def _passes(state):
+    """Numba's passes without those in UNUSED, and with plain indices."""
     passes = compiler.DefaultPassBuilder.define_nopython_pipeline(state)
     passes.passes = [
-        (_LowerPlain, row[1]) if row[0] is typed_passes.NativeLowering else row
+        (_LowerPlainIndices, row[1]) if row[0] is typed_passes.NativeLowering else row
         for row in passes.passes
         if row[0] not in UNUSED
     ]
@@ -160,20 +171,20 @@ def _passes(state):
 
 
 class PartCompiler(compiler.CompilerBase):
-    """Of inner functions."""
+    """Compiles functions that only compiled functions call."""
 
     def define_pipelines(self):
         passes = _passes(self.state)
-        passes.add_pass_after(_Announce, _LowerPlain)
-        passes.add_pass_after(_ChoosePart, typed_passes.IRLegalization)
+        passes.add_pass_after(_AnnounceFunction, _LowerPlainIndices)
+        passes.add_pass_after(_ChooseFunction, typed_passes.IRLegalization)
         passes.finalize()
         return [passes]
 
 
 class WholeCompiler(compiler.CompilerBase):
-    """Of functions that start from Python.
+    """Compiles functions that Python calls.
 
-    Nobody looks for garbage meanwhile: that took a tenth of the time.
+    Python's search for garbage is off meanwhile: it took a tenth of the time.
     """
 
     def compile_extra(self, func):
@@ -187,6 +198,6 @@ class WholeCompiler(compiler.CompilerBase):
 
     def define_pipelines(self):
         passes = _passes(self.state)
-        passes.add_pass_after(_ChooseWhole, typed_passes.IRLegalization)
+        passes.add_pass_after(_ChooseProgram, typed_passes.IRLegalization)
         passes.finalize()
         return [passes]

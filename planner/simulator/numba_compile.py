@@ -6,9 +6,11 @@
     where_...    A function that is compiled for some fleets alone, with another in its place for all others.
 
 No compiled function allocates memory, so no references to arrays need to be counted (`_nrt` is False): with
-the counters a simulation took four times as long. What an entry closes over is part of the key of its stored
-code. An engine has several files and constants of others, so every entry closes over `SOURCES`: after a
-change in any of these files it is compiled anew.
+the counters a simulation took four times as long.
+
+The values that an entry closes over are part of the key of its stored code. An engine is made of several
+files, with constants of others, so every entry closes over `SOURCES`: after a change in any of these files it
+is compiled anew.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _
 
 
 def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function that runs for fleets with prefix caches alone; for other fleets `otherwise` runs.
+    """Decorate a function that runs only for fleets with prefix caches; for other fleets `otherwise` runs.
+
     The first argument of both is the state (`layout.State`).
 
     Where `State.caches` is None, only `otherwise` is compiled. Elsewhere both are, and `State.has` says when
@@ -84,21 +87,26 @@ def where_classed(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]
 
 
 def where_rare(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function for all but ordinary fleets, which have a form of the kernel of their own
-    (kernel_variants.py). An ordinary fleet never needs it: `otherwise` returns a value of the same type with
-    which nothing happens.
+    """Decorate a function that ordinary fleets, which have their own form of the kernel, never need.
+
+    There `otherwise` is compiled: it returns a value of the same type with which nothing happens
+    (kernel_variants.py).
     """
     return _where("has", otherwise)
 
 
 def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that compiles a function where `State.<field>` is not None, and `otherwise` elsewhere.
+
+    Numba chooses between them by the type of that field when it compiles a caller (`overload`).
+    """
     plain = getattr(otherwise, "py_func", otherwise)
 
     def decorate(function: Callable[..., Any]) -> Any:
         chosen = _either(OPTIONAL.index(field), function, plain) if field in OPTIONAL else function
 
         def hook(*arguments: Any) -> Any:
-            raise TypeError(f"{function.__name__} is for compiled code alone")
+            raise TypeError(f"{function.__name__} can be called by compiled code only")
 
         @overload(hook, strict=False, jit_options=_INNER)
         def pick(state: Any, *rest: Any) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ class Handle(types.Type):
 
     def __init__(self, fields):
         self.fields = fields
-        # Short and the same each time.
+        # Numba's key of stored code has this name, so it is short and does not change between processes.
         super().__init__(name=f"Handle{hashlib.sha1(str(fields).encode()).hexdigest()[:12]}")
 
 
@@ -65,7 +65,7 @@ def _read(context, builder, handle, pointer, name):
 
 @intrinsic
 def pointer_to(typing_context, fields):
-    """A handle of the tuple `fields`. It is valid while the calling function runs, whose stack has it."""
+    """A pointer to a copy of the tuple `fields`, on the stack of the calling function, while that runs."""
 
     def codegen(context, builder, signature, arguments):
         model = context.data_model_manager[fields]

@@ -24,13 +24,14 @@ STATUS = ("finished", "rejected", "unfinished")  # In the order of layout.FINISH
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
-    """What happened to every request, (n,) in the trace's order; NaN for what never happened.
+    """What happened to every request and worker. n requests, W workers, L limits, V windows, R recorded runs.
 
-    `window_s` is the part of the run that counts, without the warm-up. `counted` and `violations` are how
-    many values of each of the `limits` were counted and lie above it (0 for a metric that the kernel does not
-    count), `counted_in` and `violations_in` the same in each window between `edges_s`, if there are any.
-    `complete` is False if the run was stopped because a limit could no longer hold. `nominal_s` are the
-    arrivals in sessions if answers took no time.
+    Fields of requests are (n,), in the trace's order, and NaN for what never happened. `window_s` is the part
+    of the simulation that counts, without the warm-up. `counted` and `violations` are how many values each
+    limit counted, and how many of them were above it; 0 for a metric that the kernel does not count.
+    `counted_in` and `violations_in` are the same in each window between `edges_s`, if there are any.
+    `complete` is False if the simulation was stopped because a limit could no longer hold. `nominal_s` are
+    the arrivals in sessions if answers took no time.
     """
 
     arrival_s: Floats
@@ -61,7 +62,7 @@ class Simulation:
     tenants: tuple[str, ...] = ()  # Empty if the trace names none.
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
     nominal_end_s: float = np.inf  # The last of `nominal_s`; infinite without sessions.
-    token_weights: tuple[float, float] = (1.0, 1.0)  # Service that a prompt token, an output token counts as.
+    token_weights: tuple[float, float] = (1.0, 1.0)  # The service of a prompt token, and of an output token.
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
     reloaded_tokens: Ints | None = None  # Loaded from CPU memory at first admission; None without it.
     disk_tokens: Ints | None = None  # Of those, the ones that came from the disk behind CPU memory.
@@ -80,11 +81,11 @@ class Simulation:
     of_class: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def class_of(self, selector: Selector | None) -> int:
-        """The number in `of_class` of the requests of a limit, layout.NONE for all requests."""
+        """The value of `of_class` of the requests that a selector chooses; layout.NONE: all requests."""
         return int(layout.NONE) if selector is None else selectors_of(self.limits).index(selector)
 
     def of_limit(self, limit: Limit) -> npt.NDArray[np.bool_]:
-        """(n,): the requests that a limit is of."""
+        """(n,) bool: the requests that a limit counts."""
         if limit.selector is None:
             return np.ones(len(self.arrival_s), dtype=bool)
         return np.asarray(self.of_class == self.class_of(limit.selector))

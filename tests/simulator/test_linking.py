@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from planner.simulator.linking import LinkedFunction, PartCompiler, Whole, WholeCompiler
+from planner.simulator.linking import LinkedFunction, LinkedProgram, PartCompiler, WholeCompiler
 from planner.simulator.numba_compile import kernel_jit, small_jit
 
 _jit: Any = njit
@@ -52,7 +52,7 @@ def test_a_program_of_three_floors_computes_what_python_does() -> None:
 def test_only_the_whole_is_machine_code() -> None:
     assert _whole(np.array([3.0]), 1) == 18.0
     libraries = {f.__name__: [c.library for c in f.overloads.values()] for f in (_square, _at, _sum, _whole)}
-    assert all(type(library) is Whole for library in libraries.pop("_whole"))
+    assert all(type(library) is LinkedProgram for library in libraries.pop("_whole"))
     for parts in libraries.values():
         assert parts and all(type(library) is LinkedFunction for library in parts)
         assert all(library.get_pointer_to_function("any") == 0 for library in parts)
