@@ -24,15 +24,16 @@ from planner.errors import InputError
 from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
 
-MAX_LINE_BYTES = 4 * 2**20
-MAX_DOCUMENT_BYTES = 256 * 2**20  # Most bytes of a line that holds a whole JSON document.
+# Larger input is no file of ours, and would take memory before it is refused.
+MAX_LINE_BYTES = 4 * 2**20  # Of a line of text: one request with its prompt.
+MAX_DOCUMENT_BYTES = 256 * 2**20  # Of a line that holds a whole JSON document.
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
 MAX_YAML_DEPTH = 64  # The parser is recursive, and a stack overflow would kill the process.
-ASIDE = ".fleetplan-"  # Names of temporary folders begin like this.
-ABANDONED_S = 60.0  # A killed run left every unlocked folder that is older.
+TEMPORARY_PREFIX = ".fleetplan-"  # Names of temporary folders begin like this.
+ABANDONED_S = 60.0  # Every unlocked temporary folder that is older was left by a killed run.
 MAX_YAML_VALUES = 200_000  # Most values after aliases are expanded.
-_OUTPUT_FOLDERS: set[Path] = set()  # Folders that were no links when this process checked them.
+_OUTPUT_FOLDERS: set[Path] = set()  # Folders that `check_output_directory` found to be no links.
 
 
 def repository_dir(name: str) -> Path:
@@ -171,7 +172,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def yaml_value(text: str) -> Any:
-    """Parse one YAML value; raises InputError where `text` is none."""
+    """Parse one YAML value; raises InputError if `text` is not one."""
     try:
         _check_yaml(text)
         return yaml.load(text, Loader=_Loader)
@@ -194,15 +195,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-_TAG = "tag:yaml.org,2002:"
+_TAG = "tag:yaml.org,2002:"  # How the tags of YAML's own kinds of values begin.
 _KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge")
 _TAGS = {f"{_TAG}{name}" for name in _KINDS}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML of mappings, lists and plain values. It refuses a key given twice instead of keeping the
-    last, values that it cannot hold, and the other kinds (!!set, !!binary, !!omap) that no document of ours
-    has.
+    """Safe YAML of mappings, lists and plain values.
+
+    It refuses a key given twice instead of keeping the last one, values that Python cannot hold, and other
+    kinds (!!set, !!binary, !!omap), which no document of ours has.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -212,11 +214,11 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             raise _malformed_error(problem, node.start_mark)
         try:
             value = super().construct_object(node, deep=deep)
-        except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
+        except (ValueError, LookupError, AttributeError, TypeError):  # As for 2023-13-45, !!int x, !!bool x.
             value = None  # It is refused below.
         else:
-            if isinstance(node, yaml.ScalarNode) and (meant := _explain_misread(node, value)):
-                raise _malformed_error(meant, node.start_mark)
+            if isinstance(node, yaml.ScalarNode) and (advice := _explain_misread(node, value)):
+                raise _malformed_error(advice, node.start_mark)
             is_storable = is_text(value) if isinstance(value, str) else True
             if is_storable and not (isinstance(value, int) and abs(value) >= 10**MOST_DIGITS):
                 return value
@@ -292,12 +294,13 @@ def _malformed_error(problem: str, mark: Any) -> yaml.MarkedYAMLError:
 
 
 def _first_line(error: Exception) -> str:
+    """What is wrong, without the place and the excerpt that PyYAML adds in further lines."""
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return str(problem)
 
 
 class _Layout:
-    """Block style, keys in the order given, short lists of numbers on one line, no anchors."""
+    """How we write YAML: block style, keys in the order given, lists of numbers on one line, no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -308,14 +311,15 @@ class _Dumper(_Layout, yaml.SafeDumper):
 
 
 class _FastDumper(_Layout, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """libyaml's dumper, if built, is eight times as fast. It refuses the lone surrogates of undecodable
-    names.
+    """libyaml's dumper where it is built: eight times as fast.
+
+    It refuses lone surrogates, which Python has for undecodable bytes in names of files.
     """
 
 
 def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
-    flat = all(isinstance(item, int | float) for item in items)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=flat)
+    is_numbers = all(isinstance(item, int | float) for item in items)
+    return dumper.represent_sequence(f"{_TAG}seq", items, flow_style=is_numbers)
 
 
 # PyYAML (YAML 1.1) reads these as text, but YAML 1.2 or Go readers take them for numbers or booleans.
@@ -326,7 +330,7 @@ def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     style = "|" if "\n" in text else None
     if _AMBIGUOUS.fullmatch(text):
         style = "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 
 
 for _dumper in (_Dumper, _FastDumper):
@@ -363,7 +367,7 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
         _make_folder(directory, made_folders)
         # The temporary folder lies inside `directory`, which may be a mount of its own or the only place that
         # we may write to.
-        with _write_aside(directory) as aside:
+        with _temporary_folder(directory) as aside:
             new, old = aside / "new", aside / "old"
             for name, content in files.items():
                 target = new / name
@@ -386,15 +390,15 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
 
 
 @contextmanager
-def _write_aside(directory: Path) -> Iterator[Path]:
+def _temporary_folder(directory: Path) -> Iterator[Path]:
     """A temporary folder, locked while it is in use; those that killed runs left are removed."""
-    for abandoned in directory.glob(f"{ASIDE}*"):
+    for abandoned in directory.glob(f"{TEMPORARY_PREFIX}*"):
         with suppress(OSError):
             if abandoned.stat().st_mtime < time.time() - ABANDONED_S:
                 with _lock_folder(abandoned) as is_ours:
                     if is_ours:
                         shutil.rmtree(abandoned, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=directory))
+    aside = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=directory))
     try:
         with _lock_folder(aside):
             yield aside
@@ -537,7 +541,7 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
         write_file(path, "".join(parts))
         return
     try:
-        with _write_aside(path.parent) as aside:
+        with _temporary_folder(path.parent) as aside:
             new_file = aside / path.name
             with gzip.open(new_file, "wb") if path.suffix == ".gz" else new_file.open("wb") as stream:
                 for part in parts:
@@ -591,8 +595,8 @@ def _check_writable(directory: Path) -> None:
         raise InputError(f"{directory}: {place} is not a directory; name another one with -o")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")
-    probe = existing / f"{ASIDE}{os.getpid()}"
-    try:  # `access` is not reliable for root and on some file systems
+    probe = existing / f"{TEMPORARY_PREFIX}{os.getpid()}"
+    try:  # `access` is not reliable for root, nor on some file systems.
         with suppress(FileExistsError):
             probe.mkdir()
         probe.rmdir()

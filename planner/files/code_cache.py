@@ -1,7 +1,7 @@
 """A cache on disk for machine code that Numba compiles: a file per function and types of arguments.
 
-Numba's own cache makes every run fail once a file of it is damaged, the disk is full or its folder cannot be
-written. It also compiles anew for each copy of the same sources, and never deletes a file. Here each file
+With Numba's own cache every run fails once one of its files is damaged, the disk is full or its folder cannot
+be written. It also compiles anew for each copy of the same sources, and never deletes a file. Here each file
 begins with the digest of the rest, so a damaged one is noticed and its code compiled anew. If nothing can be
 written, one warning says so and each run compiles. Files of earlier versions of a source are deleted when a
 new one is written.
@@ -37,18 +37,18 @@ from numba.core.caching import _Cache
 from planner.files.checked_files import user_cache
 
 LOG = logging.getLogger("fleetplan.code_cache")
-DIGEST_BYTES = 32
+DIGEST_BYTES = 32  # SHA-256.
 PATIENCE_S = 120.0  # Several times the longest compilation. After that a waiting process compiles too.
-LOOK_AGAIN_S = 0.05
+LOOK_AGAIN_S = 0.05  # Between two looks at a lock: short against any compilation.
 TURN = ".turn"  # The suffix of the file that a process locks while it is its turn to compile.
 
-# These parts of Numba have no types.
+# These parts of Numba have no type annotations.
 _config: Any = config
 _dumps: Any = serialize.dumps
 _rebuild: Any = compiler.CompileResult._rebuild
 
 
-def keep_code(dispatcher: Any) -> Any:
+def store_code(dispatcher: Any) -> Any:
     """The same compiled function, with its machine code kept on disk."""
     dispatcher._cache = CodeCache(dispatcher.py_func)
     return dispatcher
@@ -57,11 +57,11 @@ def keep_code(dispatcher: Any) -> Any:
 def cached_jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit` with these options, and with machine code kept on disk."""
     jit = numba.njit(**options)
-    return lambda function: keep_code(jit(function))
+    return lambda function: store_code(jit(function))
 
 
 class CodeCache(_Cache):
-    """The code of one function, with the methods that Numba calls on a cache."""
+    """The stored code of one function, with the methods that Numba calls on a cache."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         source = Path(inspect.getfile(function))
@@ -72,6 +72,7 @@ class CodeCache(_Cache):
 
     @property
     def cache_path(self) -> str:
+        """The folder of the files; Numba asks for it."""
         return str(_code_folder(self._beside))
 
     def enable(self) -> None:
@@ -85,7 +86,7 @@ class CodeCache(_Cache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for these types, or None if it is missing or damaged; then Numba compiles it."""
-        target_context.refresh()  # As Numba's own cache does: loads what the code links to.
+        target_context.refresh()  # As in Numba's own cache: loads what the code links to.
         path = self._code_path(sig, target_context.codegen())
         code = _read_code(path)
         if code is None:
@@ -101,11 +102,11 @@ class CodeCache(_Cache):
         path = self._code_path(sig, data.target_context.codegen())
         try:
             if not data.library.has_dynamic_globals:  # Such code has addresses of this process in it.
-                self._keep_code(path, _dumps(data._reduce()))
+                self._store_code(path, _dumps(data._reduce()))
         finally:
             _end_turn(path)
 
-    def _keep_code(self, path: Path, code: bytes) -> None:
+    def _store_code(self, path: Path, code: bytes) -> None:
         """Write a file of code, and delete those of other versions of the source."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +120,7 @@ class CodeCache(_Cache):
                     old.unlink()
 
     def _code_path(self, sig: Any, codegen: Any) -> Path:
+        """The file of the code for these types; its name holds all that the code depends on."""
         python = (sys.implementation.cache_tag, sys.abiflags)
         depends_on = (str(sig), codegen.magic_tuple(), python, _config.BOUNDSCHECK, _config.OPT)
         key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:16]
@@ -161,7 +163,7 @@ def _take_turn(path: Path) -> None:
 
 
 def _try_lock(lock: int) -> bool:
-    """Whether the lock is ours, or the file system has no locks."""
+    """Lock a file without waiting. False if another process has the lock; True where there are no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

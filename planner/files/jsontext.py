@@ -1,8 +1,12 @@
 """Strict JSON for all our files: text that other readers could read differently is refused.
 
-Raises ValueError, whose text says what is wrong without the file's name, for a key given twice, of which
-Python keeps the last; NaN and Infinity, which JSON does not have; half a character (\\ud800), which no file
-can hold; a whole number with more digits than any count or hash; and objects nested too deep.
+`parse_json` raises ValueError, whose text says what is wrong without the file's name, for
+
+- a key given twice, of which Python would keep the last;
+- NaN and Infinity, which JSON does not have;
+- half a character (\\ud800), which no file can hold;
+- a whole number with more digits than any count or hash;
+- objects nested too deep.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-MOST_DIGITS = 100  # Most digits of a whole number: hashes of 256 bits have 78.
+MOST_DIGITS = 100  # Of a whole number: hashes of 256 bits have 78. Longer ones take long to read.
 
 
 class TwiceError(ValueError):
@@ -37,7 +41,9 @@ def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool 
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
-    if "\\u" in text if isinstance(text, str) else b"\\u" in text:
+    # Half a character can only be written as an escape, so other texts need no check.
+    has_escapes = "\\u" in text if isinstance(text, str) else b"\\u" in text
+    if has_escapes:
         _check_texts([value])
     return value
 
@@ -53,6 +59,7 @@ def is_text(text: str) -> bool:
 
 
 def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The members of a JSON object; raises TwiceError for a key given twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
         raise TwiceError(Counter(key for key, _ in pairs).most_common(1)[0][0])

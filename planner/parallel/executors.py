@@ -6,9 +6,10 @@
     ray           a running Ray cluster,  address auto, host:6379 or ray://host:10001, or $RAY_ADDRESS
     dask          a running Dask cluster, address tcp://host:8786, or $DASK_SCHEDULER_ADDRESS
 
-A value that many items share (a trace, a fleet) travels once, not with every item: processes map its arrays
-from a file in memory, `ray.put` and Dask's `scatter` copy it to the cluster. A result that later items need
-(a trace that a worker drew) stays with the workers too.
+The workers of an executor in other processes are a crew. (Workers of this module compute; they are not those
+of a fleet.) A value that many items share, such as a trace, travels to a crew once, not with every item:
+processes map its arrays from a file in memory, `ray.put` and Dask's `scatter` copy it to the cluster. A
+result that later items need, such as a trace that a worker drew, stays with the crew too.
 
 Every worker must have the same versions of fleetplan, Python, NumPy and Numba as this process, or nothing is
 computed at all. The item of a worker that dies is given to another one, three times at most; after that a
@@ -49,23 +50,23 @@ Shared = TypeVar("Shared")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-EXAMPLES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:8786"}
-# Their own clients read these variables.
-ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}
-NAMES = ("serial", "threads", "processes", *EXAMPLES)
-WITH_NUMBER = ("threads", "processes")  # `threads:4` says how many
+EXAMPLE_ADDRESSES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:8786"}
+# The variables from which the clients of Ray and Dask take an address themselves.
+ADDRESS_VARIABLES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}
+EXECUTOR_NAMES = ("serial", "threads", "processes", *EXAMPLE_ADDRESSES)
+WITH_NUMBER = ("threads", "processes")  # These may be followed by a number of workers: `threads:4`.
 PARENT_CHECK_S = 1.0  # A process checks this often that its parent is alive.
-CONNECT_TIMEOUT_S = 10.0
-FIRST_WORKER_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 10.0  # A scheduler that runs answers within this time.
+FIRST_WORKER_TIMEOUT_S = 60.0  # A Dask cluster may be starting its first worker for so long.
 TRIES = 4  # Tries of one item: the first, and three after workers died.
-LONGEST_REASON_CHARS = 300
-MOST_WORKERS = 1024
-MAPPED_VALUES = 32  # So many shared values a worker process keeps mapped at a time.
+LONGEST_REASON_CHARS = 300  # Longer texts of foreign errors are cut in our messages.
+MOST_WORKERS = 1024  # A larger number is a slip: no machine has so many CPUs for one plan.
+MAPPED_VALUES = 32  # A worker process keeps the files of so many shared values mapped at a time.
 IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"  # Loky's tracker warns after an interrupt.
-MEMORY_FOLDER = Path("/dev/shm")
+MEMORY_FOLDER = Path("/dev/shm")  # A file system in memory, on Linux.
 CREW_PREFIX, LOCK_NAME = "fleetplan-crew-", "lock"  # A run holds the lock in its folder until it ends.
 LEAST_FREE_BYTES = 2**30  # With less memory free in MEMORY_FOLDER, files go to the temporary folder.
-COMPUTED_WITH = ("numpy", "numba")
+COMPUTED_WITH = ("numpy", "numba")  # Other versions of these may round differently.
 
 
 @cache
@@ -77,8 +78,10 @@ def deciding_versions() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Where to compute: `name` is one of NAMES, `processes:4` with a number; `address` is that of a Ray or
-    Dask cluster, by default from the variables in ADDRESSES.
+    """Where to compute.
+
+    `name` is one of EXECUTOR_NAMES, perhaps with a number of workers (`processes:4`). `address` is that of a
+    Ray or Dask cluster, by default the value of its variable in ADDRESS_VARIABLES.
     """
 
     name: str = "serial"
@@ -86,29 +89,30 @@ class Executor:
 
     def __post_init__(self) -> None:
         kind, _, number = self.name.partition(":")
-        if kind not in NAMES or (":" in self.name and kind not in WITH_NUMBER):
-            names = ", ".join(f"{each}[:N]" if each in WITH_NUMBER else each for each in NAMES)
+        if kind not in EXECUTOR_NAMES or (":" in self.name and kind not in WITH_NUMBER):
+            names = ", ".join(f"{each}[:N]" if each in WITH_NUMBER else each for each in EXECUTOR_NAMES)
             raise InputError(f"--executor: must be one of {names}, found {self.name!r}")
         if ":" in self.name and not (number.isdecimal() and 1 <= int(number) <= MOST_WORKERS):
             raise InputError(
                 f"--executor {self.name}: expected a number from 1 to {MOST_WORKERS} after {kind}:"
             )
-        if kind not in EXAMPLES:
+        if kind not in EXAMPLE_ADDRESSES:
             if self.address is not None:
                 raise InputError(f"--address {self.address}: is for ray and dask, not for {self.name}")
             return
         if self.address is None:
-            object.__setattr__(self, "address", os.environ.get(ADDRESSES[kind]) or None)
+            object.__setattr__(self, "address", os.environ.get(ADDRESS_VARIABLES[kind]) or None)
         if self.address is None:
             raise InputError(
-                f"--executor {kind}: needs the cluster's --address, {EXAMPLES[kind]}, or {ADDRESSES[kind]}; "
-                "processes uses the CPUs of this machine"
+                f"--executor {kind}: needs the cluster's --address, {EXAMPLE_ADDRESSES[kind]}, or "
+                f"{ADDRESS_VARIABLES[kind]}; processes uses the CPUs of this machine"
             )
         if self.address != "auto" or kind == "dask":
             self.host_and_port()  # Raises for a malformed address; Ray alone knows "auto".
 
     @property
     def kind(self) -> str:
+        """The name without a number of workers."""
         return self.name.partition(":")[0]
 
     @property
@@ -122,7 +126,7 @@ class Executor:
         """Host and port of the address; raises InputError for a malformed one."""
         match = re.fullmatch(r"(?:\w+://)?\[?([^/\s\[\]]+)\]?:(\d{1,5})", self.address or "")
         if match is None or int(match[2]) > 65535:
-            raise InputError(f"--address {self.address}: expected {EXAMPLES[self.kind]}")
+            raise InputError(f"--address {self.address}: expected {EXAMPLE_ADDRESSES[self.kind]}")
         return match[1], int(match[2])
 
 
@@ -144,6 +148,7 @@ class Crew(Protocol):
         """Start function(value, item) on a worker; returns a function that waits for the result."""
 
 
+# What `working_on` has chosen in this context: a crew, or a number of threads, or neither.
 _crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
 _process_slots = threading.Semaphore(os.cpu_count() or 1)
@@ -162,8 +167,8 @@ def is_chosen() -> bool:
 
 def parallel_width() -> int:
     """How many computations may run at a time."""
-    if (workers := _crew.get()) is not None:
-        return workers.workers
+    if (crew := _crew.get()) is not None:
+        return crew.workers
     return _threads.get() or os.cpu_count() or 1
 
 
@@ -174,8 +179,9 @@ def current_slot() -> threading.Semaphore:
 
 @contextmanager
 def working_on(executor: Executor) -> Iterator[None]:
-    """Simulations inside the block use these workers. Raises InputError if the package, the cluster or the
-    right version is missing.
+    """Let simulations inside the block use the workers of `executor`.
+
+    Raises InputError if the package, the cluster or the right version is missing.
     """
     with ExitStack() as stack:
         if executor.kind in ("serial", "threads"):
@@ -211,15 +217,15 @@ def run_items(
             executor = Executor(f"processes:{min(executor.workers, len(items))}")
         with working_on(executor):
             return run_items(function, items, shared=shared)
-    if (workers := current_crew()) is None:
+    if (crew := current_crew()) is None:
         threads = min(_threads.get() or 1, len(items))
         if threads <= 1:
             return [function(shared, item) for item in items]
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(partial(function, shared), items))
-    reference = workers.put_value(shared)
-    waiting = [workers.start_item(function, reference, item) for item in items]
-    return [wait() for wait in waiting]
+    reference = crew.put_value(shared)
+    waits = [crew.start_item(function, reference, item) for item in items]
+    return [wait() for wait in waits]
 
 
 def _open_crew(executor: Executor) -> Any:
@@ -235,6 +241,7 @@ class OtherVersionError(InputError):
 
 
 def _check_versions(parent_versions: str) -> None:
+    """Raise OtherVersionError where this worker's versions are not those of the process that sends items."""
     if (own := deciding_versions()) != parent_versions:
         raise OtherVersionError(
             f"--executor: a worker has {own}, and this machine {parent_versions}; install the same on "
@@ -243,15 +250,17 @@ def _check_versions(parent_versions: str) -> None:
 
 
 def _run_item(parent_versions: str, function: Callable[[Any, Any], Any], value: Any, item: Any) -> Any:
+    """function(value, item), once the versions are seen to be the same."""
     _check_versions(parent_versions)
     return function(value, item)
 
 
 @lru_cache(maxsize=MAPPED_VALUES)
 def _map_file(path: str) -> Any:
+    """The value in a file of the crew's folder, its arrays mapped."""
     from joblib import load
 
-    # Mapped copy-on-write, because Numba compiles anew for read-only arrays.
+    # Copy-on-write ("c") rather than read-only, because Numba compiles anew for read-only arrays.
     return load(path, mmap_mode="c")
 
 
@@ -349,8 +358,9 @@ class _ProcessCrew:
         return wait_with_reference
 
     def _start_call(self, *call: Any) -> Callable[[], Any]:
-        """Start call[0](*call[1:]) in the pool; the returned function waits, and repeats it in a new pool if
-        a process died.
+        """Start call[0](*call[1:]) in the pool; the returned function waits for the result.
+
+        Where a process died meanwhile, it repeats the call in a new pool, up to TRIES times in all.
         """
         pool, pending = self._submit(call)
 
@@ -398,8 +408,9 @@ class _ProcessCrew:
 
 
 def _ignore_loky_manager(excepthook: Callable[[Any], object], raised: Any) -> None:
-    """A hook for errors in threads: ignore those of loky's manager thread, which fails when a shutdown takes
-    away the items that it waits for; pass others on to `excepthook`.
+    """A hook for errors in threads, which passes them on to `excepthook`, but for those of one thread.
+
+    Loky's manager thread fails when a shutdown takes away the items that it waits for.
     """
     if raised.thread is None or raised.thread.name != "ExecutorManagerThread":
         excepthook(raised)
@@ -433,8 +444,9 @@ def _remove_killed_runs(parent: Path) -> None:
 
 @contextmanager
 def _workers_ignore_interrupts() -> Iterator[None]:
-    """Processes started in the block ignore SIGINT and SIGTERM. Ctrl-C reaches every process of a terminal,
-    but this process ends its workers itself.
+    """Let processes that are started in the block ignore SIGINT and SIGTERM.
+
+    Ctrl-C reaches every process of a terminal, but this process ends its workers itself.
 
     Trackers of shared resources are started here too. They warn of what an interrupt leaves, although they
     remove it themselves, so these warnings are silenced.
@@ -459,7 +471,7 @@ def _workers_ignore_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _postpone_interrupts() -> Iterator[None]:
-    """Interrupts that come in the block are raised when it ends.
+    """Raise interrupts that come in the block when it ends.
 
     A signal that this thread blocks may still reach another thread of this process. Python then raises
     KeyboardInterrupt in the main thread, perhaps after a worker was started and before the pool has it in its
@@ -486,10 +498,12 @@ def _postpone_interrupts() -> Iterator[None]:
 # -- Ray
 
 
-_NO_MODULE = "No module named"
+_NO_MODULE = "No module named"  # Part of the text of Python's ModuleNotFoundError, inside errors of Ray.
 
 
 class _RayCrew:
+    """The workers of a Ray cluster; references are Ray's own."""
+
     def __init__(self, ray: Any, executor: Executor) -> None:
         self.ray, self.executor = ray, executor
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -563,9 +577,10 @@ def _open_ray(executor: Executor) -> Iterator[_RayCrew]:
 
 
 class _DaskValue:
-    """A value on Dask's workers, and the function `put` that puts it there. A scattered value is lost with
-    the last worker that has it, and everything that waits for it is cancelled; it is then put there again.
-    `source` is the value that this one was computed from, if any.
+    """A value on Dask's workers, and the function `put` that puts it there.
+
+    A scattered value is lost with the last worker that has it, and everything that waits for it is cancelled;
+    it is then put there again. `source` is the value that this one was computed from, if any.
     """
 
     def __init__(self, put: Callable[[], Any], source: _DaskValue | None = None) -> None:
@@ -573,8 +588,9 @@ class _DaskValue:
         self.future = put()
 
     def put_again(self, lost: Any) -> None:
-        """Put the value there again, its source first if that is lost too. Does nothing if another thread
-        has replaced the future `lost` meanwhile.
+        """Put the value there again, its source first if that is lost too.
+
+        `lost` is the future that was cancelled. If another thread has replaced it already, nothing is done.
         """
         with self._lock:
             if self.future is not lost:
@@ -585,6 +601,8 @@ class _DaskValue:
 
 
 class _DaskCrew:
+    """The workers of a Dask cluster; references are _DaskValue."""
+
     def __init__(self, client: Any, executor: Executor) -> None:
         self.client, self.executor = client, executor
         try:
@@ -669,15 +687,16 @@ def _open_dask(executor: Executor) -> Iterator[_DaskCrew]:
 
 
 def _check_answer(executor: Executor) -> None:
-    """Refuse an address where nobody listens: Ray's and Dask's clients would wait for minutes there, or end
-    this process.
+    """Refuse an address where nobody listens.
+
+    Ray's and Dask's clients would wait for minutes there, or end this process.
     """
     try:
         socket.create_connection(executor.host_and_port(), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise InputError(
             f"--address {executor.address}: nobody answers there ({error.strerror or error}); "
-            f"expected a {executor.name} cluster at {EXAMPLES[executor.name]}"
+            f"expected a {executor.name} cluster at {EXAMPLE_ADDRESSES[executor.name]}"
         ) from None
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from planner.errors import InputError, PlannerError
 from planner.parallel import executors
-from planner.parallel.executors import NAMES, SERIAL, Executor, current_crew, run_items, working_on
+from planner.parallel.executors import EXECUTOR_NAMES, SERIAL, Executor, current_crew, run_items, working_on
 
 Numbers = npt.NDArray[np.int64]
 
@@ -77,7 +77,7 @@ def ray(ray_addresses: tuple[str, str]) -> Executor:
     return Executor("ray", ray_addresses[0])
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=EXECUTOR_NAMES)
 def executor(request: pytest.FixtureRequest) -> Executor:
     return the(str(request.param), request)
 
