@@ -88,13 +88,13 @@ def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
 def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
     """USD of starting and draining workers, idle GPUs and rounding up (4,)."""
     prices, starting_usd, draining_usd, paid_usd = terms.prices(), 0.0, 0.0, 0.0
-    lives = [(span.pool, span.asked_s, span.gone_s) for span in run.spans]
+    lives = [(span.pool, span.requested_s, span.gone_s) for span in run.spans]
     for span in run.spans:
         price_usd_per_s = float(prices[span.pool]) / 3600
         given_up_s = min(span.given_up_s, span.gone_s)
-        starting_usd += price_usd_per_s * (min(span.ready_s, given_up_s) - span.asked_s)
+        starting_usd += price_usd_per_s * (min(span.ready_s, given_up_s) - span.requested_s)
         draining_usd += price_usd_per_s * (span.gone_s - given_up_s)
-        paid_usd += price_usd_per_s * (span.gone_s - span.asked_s)
+        paid_usd += price_usd_per_s * (span.gone_s - span.requested_s)
     by_second_usd = billed_usd(replace(terms, unit_s=0.0), lives)
     rounding_usd = billed_usd(terms, lives) - by_second_usd
     idle_usd = by_second_usd - paid_usd  # What is paid by the second beyond the prices of workers.
@@ -156,8 +156,8 @@ def _missed_by_cause(
         if window.holds:
             continue
         is_short = own[:, v] < needed[:, v] - SAME_WORKERS
-        last = int(np.searchsorted(row.run.asked_s, window.end_s))
-        first = max(int(np.searchsorted(row.run.asked_s, window.start_s, "right")) - 1, 0)
+        last = int(np.searchsorted(row.run.requested_s, window.end_s))
+        first = max(int(np.searchsorted(row.run.requested_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
         # `needed` is a mean over the window, so an order of its whole part is not called too few.
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))

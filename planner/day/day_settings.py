@@ -31,27 +31,30 @@ KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
     *("image", "least", "most", "missed_window", "missed", "optimum", "fleets", "oracle", "sleep"),
 )
-USUAL_EVERY_S = 600.0
+USUAL_EVERY_S = 600.0  # The windows of an SLO without windows of its own: a day is judged by ten minutes.
+# Controllers where `controllers:` is left out.
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
 # What `plan day --oracle` tunes on the first part of the traffic and judges on the rest: public autoscalers.
 AUTOSCALERS = ("hpa", "keda", "wva", "dynamo", "dynamo-sla")
 ORACLE_TRAIN = "70 %"
 USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # A worker starts on a node that is new.
 SLEEP_STORAGE = "nvme-raid0"  # Where an engine of sleep level 2 has its weights: it stays on its node.
-NEVER_WITH_SLEEP = ("start", "image", "warm", "warm_start")
+NEVER_WITH_SLEEP = ("start", "image", "warm", "warm_start")  # Keys of workers that start.
 ALL_FLEETS, PLAN_ALONE = "all", "plan"
 BILLED_S = {"second": 0.0, "hour": 3600.0}
 ALL_DAY = "day"
 BILLINGS = (*BILLED_S, ALL_DAY)
-LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95
+LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95  # Both parts of the traffic must have requests enough.
 
 
 @dataclass(frozen=True, slots=True)
 class DaySection:
-    """How pools may change. What is None follows from something else: `every_s` from the SLO's windows,
-    `start_s` from the catalog's `storage` and `image` (None: nodes have the image), `most` is about twice the
-    static fleet, `missed_usd` what that fleet costs in a window. With a `train_frac` of 0 nothing is tuned,
-    and all of the traffic judges. If it `is_paid_all_day`, the GPUs in use at once at most are paid for the
+    """How pools may change, and which controllers decide.
+
+    A field that is None follows from something else: `every_s` from the SLO's windows, `start_s` from the
+    catalog's `storage` and `image` (None: nodes have the image), `most` from the static fleet, about twice
+    its size, and `missed_usd` from what that fleet costs in a window. With a `train_frac` of 0 nothing is
+    tuned, and all of the traffic judges. With `is_paid_all_day` the most GPUs in use at once are paid for the
     whole traffic.
     """
 
@@ -77,7 +80,7 @@ class DaySection:
 
 
 def parse_day(document: Any, where: str = "day") -> DaySection:
-    """The section, with defaults for what it leaves out. Raises InputError."""
+    """Read the section `day:`, with defaults for keys that it leaves out; raises InputError."""
     section = Section.from_document(
         document, where, KEYS, such_as="{every: 10 min, controllers: [hpa, keda]}"
     )
@@ -140,7 +143,7 @@ def parse_sleep(section: Section) -> tuple[int, str]:
 
 
 def parse_train(value: object, where: str) -> float:
-    """The share of the traffic that tunes: "70 %", or "first 70 %"; 0 where nothing does."""
+    """The share of the traffic on which parameters are chosen: "70 %", or "first 70 %"; 0 for None."""
     if value is None:
         return 0.0
     if isinstance(value, str):

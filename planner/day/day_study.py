@@ -1,7 +1,7 @@
-"""A day of traffic on a fleet whose pools change: what each controller costs above the optimum, and what it
-misses.
+"""A day of traffic on a fleet whose pools change: what each controller costs above the optimum, and misses.
 
-Simulated on the same requests: the static fleet, which stands all day, a timetable, and the controllers. The
+All of these are simulated on the same requests: the static fleet, which keeps its sizes all day, a timetable,
+and the controllers. The
 optimum is the cheapest sequence of pool sizes that keeps the SLO in every window; its search knows all
 requests in advance (planner/day/search/day_optimum.py). A controller's regret is what it costs above the
 optimum, and the windows that it misses. With `train_frac`, parameters are chosen on the first part of the
@@ -9,10 +9,11 @@ traffic, and all days are judged on the rest, which only the optimum has seen.
 
 The best parameters, and the best controller, have the lowest bill plus the cost of missed windows. By default
 a missed window costs what the static fleet, which keeps it, pays for a window. With `missed_frac` the best is
-instead the cheapest of those that miss no larger share of the windows; where all miss more, that which misses
-fewest. A controller that keeps every
-window for less than the optimum, which changes sizes only on a grid of times, is itself a feasible sequence:
-it then becomes the optimum.
+instead the cheapest of those that miss no larger share of the windows; where all miss more, the one that
+misses fewest.
+
+The search for the optimum changes sizes only on a grid of times. A controller that keeps every window for
+less is itself a feasible sequence, and then becomes the optimum.
 """
 
 from __future__ import annotations
@@ -63,9 +64,11 @@ MOST_VARIANTS = 40  # At most this many settings of one controller are simulated
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayQuestion:
-    """The question of a day: a fleet with its static sizes, the limits on changes of its pools, the SLO with
-    its windows, and the traffic. `unit_s` is the unit of billing (0: by the second), `step_s` the grid of
-    the optimum, and `stock` has the GPUs that all pools share, as `elastic.Stock` counts them.
+    """The question of a day: a fleet with its static sizes, how its pools may change, the SLO with its
+    windows, and the traffic.
+
+    `unit_s` is the unit of billing (0: by the second), `step_s` the grid of the optimum, and `stock` has the
+    GPUs that all pools share, as `elastic.Stock` counts them.
     """
 
     fleet: Fleet
@@ -80,21 +83,24 @@ class DayQuestion:
     start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
     fleet_note: str = ""  # The origin of the fleet, if it was not given.
     stock: Mapping[str, int] = field(default_factory=dict)
-    is_paid_all_day: bool = False  # The GPUs in use at once at most are, if several LLMs share them.
-    sleep_level: int = 0  # vLLM's: 1 or 2, or 0 for workers that start anew.
-    sleep_notes: tuple[str, ...] = ()  # What sleeping takes beside GPUs.
+    is_paid_all_day: bool = False  # Whether the most GPUs in use at once are paid all day (several LLMs).
+    sleep_level: int = 0  # The level of vLLM's sleep mode: 1 or 2, or 0 for workers that start anew.
+    sleep_notes: tuple[str, ...] = ()  # What sleeping takes beside GPUs, in sentences.
 
     @property
     def every_s(self) -> float:
+        """The length of the SLO's windows [s], which every question of a day has."""
         assert self.slo.every_s is not None
         return self.slo.every_s
 
 
 @dataclass(frozen=True, slots=True)
 class WindowVerdict:
-    """The verdict of one window of the SLO. `holds` is True if every limit and the attainment, if any, are
-    kept. `short_limit` names the limit that decides: of those that fail, or of all where none does, the one
-    with the smallest share of values within it, which is `kept_frac`.
+    """The verdict of one window of the SLO.
+
+    `holds` is True if every limit and the attainment, if any, are kept. `short_limit` names the limit that is
+    kept worst: of those that fail, or of all where none does, the one with the smallest share of values
+    within it. This share is `kept_frac`.
     """
 
     start_s: float
@@ -106,9 +112,10 @@ class WindowVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ChangeEffect:
-    """The effect of one change of a pool's size: `rerouted` requests lost their worker when it stopped;
-    `late` requests arrived while new workers were starting, and missed a limit. `before` and `after` are
-    sizes, and `pool` is an index.
+    """The effect of one change of a pool's size, from `before` to `after` workers; `pool` is an index.
+
+    `rerouted` requests lost their worker when it stopped. `late` requests arrived while new workers were
+    starting, and missed a limit.
     """
 
     time_s: float
@@ -122,8 +129,9 @@ class ChangeEffect:
 @dataclass(frozen=True, slots=True, eq=False)
 class ControllerDay:
     """The simulated day of one controller: its parameters as a document has them, the bill, the verdict of
-    every window, the effects of its changes, and its oscillations: growth that was taken back within one
-    start-up time.
+    every window, and the effects of its changes.
+
+    An oscillation is growth of a pool that was taken back within one start-up time.
     """
 
     name: str
@@ -160,12 +168,16 @@ class ControllerDay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Optimum:
-    """The cheapest known sequence that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or the
-    sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, whenever it
-    changes sizes, less than `proved_usd`. `status` says whether a cheaper sequence may exist. `causal` says
-    what a controller that knows only the past pays at least, and `reacting` what one pays that also sees a
-    window whole when it begins; they are None for pools that have too many sizes.
-    `any_moment_usd` is `proved_usd` if more workers never hurt; it is None where it was not computed.
+    """The cheapest known sequence of sizes that keeps every window, of P pools in T steps.
+
+    Between `edges_s` (T + 1,) the `sizes` (T, P) stand; where a controller is the optimum, they are those of
+    the grid's best sequence. No sequence on the grid costs less than `bound_usd`, and no controller, whenever
+    it changes sizes, less than `proved_usd`. `status` says whether a cheaper sequence may exist.
+
+    `causal` is what a controller that knows only the past pays at least, and `reacting` the same of one that
+    also knows all of a window when it begins; they are None for pools that have too many sizes.
+    `any_moment_usd` is a higher `proved_usd` that takes for granted that more workers never hurt; None where
+    it was not computed.
     """
 
     day: ControllerDay
@@ -185,8 +197,9 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True)
 class FleetDay:
-    """The costs of one fleet for a day: static, under its best controller, and at its optimum. A cost is None
-    where the day was not simulated, and `why` has the reason.
+    """The costs of one fleet for a day: static, under its best controller, and at its optimum.
+
+    A cost is None where the day was not simulated, and `why` has the reason.
     """
 
     label: str
@@ -202,8 +215,10 @@ class FleetDay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayAnswer:
-    """All simulated days on the judged traffic, the static fleet first. Where `optimum` is None, `no_optimum`
-    has the reason; `left_out` has the reasons of controllers that were not simulated.
+    """All simulated days on the judged traffic, the static fleet first.
+
+    Where `optimum` is None, `no_optimum` has the reason. `left_out` has the controllers that were not
+    simulated, each with its reason.
     """
 
     question: DayQuestion
@@ -214,7 +229,7 @@ class DayAnswer:
     capacity: CapacityTable | None
     left_out: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
-    winner_name: str | None = None  # None: the cheapest. Set by several_llms_day.py.
+    winner_name: str | None = None  # None: the best by `score_day`. several_llms_day.py sets it.
     fleets: tuple[FleetDay, ...] = ()  # The alternatives; empty where none was compared.
 
     @property
@@ -228,6 +243,7 @@ class DayAnswer:
 
     @property
     def miss_terms(self) -> MissTerms:
+        """How missed windows count in the comparison of these days."""
         return MissTerms(self.missed_usd, self.question.missed_frac)
 
     @property
@@ -252,16 +268,16 @@ def study_day(
 ) -> DayAnswer:
     """Simulate the static fleet, every controller and the optimum on the same traffic.
 
-    Raises InputError where the traffic cannot be parted as asked, or is of a kind that pools that change
-    cannot serve.
+    The limit on time is for the choice of parameters and the optimum. Raises InputError where the traffic
+    cannot be split as `train_frac` says, or is of a kind that pools that change cannot serve.
     """
     deadline = time.monotonic() + time_limit_s
     check_step(question)
     train, judged = split_training(question.trace, question.train_frac)
-    seen = judged if train is None else train
+    known = judged if train is None else train
     judged_question = replace(question, trace=judged)
     progress("how much traffic so many workers carry")
-    deployment = deployment_of(question, seen, train)
+    deployment = deployment_of(question, known, train)
     capacity = deployment.capacity
     progress(f"{STATIC}: the day")
     rows = [simulate_controller(judged_question, parse_controller(STATIC, None), deployment)]
@@ -289,8 +305,11 @@ def study_day(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayInputs:
-    """What every controller of a day is run on: the judged question, the traffic that trains, if any, and how
-    many seconds are left to choose parameters."""
+    """What every controller of a day is run on.
+
+    The question has the judged traffic; `train` is the traffic on which parameters are chosen, if any, within
+    `left_s` seconds.
+    """
 
     question: DayQuestion
     train: Trace | None
@@ -329,8 +348,10 @@ def _run_controllers(
 def _run_to_send(
     inputs: DayInputs, each: ChosenController
 ) -> tuple[ControllerDay | None, dict[str, Any], str]:
-    """What a worker process sends back: the day without what the caller has already, the settings that were
-    chosen, and the reason if there is no day.
+    """What a worker process sends back: the day, the settings that were chosen, and the reason if there is
+    none.
+
+    The day comes without the controller and the deployment, which the caller has already.
     """
     row, why_not = _run_controller(inputs, each, report_nothing)
     if row is None or row.chosen is None:
@@ -399,7 +420,7 @@ def best_sizes(
         status,
         causal_bound(runs),
         reacting_bound(runs),
-        # Above the cost of a day that keeps every window it is refuted: here more workers did hurt.
+        # A bound above the cost of a day that keeps every window is refuted: here more workers did hurt.
         bound.usd if bound.usd <= best.usd else cheapest.proved_usd,
     )
 
@@ -432,15 +453,17 @@ def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace
 
 
 def missed_usd_of(question: DayQuestion, static: ControllerDay) -> float:
-    """The cost of a missed window: as asked for, else what the static fleet pays for a window."""
+    """The cost of a missed window: the question's, else what the static fleet pays for a window."""
     static_window_usd = static.usd / len(static.windows)
     return static_window_usd if question.missed_usd is None else question.missed_usd
 
 
 @dataclass(frozen=True, slots=True)
 class MissTerms:
-    """How missed windows count where days are compared. Each costs `usd`; or, with `most_frac`, this share of
-    them costs nothing, and a day that misses more is worse than any that misses fewer.
+    """How missed windows count where days are compared.
+
+    Each costs `usd`. Or, with `most_frac`, a day may miss this share of its windows for nothing, and of two
+    days that miss more the one that misses fewer is better.
     """
 
     usd: float
@@ -449,8 +472,8 @@ class MissTerms:
     def score(self, usd: float, missed: int, windows: int) -> tuple[int, float, int]:
         """The sort key of a day with this bill: windows missed above the share, cost, windows missed."""
         if self.most_frac is None:
-            # Else inf * 0 would be NaN.
-            return 0, usd + (self.usd * missed if missed else 0.0), missed
+            missed_usd = self.usd * missed if missed else 0.0  # An infinite price times 0 would be NaN.
+            return 0, usd + missed_usd, missed
         allowed = math.floor(self.most_frac * windows + WHOLE_ROUNDING)
         return max(missed - allowed, 0), usd, missed
 
@@ -481,11 +504,11 @@ def summarize_run(
         name,
         dict(parameters),
         run,
-        billed_usd(terms, ((span.pool, span.asked_s, span.gone_s) for span in run.spans)),
-        sum(gpus[span.pool] * (span.gone_s - span.asked_s) for span in run.spans) / 3600,
+        billed_usd(terms, ((span.pool, span.requested_s, span.gone_s) for span in run.spans)),
+        sum(gpus[span.pool] * (span.gone_s - span.requested_s) for span in run.spans) / 3600,
         window_verdicts(run.simulation, slo, run.simulation.edges_s),
         effects_of_changes(run, slo),
-        find_oscillations(run.asked_s, run.requested_sizes, [pool.start_s for pool in pools]),
+        find_oscillations(run.requested_s, run.requested_sizes, [pool.start_s for pool in pools]),
     )
 
 
@@ -530,7 +553,7 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
     lengths_s = np.diff(edges_s)
     for span in run.spans:
         for workers, from_s, to_s in (
-            (paid, span.asked_s, span.gone_s),
+            (paid, span.requested_s, span.gone_s),
             (ready, span.ready_s, min(span.given_up_s, span.gone_s)),
         ):
             inside_s = np.minimum(to_s, edges_s[1:]) - np.maximum(from_s, edges_s[:-1])
@@ -541,13 +564,13 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
 def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     """The effect of every change of a pool's size by the controller, in order of time."""
     simulation, effects = run.simulation, []
-    # Late ones of the first i requests.
+    # At i: how many of the first i requests missed a limit.
     late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
     for p in range(run.requested_sizes.shape[1]):
         sizes, pool_spans = run.requested_sizes[:, p], [span for span in run.spans if span.pool == p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:
-            at_s = float(run.asked_s[d])
-            until_s = max((span.ready_s for span in pool_spans if span.asked_s == at_s), default=at_s)
+            at_s = float(run.requested_s[d])
+            until_s = max((span.ready_s for span in pool_spans if span.requested_s == at_s), default=at_s)
             first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
             stopped = [span for span in pool_spans if span.given_up_s == at_s and span.was_stopped]
             rerouted = sum(_count_rerouted(simulation, span.gone_s) for span in stopped)
@@ -558,8 +581,9 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
 
 
 def _count_rerouted(simulation: Simulation, gone_s: float) -> int:
-    """Count preempted requests that arrived before a worker stopped and ended later. The count is an upper
-    bound: it includes requests that another worker preempted in that time.
+    """Count preempted requests that arrived before a worker stopped and ended later.
+
+    The count is an upper bound: it includes requests that another worker preempted in that time.
     """
     under_way = (simulation.arrival_s <= gone_s) & (simulation.preemptions > 0)
     end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)
@@ -581,16 +605,17 @@ def _rate_history(trace: Trace) -> History:
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
 
 
-def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
-    """The knowledge of a controller: pools, limits, and the traffic before the judged part, if any. `seen` is
-    the traffic that its table of capacity and its rules are made of.
+def deployment_of(question: DayQuestion, known: Trace, train: Trace | None) -> Deployment:
+    """What a controller may know: pools, limits, and the traffic before the judged part, if any (`train`).
+
+    Its table of capacity and its rules are made of the traffic `known`.
     """
 
     def tightest_s(*metrics: str) -> float | None:
         limits_s = [limit.limit_s for limit in question.slo.limits if limit.metric in metrics]
         return min(limits_s, default=None)
 
-    longest_tokens = int((seen.input_tokens + seen.output_tokens).max())
+    longest_tokens = int((known.input_tokens + known.output_tokens).max())
     engines = tuple(engine_profile(pool.type, longest_tokens) for pool in question.fleet.pools)
     return Deployment(
         pools=question.pools,
@@ -601,9 +626,9 @@ def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> De
         tpot_s=tightest_s("tpot", "tbt"),
         capacity=capacity_table(
             question.fleet,
-            seen,
+            known,
             question.slo,
-            highest_rps=_highest_rps(seen, question.every_s),
+            highest_rps=_highest_rps(known, question.every_s),
             most=[pool.most for pool in question.pools],
         ),
         engines=engines,
@@ -613,15 +638,17 @@ def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> De
             for pool in question.fleet.pools
         ),
         rules=load_rules(
-            question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
+            question.fleet, known, question.slo, engines, most=[pool.most for pool in question.pools]
         ),
         history=None if train is None else _rate_history(train),
     )
 
 
 def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
-    """What a timetable knows where nothing trains: the judged traffic itself, as if the days before had been
-    the same. Hours of a day that this traffic does not reach count as hours without requests.
+    """What a timetable knows without training traffic: the judged traffic, as if earlier days had been the
+    same.
+
+    Hours of a day that this traffic does not reach count as hours without requests.
     """
     days = max(int(np.ceil(judged.arrival_s[-1] / DAY_S)), 1)
     edges_s = np.arange(0.0, days * DAY_S + BUCKET_S / 2, BUCKET_S)
@@ -650,7 +677,7 @@ def short_day_warnings(trace: Trace) -> tuple[str, ...]:
 
 
 def warnings_of(train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
-    """A warning if a controller was made of the traffic that judges it."""
+    """A warning if something that a controller uses was made of the traffic that judges it."""
     learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
     if train is not None or not learns:
         return ()

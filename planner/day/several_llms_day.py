@@ -304,7 +304,7 @@ def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> Jo
     # `terms` number the pools of all LLMs one after another.
     lives, first_pool = [], 0
     for part in parts:
-        lives += [(first_pool + span.pool, span.asked_s, span.gone_s) for span in part.run.spans]
+        lives += [(first_pool + span.pool, span.requested_s, span.gone_s) for span in part.run.spans]
         first_pool += part.run.requested_sizes.shape[1]
     gpus = dict.fromkeys(row_of(pool.gpu) for pool in terms.pools)
     most_gpus = {gpu: most_gpus_in_use(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}

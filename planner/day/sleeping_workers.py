@@ -1,14 +1,14 @@
 """Several LLMs whose workers sleep and wake on one stock, as vLLM's sleep mode does.
 
-Every LLM has an engine on every group of GPUs that its workers may take, awake or asleep. A worker that is
-given up ends its requests and falls asleep; one that is asked for wakes as soon as GPUs are free. Neither an
-image nor compiled kernels are loaded, so a worker is ready within seconds, where a start takes minutes. In
-turn no node is given back: the GPUs in use at once at most are paid all day.
+Every LLM has an engine, awake or asleep, on every group of GPUs that its workers may take. A worker that the
+controller gives up ends its requests and falls asleep; one that it requests wakes as soon as GPUs are free.
+Neither an image nor compiled kernels are loaded, so a worker is ready within seconds, where a start takes
+minutes. But no node is given back meanwhile: the most GPUs in use at once are paid all day.
 
     ready_s = longest fall_asleep_s of any LLM + wake_s of its own          (catalogs/startup.yaml, sleep)
 
-That is the time if all free GPUs are those of a worker that has just begun to fall asleep; others are ready
-sooner. A GPU counts as in use from the order on, which includes both times.
+That is the time if the only free GPUs are those of a worker that has just begun to fall asleep; others are
+ready sooner. A GPU counts as in use from the request for the worker on, so both times are included.
 """
 
 from __future__ import annotations

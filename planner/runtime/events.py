@@ -1,8 +1,9 @@
 """Events of a real fleet, applied to the simulator's state with the simulator's own compiled functions.
 
-Each request has a seat, a row r in the state's tables, from `take_seat` until another request gets the seat.
-The simulator's functions choose its worker w and keep account of the worker's load and cache. This module
-maps each event to these functions. The field `status` is the stage of a request, below.
+The router (live_routing.py) sees requests come, begin to be answered and end, and workers go down. Each
+request has a seat, a row r in the state's tables, from `take_seat` until another request gets the seat. The
+simulator's functions choose its worker w and keep account of the worker's load and cache; this module maps
+each event to them. The field `status` of a request is its stage, one of those below.
 """
 
 from __future__ import annotations
@@ -39,14 +40,33 @@ from planner.simulator.slots import (
     seat_blocks,
 )
 
-# Stages of a request. FREE: the seat has none. GONE: the request ended, and only its prefix is remembered.
-FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
+# Stages of a request, in their order.
+(
+    FREE,  # The seat has no request.
+    GONE,  # The request has ended; the window of the policy e2 still has its prefix.
+    SEATED,  # It is on no worker.
+    ROUTED,  # It was sent to a worker that computes its prompt.
+    ADMITTED,  # That worker's engine has taken it into its batch.
+    COMPUTED,  # Its prompt is computed.
+    DECODING,  # It is on its decode worker.
+) = (np.int64(stage) for stage in range(7))
 # Kinds of events.
-SEND, HAND_OFF, ADMIT, COMPUTE, GROW, LEAVE, GO_DOWN, FORGET, IS_HELD_BACK = range(9)
+(
+    SEND,  # A worker is to be chosen for its prompt.
+    HAND_OFF,  # A worker is to be chosen for its decode.
+    ADMIT,  # Its engine has admitted it.
+    COMPUTE,  # Its prompt is computed.
+    GROW,  # More of its output has come.
+    LEAVE,  # It has left its worker.
+    GO_DOWN,  # A worker has lost its cache.
+    FORGET,  # The window of the policy e2 gives up requests.
+    IS_HELD_BACK,  # A question: does the policy hold the request back?
+) = range(9)
 
 
 @small_jit
 def _worker_of(state, r):
+    """The worker that request r is on."""
     request = state.requests[r]
     return request.decode_worker if request.status == DECODING else request.prefill_worker
 
@@ -59,6 +79,7 @@ def _is_on_same_start(state, r):
 
 @where_cached(lambda state, r, start, depth, tenant: None)
 def _new_prompt(state, r, start, depth, tenant):
+    """Reset the record of the prompt on seat r, whose `depth` nodes are in the path table from `start` on."""
     prompt = state.caches.prompts[r]
     prompt.start, prompt.tenant = start, tenant
     prompt.depth = min(depth, state.requests[r].input_tokens // state.caches.numbers[NODE_TOKENS])
@@ -80,18 +101,18 @@ def _take_prefix(state, w, r, time_s):
 
 @where_cached(lambda state, w, r, time_s: time_s)
 def _admitted_s(state, w, r, time_s):
-    """When request r was admitted, estimated from `time_s`, when its last prompt token was computed, as if
-    its worker had computed nothing else.
-    """
+    """When request r was admitted, as if its worker had computed nothing else until `time_s`."""
     missed = state.requests[r].length_tokens - state.caches.prompts[r].expected_tokens
     return max(time_s - missed * state.caches.workers[w].token_s, state.requests[r].arrival_s)
 
 
 @kernel_jit
 def _admit_request(state, r, time_s):
-    """Request r is admitted. From now on its blocks count as cached for others, because real engines do not
-    report the chunks of a prompt. If more blocks are in use than the worker has, nothing of the request
-    counts as cached: the engine will recompute some requests and does not report which.
+    """Note that request r is admitted to its engine's batch.
+
+    From now on its blocks count as cached for others, because real engines do not report the chunks of a
+    prompt. If more blocks are in use than the worker has, nothing of the request counts as cached: the engine
+    will recompute some requests and does not report which.
     """
     request = state.requests[r]
     w = request.prefill_worker
@@ -105,11 +126,12 @@ def _admit_request(state, r, time_s):
     if worker.used_blocks <= state.types[worker.type].kv_blocks:
         request.computed_tokens = request.length_tokens
         keep_prefix(state, w, r)
-    request.computed_tokens = hit  # Above it was all tokens only for `keep_prefix` to keep them.
+    request.computed_tokens = hit  # `keep_prefix` caches computed tokens, so for it all counted as computed.
 
 
 @where_cached(lambda state, limit: None)
 def _forget_window(state, limit):
+    """Take the oldest `limit` requests, or all there are, out of e2's window."""
     caches = state.caches
     while limit > 0 and caches.numbers[FIRST_ROUTED] != NONE:
         forget_routed(state)
@@ -117,9 +139,9 @@ def _forget_window(state, limit):
 
 
 @kernel_jit
-def _see_saved(state, time_s):
-    """Set `least_saved_s` of each worker, as in the simulator: by how many seconds the answer that is least
-    ahead of the limit per token is ahead of it.
+def _set_least_saved(state, time_s):
+    """Set `least_saved_s` of each worker: by how many seconds its answer that is least ahead of the policy's
+    TBT is ahead of it. The simulator's `routing._update_saved_s` does so from simulated times.
     """
     for worker in state.workers:
         worker.least_saved_s = np.inf
@@ -138,7 +160,7 @@ def _send_request(state, r, time_s):
     set_pools(state)
     flip(state, FRONT, time_s)
     if state.counters[ROUTING + FRONT] == REBALANCED:
-        _see_saved(state, time_s)
+        _set_least_saved(state, time_s)
     w = route_by_prefix(state, r, time_s)
     if w != NONE:
         request = state.requests[r]
@@ -166,7 +188,7 @@ def _hand_off(state, r, time_s):
 
 @kernel_jit
 def _end_prompt(state, r, time_s):
-    """The prompt of request r is computed."""
+    """Note that the prompt of request r is computed; an engine that reported no admission has admitted it."""
     request = state.requests[r]
     w = request.prefill_worker
     if request.status == ROUTED:
@@ -180,11 +202,10 @@ def _end_prompt(state, r, time_s):
 
 @kernel_jit
 def _grow_output(state, r, tokens, time_s):
-    """Request r now has `tokens` tokens of output."""
+    """Note that request r has `tokens` tokens of output by now."""
     request, w = state.requests[r], _worker_of(state, r)
-    state.workers[w].used_blocks += blocks_of(request.input_tokens + tokens) - blocks_of(
-        request.length_tokens
-    )
+    blocks_before = blocks_of(request.length_tokens)
+    state.workers[w].used_blocks += blocks_of(request.input_tokens + tokens) - blocks_before
     request.length_tokens = request.input_tokens + tokens
     outlive_if_longer(state, w, r, tokens)
     if request.status != DECODING:
@@ -193,7 +214,10 @@ def _grow_output(state, r, tokens, time_s):
 
 @small_jit
 def _cached_tokens(request, tokens):
-    """Tokens whose KV a worker holds after so many tokens of output: all but the last one."""
+    """Tokens whose KV a worker holds after so many tokens of output: all but the last one.
+
+    None where the request ended before its prompt was computed.
+    """
     if request.status != COMPUTED:
         return ZERO
     return max(request.length_tokens, request.input_tokens + tokens) - (tokens > 0)
@@ -201,7 +225,7 @@ def _cached_tokens(request, tokens):
 
 @kernel_jit
 def _leave_worker(state, r, tokens, time_s):
-    """Request r has left its worker after so many tokens of output, finished or not."""
+    """Take request r off its worker, which it has left after `tokens` tokens of output, finished or not."""
     request, w = state.requests[r], _worker_of(state, r)
     if tokens > 0:
         # The tenant is charged for the tokens that came, which may be fewer than the request's limit.
@@ -224,12 +248,12 @@ def _leave_worker(state, r, tokens, time_s):
             state.workers[w].used_blocks -= blocks
         if request.status == ADMITTED or request.status == COMPUTED:
             release_prefix(state, w, r, _cached_tokens(request, tokens))
-    request.status, request.length_tokens, request.computed_tokens = ASKED, request.input_tokens, 0
+    request.status, request.length_tokens, request.computed_tokens = SEATED, request.input_tokens, 0
 
 
 @kernel_jit
-def _go_down(state, w, time_s):
-    """Worker w has lost its cache and its requests, which leave it later, each with an event of its own."""
+def _empty_worker(state, w, time_s):
+    """Note that worker w has lost its cache and its requests, each of which leaves it by its own event."""
     worker = state.workers[w]
     worker.epoch += 1
     empty_cache(state, w, time_s)
@@ -247,7 +271,7 @@ def _is_held_by_none(state, node):
 
 
 @kernel_jit
-def _forget_believed(state, node):
+def _forget_if_only_believed(state, node):
     """Remove a node from the workers that are believed to hold it; False, and no change, if one does."""
     caches = state.caches
     for w in range(len(state.workers)):
@@ -261,17 +285,21 @@ def _forget_believed(state, node):
     return True
 
 
-def _make_entries(sources):
+def _compiled_entries(sources):
+    """The three compiled entries; `sources` is the version of the code that they are made of.
+
+    Each reads `sources`, which is above 0, so that it is part of the key under which its code is stored.
+    """
+
     @entry_jit
     def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
         state = pointer_to(fields)
         request = state.requests[r]
-        # Reading `sources` makes it part of the key under which the compiled code is stored.
         request.arrival_s = time_s if sources > 0 else 0.0
         request.input_tokens, request.length_tokens, request.computed_tokens = inputs, inputs, 0
         request.output_tokens = outputs
         request.predicted_tokens = request.predicted_later_tokens = predicted_at_first(state, r)
-        request.prefill_worker, request.decode_worker, request.status = NONE, NONE, ASKED
+        request.prefill_worker, request.decode_worker, request.status = NONE, NONE, SEATED
         _new_prompt(state, r, start, depth, tenant)
 
     @entry_jit
@@ -285,10 +313,10 @@ def _make_entries(sources):
             set_pools(state)
             return np.int64(holds_back(state, FRONT, r))
         if event == GO_DOWN:
-            _go_down(state, number, time_s)
+            _empty_worker(state, number, time_s)
         elif event == FORGET:
             _forget_window(state, number)
-        elif state.requests[r].status > ASKED:
+        elif state.requests[r].status > SEATED:
             if event == LEAVE:
                 _leave_worker(state, r, number, time_s)
             elif _is_on_same_start(state, r):
@@ -307,7 +335,7 @@ def _make_entries(sources):
         for node in range(first, end if sources > 0 else first):
             may_forget = forgets > 1 or (forgets == 1 and touched[node] == 0)
             if users[node] == 0 and (
-                _is_held_by_none(state, node) or (may_forget and _forget_believed(state, node))
+                _is_held_by_none(state, node) or (may_forget and _forget_if_only_believed(state, node))
             ):
                 free_nodes[count] = node
                 count += 1
@@ -317,7 +345,7 @@ def _make_entries(sources):
     return take_seat, note_event, sweep_nodes
 
 
-take_seat, note_event, sweep_nodes = _make_entries(SOURCES)
+take_seat, note_event, sweep_nodes = _compiled_entries(SOURCES)
 take_seat.__doc__ = (
     "Give seat r to a request: its lengths, its tenant, and its `depth` nodes from `start` in the path table."
 )

@@ -62,14 +62,22 @@ from planner.runtime.upstream import (
 LOG = logging.getLogger("fleetplan.router")
 MAX_BODY_BYTES = 32 * 2**20  # A prompt of a million tokens, or several images, fits.
 ANSWER_BYTES = 256 * 2**20  # Enough for 131,072 tokens with 20 log-probabilities each.
-WARM_EVERY_S = 1.0  # Time between two checks for workers that have come up.
-OF_THE_REQUEST = (400, 413, 422)  # HTTP statuses that mean a wrong request; others are a fault of the worker.
-ALIVE_S = 2.0  # A worker must answer a health check within this time before it gets a suspect (trust.py).
+# HTTP statuses that mean a wrong request; others are a fault of the worker.
+REQUEST_FAULTS = (400, 413, 422)
+# Time between two checks for workers that have come up: short against the minutes of a start.
+WARM_UP_CHECK_S = 1.0
+# A worker must answer a health check within this time before it gets a suspect (trust.py). A client waits
+# meanwhile, so it is shorter than the checks of workers.py.
+HEALTH_CHECK_S = 2.0
 CONNECT_S = 5.0  # A worker that does not accept a connection within this time has failed.
 KEEP_ALIVE_S = 60.0  # An idle connection to a worker is kept open for this time.
-LAST_S = 1.0  # Time allowed from the last event of a stream to the end of the stream.
-WATCH_EVERY_S = 0.5  # Time between two checks of all attempts for overdue answers.
-LOOK_EVERY_S = 0.05  # Time between two tries to find a worker, while none is free.
+# Time allowed from the last event of a stream to the end of the stream. Waiting longer for the connection
+# would cost more than a new one.
+STREAM_END_S = 1.0
+WATCH_EVERY_S = 0.5  # Time between two checks of all attempts, whose limits are seconds to minutes.
+# A request for which no worker is free looks again at every change the router sees, and after this time for
+# changes that it does not see.
+CHOOSE_AGAIN_S = 0.05
 # In a request to a prefill worker: compute the KV cache, and say in the answer where it can be fetched.
 REMOTE_DECODE = {
     "do_remote_decode": True,
@@ -97,36 +105,27 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """The router's limits. Requests beyond `max_in_flight` are refused. After a failure up to `retries` other
-    workers are tried, and a request waits `patience_s` for a worker to come up. `keys` are the API keys of
-    clients; without any, no key is needed. `longest_tokens` is the length of the longest request, prompt and
-    output, that the engines take.
+    """The router's limits. Their defaults end what hangs, and leave alone what is only slow."""
 
-    A body must arrive within `body_s`, and a client must read what is written to it within `client_s`. A
-    stream must begin within `first_byte_s`, and is ended after `silence_s` without a byte. An answer that is
-    no stream must be complete within `whole_s`. No answer may be larger than `answer_bytes`. `limits` are the
-    limits on connections.
-    """
-
-    max_in_flight: int = 20_000
-    retries: int = 3
-    patience_s: float = 30.0
+    max_in_flight: int = 20_000  # Further requests are refused.
+    retries: int = 3  # After a failure so many other workers are tried.
+    patience_s: float = 30.0  # A request waits so long for a worker to come up.
     max_body_bytes: int = MAX_BODY_BYTES
-    longest_tokens: int = 131_072
-    keys: tuple[str, ...] = field(default=(), repr=False)
-    body_s: float = 60.0
-    client_s: float = 60.0
-    silence_s: float = 300.0
-    first_byte_s: float = 600.0
-    whole_s: float = 3600.0
-    answer_bytes: int = ANSWER_BYTES
-    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    longest_tokens: int = 131_072  # Prompt and output of the longest request that the engines take.
+    keys: tuple[str, ...] = field(default=(), repr=False)  # API keys of clients; without any, none is needed.
+    body_s: float = 60.0  # A body must arrive within this time.
+    client_s: float = 60.0  # A client must read what is written to it within this time.
+    silence_s: float = 300.0  # A stream is ended after so long without a byte.
+    first_byte_s: float = 600.0  # A stream must begin within this time: a long queue, then a long prompt.
+    whole_s: float = 3600.0  # An answer that is no stream must be complete within this time.
+    answer_bytes: int = ANSWER_BYTES  # No answer may be larger.
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)  # Limits on connections.
 
 
 @dataclass(slots=True)
 class _KeptPrompt:
-    """A prompt that a worker keeps in its cache: the number of its blocks, the name of the last one (which
-    depends on all before it, see prompt_blocks.py), and when it was last used.
+    """A prompt that a worker keeps in its cache: the number of its blocks, the name of the last one, and when
+    it was last used. The name depends on all blocks before it (prompt_blocks.py).
     """
 
     warm_prompt: WarmPrompt
@@ -172,21 +171,22 @@ class LiveRouter:
                 "role; leave it out, or let `plan serve` start them"
             )
         self.warm_prompts = tuple(warm_up)
-        # The identity with which each worker was warmed up; None: never.
-        self.warm: list[str | None] = [None] * len(self.backends)
-        self.warming = asyncio.Lock()
-        self.kept: list[list[_KeptPrompt]] = [[] for _ in self.backends]
+        # The identity (`Backend`) with which each worker was warmed up; None: never.
+        self.warmed_identities: list[str | None] = [None] * len(self.backends)
+        self.warm_up_lock = asyncio.Lock()
+        self.kept_prompts: list[list[_KeptPrompt]] = [[] for _ in self.backends]
         self.keep_alives = 0  # How often a prompt was sent again so that its worker keeps it cached.
         # The identity with which each worker was last seen up.
-        self.up: list[str | None] = [None] * len(self.backends)
+        self.seen_identities: list[str | None] = [None] * len(self.backends)
         # By worker: the requests on it, each with the timeout that ends its block in `_on_worker`.
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
         self.door = Door(self.settings.limits)
-        # The requests that a policy holds back, first come first: (arrival time, seat in `live`).
-        self.line: list[tuple[float, int]] = []
-        # An event for each request in `line`, set when the request becomes the first.
+        # The requests that a policy holds back, in order of arrival: (arrival time, seat in `live`).
+        self.held_back: list[tuple[float, int]] = []
+        # An event for each request in `held_back`, set when the request becomes the first.
         self.becomes_first: dict[tuple[float, int], asyncio.Event] = {}
-        self.room = asyncio.Event()  # Set when a change may allow the first request in `line` to be sent.
+        # Set when a change may allow the first request in `held_back` to be sent.
+        self.may_be_sent = asyncio.Event()
         self.is_draining = False
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()  # Outcomes of requests, each counted once.
@@ -206,13 +206,13 @@ class LiveRouter:
         )
         self.app.cleanup_ctx.append(self._session)
         if self.warm_prompts:
-            self.app.cleanup_ctx.append(self._keep_warm)
+            self.app.cleanup_ctx.append(self._keep_prompts_cached)
 
-    async def _keep_warm(self, _: web.Application) -> AsyncIterator[None]:
-        """While the router runs, warm up each worker that has come up, and keep prompts in the caches."""
-        # A prompt is due at its own interval, so four checks per interval find it late by a quarter at most.
+    async def _keep_prompts_cached(self, _: web.Application) -> AsyncIterator[None]:
+        """While the router runs, warm up workers that have come up, and keep prompts in their caches."""
+        # With four checks in the shortest `keep_alive_s` a prompt is sent late by a quarter of that at most.
         every_s = [each.keep_alive_s for each in self.warm_prompts if each.keep_alive_s is not None]
-        look_every_s = min([WARM_EVERY_S, *(seconds / 4 for seconds in every_s)])
+        look_every_s = min([WARM_UP_CHECK_S, *(seconds / 4 for seconds in every_s)])
 
         async def work() -> None:
             while True:
@@ -227,43 +227,44 @@ class LiveRouter:
 
     async def warm_up(self) -> None:
         """Have each worker that is up compute its `warm_prompts`, once after each of its starts."""
-        async with self.warming:
+        async with self.warm_up_lock:
             for w, backend in enumerate(self.backends):
                 identity = backend.identity
-                if not backend.is_up or self.warm[w] == identity:
+                if not backend.is_up or self.warmed_identities[w] == identity:
                     continue
                 prompts = [each for each in self.warm_prompts if each.worker == w]
-                if all([await self._is_computed(backend, each.prompt) for each in prompts]):
+                if all([await self._compute_prompt(backend, each.prompt) for each in prompts]):
                     self._see_who_is_up(_now_s())
-                    self.warm[w], self.kept[w] = identity, []
+                    self.warmed_identities[w], self.kept_prompts[w] = identity, []
                     for each in prompts:
                         prompt = list(each.prompt) if isinstance(each.prompt, tuple) else each.prompt
                         names = blocks_of(prompt)
                         self.live.pin_prompt(w, names)
                         if each.keep_alive_s is not None and names:
-                            self.kept[w].append(_KeptPrompt(each, len(names), names[-1], _now_s()))
+                            self.kept_prompts[w].append(_KeptPrompt(each, len(names), names[-1], _now_s()))
 
     async def _keep_alive(self, w: int) -> None:
         """Send a worker each of its kept prompts that no request has begun with for `keep_alive_s`."""
         backend = self.backends[w]
-        for each in self.kept[w]:
-            if not backend.is_up or self.warm[w] != backend.identity:
+        for each in self.kept_prompts[w]:
+            if not backend.is_up or self.warmed_identities[w] != backend.identity:
                 return
             every_s, now_s = each.warm_prompt.keep_alive_s, _now_s()
             if every_s is not None and now_s - each.used_s >= every_s:
                 each.used_s = now_s
                 self.keep_alives += 1
-                await self._is_computed(backend, each.warm_prompt.prompt)
+                await self._compute_prompt(backend, each.warm_prompt.prompt)
 
     def _note_use(self, w: int, names: Sequence[int]) -> None:
         """Note that a request with these prompt blocks goes to worker `w`, and so uses its kept prompts."""
-        for each in self.kept[w]:
+        for each in self.kept_prompts[w]:
             if len(names) >= each.blocks and names[each.blocks - 1] == each.last_block:
                 each.used_s = _now_s()
 
-    async def _is_computed(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
-        """Whether the worker has computed the prompt, which is sent to it now. A failure is logged, and
-        `_keep_warm` tries again.
+    async def _compute_prompt(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
+        """Have the worker compute the prompt; returns whether it did.
+
+        A failure is logged, and `_keep_prompts_cached` tries again.
         """
         body = {"model": self.fleet.llm.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         identity = worker.identity
@@ -296,8 +297,8 @@ class LiveRouter:
             watching.cancel()
 
     async def _watch(self) -> None:
-        """Every WATCH_EVERY_S, end the attempts on workers that went down, the answers that begin late or
-        have stopped, and the connections of clients that do not read.
+        """End attempts on workers that went down, answers that begin late or have stopped, and the
+        connections of clients that do not read. Everything is checked every WATCH_EVERY_S.
         """
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
@@ -316,8 +317,9 @@ class LiveRouter:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Check the API key, then handle the request. Every refusal is answered as a JSON error, counted, and
-        logged without the content of the request.
+        """Check the API key, then handle the request.
+
+        Every refusal is answered as a JSON error, counted, and logged without the content of the request.
         """
         try:
             if self.digests and request.path != "/health" and not self._is_allowed(request):
@@ -339,6 +341,7 @@ class LiveRouter:
             raise refused from None
 
     def _is_allowed(self, request: web.Request) -> bool:
+        """Whether the request has one of our API keys; the comparison takes as long for a wrong one."""
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
         digest = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
         return kind.lower() == "bearer" and any(
@@ -346,6 +349,7 @@ class LiveRouter:
         )
 
     async def _answer_request(self, request: web.Request) -> web.StreamResponse:
+        """Answer a completion, and count its outcome."""
         if self.in_flight >= self.settings.max_in_flight:
             raise refusal(429, f"{self.in_flight} requests are in flight; try again later", retry_after_s=1)
         self.in_flight += 1
@@ -373,8 +377,9 @@ class LiveRouter:
             raise refusal(408, f"the body did not come within {self.settings.body_s:g} s") from None
 
     async def _try_workers(self, answer: Reply) -> str:
-        """Serve the request and return its outcome. If a worker fails before the answer has begun, another
-        one is tried.
+        """Serve the request and return its outcome.
+
+        If a worker fails before the answer has begun, another one is tried.
         """
         routed_request = answer.routed_request
         failed: set[int] = set()
@@ -419,7 +424,7 @@ class LiveRouter:
 
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
         """One try: the whole request on a mixed worker, or its prefill and then its decode on two workers."""
-        async with self._first_in_line(answer):
+        async with self._first_held_back(answer):
             w = await self._choose(self.live.send_to_worker, answer, failed)
         self._note_use(w, answer.routed_request.blocks)
         raw = self._body_with_priority(answer)
@@ -438,31 +443,31 @@ class LiveRouter:
             await self._forward(w, answer, raw)
 
     @asynccontextmanager
-    async def _first_in_line(self, answer: Reply) -> AsyncIterator[None]:
-        """Run the block when this request is the first of `line`; at once if the policy holds none back."""
+    async def _first_held_back(self, answer: Reply) -> AsyncIterator[None]:
+        """Run the block when this request is first in `held_back`; at once if the policy holds none back."""
         if not self.live.holds_back:
             yield
             return
         place = (answer.start_s, answer.seat)
-        insort(self.line, place)
+        insort(self.held_back, place)
         self.becomes_first[place] = becomes_first = asyncio.Event()
         try:
-            # An earlier request that is retried may enter the line in front of one that has become the first.
-            while self.line[0] != place:
+            # An earlier request that is retried may enter `held_back` before one that has become the first.
+            while self.held_back[0] != place:
                 becomes_first.clear()
                 await becomes_first.wait()
             yield
         finally:
-            self.line.remove(place)
+            self.held_back.remove(place)
             del self.becomes_first[place]
-            if self.line:
-                self.becomes_first[self.line[0]].set()
+            if self.held_back:
+                self.becomes_first[self.held_back[0]].set()
 
-    async def _until_room(self) -> None:
-        """Wait until something may have made room for a request, LOOK_EVERY_S at most."""
-        self.room.clear()
+    async def _wait_for_change(self) -> None:
+        """Wait until something may have made a worker free, CHOOSE_AGAIN_S at most."""
+        self.may_be_sent.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.room.wait(), LOOK_EVERY_S)
+            await asyncio.wait_for(self.may_be_sent.wait(), CHOOSE_AGAIN_S)
 
     def _body_with_priority(self, answer: Reply) -> bytes:
         """The request's body, with a `priority` if the router orders its worker's queue."""
@@ -476,8 +481,10 @@ class LiveRouter:
     async def _on_worker(
         self, w: int, answer: Reply, failed: set[int], limit_s: float
     ) -> AsyncIterator[None]:
-        """While the block runs, the request is on worker `w`. The block ends with a WorkerError if the worker
-        goes down or has not begun to answer within `limit_s`; then `w` joins `failed`.
+        """Keep account of the request on worker `w` while the block runs.
+
+        The block ends with a WorkerError if the worker goes down or has not begun to answer within `limit_s`;
+        then `w` joins `failed`.
         """
         timeout, others = asyncio.timeout(None), self.attempts[w]
         answer.sent_s, answer.limit_s, answer.heard_s, answer.overdue = _now_s(), limit_s, 0.0, ""
@@ -505,7 +512,7 @@ class LiveRouter:
             others.pop(timeout, None)
             self.trust.end_trial(w, answer)
             self.live.note_left(answer.seat, _now_s(), answer.tokens)
-            self.room.set()
+            self.may_be_sent.set()
 
     def _note_failure(self, w: int, error: WorkerError) -> None:
         is_refusal = isinstance(error, WorkerRefusedError)
@@ -539,7 +546,7 @@ class LiveRouter:
             elif now_s > deadline_s:
                 raise refusal(503, "no worker that could take the request is up", retry_after_s=5)
             silent.clear()
-            await self._until_room()
+            await self._wait_for_change()
 
     def _pick(
         self,
@@ -549,8 +556,11 @@ class LiveRouter:
         barred: set[int],
         now_s: float,
     ) -> int | None:
-        """The policy's choice. Excluded are at first the workers that failed this request, failed others
-        lately or are `barred`; as long as no worker is left, fewer are excluded, but `barred` ones always.
+        """The worker that the policy chooses, or None.
+
+        At first those are excluded that failed this request, that failed others lately, and that are
+        `barred`. If that leaves no worker, first the others' failures are forgiven, then this request's;
+        `barred` workers are always excluded.
         """
         resting = self.trust.resting(now_s)
         wider_choices = [failed.union(resting, barred)] if resting else []
@@ -561,12 +571,14 @@ class LiveRouter:
         return None
 
     async def _is_alive(self, w: int, answer: Reply) -> bool:
-        """Whether a worker answers a health check before a suspect is sent to it; a worker that is dead
-        already would be blamed on the suspect. The suspect's trial on this worker (trust.py) begins here.
+        """Whether a worker answers a health check, before a suspect is sent to it.
+
+        The death of a worker that is dead already would be blamed on the suspect. The suspect's trial on this
+        worker (trust.py) begins here.
         """
         worker, is_alive = self.backends[w], False
         self.trust.begin_trial(w, answer, _now_s())
-        timeout = aiohttp.ClientTimeout(total=ALIVE_S)
+        timeout = aiohttp.ClientTimeout(total=HEALTH_CHECK_S)
         try:
             health_request = self.client.get(f"{worker.url}/health", timeout=timeout, allow_redirects=False)
             async with health_request as reply:
@@ -590,9 +602,9 @@ class LiveRouter:
     def _see_who_is_up(self, now_s: float) -> None:
         """Note which workers went down or came up. A worker with a new identity has done both."""
         identities = [backend.identity if backend.is_up else None for backend in self.backends]
-        if identities == self.up:
+        if identities == self.seen_identities:
             return
-        for w, (before, after) in enumerate(zip(self.up, identities, strict=True)):
+        for w, (before, after) in enumerate(zip(self.seen_identities, identities, strict=True)):
             if before != after and before is not None:
                 self.live.note_down(w, now_s)
                 for until in self.attempts[w]:
@@ -600,7 +612,7 @@ class LiveRouter:
             if after is not None:
                 self.live.note_up(w, now_s)
                 self.trust.note_answer(w)
-        self.up = identities
+        self.seen_identities = identities
 
     async def _prefill(self, worker: Backend, answer: Reply) -> Any:
         """Have the prompt's KV computed and return the parameters by which the decode worker fetches it.
@@ -649,7 +661,7 @@ class LiveRouter:
                         raise WorkerError(f"{name} answered error {check.error_code} in its stream")
                     self.live.note_computed(seat, now_s)
                     self.trust.end_trial(w, answer)
-                    self.room.set()
+                    self.may_be_sent.set()
                     await answer.begin(name)
                     self._note_ttft(now_s - answer.start_s)
                 answer.tokens = check.tokens
@@ -667,8 +679,7 @@ class LiveRouter:
     async def _post(
         self, worker: Backend, routed_request: RoutedRequest, raw: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send the request and yield the worker's answer, if its status is 200 or says that the request is
-        wrong.
+        """Send the request and yield the worker's answer, if its status is 200 or a fault of the request.
 
         Raises WorkerError for any other status, and if no answer comes.
         """
@@ -681,7 +692,7 @@ class LiveRouter:
             )
             async with sending as upstream:
                 is_ours = upstream.headers.get(IDENTITY_HEADER, "") == identity
-                if not is_ours or upstream.status not in (200, *OF_THE_REQUEST):
+                if not is_ours or upstream.status not in (200, *REQUEST_FAULTS):
                     upstream.close()  # The worker may never read the rest of the body.
                     if not is_ours:
                         raise WorkerError(f"{worker.name}: another server is on its port")
@@ -743,11 +754,12 @@ async def _read_lines(
 
 
 async def _until_end(upstream: aiohttp.ClientResponse) -> None:
-    """After the last event, wait up to LAST_S for the end of the stream, so that the connection can be used
-    again; close the connection if the end does not come.
+    """Wait up to STREAM_END_S for the end of a stream whose last event has come.
+
+    Then the connection can be used again; if the end does not come, it is closed.
     """
     try:
-        async with asyncio.timeout(LAST_S):
+        async with asyncio.timeout(STREAM_END_S):
             if not await upstream.content.readany():
                 return
     except TimeoutError:
@@ -756,7 +768,7 @@ async def _until_end(upstream: aiohttp.ClientResponse) -> None:
 
 
 def _end_block(until: asyncio.Timeout, now_s: float) -> None:
-    """End the block under this timeout with TimeoutError, unless it is ending already."""
+    """Make the block under this timeout end with TimeoutError, unless it is ending already."""
     if not until.expired():
         with suppress(RuntimeError):  # The block has not been entered, or has been left.
             until.reschedule(now_s)

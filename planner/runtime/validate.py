@@ -204,7 +204,7 @@ async def _measure(
             progress("warming up")
             await _warm_up(wanted, client, url, len(spots))
             await router.warm_up()
-            if router.warm_prompts and None in router.warm:
+            if router.warm_prompts and None in router.warmed_identities:
                 raise InputError("warm-up: a worker did not compute what it is to keep; its log says why")
             counters_before = await scrape(client, group)
             load_before = os.getloadavg()[0]

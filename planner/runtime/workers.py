@@ -40,12 +40,12 @@ from planner.runtime import launch
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LOG = logging.getLogger("fleetplan.workers")
 STEADY_S = 60.0  # A worker that is up for so long has its earlier failures forgotten.
-LONGEST_START_POLL_S = 0.25
-LAST_LINES = 3  # Lines of a log that a message quotes.
-LAST_BYTES = 65_536  # They are looked for in so many bytes at its end.
-UP = "up after start {}"
+LONGEST_START_POLL_S = 0.25  # While an engine starts, its health is asked for at least this often.
+LAST_LINES = 3  # Lines at the end of a log that a message quotes.
+LAST_BYTES = 65_536  # These lines are looked for in so many bytes at its end.
+UP = "up after start {}"  # The event of an engine that has come up, with the number of its start.
 FIRST_START = UP.format(1)
-EVENTS = 10_000  # A group of workers remembers so many events.
+EVENTS = 10_000  # A group of workers remembers its latest events, so many of them.
 KV_MARGIN = 1.25  # vLLM's KV space on a CPU must exceed that of its blocks.
 CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs multiples of 32.
 
@@ -54,13 +54,13 @@ CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs
 class Patience:
     """Limits on a worker's starts, health checks and failures; `_s` are seconds."""
 
-    start_s: float = engine_command.START_S
-    stop_s: float = 15.0
-    health_every_s: float = 2.0
-    health_timeout_s: float = 5.0
-    health_failures: int = 3
-    backoff_s: float = 1.0
-    longest_backoff_s: float = 30.0
+    start_s: float = engine_command.START_S  # An engine must be healthy within this time of its start.
+    stop_s: float = 15.0  # An engine that does not end by itself within this time is killed.
+    health_every_s: float = 2.0  # The time between two health checks.
+    health_timeout_s: float = 5.0  # A busy engine answers within this time.
+    health_failures: int = 3  # After so many checks in a row without an answer the engine counts as down.
+    backoff_s: float = 1.0  # The pause after the first failure; it doubles with each further one.
+    longest_backoff_s: float = 30.0  # No pause is longer.
     failures: int = 5  # After so many failures in a row the worker is given up.
     cool_down_s: float = 300.0  # Time before a worker that was given up is tried again.
     # One failure may be a port that was taken; more are a mistake in the settings.
@@ -124,8 +124,9 @@ def place_workers(
 
 
 def free_port() -> int:
-    """A port on which nobody listens now. If it is taken before an engine binds it, that start fails and the
-    next one gets another port.
+    """A port on which nobody listens now.
+
+    If it is taken before an engine binds it, that start fails, and the next one gets another port.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -143,11 +144,11 @@ class LiveWorker:
         self.is_up = False
         self.url = ""
         self.identity = ""  # The identity of this start, which is in all its answers.
-        self.stranger = ""  # What answered in its place, without this identity.
+        self.foreign_server = ""  # A sentence, once another server without this identity answers on its port.
         self.starts = 0
-        self.gave_up = ""
-        self.settled = asyncio.Event()  # Set once the engine is up for the first time, or given up.
-        self.turned = asyncio.Event()  # Set when its place gets another role than its engine has.
+        self.gave_up = ""  # Why the engine is not started again, or not for a while; empty where it is.
+        self.start_settled = asyncio.Event()  # Set once the engine is up for the first time, or given up.
+        self.turn_requested = asyncio.Event()  # Set when its place gets another role than its engine has.
         self.process: asyncio.subprocess.Process | None = None
 
     can_turn = True
@@ -155,7 +156,7 @@ class LiveWorker:
     def turn(self, role: Role) -> None:
         """Have the engine end, and start again in another role."""
         self.place = replace(self.place, pool=replace(self.place.pool, role=role))
-        self.turned.set()
+        self.turn_requested.set()
 
     @property
     def log(self) -> Path:
@@ -170,11 +171,11 @@ class LiveWorker:
                 if not reason:
                     up_s = time.monotonic()
                     self.is_up = True
-                    self.settled.set()
+                    self.start_settled.set()
                     self.note(self.place.name, UP.format(self.starts))
                     reason = await self._until_down()
                     self.is_up = False
-                    if self.turned.is_set():
+                    if self.turn_requested.is_set():
                         self.note(self.place.name, f"restarts as a {self.place.pool.role} worker")
                         await self._stop()
                         continue
@@ -183,13 +184,13 @@ class LiveWorker:
                 failures += 1
                 self.note(self.place.name, reason)
                 allowed_failures = (
-                    self.patience.failures if self.settled.is_set() else self.patience.failures_at_start
+                    self.patience.failures if self.start_settled.is_set() else self.patience.failures_at_start
                 )
                 if failures >= allowed_failures:
-                    self.gave_up = f"{reason}, {failures} times in a row{self._last_words()}"
-                    if not self.settled.is_set():
+                    self.gave_up = f"{reason}, {failures} times in a row{self._log_end()}"
+                    if not self.start_settled.is_set():
                         self.note(self.place.name, "given up")
-                        self.settled.set()
+                        self.start_settled.set()
                         return
                     wait_s = self.patience.cool_down_s
                     self.note(
@@ -207,10 +208,14 @@ class LiveWorker:
     async def _start(self) -> str:
         """Start the engine's process; returns the reason if that fails, else an empty text."""
         self.starts += 1
-        self.turned.clear()
+        self.turn_requested.clear()
         try:
             port = free_port()
-            self.url, self.identity, self.stranger = f"http://127.0.0.1:{port}", secrets.token_hex(16), ""
+            self.url, self.identity, self.foreign_server = (
+                f"http://127.0.0.1:{port}",
+                secrets.token_hex(16),
+                "",
+            )
             command = self.commands(self.place, port)
             environment = {name: value for name, value in os.environ.items() if name != launch.API_KEYS}
             environment |= {**command.environment, **self._step_log()}
@@ -237,8 +242,9 @@ class LiveWorker:
             return Path(os.devnull).open("ab")
 
     def _step_log(self) -> dict[str, str]:
-        """The environment that names this start's step log. With `log_bytes` all earlier ones but the last
-        are removed.
+        """The environment that names the step log of this start.
+
+        With `log_bytes` all earlier step logs but the latest are removed.
         """
         path = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
         if not self.place.log_bytes:
@@ -265,8 +271,8 @@ class LiveWorker:
                     return f"did not start ({_exit_text(self._exit)})"
                 if await self._is_healthy(client):
                     return ""
-                if self.stranger:
-                    return self.stranger
+                if self.foreign_server:
+                    return self.foreign_server
                 await asyncio.sleep(min(0.1 * self.patience.health_every_s, LONGEST_START_POLL_S))
         return f"did not answer /health within {self.patience.start_s:g} s"
 
@@ -275,7 +281,7 @@ class LiveWorker:
         misses = 0
         assert self.process is not None
         exit_task = asyncio.ensure_future(self.process.wait())
-        turn_task = asyncio.ensure_future(self.turned.wait())
+        turn_task = asyncio.ensure_future(self.turn_requested.wait())
         try:
             async with self._client() as client:
                 while True:
@@ -290,8 +296,8 @@ class LiveWorker:
                         return f"died ({_exit_text(exit_task.result())})"
                     misses = 0 if await self._is_healthy(client) else misses + 1
                     self._shorten_log()
-                    if self.stranger:
-                        return self.stranger
+                    if self.foreign_server:
+                        return self.foreign_server
                     if misses >= self.patience.health_failures:
                         return f"did not answer /health {misses} times"
         finally:
@@ -306,13 +312,14 @@ class LiveWorker:
         return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self.patience.health_timeout_s))
 
     async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
+        """Whether the engine of this start answers /health; notes a foreign server on its port."""
         try:
             async with client.get(self.url + "/health", allow_redirects=False) as answer:
                 if answer.headers.get(launch.IDENTITY_HEADER) != self.identity:
-                    self.stranger = (
+                    self.foreign_server = (
                         f"another server answers on its port ({self.url}), not the engine started there"
                     )
-                return answer.status == 200 and not self.stranger
+                return answer.status == 200 and not self.foreign_server
         except (aiohttp.ClientError, TimeoutError):
             return False
 
@@ -335,7 +342,8 @@ class LiveWorker:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
+        """The last lines of the log as the end of a message; empty if there are none."""
         try:
             with self.log.open("rb") as stream:
                 stream.seek(max(self.log.stat().st_size - LAST_BYTES, 0))
@@ -354,10 +362,11 @@ class LiveWorkers:
     start_s: float = field(default_factory=time.monotonic)
     events: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
-    def note(self, name: str, happening: str) -> None:
-        self.events.append((round(time.monotonic() - self.start_s, 3), name, happening))
-        level = logging.INFO if happening == FIRST_START else logging.WARNING
-        LOG.log(level, "worker %s: %s", name, happening)
+    def note(self, name: str, event: str) -> None:
+        """Remember and log what happened to a worker."""
+        self.events.append((round(time.monotonic() - self.start_s, 3), name, event))
+        level = logging.INFO if event == FIRST_START else logging.WARNING
+        LOG.log(level, "worker %s: %s", name, event)
 
 
 @asynccontextmanager
@@ -375,7 +384,7 @@ async def run_engines(
     tasks = [asyncio.ensure_future(worker.run()) for worker in group.workers]
     try:
         for worker in group.workers:
-            await worker.settled.wait()
+            await worker.start_settled.wait()
             if worker.gave_up:
                 raise InputError(f"{worker.place.name}: {worker.gave_up}")
         yield group
@@ -393,8 +402,8 @@ def _exit_text(code: int) -> str:
 def vllm_commands(
     fleet: Fleet, max_model_len: int, *, model: str, is_dummy: bool, is_cpu: bool, devices: Sequence[str]
 ) -> Commands:
-    """Commands that start `vllm serve` with the manifests' arguments (planner.manifests.engine_command) on a
-    loopback port.
+    """Commands that start `vllm serve` on a loopback port, with the arguments that manifests have
+    (planner/manifests/engine_command.py).
 
     `model` is a folder with a config.json if weights are dummies, else the name or folder by which vLLM finds
     them. `devices` are GPUs, or CPU cores. On a CPU an engine also gets eager mode, one core per rank, and
@@ -450,6 +459,7 @@ def vllm_commands(
 def _on_cpu(
     settings: dict[str, engine_command.Setting], place: WorkerPlace, fleet: Fleet, cores: Sequence[str]
 ) -> tuple[dict[str, engine_command.Setting], dict[str, str]]:
+    """The settings and further environment of an engine that runs on CPU cores in place of GPUs."""
     kv_tokens = place.pool.type.kv_tokens
     settings = {
         **settings,
@@ -472,8 +482,10 @@ def _on_cpu(
 
 
 def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False) -> Commands:
-    """Commands for fake engines (planner/runtime/fake_engine.py), whose steps take as long as each pool's fit
-    predicts. `by_priority` is what `--scheduling-policy priority` is to vLLM.
+    """Commands for fake engines (planner/runtime/fake_engine.py), whose steps take what each pool's fit
+    predicts.
+
+    `by_priority` is what `--scheduling-policy priority` is to vLLM.
     """
 
     def command(place: WorkerPlace, port: int) -> Command:
@@ -500,8 +512,9 @@ def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False)
 
 
 def model_folder(config: Path, folder: Path) -> str:
-    """Copy `config` (a config.json, or a folder with one) into a folder of its own, which vLLM fills with
-    dummy weights. Returns that folder; raises InputError if there is no config.json.
+    """Copy `config`, a config.json or a folder with one, into a folder of its own; returns that folder.
+
+    vLLM serves an LLM of dummy weights from it. Raises InputError if there is no config.json.
     """
     file = config / "config.json" if config.is_dir() else config
     if not file.is_file():

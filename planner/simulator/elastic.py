@@ -137,7 +137,7 @@ class Span:
 
     worker: int  # Its number, counted over all pools.
     pool: int
-    asked_s: float
+    requested_s: float
     ready_s: float
     given_up_s: float
     gone_s: float
@@ -148,12 +148,13 @@ class Span:
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticRun:
     """What happened to the requests and the workers, and the D decisions of the controller: their times
-    `asked_s` (D,), the `requested_sizes` (D, P), kept within least and most, and the readings of the metrics.
+    `requested_s` (D,), the `requested_sizes` (D, P), kept within least and most, and the readings of the
+    metrics.
     """
 
     simulation: Simulation
     spans: tuple[Span, ...]
-    asked_s: Floats
+    requested_s: Floats
     requested_sizes: Ints
     readings: tuple[MetricsReading, ...] = ()
     end_s: float = 0.0  # When the run was over.
@@ -379,7 +380,7 @@ class _Slot:
     ranks: int
     phase: int = _OFF
     lives: int = 0
-    asked_s: float = 0.0
+    requested_s: float = 0.0
     ready_s: float = 0.0
     given_up_s: float = math.inf
     is_warm: bool = False
@@ -411,7 +412,7 @@ class _Run:
         self.rows: list[tuple[float, int, int]] = []
         self.spans: list[Span] = []
         self.readings: list[MetricsReading] = []
-        self.asked_s: list[float] = []
+        self.requested_s: list[float] = []
         self.requested_sizes: list[tuple[int, ...]] = []
         self.wanted: list[int] = []
         self.pushed = self.decisions = 0
@@ -562,7 +563,7 @@ class _Run:
         warm = sum(other.is_warm for other in self.of_pool[slot.pool] if other.phase == _STARTING)
         self.stock.take(self.claims[slot.pool])
         slot.phase, slot.is_warm = _STARTING, warm < pool.warm
-        slot.asked_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
+        slot.requested_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
         slot.ready_s = self.now_s + (pool.warm_start_s if slot.is_warm else pool.start_s)
         self.push(slot.ready_s, _BEGINS, slot.number)
 
@@ -618,7 +619,7 @@ class _Run:
         return Span(
             slot.number,
             slot.pool,
-            slot.asked_s,
+            slot.requested_s,
             slot.ready_s,
             given_up_s,
             gone_s,
@@ -681,7 +682,7 @@ class _Run:
         self.wanted = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(wanted, self.pools, strict=True)
         ]
-        self.asked_s.append(self.now_s)
+        self.requested_s.append(self.now_s)
         self.requested_sizes.append(tuple(self.wanted))
         self.resize()
         self.plan_decisions(self.now_s)
@@ -732,11 +733,11 @@ class _Run:
         """What happened, with the lives of workers that are still there at the end."""
         end_s = max(simulation.end_s, self.now_s, float(simulation.arrival_s[-1]))
         spans = [*self.spans, *(self.span(slot, end_s, end_s) for slot in self.slots if slot.phase != _OFF)]
-        spans.sort(key=lambda span: (span.asked_s, span.worker))
+        spans.sort(key=lambda span: (span.requested_s, span.worker))
         return ElasticRun(
             simulation=simulation,
             spans=tuple(_until(span, end_s) for span in spans),
-            asked_s=np.array(self.asked_s),
+            requested_s=np.array(self.requested_s),
             requested_sizes=np.array(self.requested_sizes, np.int64).reshape(-1, len(self.pools)),
             readings=tuple(self.readings),
             end_s=end_s,
@@ -745,7 +746,7 @@ class _Run:
 
 def _order_of_giving_up(slot: _Slot) -> tuple[bool, float, int]:
     """A key to sort workers that start, the latest first, before those that are ready, the latest first."""
-    since_s = slot.ready_s if slot.phase == _READY else slot.asked_s
+    since_s = slot.ready_s if slot.phase == _READY else slot.requested_s
     return slot.phase == _READY, -since_s, -slot.number
 
 
@@ -753,7 +754,7 @@ def _until(span: Span, end_s: float) -> Span:
     """The same life, with times after the end of the run set to the end."""
     return replace(
         span,
-        asked_s=min(span.asked_s, end_s),
+        requested_s=min(span.requested_s, end_s),
         ready_s=min(span.ready_s, end_s),
         given_up_s=min(span.given_up_s, end_s),
         gone_s=min(span.gone_s, end_s),

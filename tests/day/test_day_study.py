@@ -210,11 +210,11 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     found = study_day(asked, chosen, time_limit_s=20)
     runs = [row.run for row in found.rows] + ([found.optimum.day.run] if found.optimum else [])
     for run in runs:
-        for at_s in {span.asked_s for span in run.spans}:
-            assert sum(span.asked_s <= at_s < span.gone_s for span in run.spans) <= 4
+        for at_s in {span.requested_s for span in run.spans}:
+            assert sum(span.requested_s <= at_s < span.gone_s for span in run.spans) <= 4
     free = study_day(replace(asked, stock={}), chosen, time_limit_s=20)
     most = max(
-        sum(span.asked_s <= at.asked_s < span.gone_s for span in free.rows[1].run.spans)
+        sum(span.requested_s <= at.requested_s < span.gone_s for span in free.rows[1].run.spans)
         for at in free.rows[1].run.spans
     )
     assert most > 4

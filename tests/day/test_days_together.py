@@ -76,7 +76,7 @@ def test_the_optimum_is_no_dearer_than_the_cheapest_days_of_each_llm(found: Join
 
 
 def held(runs: list[ElasticRun], at_s: float) -> int:
-    return sum(span.asked_s <= at_s < span.gone_s for run in runs for span in run.spans)
+    return sum(span.requested_s <= at_s < span.gone_s for run in runs for span in run.spans)
 
 
 def test_all_llms_together_keep_the_stock_at_every_moment(found: JointDayResult) -> None:
@@ -84,7 +84,7 @@ def test_all_llms_together_keep_the_stock_at_every_moment(found: JointDayResult)
     assert answer.optimum is not None and answer.optimum.day.keeps
     for row in (*answer.rows, answer.optimum.day):
         runs = [part.run for part in row.parts]
-        moments = {span.asked_s for run in runs for span in run.spans}
+        moments = {span.requested_s for run in runs for span in run.spans}
         assert max(held(runs, at_s) for at_s in moments) <= 4
         assert row.usd == pytest.approx(sum(part.usd for part in row.parts))
         assert not row.keeps or row.usd >= answer.optimum.day.usd * (1 - 1e-9)

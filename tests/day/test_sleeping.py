@@ -50,7 +50,7 @@ def _runs_of(day: SmallDay, window_s: float) -> DayRuns:
 
 def most_at_once(spans: Sequence[Span]) -> int:
     """The most GPUs in use, one a worker, at the moments at which workers are asked for."""
-    return max(sum(span.asked_s <= one.asked_s < span.gone_s for span in spans) for one in spans)
+    return max(sum(span.requested_s <= one.requested_s < span.gone_s for span in spans) for one in spans)
 
 
 def bill_by_hand(runs: JointRuns, workers: Any) -> float:

@@ -151,13 +151,13 @@ def test_the_router_keeps_requests_until_a_worker_is_free() -> None:
             asked = [asyncio.ensure_future(post(url, a_body(500, 2))) for _ in range(20)]
             while router.in_flight < 20:
                 await asyncio.sleep(0.005)
-            assert len(router.line) >= 10
+            assert len(router.held_back) >= 10
             assert router.live.workers["pending_tokens"].max() < 2 * 512 + 500
             assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 20
-            assert is_idle(router) and not router.line
+            assert is_idle(router) and not router.held_back
             backends[0].is_up = backends[1].is_up = False
             assert (await post(url, a_body()))[0] == 503
-            assert not router.line
+            assert not router.held_back
 
     asyncio.run(run())
 

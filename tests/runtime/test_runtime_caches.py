@@ -116,7 +116,7 @@ def test_workers_are_warmed_up_and_what_they_keep_draws_its_requests() -> None:
             routed(backends, policies, None, warm) as (router, url),
         ):
             await router.warm_up()
-            assert None not in router.warm
+            assert None not in router.warmed_identities
             for k in range(30):
                 prompt = [*documents[k % 6], *range(7000 + 20 * k, 7020 + 20 * k)]
                 status, _, headers = await post(url, {"model": MODEL, "prompt": prompt, "max_tokens": 3})

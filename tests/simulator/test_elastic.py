@@ -124,7 +124,7 @@ def test_equals_the_plain_simulator(block: int, dyadic: bool) -> None:
         np.testing.assert_array_equal(fast.worker_steps, [w.steps for w in slow.workers])
         np.testing.assert_allclose(fast.worker_busy_s, [w.busy_s for w in slow.workers], 1e-9, 1e-9)
         spans = [
-            (s.worker, s.asked_s, s.ready_s, s.given_up_s, s.gone_s, s.was_taken, s.was_stopped)
+            (s.worker, s.requested_s, s.ready_s, s.given_up_s, s.gone_s, s.was_taken, s.was_stopped)
             for s in run.spans
         ]
         np.testing.assert_allclose(
@@ -215,11 +215,11 @@ def check_conserved(run: ElasticRun, trace: Trace) -> None:
         gaps = int((result.runs["steps"] * result.runs["sequences"]).sum())
         assert gaps == (trace.output_tokens - 1).sum()
     for span in run.spans:
-        assert 0 <= span.asked_s <= span.ready_s <= span.gone_s <= run.end_s
-        assert span.asked_s <= span.given_up_s <= span.gone_s
+        assert 0 <= span.requested_s <= span.ready_s <= span.gone_s <= run.end_s
+        assert span.requested_s <= span.given_up_s <= span.gone_s
     by_worker: dict[int, float] = {}
-    for span in run.spans:  # in order of asked_s: a number is used by one worker at a time
-        assert span.asked_s >= by_worker.get(span.worker, 0.0)
+    for span in run.spans:  # in order of requested_s: a number is used by one worker at a time
+        assert span.requested_s >= by_worker.get(span.worker, 0.0)
         by_worker[span.worker] = span.gone_s
 
 
@@ -303,7 +303,7 @@ def test_scale_to_zero_and_back() -> None:
     run = simulate_elastic(one(), trace, [ElasticPool(2.0, first=0)], controller)
     assert run.simulation.ttft_s.tolist() == [7.0, 4.0, 3.0]
     assert controller.limbo == [0, 2, 0, 0, 0, 0, 1]
-    assert [(s.asked_s, s.ready_s, s.gone_s) for s in run.spans] == [(5.0, 7.0, 10.0), (30.0, 32.0, 33.0)]
+    assert [(s.requested_s, s.ready_s, s.gone_s) for s in run.spans] == [(5.0, 7.0, 10.0), (30.0, 32.0, 33.0)]
 
 
 def test_who_finds_no_worker_for_ever_is_left_unfinished() -> None:
@@ -320,7 +320,7 @@ def test_who_starts_is_given_up_first() -> None:
     number 1 is ready, and the latest: it is given up, idle, and gone."""
     trace = make_trace([0.0, 50.0], [1, 1], [1, 1])
     run = simulate_elastic(one(), trace, [ElasticPool(15.0, most=3)], Script(10.0, [[3], [2], [1]]))
-    lives = [(s.worker, s.asked_s, s.ready_s, s.given_up_s, s.gone_s) for s in run.spans]
+    lives = [(s.worker, s.requested_s, s.ready_s, s.given_up_s, s.gone_s) for s in run.spans]
     assert lives == [(0, 0.0, 0.0, 51.0, 51.0), (1, 0.0, 15.0, 20.0, 20.0), (2, 0.0, 10.0, 10.0, 10.0)]
     assert [r.starting.tolist() for r in run.readings[:3]] == [[0], [2], [0]]
 
@@ -341,7 +341,7 @@ def test_a_draining_worker_keeps_its_place() -> None:
     run = simulate_elastic(one(), trace, [ElasticPool(1.0, most=1)], Script(2.0, [[1], [0], [1]]))
     first, second = run.spans
     assert (first.given_up_s, first.gone_s) == (2.0, 10.0)
-    assert 10.0 <= second.asked_s <= 11.0 and second.worker == 0
+    assert 10.0 <= second.requested_s <= 11.0 and second.worker == 0
 
 
 def two_pools() -> Fleet:
@@ -357,7 +357,7 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     pools = [ElasticPool(4.0, most=3)] * 2
     script = Script(10.0, [[3, 3], [1, 3]])
     (run,) = simulate_together([ElasticFleet(two_pools(), trace, pools, script)], {"paper": 3})
-    lives = sorted((s.pool, s.asked_s, s.ready_s) for s in run.spans)
+    lives = sorted((s.pool, s.requested_s, s.ready_s) for s in run.spans)
     assert lives == [(0, 0.0, 0.0), (0, 0.0, 4.0), (1, 0.0, 0.0), (1, 10.0, 14.0)]
     free = simulate_elastic(two_pools(), trace, pools, Script(10.0, [[3, 3], [1, 3]]))
     assert len(free.spans) == 6
@@ -374,7 +374,7 @@ def test_fleets_side_by_side_share_a_stock() -> None:
     ]
     first, second = simulate_together(parts, {"paper": 3})
     assert [s.gone_s for s in first.spans] == [31.0, 7.0]
-    assert second.spans[0].asked_s == 0.0 and 7.0 <= second.spans[1].asked_s <= 9.0
+    assert second.spans[0].requested_s == 0.0 and 7.0 <= second.spans[1].requested_s <= 9.0
     for part, together in zip(parts, simulate_together(parts, {}), strict=True):
         alone = simulate_elastic(part.fleet, part.trace, part.pools, part.controller)
         same_bytes(alone.simulation, together.simulation)
@@ -392,8 +392,8 @@ def test_a_stock_is_never_exceeded(seed: int) -> None:
     first = sum(own * (each.first or 0) for own, each in zip(gpus, pools, strict=True))
     stock = max(first, sum(gpus))
     (run,) = simulate_together([ElasticFleet(fleet, trace, pools, script)], {"paper": stock})
-    for at_s in {span.asked_s for span in run.spans}:
-        assert sum(gpus[span.pool] for span in run.spans if span.asked_s <= at_s < span.gone_s) <= stock
+    for at_s in {span.requested_s for span in run.spans}:
+        assert sum(gpus[span.pool] for span in run.spans if span.requested_s <= at_s < span.gone_s) <= stock
     check_conserved(run, trace)
 
 
@@ -430,7 +430,7 @@ def test_a_late_controller_sees_what_was() -> None:
     sees = Sees(10.0, 4.0)
     run = simulate_elastic(one(), make_trace([0.0, 25.0], [1, 1], [1, 1]), [ElasticPool(1.0)], sees)
     assert sees.seen == [(0.0, 10.0), (6.0, 6.0), (16.0, 10.0)]
-    assert run.asked_s.tolist() == [0.0, 10.0, 20.0]
+    assert run.requested_s.tolist() == [0.0, 10.0, 20.0]
     assert run.requested_sizes.tolist() == [[1], [1], [1]]
 
 

@@ -19,10 +19,10 @@ def test_workers_are_ready_in_time() -> None:
     trace = make_trace(np.arange(0, 300, 5.0), np.ones(60), np.ones(60))
     table = Timetable([30, 100, 200, 205], [[2], [4], [1], [3]], [10.0])
     run = simulate_elastic(fleet, trace, [ElasticPool(10.0, most=4, first=0)], table)
-    ready = [(s.asked_s, s.ready_s) for s in run.spans]
+    ready = [(s.requested_s, s.ready_s) for s in run.spans]
     assert ready == [(20.0, 30.0), (20.0, 30.0), (90.0, 100.0), (90.0, 100.0)]
     assert sorted(s.given_up_s for s in run.spans)[0] == 200.0
-    assert run.asked_s.tolist() == [0.0, 20.0, 30.0, 90.0, 100.0, 190.0, 195.0, 200.0, 205.0]
+    assert run.requested_s.tolist() == [0.0, 20.0, 30.0, 90.0, 100.0, 190.0, 195.0, 200.0, 205.0]
     assert run.requested_sizes[:, 0].tolist() == [0, 2, 2, 4, 4, 4, 4, 3, 3]
 
 
@@ -31,7 +31,7 @@ def test_what_is_due_early_comes_late() -> None:
     fleet = Fleet(LLM, (make_pool(make_latency()),))
     table = Timetable([5.0], [[3]], [20.0])
     run = simulate_elastic(fleet, make_trace([0.0, 30.0], [1, 1], [1, 1]), [ElasticPool(20.0, most=3)], table)
-    assert [(s.asked_s, s.ready_s) for s in run.spans] == [(0.0, 0.0), (0.0, 20.0), (0.0, 20.0)]
+    assert [(s.requested_s, s.ready_s) for s in run.spans] == [(0.0, 0.0), (0.0, 20.0), (0.0, 20.0)]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -41,7 +41,7 @@ class Life:
 
     phase: str = "off"
     number: int = 0
-    asked_s: float = 0.0
+    requested_s: float = 0.0
     ready_s: float = 0.0
     given_up_s: float = math.inf
     is_warm: bool = False
@@ -153,7 +153,7 @@ class ElasticReference(Reference):
             self.lives[v].is_warm and self.lives[v].phase == "starting" for v in self.of_pool(self.pool_of[w])
         )
         life.phase, life.is_warm, life.was_taken = "starting", warm < pool.warm, False
-        life.asked_s, life.given_up_s = now, math.inf
+        life.requested_s, life.given_up_s = now, math.inf
         life.ready_s = now + (pool.warm_start_s if life.is_warm else pool.start_s)
         number = life.number
         self.later(life.ready_s, 1, lambda now: self.become_ready(w, number))
@@ -190,7 +190,7 @@ class ElasticReference(Reference):
         life = self.lives[w]
         since_s = life.given_up_s if given_up_s is None else given_up_s
         stopped = was_stopped and not life.was_taken
-        self.spans.append((w, life.asked_s, life.ready_s, since_s, now, life.was_taken, stopped))
+        self.spans.append((w, life.requested_s, life.ready_s, since_s, now, life.was_taken, stopped))
         life.phase, life.number = "off", life.number + 1
 
     def decide(self, now: float) -> None:
@@ -209,7 +209,7 @@ class ElasticReference(Reference):
                 self.begin(off[0], now)
                 alive += 1
             while alive > wanted:
-                starting = [(life.asked_s, w) for w, life in lives if life.phase == "starting"]
+                starting = [(life.requested_s, w) for w, life in lives if life.phase == "starting"]
                 ready = [(life.ready_s, w) for w, life in lives if life.phase == "ready"]
                 _, w = max(starting or ready)
                 if starting:

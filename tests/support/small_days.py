@@ -74,7 +74,7 @@ def billed(day: SmallDay, spans: Iterable[Span]) -> float:
     """By the second or by units, by hand: one GPU a worker, 1 USD/h."""
     total = 0.0
     for span in spans:
-        paid_s = span.gone_s - span.asked_s
+        paid_s = span.gone_s - span.requested_s
         total += math.ceil(paid_s / day.unit_s - 1e-9) * day.unit_s if day.unit_s else paid_s
     return total / 3600
 

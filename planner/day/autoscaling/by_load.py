@@ -1,13 +1,16 @@
-"""Our controller's rules by load (controllers.planned) as recording rules in PromQL. Their records:
+"""The rules by load of our controller (controllers/planned.py) as recording rules in PromQL.
 
-prompt, output   tokens of a request: means over the window of the rules
+A recording rule makes a series, its record, out of others. The records are, of one pool where nothing else is
+said:
+
+prompt, output   mean tokens of a request over the window of the rules, of all pools
 token_work       what an output token adds to the steps of a worker of the pool            [s]
 request_work     what a request of these lengths adds (EngineProfile.work_s)               [s]
-work             what the tokens of the last span added                                    [s/s]
+work             what the tokens of the last span added, per second of the span            [s/s]
 growth           the highest rate expected up to `ahead_s` from now, divided by the rate expected now; 1 to 3
 load             the 95th percentile of work over the window or over `memory_s`, a value per span, times
                  growth and 1 + headroom; plus the work of the prompts that wait, served within `drain_s`
-asked            workers for the load (LoadRule.workers_for_load)
+The workers for a load follow from it in steps (`worker_steps_expr`, LoadRule.workers_for_load).
 """
 
 from __future__ import annotations
@@ -38,9 +41,10 @@ EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1
 
 @dataclass(frozen=True, slots=True)
 class PoolRule:
-    """A pool's LoadRule (controllers/deployment.py explains its first four fields), and the seconds that a
-    prompt token and an output token add to a worker's steps; an output token adds `context_token_s` more per
-    token of its context.
+    """A pool's LoadRule, and the seconds that tokens add to the steps of a worker.
+
+    controllers/deployment.py explains the first four fields. A prompt token adds `prompt_token_s`; an output
+    token adds `output_token_s`, and `context_token_s` per token of its context.
     """
 
     edges: tuple[float, ...]
@@ -69,7 +73,7 @@ class PoolRule:
 
 
 def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
-    """The PoolRule of a LoadRule and of the engines that it counts."""
+    """The PoolRule of a LoadRule whose workers have this engine and role."""
     prefills, decodes = role != DECODE, role != PREFILL
     return PoolRule(
         rule.edges,
@@ -84,7 +88,7 @@ def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
 
 
 def rules_of(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
-    """One rule per pool; none if the controller goes by rate."""
+    """One rule per pool; none if the controller goes by the request rate in place of the load."""
     rules_setting = autoscaler.parameters.get("rules")
     if (
         autoscaler.controller != "fleetplan"

@@ -1,7 +1,8 @@
-"""The planner of NVIDIA Dynamo 1.6.1: a component of the graph, configured by `--config`.
+"""The planner of NVIDIA Dynamo 1.6.1, which scales a graph's pools: a component of the graph, configured by
+`--config`.
 
-Keys, ranges and which exclude each other: dynamo/planner/config/planner_config.py and defaults.py of
-ai-dynamo 1.6.1 from PyPI. The component: ai-dynamo/dynamo,
+Keys, their ranges and which of them exclude each other are those of dynamo/planner/config/planner_config.py
+and defaults.py in ai-dynamo 1.6.1 from PyPI. The component is written as in ai-dynamo/dynamo,
 examples/backends/vllm/deploy/v1beta1/disagg_planner.yaml at 04521f4.
 """
 
@@ -28,14 +29,14 @@ _THRESHOLDS = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_fr
 def planner_component(
     targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int
 ) -> Document:
-    """The planner of one graph; InputError for pools that it cannot tell apart, several of one role."""
+    """The planner of one graph. Raises InputError for several pools of a role: it cannot tell them apart."""
     roles = sorted(target.pool.role for target in targets)
     if roles not in (["mixed"], ["decode", "prefill"]):
         raise InputError(
             f"{autoscaler.controller}: Dynamo's planner scales one prefill and one decode pool, or one mixed "
             f"pool, found {', '.join(roles)}"
         )
-    # The name of a component must not be a pool's as well.
+    # The component's name must differ from that of a pool, which may be called `planner`.
     name = NAME if all(not target.object_name.endswith(f"-{NAME}") for target in targets) else f"{NAME}-0"
     main = {
         "name": "main",
@@ -47,7 +48,7 @@ def planner_component(
 
 
 def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
-    """PlannerConfig of one graph; `longest_tokens` is the longest request."""
+    """Dynamo's PlannerConfig of one graph; `longest_tokens` are those of the longest request."""
     is_pair = len(targets) == 2
     config: Document = {
         "environment": "kubernetes",
@@ -105,7 +106,7 @@ def _sla_config(autoscaler: Autoscaler) -> Document:
 
 
 def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) -> Document:
-    """Scaling by load, with thresholds of one of its two built-in targets or, if any is given, our own."""
+    """The keys of scaling by load: one of Dynamo's targets, or thresholds where the controller has any."""
     optimize = autoscaler.read_text("optimize", "throughput")
     if optimize not in THRESHOLDS:
         raise InputError(
@@ -148,7 +149,7 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
 
 
 def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
-    """What Dynamo's planner does not do, and which settings it has no field for."""
+    """Lines for README.md: what Dynamo's planner does not do, and which settings it has no field for."""
     if autoscaler.controller == BY_SLA:
         lines = [
             "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it is not told of the "

@@ -38,19 +38,20 @@ from planner.errors import InputError
 from planner.files import document_values
 from planner.simulator.elastic import Controller
 
-SAME_FOR_ALL_POOLS = ("every", "lag")  # A role has none of its own: one clock serves all pools.
+SAME_FOR_ALL_POOLS = ("every", "lag")  # No parameters of a role: one clock serves all pools.
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerRow:
-    """A controller, described in `words`. It `reads` these fields of a `MetricsReading`
-    (simulator/elastic.py) and `needs` these fields of the `Deployment`. `kind` is the manifest that runs it
-    in production, `source` what its rules were taken from (repository at commit). `controller` is made of
-    settings and a deployment; with `by_pool` each pool has a `Scaler` of its own, which also gets the number
-    of its pool.
+    """A kind of controller, described in `words`.
+
+    `reads` are the fields of a `MetricsReading` (simulator/elastic.py) that it uses, `needs` those of the
+    `Deployment`. `kind` is the manifest that runs it in production, `source` where its rules are from
+    (repository at commit). `controller` makes one of settings and a deployment; with `by_pool` it makes a
+    `Scaler` for each pool, and takes the number of the pool too.
 
     `grid` has a few values of the parameters that matter most, as a document has them; a study that tunes
-    (`settings_variants`) tries each.
+    (`settings_variants`) simulates each.
     """
 
     name: str
@@ -74,12 +75,13 @@ def _combinations(**values: Sequence[object]) -> tuple[Mapping[str, object], ...
     return tuple(dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
 
+# Targets of a metric per worker that tuning simulates: waiting prompts, requests, and the share of KV in use.
 _TARGETS: Mapping[str, Sequence[object]] = {
     "queue": (1, 3, 5, 10),
     "concurrency": (16, 32, 64),
     "kv": ("50 %", "70 %", "90 %"),
 }
-# Fields of a reading. Requests in limbo wait for a pool that has no worker.
+# Groups of fields of a reading. `limbo` counts requests that wait for a pool that has no worker.
 _GAUGES = ("ready", "starting", "waiting", "running", "kv_frac")
 _RATE = ("arrived", "limbo")
 _LENGTHS = ("input_tokens", "output_tokens")
@@ -241,6 +243,7 @@ CONTROLLERS: Mapping[str, ControllerRow] = MappingProxyType({row.name: row for r
 
 
 def _field_values(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
+    """The settings as pairs of field and value."""
     return ((each.name, getattr(settings, each.name)) for each in dataclasses.fields(settings))
 
 
@@ -255,7 +258,7 @@ class ChosenController:
     def __call__(self, deployment: Deployment) -> Controller:
         """The controller for this deployment. Raises InputError if that lacks what it needs."""
         row = self.row
-        settings: Any = self.settings  # Those of controllers by pool have `every_s` and `lag_s`.
+        settings: Any = self.settings  # Any: only settings of controllers by pool have `every_s` and `lag_s`.
         with document_values.errors_as(InputError, f"controller {row.name!r}"):
             if not row.by_pool:
                 controller: Controller = row.controller(settings, deployment)
@@ -285,7 +288,7 @@ class ChosenController:
 def parse_controller(
     name: object, parameters: Mapping[str, object] | None, where: str = "controllers"
 ) -> ChosenController:
-    """What a document says of one controller; `where` leads to it.
+    """The controller that a document names, with its settings; `where` is its place in the document.
 
     Raises InputError for an unknown name (with the nearest), an unknown parameter, a value out of its range,
     a metric that no engine exports.
@@ -316,6 +319,7 @@ def parse_controller(
 
 def parse_controllers(value: object, where: str = "controllers") -> tuple[ChosenController, ...]:
     """The controllers of a text ("hpa,keda"), of a list of names, or of a mapping of names to parameters.
+
     Raises InputError for a name that is there twice.
     """
     if isinstance(value, str):
@@ -336,18 +340,19 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
 
 
 def settings_variants(chosen: ChosenController) -> Iterator[ChosenController]:
-    """The controller as it was chosen, then with the values of each point of its grid in place of those that
-    were chosen. Settings for prefill or decode workers alone stay as they are.
+    """The controller as it was chosen, then once with the parameters of each point of its row's grid.
+
+    Settings for prefill or decode workers alone stay as they were chosen.
     """
     yield chosen
     by_name = {each.name: each for each in chosen.row.parameters}
-    seen = [chosen.settings]
+    yielded = [chosen.settings]
     for point in chosen.row.grid:
         changed = {by_name[name].field: by_name[name].read(value, name) for name, value in point.items()}
         try:
             settings = dataclasses.replace(chosen.settings, **changed)
         except InputError:  # The point contradicts settings that were chosen and that the grid leaves alone.
             continue
-        if settings not in seen:
-            seen.append(settings)
+        if settings not in yielded:
+            yielded.append(settings)
             yield dataclasses.replace(chosen, settings=settings)

@@ -105,7 +105,7 @@ class JointRuns:
             for runs, own in zip(self.each, self.columns, strict=True)
         ]
         lives = [
-            (own.start + span.pool, span.asked_s, span.gone_s)
+            (own.start + span.pool, span.requested_s, span.gone_s)
             for part, own in zip(parts, self.columns, strict=True)
             for span in part.run.spans
         ]

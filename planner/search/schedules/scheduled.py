@@ -358,7 +358,7 @@ def _gpus_over_time(
                 if own.pool.type.gpu.name != offer.gpu or own.is_spot != is_spot:
                     continue
                 gpus = own.pool.type.gpus
-                changes.append((min(span.asked_s, end_s), gpus))
+                changes.append((min(span.requested_s, end_s), gpus))
                 if span.gone_s < ran.run.end_s:
                     changes.append((min(span.gone_s, end_s), -gpus))
         ordered = sorted([(0.0, 0), *changes, (end_s, 0)])
