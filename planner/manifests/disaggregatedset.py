@@ -1,7 +1,7 @@
-"""DisaggregatedSet (of LWS): prefill and decode pools as roles of one object, rolled out together.
+"""The target DisaggregatedSet (of LWS): prefill and decode pools as roles of one object, rolled out together.
 
-The form llm-d's guide to disaggregation has beside its Helm charts. Every pool is a role with a spec of
-LeaderWorkerSet; the router is that of plain Kubernetes.
+llm-d's guide to disaggregation has this form beside its Helm charts. Every pool is a role with a spec of
+LeaderWorkerSet (lws.py); the router is that of plain Kubernetes (kubernetes.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from planner.manifests.engine_command import HTTP_PORT
 from planner.manifests.kubernetes import APP, PART, Document
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.9 or newer)"
-MAX_ROLES = 10
+MAX_ROLES = 10  # A DisaggregatedSet holds no more.
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -24,7 +24,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """How to apply it, as lines of the README."""
     return [
         *engine_command.router_image_steps("disaggregatedset.yaml"),
         f"    {kubernetes.SECRET}",
@@ -37,7 +37,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """A sentence of the README on what routes requests."""
     return engine_command.routing_sentence(fleet)
 
 

@@ -1,12 +1,12 @@
 """Configuration of llm-d's endpoint picker, the router before the workers of llm-d and of KServe.
 
-A profile is a list of plugins: filters, then scorers whose scores add up, then a picker, which takes the
-highest score and draws among equals. The picker keeps an account of what it sent: `token-load-scorer` prefers
-the fewest tokens of prompts that have no first token yet, `active-request-scorer` the fewest requests that
-are not finished. Decode workers are chosen by the latter, since tokens of prompts say nothing of their load.
-`prefix-cache-affinity-filter` keeps the workers that are thought to have the prompt's beginning cached,
-unless the queue there takes longer than the prefill would; for that its parameters say how fast a worker
-prefills.
+A profile is a list of plugins: filters, then scorers whose scores add up, then the plugin that picks the
+worker with the highest score and draws among equals. The endpoint picker keeps an account of what it sent:
+`token-load-scorer` prefers the fewest tokens of prompts that have no first token yet, `active-request-scorer`
+the fewest requests that are not finished. Decode workers are chosen by the latter, since tokens of prompts
+say nothing of their load. `prefix-cache-affinity-filter` keeps the workers that are thought to have the
+prompt's beginning cached, unless the queue there takes longer than the prefill would. Its parameter says for
+that how fast a worker prefills.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from planner.policies import (
 
 Document = dict[str, Any]
 API_VERSION = "llm-d.ai/v1alpha1"
+# The plugins by which prefill and decode are two picks, and always are.
 ALWAYS_APART, APART = "always-disagg-pd-decider", "disagg-profile-handler"
 # Plugins that collect what a scorer or filter reads.
 _PRODUCERS = {
@@ -35,12 +36,13 @@ _PRODUCERS = {
     LONGEST_MATCH: "approx-prefix-cache-producer",
     NEAR_MATCH: "approx-prefix-cache-producer",
 }
-_PICKERS = ("random-picker",)
+_PICKERS = ("random-picker",)  # Plugins that pick without any score.
 
 
 def profile_plugins(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
-    """The plugins for one of the simulator's routings, or for the routing that this router has in its place;
-    the picker is last.
+    """The plugins for one of the simulator's routings, the one that picks last.
+
+    Where this router lacks the routing, they are those of the one that it has in its place.
     """
     plugins = find_router_difference(ROUTING[routing], router).name.split(", ")
     return plugins if plugins[-1] in _PICKERS else [*plugins, "max-score-picker"]
@@ -78,6 +80,7 @@ def picker_config(fleet: Fleet, *, is_pair: bool) -> Document:
 
 
 def _decode_profile(policies: Policies) -> list[str]:
+    """The plugins that choose decode workers."""
     return profile_plugins(policies.decode_routing, ENDPOINT_PICKER_DECODE)
 
 

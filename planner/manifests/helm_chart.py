@@ -1,8 +1,8 @@
-"""A Helm chart of the objects of kubernetes.yaml: templates that are the same for every plan, and values that
-are the plan's. What Kustomize has as components has a value each here, off unless enabled.
+"""A Helm chart of the objects of kubernetes.yaml: templates that are the same for every plan, and its values.
 
-The templates lie in chart/, beside this module. `helm template` makes the objects of kubernetes.yaml of them;
-a test holds that where helm is installed.
+Each component of Kustomize (kustomize.py) is a part of the chart that a value enables. The templates lie in
+chart/, beside this module. `helm template` makes the objects of kubernetes.yaml of them, as a test checks
+where helm is installed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from planner.manifests import engine_command, kustomize
 Document = dict[str, Any]
 FOLDER = "chart"
 CHART_VERSION = "0.1.0"  # Version of the templates.
-# Of a container and of its pod, what has a value of its own; the rest lies in `container` and `pod`.
+# Fields of a container and of its pod that are values of their own; all others are in `container` and `pod`.
 _OF_CONTAINER = ("image", "args", "env", "resources", "volumeMounts")
 _OF_POD = ("containers", "volumes")
-# Optional part -> the files of Kustomize's components with its objects.
+# Optional part -> the component of Kustomize, and its files with objects.
 _PARTS = {
     "modelCache": (kustomize.CACHE, ("cache.yaml",)),
     "networkPolicy": (kustomize.POLICIES, ("policies.yaml",)),
     "monitoring": (kustomize.MONITORING, ("workers.yaml", "dashboard.yaml")),
     "gateway": (kustomize.GATEWAY, ("gateway.yaml",)),
 }
-_CLASS = "CLASS-NAME"  # What the templates replace by the value className of a part.
+_CLASS = "CLASS-NAME"  # The templates put the value className of the part in place of it.
 
 
 def chart_files(
@@ -46,10 +46,10 @@ def chart_files(
         "version": CHART_VERSION,
         "appVersion": engine_command.version(fleet),
     }
-    about = f"# The plan.   helm upgrade --install {app} {FOLDER}\n"
+    header = f"# The plan.   helm upgrade --install {app} {FOLDER}\n"
     written = {
         "Chart.yaml": to_yaml(chart),
-        "values.yaml": about + to_yaml(values(fleet, objects, role_label)),
+        "values.yaml": header + to_yaml(values(fleet, objects, role_label)),
         **_templates(),
     }
     for part, (folder, names) in _PARTS.items():
@@ -74,11 +74,11 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def values(fleet: Fleet, objects: Sequence[Document], role_label: str) -> Document:
-    """values.yaml: pools and routers by name, the optional parts, and what is there for this plan alone."""
+    """values.yaml: pools and routers by name, the optional parts, and objects that no template makes."""
     app = engine_command.llm_label(fleet)
     deployments = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
     pools, routers = engine_command.pool_labels(fleet), list(engine_command.routers(fleet))
-    of_templates = {f"{app}-{name}" for name in (*pools, *routers, "router")}
+    from_templates = {f"{app}-{name}" for name in (*pools, *routers, "router")}
     return {
         "app": app,
         "port": engine_command.HTTP_PORT,
@@ -95,13 +95,13 @@ def values(fleet: Fleet, objects: Sequence[Document], role_label: str) -> Docume
         "networkPolicy": {"enabled": False},
         "monitoring": {"enabled": False},
         "gateway": {"enabled": False, "className": ""},
-        "extraObjects": [each for each in objects if each["metadata"]["name"] not in of_templates],
+        "extraObjects": [each for each in objects if each["metadata"]["name"] not in from_templates],
     }
 
 
-def _deployment(made: Document, role_label: str) -> Document:
+def _deployment(deployment: Document, role_label: str) -> Document:
     """The values of a pool or router; without `replicas` where a controller decides how many there are."""
-    spec, metadata = made["spec"], made["spec"]["template"]["metadata"]
+    spec, metadata = deployment["spec"], deployment["spec"]["template"]["metadata"]
     pod = spec["template"]["spec"]
     (main,) = pod["containers"]
     return {
@@ -117,13 +117,14 @@ def _deployment(made: Document, role_label: str) -> Document:
 
 
 def _with_class(text: str) -> str:
-    """The objects of a component, with a name of a class to be put in where they have one."""
+    """The objects of a component, with _CLASS as the name of a gateway's or storage class."""
     text = text.replace("GATEWAY-CLASS", _CLASS)
     return text.replace("  accessModes:", f"  storageClassName: {_CLASS}\n  accessModes:")
 
 
 @cache
 def _templates() -> Mapping[str, str]:
+    """The files in chart/, path -> text."""
     folder = Path(__file__).with_name(FOLDER)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return MappingProxyType({path.relative_to(folder).as_posix(): path.read_text() for path in paths})

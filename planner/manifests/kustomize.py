@@ -1,8 +1,9 @@
-"""A Kustomize base for kubernetes.yaml, and components that a cluster takes or leaves.
+"""A Kustomize base for kubernetes.yaml, and components that a cluster may take.
 
-No component is applied with `kubectl apply -f kubernetes.yaml` or `-k .`: an overlay beside the folder names
-those that it wants (`overlay`). Sources: kubectl.docs.kubernetes.io/references/kustomize (components of
-v1alpha1), networking.k8s.io/v1, batch/v1; huggingface_hub's environment variables; monitoring.coreos.com/v1
+The components are a volume for the weights, network policies, monitoring and a gateway. None of them is
+applied with `kubectl apply -f kubernetes.yaml` or `-k .`: an overlay beside the folder names those that it
+wants (`overlay_lines`). Sources: kubectl.docs.kubernetes.io/references/kustomize (components of v1alpha1),
+networking.k8s.io/v1, batch/v1; huggingface_hub's environment variables; monitoring.coreos.com/v1
 (PodMonitor); gateway.networking.k8s.io/v1 (Gateway, HTTPRoute); Grafana's sidecar for dashboards.
 """
 
@@ -22,14 +23,16 @@ BASE = "kustomization.yaml"
 COMPONENTS = "components/"
 CACHE, POLICIES = f"{COMPONENTS}model-cache", f"{COMPONENTS}network-policy"
 MONITORING, GATEWAY = f"{COMPONENTS}monitoring", f"{COMPONENTS}gateway"
-MODELS = "/models"
-# Room on the volume for files beside the weights, and for layers that vLLM does not load (built-in drafters).
+MODELS = "/models"  # Where workers and the download mount the volume.
+# The volume's size: weights, a fifth more for layers that vLLM does not load (built-in drafters), and room
+# for the other files of checkpoints.
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
 CACHE_USER = engine_command.ROUTER_USER  # Any user but root.
-METRICS_NAMESPACE = "monitoring"  # Prometheus usually runs there; the component says so.
+METRICS_NAMESPACE = "monitoring"  # Prometheus usually runs there; the component's header names it.
 
-# Arguments: the file that marks the end of the download, then names of checkpoints. A repository may hold its
-# weights in two or three formats; if safetensors are among them, the others are left out.
+# The program of the download. Its arguments are the file that marks its end, then names of checkpoints. A
+# repository may hold its weights in two or three formats; if safetensors are among them, the others are left
+# out.
 DOWNLOAD = """\
 import pathlib, sys
 from huggingface_hub import list_repo_files, snapshot_download
@@ -44,7 +47,8 @@ pathlib.Path(mark).touch()
 
 
 def kustomize_files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
-    """The base and its components, path -> text; no model cache for an LLM that is a path, not downloaded."""
+    """The base and its components, path -> text. An LLM that is a path is not downloaded: it has no volume.
+    """
     app = engine_command.llm_label(fleet)
     base = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -85,7 +89,7 @@ def _checkpoint_names(fleet: Fleet) -> list[str]:
 
 
 def claim_of(app: str) -> str:
-    """The volume of an LLM's weights."""
+    """The name of the claim to the volume with an LLM's weights."""
     return f"{app}-models"
 
 
@@ -102,6 +106,7 @@ def _claim_gib(fleet: Fleet) -> int:
 
 
 def _cache_files(fleet: Fleet, app: str, app_label: str, role_label: str, names: list[str]) -> dict[str, str]:
+    """The component with the volume, the job that downloads checkpoints `names`, and the workers' patch."""
     volume, mark = claim_of(app), mark_of(app)
     labels = {app_label: app, role_label: "model-cache"}
     claim = {
@@ -125,14 +130,14 @@ def _cache_files(fleet: Fleet, app: str, app_label: str, role_label: str, names:
             }
         ],
     }
-    about = (
+    header = (
         "# The weights on one volume: a job downloads them once, workers wait for it and read them.\n"
         "# Needs a storage class that many nodes can mount at once (ReadWriteMany): add storageClassName\n"
         "# where it is not the cluster's default.\n"
     )
     job = _download_job(fleet, volume, mark, labels, names)
     return {
-        f"{CACHE}/kustomization.yaml": about + to_yaml(component),
+        f"{CACHE}/kustomization.yaml": header + to_yaml(component),
         f"{CACHE}/cache.yaml": to_yaml(claim) + "---\n" + to_yaml(job),
         f"{CACHE}/workers.yaml": to_yaml(_worker_patch(fleet, volume, mark)),
     }
@@ -165,6 +170,7 @@ def _worker_patch(fleet: Fleet, volume: str, mark: str) -> Document:
 
 
 def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names: list[str]) -> Document:
+    """The job that downloads checkpoints `names` to the volume, then makes the file `mark`."""
     token = {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}
     container = {
         "name": "download",
@@ -208,7 +214,9 @@ def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names:
 
 
 def _network_files(app: str, app_label: str, role_label: str) -> dict[str, str]:
-    """Workers accept connections of this LLM's pods and of Prometheus; routers those of their namespace."""
+    """The component with network policies: workers accept connections of this LLM's pods and of Prometheus,
+    routers those of their namespace.
+    """
     own = {"podSelector": {"matchLabels": {app_label: app}}}
     http = [{"protocol": "TCP", "port": engine_command.HTTP_PORT}]
     metrics = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": METRICS_NAMESPACE}}}
@@ -219,21 +227,22 @@ def _network_files(app: str, app_label: str, role_label: str) -> dict[str, str]:
         _network_policy(f"{app}-workers", workers, [{"from": [own]}, {"from": [metrics], "ports": http}]),
         _network_policy(f"{app}-router", router, [{"from": [{"podSelector": {}}, metrics], "ports": http}]),
     ]
-    about = (
+    header = (
         "# Workers take connections of this LLM's pods, and of Prometheus in the namespace "
         f"{METRICS_NAMESPACE}; routers those of\n"
         "# their namespace. Add the namespace of your gateway to the router's. Needs a network plugin that "
         "enforces policies.\n"
     )
     return {
-        f"{POLICIES}/kustomization.yaml": about + to_yaml(_component_document("policies.yaml")),
+        f"{POLICIES}/kustomization.yaml": header + to_yaml(_component_document("policies.yaml")),
         f"{POLICIES}/policies.yaml": "---\n".join(map(to_yaml, policies)),
     }
 
 
 def _monitoring_files(fleet: Fleet, app: str, app_label: str, role_label: str) -> dict[str, str]:
-    """Prometheus scrapes every worker, and Grafana gets a dashboard of what vLLM exports. None for SGLang,
-    whose metrics have other names.
+    """The component by which Prometheus scrapes every worker, and Grafana gets a dashboard of vLLM's metrics.
+
+    It is left out for SGLang, whose metrics have other names.
     """
     if sglang_engine.serves(fleet):
         return {}
@@ -247,13 +256,13 @@ def _monitoring_files(fleet: Fleet, app: str, app_label: str, role_label: str) -
         "metadata": {"name": f"{app}-dashboard", "labels": {"grafana_dashboard": "1"}},
         "data": {"serving.json": monitoring.serving_dashboard(fleet.llm.name, app)},
     }
-    about = (
+    header = (
         "# Prometheus scrapes the workers, Grafana shows them. Needs the Prometheus operator, and Grafana's "
         "sidecar for\n# dashboards (kube-prometheus-stack has both). Not beside the PodMonitors of an "
         "autoscaler: each sample would count twice.\n"
     )
     return {
-        f"{MONITORING}/kustomization.yaml": about
+        f"{MONITORING}/kustomization.yaml": header
         + to_yaml(_component_document("workers.yaml", "dashboard.yaml")),
         f"{MONITORING}/workers.yaml": to_yaml(monitor),
         f"{MONITORING}/dashboard.yaml": to_yaml(dashboard),
@@ -261,8 +270,9 @@ def _monitoring_files(fleet: Fleet, app: str, app_label: str, role_label: str) -
 
 
 def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
-    """A Gateway whose HTTPRoute leads to the router. With several routers each gets a route by a prefix of
-    the path, which the route removes.
+    """The component with a Gateway whose HTTPRoute leads to the router.
+
+    With several routers each gets a route by a prefix of the path, which the route removes.
     """
     names = list(engine_command.routers(fleet))
     routes = [_http_route(f"{app}-{name}", app, "" if len(names) == 1 else f"/{name}") for name in names]
@@ -275,13 +285,13 @@ def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
             "listeners": [{"name": "http", "protocol": "HTTP", "port": 80}],
         },
     }
-    about = (
+    header = (
         "# The Gateway API before the router: set gatewayClassName (`kubectl get gatewayclass`), and a "
         "listener with TLS.\n# The routes set no time limit, as answers take minutes. Add the gateway's "
         "namespace to the router's network policy.\n"
     )
     return {
-        f"{GATEWAY}/kustomization.yaml": about + to_yaml(_component_document("gateway.yaml")),
+        f"{GATEWAY}/kustomization.yaml": header + to_yaml(_component_document("gateway.yaml")),
         f"{GATEWAY}/gateway.yaml": "---\n".join(map(to_yaml, [gateway, *routes])),
     }
 

@@ -1,10 +1,10 @@
-"""The deployment target llm-d: Helm values of its chart llm-d-modelservice, one release per pool, and of its
-router's chart.
+"""The target llm-d: Helm values of its chart llm-d-modelservice, a release per pool, and of its router's
+chart.
 
 The releases share the label llm-d.ai/model, by which llm-d's router finds the pods of all pools. Decode pods
 carry a routing sidecar on 8000 in front of vLLM on 8200. The command is ours (`modelCommand: custom`), since
 the chart would derive flags of its own. The chart runs Helm's template engine over the environment but not
-over the arguments, so names that a user chose stand in arguments only.
+over the arguments. So names that a user chose, which might look like a template, stand in arguments only.
 
 Data-parallel ranks on several nodes are a LeaderWorkerSet (`multinode`), whose pods are all alike: each has a
 front end for its own ranks (--data-parallel-hybrid-lb), and a shell counts the first of them, as in llm-d's
@@ -30,9 +30,10 @@ ENGINE = (
     f"vLLM {engine_command.VLLM_VERSION}, charts llm-d-modelservice {CHART_VERSION} and "
     f"llm-d-router-standalone {ROUTER_VERSION}"
 )
-BEHIND_SIDECAR_PORT = 8200
+BEHIND_SIDECAR_PORT = 8200  # vLLM's port in pods with a routing sidecar.
 PROXY_PORT = 8081  # The port of Envoy, beside the endpoint picker.
-# Kubernetes makes $$ a plain $ in a container's command, which the shell then computes.
+# The shell's command in a pod of several nodes. Kubernetes makes a plain $ of $$, which the shell then
+# computes.
 _START = 'exec vllm serve "$@" --data-parallel-start-rank $$((LWS_WORKER_INDEX * {ranks}))'
 
 
@@ -41,15 +42,15 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     files = {}
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         release = _release_name(fleet, name)
-        about = f"# helm install {release} ... -f {name}.values.yaml   (chart {CHART_VERSION})\n"
+        header = f"# helm install {release} ... -f {name}.values.yaml   (chart {CHART_VERSION})\n"
         if engine_command.is_capped(pool.type.gpu):
-            about += engine_command.power_note(pool.type.gpu) + "\n"
-        files[f"llm-d/{name}.values.yaml"] = about + to_yaml(values(fleet, pool, max_model_len))
+            header += engine_command.power_note(pool.type.gpu) + "\n"
+        files[f"llm-d/{name}.values.yaml"] = header + to_yaml(values(fleet, pool, max_model_len))
     release = _release_name(fleet, "router")
-    about = f"# helm install {release} ... -f router.values.yaml   (chart {ROUTER_VERSION})\n"
-    files["llm-d/router.values.yaml"] = about + to_yaml(router_values(fleet))
-    about = f"# helm install {release} ... -f gateway.values.yaml   (chart {ROUTER_VERSION})\n"
-    files["llm-d/gateway.values.yaml"] = about + to_yaml(gateway_values(fleet))
+    header = f"# helm install {release} ... -f router.values.yaml   (chart {ROUTER_VERSION})\n"
+    files["llm-d/router.values.yaml"] = header + to_yaml(router_values(fleet))
+    header = f"# helm install {release} ... -f gateway.values.yaml   (chart {ROUTER_VERSION})\n"
+    files["llm-d/gateway.values.yaml"] = header + to_yaml(gateway_values(fleet))
     return files
 
 
@@ -67,6 +68,7 @@ def gateway_values(fleet: Fleet) -> Document:
 
 
 def _picker_values(fleet: Fleet) -> Document:
+    """The values that both charts of the router share: the endpoint picker, and the pods that it sees."""
     picker = endpoint_picker.picker_config(fleet, is_pair=fleet.is_disaggregated)
     return {
         "modelServers": {"matchLabels": {"llm-d.ai/model": engine_command.llm_label(fleet)}},
@@ -105,11 +107,12 @@ def routing(fleet: Fleet) -> str:
 
 
 def _release_name(fleet: Fleet, name: str) -> str:
+    """The release of a pool, or of the router."""
     return f"{engine_command.llm_label(fleet)}-{name}"
 
 
 def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    """The values of one pool's release: the chart calls mixed workers decode workers too."""
+    """The values of one pool's release. Mixed workers are decode workers of the chart."""
     if len(engine_command.routers(fleet)) > 1:
         raise InputError(
             "llm-d: its router serves pairs or mixed pools, found both under one LLM; take kubernetes"

@@ -13,8 +13,8 @@ from planner.files.checked_files import to_yaml
 
 RULES_FILE, DASHBOARD_FILE = "fleetplan-rules.yaml", "fleetplan-dashboard.json"
 HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_frac", "fleetplan_drifted"
-_STALE_S = 3600  # Without a run of `plan watch` for this long an alert fires.
-_LOW_HEADROOM_FRAC = 0.1
+_STALE_S = 3600  # An alert fires if `plan watch` has not run for so long.
+_LOW_HEADROOM_FRAC = 0.1  # An alert fires below this headroom.
 SCRAPE_S = 15  # Prometheus reads metrics this often.
 MOST_UID = 40  # Most characters of a dashboard's uid in Grafana.
 
@@ -28,6 +28,8 @@ def watch_files(llm: str) -> dict[str, str]:
 
 
 def _alert_rules(llm: str) -> dict[str, Any]:
+    """Four alerts: the plan no longer holds, headroom is low, traffic drifted, nothing was watched."""
+
     def alert_rule(name: str, expression: str, severity: str, text: str, wait: str) -> dict[str, Any]:
         return {
             "alert": name,
@@ -76,8 +78,9 @@ def _alert_rules(llm: str) -> dict[str, Any]:
 
 
 def pod_monitor(name: str, pods: Mapping[str, Any], port: str | int, **more: Any) -> dict[str, Any]:
-    """A PodMonitor (monitoring.coreos.com/v1): Prometheus scrapes this port of the pods of a selector every
-    SCRAPE_S; `more` are further fields of the endpoint.
+    """A PodMonitor (monitoring.coreos.com/v1), by which Prometheus scrapes a port of pods every SCRAPE_S.
+
+    `pods` is the selector of the pods, `port` a name or a number; `more` are further fields of the endpoint.
     """
     endpoint = {
         ("port" if isinstance(port, str) else "portNumber"): port,
@@ -100,6 +103,7 @@ def serving_dashboard(llm: str, app: str) -> str:
 
 
 def _watch_dashboard(llm: str) -> dict[str, Any]:
+    """The dashboard of a watched plan: whether it holds, its headroom, its drift, then vLLM's own metrics."""
     rate = "[$__rate_interval]"
     panels = [
         _panel_document(0, "stat", "Plan holds", {"holds": f"min({HOLDS})"}, "bool_yes_no"),
@@ -167,6 +171,7 @@ def _serving_panels(first: int) -> list[dict[str, Any]]:
 
 
 def _dashboard_document(llm: str, uid: str, panels: list[dict[str, Any]]) -> dict[str, Any]:
+    """A dashboard in Grafana's JSON model; a variable `source` chooses the Prometheus."""
     return {
         "title": f"fleetplan: {llm}",
         "uid": uid,
@@ -187,6 +192,7 @@ def _dashboard_document(llm: str, uid: str, panels: list[dict[str, Any]]) -> dic
 def _panel_document(
     number: int, kind: str, title: str, queries: Mapping[str, str], unit: str
 ) -> dict[str, Any]:
+    """Panel `number`, from 0, of a grid with two columns; `queries` are PromQL by legend."""
     source = {"type": "prometheus", "uid": "${source}"}
     return {
         "id": number + 1,

@@ -1,7 +1,7 @@
-"""vLLM production-stack: values of its Helm chart vllm-stack, one entry of modelSpec per pool.
+"""The target vLLM production-stack: values of its Helm chart vllm-stack, an entry of modelSpec per pool.
 
-Of prefill and decode workers its router knows the names of the pools, by which the chart labels pods, and
-hands the KV connector's parameters from one to the other.
+The chart labels pods by their pool. Its router is given the names of the pools that prefill and of those that
+decode, and passes the KV connector's parameters from a prefill worker to a decode worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
 # The chart demands a request of each. vLLM waits on GPUs, so these only keep a pod off a crowded node.
 CPUS, MEMORY = 8, "32Gi"
-LARGEST_VALUE = 10**6  # Helm prints numbers from here on as 1e+06
+LARGEST_VALUE = 10**6  # From here on Helm prints numbers as 1e+06, which vLLM does not take.
 # Flags for which the chart has a value; the others go into extraArgs.
 _CHART_VALUES = {
     "tensor-parallel-size": "tensorParallelSize",
@@ -30,12 +30,12 @@ _CHART_VALUES = {
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """production-stack.values.yaml: values of the chart."""
-    about = f"# helm install ... -f production-stack.values.yaml   (chart {CHART_VERSION})\n"
-    return {"production-stack.values.yaml": about + to_yaml(values(fleet, max_model_len))}
+    header = f"# helm install ... -f production-stack.values.yaml   (chart {CHART_VERSION})\n"
+    return {"production-stack.values.yaml": header + to_yaml(values(fleet, max_model_len))}
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """How to install it, as lines of the README."""
     return [
         "    helm repo add vllm https://vllm-project.github.io/production-stack",
         f"    {kubernetes.SECRET}",
@@ -47,7 +47,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """A sentence of the README on what routes requests."""
     if fleet.is_disaggregated:
         lost = "; the plan's hits are not kept" if fleet.policies.prefix_cache else ""
         return f"its {_routing_logic(fleet)}, which takes prefill and decode workers in turns{lost}."
@@ -90,7 +90,7 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
 
 
 def _roles(fleet: Fleet) -> list[str]:
-    """Which pools prefill and which decode."""
+    """The router's arguments that name the pools that prefill and those that decode."""
     words: list[str] = []
     for role in ("prefill", "decode"):
         pools = zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True)
@@ -100,11 +100,13 @@ def _roles(fleet: Fleet) -> list[str]:
 
 
 def _routing_logic(fleet: Fleet) -> str:
+    """The router's policy for the plan's routing."""
     router = STACK_PAIRS if fleet.is_disaggregated else STACK
     return find_router_difference(ROUTING[fleet.policies.routing], router).name
 
 
 def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
+    """The entry of modelSpec for pool `name`."""
     gpu = pool.type.gpu
     engine_command.refuse_offload(fleet, "production-stack")
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)

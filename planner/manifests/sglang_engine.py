@@ -12,9 +12,9 @@ from planner.policies import TARGETS_OF_ENGINE
 
 NAME, TITLE = "sglang", "SGLang"
 TARGETS = TARGETS_OF_ENGINE[NAME]
-NEWEST = "0.5.23"
+NEWEST = "0.5.23"  # The newest release that was looked at.
 COMMAND = ("python3", "-m", "sglang.launch_server")
-_KV_DTYPES = {1.0: "fp8_e4m3", 2.0: "auto"}
+_KV_DTYPES = {1.0: "fp8_e4m3", 2.0: "auto"}  # SGLang's names by bytes per number of KV.
 
 
 def serves(fleet: Fleet) -> bool:
@@ -23,11 +23,14 @@ def serves(fleet: Fleet) -> bool:
 
 
 def release(version: str) -> str:
-    """The release of a version: for 0.5, of which no image is called so, the newest that was looked at."""
+    """The release of a version. No image is called by a version of two numbers, such as 0.5: then it is
+    NEWEST.
+    """
     return version if version.count(".") > 1 else NEWEST
 
 
 def image(version: str) -> str:
+    """SGLang's image of the release."""
     return f"lmsysorg/sglang:v{release(version)}"
 
 
@@ -62,8 +65,9 @@ def refuse(fleet: Fleet, target: str) -> None:
 
 
 def flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
-    """Flags of `sglang.launch_server` for one worker of `pool`, without dashes; requests of `longest_tokens`
-    fit.
+    """Flags of `sglang.launch_server` for one worker of `pool`, without dashes.
+
+    Requests of up to `longest_tokens`, prompt and output, are taken.
 
     Decodes join the steps of prompts (enable-mixed-chunk), as in the simulated scheduler, which is vLLM's.
     """

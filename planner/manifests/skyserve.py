@@ -1,4 +1,4 @@
-"""SkyPilot: a SkyServe service, a rented machine for each worker behind the load balancer of SkyServe.
+"""The target SkyPilot: a SkyServe service, with a rented machine per worker behind SkyServe's load balancer.
 
 A service has one kind of replica, so a fleet of several pools is refused.
 """
@@ -18,9 +18,9 @@ from planner.policies import ROUTING, SKYSERVE, find_router_difference
 
 SKYPILOT_VERSION = "0.14.1"
 ENGINE = f"SkyPilot {SKYPILOT_VERSION}, vLLM {engine_command.VLLM_VERSION}"
-# The load balancer ends answers after this long. Its default, 120 s, would cut long ones.
+# The load balancer ends answers after this time. Its default, 120 s, would cut long ones.
 STREAM_TIMEOUT_S = 3600
-# A replica's disk holds the weights and this much for packages and logs.
+# A replica's disk holds the weights, and so much for packages and logs.
 SPARE_DISK_BYTES = 100e9
 
 # SkyPilot's names of GPUs by the node label that catalogs/gpus.yaml gives them; importers/skypilot.py reads
@@ -42,8 +42,8 @@ ACCELERATORS = {
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """skypilot.yaml: for `sky serve up`."""
-    about = "# sky serve up skypilot.yaml --secret HF_TOKEN\n"
-    return {"skypilot.yaml": about + to_yaml(document(fleet, max_model_len))}
+    header = "# sky serve up skypilot.yaml --secret HF_TOKEN\n"
+    return {"skypilot.yaml": header + to_yaml(document(fleet, max_model_len))}
 
 
 def steps(fleet: Fleet) -> list[str]:
@@ -71,7 +71,7 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
     engine_command.refuse_several_nodes(fleet, "skypilot")
     engine_command.refuse_offload(fleet, "skypilot")
     engine_command.refuse_adapters(fleet, "skypilot", "adapters must lie on every replica")
-    weights_gb = (fleet.llm.weight_bytes + SPARE_DISK_BYTES) / 1e9
+    disk_gb = (fleet.llm.weight_bytes + SPARE_DISK_BYTES) / 1e9
     command = shlex.join(["vllm", "serve", *engine_command.engine_args(pool, fleet, max_model_len)])
     return {
         "name": engine_command.llm_label(fleet),
@@ -84,7 +84,7 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
         "resources": {
             "accelerators": f"{_accelerator(pool.type.gpu)}:{pool.type.gpus}",
             "ports": HTTP_PORT,
-            "disk_size": f"{weights_gb:.0f}GB",
+            "disk_size": f"{disk_gb:.0f}GB",
         },
         "secrets": {"HF_TOKEN": None},
         "setup": "\n".join(_setup_lines(fleet, pool)) + "\n",
@@ -106,11 +106,12 @@ def _setup_lines(fleet: Fleet, pool: Pool) -> list[str]:
 
 
 def _balancing(fleet: Fleet) -> str:
+    """SkyServe's policy for the plan's routing."""
     return find_router_difference(ROUTING[fleet.policies.routing], SKYSERVE).name
 
 
 def _accelerator(gpu: Gpu) -> str:
-    """SkyPilot's name of `gpu`. Raises InputError where it has none here."""
+    """SkyPilot's name of `gpu`. Raises InputError where ACCELERATORS has none."""
     if (name := ACCELERATORS.get(gpu.node_selector)) is None:
         raise InputError(
             f"skypilot: its name of {engine_command.one_line(gpu.name)} is not known here; take vllm or "
