@@ -16,7 +16,7 @@ from planner.api.results import Result
 from planner.documents.plan_folder import read_written
 from planner.errors import InputError
 from planner.importers.prometheus_range import Series, read_series
-from planner.importers.vllm_metrics import NAMES, Live, live_traffic
+from planner.importers.vllm_metrics import NAMES, LiveTraffic, live_traffic
 from planner.runtime.prometheus_server import query_range
 from planner.studies import plan_watch as watches
 from planner.studies import watch_words
@@ -84,7 +84,7 @@ class MetricsSource:
         )
         return tuple(row for row in recent if row.t_s.size)
 
-    def live(self, plan: Planned) -> Live:
+    def live(self, plan: Planned) -> LiveTraffic:
         return live_traffic(self.series(), every_s=self.step_s, model=self.model, splits=plan.has_pairs)
 
 

@@ -1,12 +1,12 @@
-"""What a cloud's bill says of GPU prices: an export in FOCUS, the FinOps Open Cost and Usage Specification.
+"""Prices of GPUs from a cloud's bill: an export in FOCUS, the FinOps Open Cost and Usage Specification.
 
     ChargeCategory,PricingCategory,ConsumedQuantity,ConsumedUnit,EffectiveCost,BillingCurrency,ProviderName,...
     Usage,Standard,24,Hours,1320.96,USD,AWS,...,"$55.04 per On Demand Linux p5.48xlarge Instance Hour"
 
 A GPU's price is what its instances cost by the hour after discounts (EffectiveCost over ConsumedQuantity),
-over the GPUs of an instance. The instance type is looked for in SkuPriceDetails and in all texts of a row, as
-each provider has it elsewhere. Google bills cores, memory and GPUs apart, so that no row has the price of an
-instance: such rows are left out and named.
+divided by the GPUs of an instance. The instance type is looked for in all texts of a row, as each provider
+has it in another column. Google bills cores, memory and GPUs apart, so that no row has the price of an
+instance: such rows are left out, and a line says so.
 
 Sources: focus.finops.org, columns of 1.0 to 1.2; instance types: aws.amazon.com/ec2/instance-types and
 learn.microsoft.com/azure/virtual-machines/sizes (2026-11).
@@ -28,12 +28,13 @@ from planner.files.checked_files import open_input
 from planner.files.text_tables import read_text_rows
 from planner.units import counted
 
-# A file with these columns is such an export; the others of NEEDED are asked for in an error.
+# A file with these columns is such an export. If others of NEEDED are missing, an error names them.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
 MOST_HEADER_BYTES = 2**16  # Most bytes of the first line, by which the file is known.
+# Spellings of the unit in bills.
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
-TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}
+TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}  # By PricingCategory.
 _YEARS = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)
 _RESERVED: Mapping[str, Term] = {
     **dict.fromkeys(("1", "one"), "reserved-1y"),
@@ -46,6 +47,7 @@ _AWS_SIZES = {
     **dict.fromkeys(("12xlarge", "24xlarge"), 4),
     "48xlarge": 8,
 }
+# The GPU of each instance type, as gpus.yaml names it, and how many an instance has.
 _INSTANCES: Mapping[str, tuple[str, int]] = {
     "p4d.24xlarge": ("a100-40g", 8),
     "p4de.24xlarge": ("a100-80g", 8),
@@ -75,7 +77,7 @@ _INSTANCE = re.compile(rf"(?<![\w.-])(?:standard[_ ])?({_NAMES})(?![\w-])", re.I
 
 
 @dataclass(slots=True)
-class Used:
+class PaidHours:
     """What was paid for the instances of one kind and term, and for how many hours of one GPU."""
 
     usd: float = 0.0
@@ -83,15 +85,15 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Billed:
-    """What a bill says: offers by GPU, and a line for each kind of row that was left out."""
+class BilledPrices:
+    """The prices of a bill: offers by GPU, and a line for each kind of row that was left out."""
 
     offers: Mapping[str, tuple[ProviderOffer, ...]]
     left_out: tuple[str, ...]
 
 
 def is_billing_export(path: Path) -> bool:
-    """Whether the first line of a file has the columns by which FOCUS is told from SkyPilot's catalog."""
+    """Whether the first line of a file has FOCUS' columns; SkyPilot's catalog, also CSV, has others."""
     with open_input(path) as stream:
         header = stream.readline(MOST_HEADER_BYTES)
     return all(mark.encode() in header for mark in MARKS)
@@ -99,20 +101,22 @@ def is_billing_export(path: Path) -> bool:
 
 def read_billed_prices(
     path: Path, catalog: Catalog, *, provider: str | None, date: str, region: str | None = None
-) -> Billed:
-    """The price of each GPU by what was paid, on demand, reserved and spot; with `region` (RegionId or
-    RegionName) of that region alone. Without `provider` it is the bill's own, in lower case.
+) -> BilledPrices:
+    """The price of each GPU by what was paid on demand, reserved and on spot.
+
+    With `region` (RegionId or RegionName) only that region counts. `provider` names the offers; by default it
+    is the bill's own, in lower case.
 
     Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
     """
-    used: dict[tuple[str, Term], Used] = {}
+    used: dict[tuple[str, Term], PaidHours] = {}
     skipped = Counter[str]()  # Why rows are left out -> how many.
     providers: set[str] = set()
     for number, row in read_text_rows(path, NEEDED, "a bill in FOCUS 1.0 or later"):
         if region not in (None, row.get("RegionId", "").strip(), row.get("RegionName", "").strip()):
             continue
         if row["ChargeCategory"].strip().lower() != "usage":
-            continue  # Taxes, credits and the purchase of a commitment, which its hours repeat.
+            continue  # It is a tax, a credit, or the purchase of a commitment, whose hours have rows too.
         if (instance := find_instance(_texts(row))) is None:
             if "gpu" in _texts(row).lower():
                 skipped["names a GPU but no known type of instance"] += 1
@@ -129,7 +133,7 @@ def read_billed_prices(
             if (currency := row["BillingCurrency"].strip().upper()) != "USD":
                 raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:80]!r}")
             providers.add(row["ProviderName"].strip().lower())
-            total = used.setdefault((gpu, term), Used())
+            total = used.setdefault((gpu, term), PaidHours())
             total.usd += _number(row["EffectiveCost"], f"{where}: EffectiveCost")
             total.gpu_hours += gpus * _number(row["ConsumedQuantity"], f"{where}: ConsumedQuantity")
     if len(providers) > 1 and provider is None:
@@ -138,20 +142,20 @@ def read_billed_prices(
             "with --provider"
         )
     left_out = tuple(f"{counted(count, 'row')}: {why}" for why, count in skipped.items())
-    who = provider or next(iter(providers), "") or "bill"
-    return bill_of(used, left_out, path=path, kind="FOCUS export", provider=who, date=date)
+    offered_by = provider or next(iter(providers), "") or "bill"
+    return bill_of(used, left_out, path=path, kind="FOCUS export", provider=offered_by, date=date)
 
 
 def bill_of(
-    used: Mapping[tuple[str, Term], Used],
+    used: Mapping[tuple[str, Term], PaidHours],
     left_out: tuple[str, ...],
     *,
     path: Path,
     kind: str,
     provider: str,
     date: str,
-) -> Billed:
-    """The prices of what was used; InputError where nothing was paid for a known GPU."""
+) -> BilledPrices:
+    """The prices of the hours that were paid, by GPU and term. Raises InputError where there are none."""
     paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid:
         left_out_text = f" ({'; '.join(left_out)})" if left_out else ""
@@ -161,11 +165,11 @@ def bill_of(
         source = f"{kind} {path.name}: {total.gpu_hours:.6g} GPU hours for {total.usd:.6g} USD"
         offer = ProviderOffer(provider, term, total.usd / total.gpu_hours, date, source)
         offers[gpu] = (*offers.get(gpu, ()), offer)
-    return Billed(offers, left_out)
+    return BilledPrices(offers, left_out)
 
 
 def _texts(row: Mapping[str, str]) -> str:
-    """All that a row says, in one line."""
+    """All cells of a row, in one line."""
     return " ".join(str(value) for value in row.values() if value)
 
 

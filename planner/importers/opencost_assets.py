@@ -1,12 +1,13 @@
-"""What OpenCost says of GPU prices: its answer of /assets, the nodes of a cluster with what each cost.
+"""Prices of GPUs from OpenCost: its answer of /assets, the nodes of a cluster with what each cost.
 
     curl 'http://opencost:9003/assets?window=7d' > assets.json
     {"code": 200, "data": {"...": {"type": "Node", "nodeType": "p5.48xlarge", "GPUHours": 1344,
       "preemptible": 0, "totalCost": 9246.7, "labels": {"nvidia_com_gpu_product": "NVIDIA-H100-80GB-HBM3"}}}}
 
-A GPU's price is what its nodes cost in all, cores and memory too, over their GPU hours. The GPU is known by a
-label of the node that GPU feature discovery sets, else by the type of the instance. OpenCost names no
-currency: figures are taken as USD. Reserved nodes count as on demand, at the price that was paid.
+A GPU's price is what its nodes cost, with cores and memory, divided by their GPU hours. Which GPU a node has
+is known by a label that GPU feature discovery sets, else by the type of the instance. OpenCost names no
+currency: figures are taken as USD. It does not tell reserved nodes: they count as on demand, at the price
+that was paid.
 
 Sources: github.com/opencost/opencost, core/pkg/opencost/asset_json.go at 5f65333 (fields of a Node);
 opencost.io/docs/integrations/api.
@@ -24,7 +25,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.offers import Term
 from planner.errors import InputError
 from planner.files.checked_files import read_json
-from planner.importers.focus_billing import Billed, Used, bill_of, find_instance
+from planner.importers.focus_billing import BilledPrices, PaidHours, bill_of, find_instance
 from planner.units import counted
 
 
@@ -35,8 +36,8 @@ def is_assets_answer(path: Path) -> bool:
 
 def read_asset_prices(
     path: Path, catalog: Catalog, *, provider: str | None, date: str, region: str | None = None
-) -> Billed:
-    """The price of each GPU on demand and spot; with `region` of nodes with that region's label alone.
+) -> BilledPrices:
+    """The price of each GPU on demand and on spot; with `region` only nodes with that region's label count.
 
     Raises InputError for another JSON file, for nodes of several providers, or without a known GPU's hours.
     """
@@ -46,7 +47,7 @@ def read_asset_prices(
         for name, gpu in catalog.gpus.items()
         if gpu.node_selector and gpu.base == name  # A capped GPU has the label of its base.
     }
-    used: dict[tuple[str, Term], Used] = {}
+    used: dict[tuple[str, Term], PaidHours] = {}
     skipped = Counter[str]()  # Why nodes are left out -> how many.
     providers: set[str] = set()
     for where, node in _nodes(data, f"{path}: data"):
@@ -64,10 +65,10 @@ def read_asset_prices(
             skipped[f"has GPUs that no label and no type of instance names ({kind or 'no type'})"] += 1
             continue
         properties = node.get("properties")
-        named = properties.get("provider", "") if isinstance(properties, Mapping) else ""
-        providers.add(str(named).strip().lower())
+        provider_name = properties.get("provider", "") if isinstance(properties, Mapping) else ""
+        providers.add(str(provider_name).strip().lower())
         term: Term = "spot" if _number(node, "preemptible", where) > 0 else "on-demand"
-        total = used.setdefault((gpu, term), Used())
+        total = used.setdefault((gpu, term), PaidHours())
         total.usd += _number(node, "totalCost", where)
         total.gpu_hours += hours
     if len(providers) > 1 and provider is None:
@@ -75,12 +76,14 @@ def read_asset_prices(
             f"{path}: has nodes of {', '.join(sorted(providers))}: name all of them with --provider"
         )
     left_out = tuple(f"{counted(count, 'node')}: {why}" for why, count in skipped.items())
-    who = provider or next(iter(providers), "") or "cluster"
-    return bill_of(used, left_out, path=path, kind="OpenCost", provider=who, date=date)
+    offered_by = provider or next(iter(providers), "") or "cluster"
+    return bill_of(used, left_out, path=path, kind="OpenCost", provider=offered_by, date=date)
 
 
 def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The nodes of one answer, or of a list of them, one for each step of time."""
+    """The nodes of an answer, or of a list of answers, each of a span of time; each with its place in the
+    file.
+    """
     answers = data if isinstance(data, list) else [data]
     if not all(isinstance(each, Mapping) for each in answers):
         raise InputError(f"{where}: expected assets by name, as OpenCost answers /assets?window=7d")
@@ -91,6 +94,7 @@ def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _number(node: Mapping[str, Any], key: str, where: str) -> float:
+    """A number of a node, 0 where it is missing."""
     value = node.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InputError(f"{where}: {key}: expected a number, found {str(value)[:80]!r}")

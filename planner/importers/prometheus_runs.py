@@ -18,7 +18,7 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup
 from planner.importers.prometheus_range import Floats, SampledHistogram, Series
-from planner.importers.vllm_metrics import Live, live_traffic
+from planner.importers.vllm_metrics import LiveTraffic, live_traffic
 
 RUN_S = 3600.0
 MOST_RUNS = 6
@@ -63,7 +63,7 @@ def runs_of_range(
     )
 
 
-def _run_of_hour(live: Live, part: slice, names: str, rng: np.random.Generator) -> MeasuredRun | None:
+def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Generator) -> MeasuredRun | None:
     """The run of the windows `part`; None with too few requests, or without their lengths or latencies."""
     has_counts = np.isfinite(live.finished[part]) & np.isfinite(live.input_tokens[part])
     requests = float(live.finished[part][has_counts].sum()) / live.instances

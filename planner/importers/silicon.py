@@ -1,7 +1,7 @@
-"""Step tables from AIConfigurator's kernel measurements ("silicon"), without a GPU of one's own.
+"""Step tables from AIConfigurator's kernel measurements ("silicon"), for which nobody needs a GPU.
 
-NVIDIA measured the kernels of vLLM (GEMM, attention, experts, all-reduce) on the GPUs of SYSTEMS. A step of N
-tokens is the sum of
+NVIDIA measured the kernels of vLLM (GEMM, attention, experts, all-reduce) on the GPUs of SYSTEMS. The time of
+a step of N tokens is the sum of
 
     all operations but attention and the output head, at N tokens
     the output head, at a row per prompt and per decode
@@ -14,7 +14,8 @@ The tables are corrected where engines behave otherwise:
 
   fp8-block      its dense GEMMs were measured without CUDA graphs: none takes less than its launch, 60 to 90
                  us on H100 and 180 on B200, where fp8 with a scale per tensor takes 10. From 2048 tokens on,
-                 where launches do not count, their ratio is 0.9 to 1.2. So the times of fp8 are taken.
+                 where launches do not count, their ratio is 0.9 to 1.2. So the times of fp8 with a scale
+                 per tensor are taken for both.
   few tokens     an operation on N tokens takes at most its time on more tokens, because it can be padded;
                  single entries of the tables are twice too long.
   experts        one kind of table draws the experts of a token from a power law; in the other no two tokens
@@ -57,6 +58,7 @@ from planner.models.step_tables import COLUMNS, StepShape, StepTable
 
 Floats = npt.NDArray[np.float64]
 VERSION = "0.12.0"
+# AIConfigurator's name of each GPU's system.
 SYSTEMS = {
     "a100-80g": "a100_sxm",
     "h100-80g": "h100_sxm",
@@ -70,18 +72,19 @@ SYSTEMS = {
 }
 # AIConfigurator's names of all-reduces: after attention, after the feed-forward block, around experts.
 REDUCES = ("ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch")
+# GPUs on PCIe, for which the all-reduces of the catalog's row are taken ("other nodes" above).
 ROW_REDUCES = ("rtx-pro-6000",)
-WITHOUT_FP8 = ("a100-80g",)  # This GPU has no FP8 kernels.
+WITHOUT_FP8 = ("a100-80g",)  # These GPUs have no FP8 kernels.
 # Experts in FP8 with a scale per tensor were measured untuned here: up to three times the times of 16 bits.
 UNTUNED_FP8_EXPERTS = ("h100-80g", "h200-141g")
 # Formats of weights: bytes per weight, and AIConfigurator's names for matrices and for experts.
 BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
 GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
-# FP8 with a scale per tensor was measured untuned and is left out.
+# Names for experts. FP8 with a scale per tensor is left out, as it was measured untuned.
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
 MOST_STEP_TOKENS = 32768  # Most prompt tokens in a step of the grid.
-HALF_MS = 500.0  # Half of the seconds of `tp_s`, which has two all-reduces a layer, in ms.
-# The times at these token counts bound those of fewer tokens.
+HALF_MS = 500.0  # Times the seconds of `tp_s`, which has two all-reduces a layer: ms of one of the two.
+# Token counts at which times are looked up: each bounds the times of fewer tokens ("few tokens" above).
 TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 
 
@@ -163,16 +166,18 @@ def silicon_table(
 def joint_seconds(
     llm: Llm, gpu: Gpu, tp: int, tokens: Sequence[int], *, ep: bool, dp: int, folder: Path | None = None
 ) -> Floats:
-    """Seconds that `dp` ranks' step spends on experts and on sending tokens there and back, for each number
-    of `tokens` of all ranks together.
+    """Seconds of a step of `dp` ranks that go into experts and into sending tokens there and back.
+
+    One value for each of `tokens`, which are those of all ranks together.
     """
     kernels = _find_kernels(llm, gpu, tp, ep, folder, dp)
     return np.array([kernels.joint_ms(n) for n in tokens]) / 1e3
 
 
 def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
-    """Whether each GPU has whole experts instead of slices of all. With `ep` None only where slices would cut
-    through blocks of fp8, which engines of 2025 refuse.
+    """Whether each GPU has whole experts instead of slices of all.
+
+    With `ep` None that is so only where slices would cut through blocks of fp8, which engines of 2025 refuse.
     """
     if llm.experts == 1 or tp == 1:
         return False
@@ -183,6 +188,7 @@ def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
 def _find_kernels(
     llm: Llm, gpu: Gpu, tp: int, ep: bool | None, folder: Path | None, dp: int = 1
 ) -> Kernels | silicon_config.ConfigKernels:
+    """The kernels of an LLM; the latest few are kept, as a table and its check need the same."""
     if not _is_plain(llm):
         place = folder or silicon_config.config_folder(llm)
         if place is None:
@@ -235,8 +241,10 @@ def why_not_covered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
 
 
 class Kernels:
-    """The kernels of one LLM with layers alike on `tp` GPUs of a system; raises InputError where some are
-    lacking. AIConfigurator extrapolates beyond its tables without saying so.
+    """The kernels of one LLM, whose layers are alike, on `tp` GPUs of a system.
+
+    AIConfigurator extrapolates beyond its tables without saying so. Raises InputError where kernels are
+    lacking.
     """
 
     def __init__(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool | None = None, dp: int = 1) -> None:
@@ -257,14 +265,14 @@ class Kernels:
         apart = {"attention", "logits_gemm", "moe"}
         if gpu.name in ROW_REDUCES or dp > 1:
             apart |= set(REDUCES)
-        self._of_tokens = [n for n, name in enumerate(names) if name not in apart]
+        self._token_operations = [n for n, name in enumerate(names) if name not in apart]
         decode_names = [name.removeprefix("generation_") for name, *_ in decodes]
         self._decodes, self._head = [decode_names.index("attention")], [decode_names.index("logits_gemm")]
-        self._tokens_ms = cache(self._tokens_ms_anew)
+        self._tokens_ms = cache(self._compute_tokens_ms)
         # Row i: the least time of each operation on TOKENS[i] or more; the last row bounds nothing.
-        self._at_most = np.full((len(TOKENS) + 1, len(self._of_tokens)), np.inf)
+        self._at_most = np.full((len(TOKENS) + 1, len(self._token_operations)), np.inf)
         for i in reversed(range(len(TOKENS))):
-            self._at_most[i] = np.minimum(self._each_ms(TOKENS[i]), self._at_most[i + 1])
+            self._at_most[i] = np.minimum(self._operation_ms(TOKENS[i]), self._at_most[i + 1])
 
     def step_ms(self, step: StepShape) -> float:
         """Time of a step [ms]. The step holds Python's ints: AIConfigurator refuses numpy's."""
@@ -285,14 +293,14 @@ class Kernels:
         return ms
 
     def all_reduce_s(self, tokens: int) -> float:
-        """One all-reduce of the activations of N tokens."""
+        """Seconds of one all-reduce of the activations of so many tokens."""
         operations = self._engine.evaluate_context_ops([self._all_reduce], batch_size=1, s=tokens)
         return float(operations[0][1]) / self._llm.layers / 1e3
 
-    def _tokens_ms_anew(self, tokens: int) -> float:
+    def _compute_tokens_ms(self, tokens: int) -> float:
         """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` remembers it."""
         at_most = self._at_most[np.searchsorted(TOKENS, tokens)]
-        ms = float(np.minimum(self._each_ms(tokens), at_most).sum())
+        ms = float(np.minimum(self._operation_ms(tokens), at_most).sum())
         if self._dp > 1:
             return ms + self._attention_reduces_ms(tokens)
         ms += self._experts_ms(tokens)
@@ -318,8 +326,9 @@ class Kernels:
             )
         return self._experts_ms(tokens) + self._dispatch_ms(tokens)
 
-    def _each_ms(self, tokens: int) -> Floats:
-        operations = self._engine.evaluate_context_ops(self._of_tokens, batch_size=1, s=tokens)
+    def _operation_ms(self, tokens: int) -> Floats:
+        """Times [ms] of the operations that depend on the tokens of a step alone, in order."""
+        operations = self._engine.evaluate_context_ops(self._token_operations, batch_size=1, s=tokens)
         return np.array([ms for _, ms, *_ in operations])
 
 

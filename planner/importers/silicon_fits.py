@@ -1,4 +1,4 @@
-"""Fits step times to AIConfigurator's kernel tables, and makes files as in catalogs/latency of them.
+"""Fits step times to AIConfigurator's kernel tables (silicon.py), and makes files as in catalogs/latency.
 
 Experts of a mixture are split over the GPUs of a worker as slices of all experts, or (EP) as whole experts.
 Several data-parallel ranks may share them: each has its own attention, and all meet at the experts.
@@ -27,8 +27,8 @@ from planner.models.memory import fits_memory
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
 from planner.models.step_tables import StepTable
 
-TPS = (1, 2, 4, 8)
-DPS = (2, 4, 8)
+TPS = (1, 2, 4, 8)  # GPUs of a worker, or of a rank.
+DPS = (2, 4, 8)  # Data-parallel ranks of a worker on one node.
 JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # Corners of the experts' times.
 LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens serves nobody.
 OFF_GRID_STEPS = 900  # Random steps, by which a fit is judged beside its own table.
@@ -57,9 +57,10 @@ def fit_kernels(table: StepTable, *, basis: str, kind: Kind) -> tuple[StepLatenc
 def silicon_fits(
     llm: Llm, gpu: Gpu, tps: Iterable[int] = TPS, *, date: str, command: str, folder: Path | None = None
 ) -> FittedKernels:
-    """A fit for each TP whose worker fits into memory, has kernel times and follows them; of a mixture one
-    with slices of all experts, one with whole experts and those of data-parallel ranks. `folder` as in
-    `silicon_table`.
+    """A fit for each TP whose worker fits into memory and has kernel times, if the fit follows these.
+
+    A mixture of experts has one fit with slices of all experts, one with whole experts, and those of
+    data-parallel ranks. `folder` is as in `silicon_table`.
     """
     if why := silicon.why_not_covered(llm, gpu, folder):
         return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))
@@ -89,11 +90,14 @@ def silicon_fits(
 
 
 def ranks_latency(own: StepLatency, joint_s: silicon.Floats) -> StepLatency:
-    """Step times of data-parallel ranks, from those of a rank without its experts (`own`) and the times of
-    the experts of all ranks at JOINT_TOKENS (`joint_s`).
+    """Step times of data-parallel ranks.
+
+    `own` are those of a rank without its experts, `joint_s` the times of the experts of all ranks at
+    JOINT_TOKENS [s].
     """
     knots = np.array(JOINT_TOKENS, dtype=float)
-    joint_s = np.maximum.accumulate(joint_s)  # Measured times fall here and there; more tokens take no less.
+    # Measured times fall here and there, but more tokens can be taken to need no less time.
+    joint_s = np.maximum.accumulate(joint_s)
     own_s = np.asarray(own.step_s(knots)) - own.h_s
     return dataclasses.replace(
         own,
@@ -104,12 +108,14 @@ def ranks_latency(own: StepLatency, joint_s: silicon.Floats) -> StepLatency:
 
 
 def file_name(llm: Llm, gpu: Gpu) -> str:
+    """The name of the file of fits in catalogs/latency."""
     return f"{llm.name.split('/')[-1].lower()}--{gpu.name}.yaml"
 
 
 def _rank_choices(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
-    """The numbers of data-parallel ranks that there may be, each with the kernels by which they exchange
-    tokens: "" on one node, those of DeepEP on several nodes.
+    """The numbers of data-parallel ranks that a worker may have, each with the kernels that exchange tokens.
+
+    These are "" on one node, and those of DeepEP on several nodes.
     """
     per_node = int(gpu.gpus_per_node)
     if not llm.is_mixture:
@@ -128,12 +134,15 @@ def _expert_splits(llm: Llm, tp: int) -> Sequence[bool]:
 
 
 def _basis_text(llm: Llm) -> str:
+    """What the step times of an LLM are based on."""
     return BASIS + f", prompts past {MOST_TOKENS} tokens carried on" * is_sparse(llm)
 
 
 def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: Path | None) -> dict[str, Any]:
-    """One fit of data-parallel ranks. Its errors are those on random steps while the other ranks are idle
-    ("all"), and those without the experts' times on steps held out in turn ("own").
+    """One fit of data-parallel ranks.
+
+    Its errors are those on random steps while the other ranks are idle ("all"), and, without the experts'
+    times, those on steps of the grid that were held out in turn ("own").
     """
     basis = f"{_basis_text(llm)}, {dp} ranks share the experts, whole ones per GPU"
     if all2all:
@@ -169,8 +178,9 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
 
 
 def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
-    """One fit without data-parallel ranks; "off_grid" are its errors on random steps. Raises InputError where
-    it misses its own table.
+    """One fit without data-parallel ranks; its errors "off_grid" are on random steps.
+
+    Raises InputError where it misses its own table.
     """
     basis = _basis_text(llm) + ", whole experts per GPU" * ep
     latency, errors = fit_kernels(

@@ -1,10 +1,11 @@
 """Traffic and latencies of a running deployment per window of time, from vLLM's metrics.
 
-A request counts when it finishes. Arrivals are finished requests plus the rise of the number in flight. With
-prefill and decode workers both finish every request, the prefill worker after one token: TTFT is taken from
-prefill workers, everything else from decode workers.
+vLLM counts a request when it finishes. Arrivals of a window are its finished requests plus the rise of the
+number in flight. With prefill and decode workers both finish every request, the prefill worker after one
+token: so TTFT is taken from prefill workers, everything else from decode workers.
 
-Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32); newer names come first.
+Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32). Where versions name a
+metric differently, the newer name comes first below.
 """
 
 from __future__ import annotations
@@ -45,16 +46,18 @@ NAMES = (
     *(FINISHED, RUNNING, WAITING, PREEMPTED, *KV_USE, *HITS, *QUERIES),
     *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),
 )
-_PREFILL_TOKENS = 1.5  # An engine with shorter answers on average is a prefill worker.
+# An engine with shorter answers on average is a prefill worker, whose answers all have one token.
+_PREFILL_TOKENS = 1.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Live:
-    """A deployment between `edges_s` (N + 1,), Unix time [s]; every array (N,), NaN where nothing is known.
+class LiveTraffic:
+    """What a deployment did in N windows between `edges_s` (N + 1,), Unix time [s].
 
-    `arrived`, `finished` are requests, `input_tokens`, `output_tokens` those of finished ones. Prefix caches
-    looked up `queried_tokens` and had `hit_tokens` of them. `kv_use_frac` is the mean over workers, `running`
-    and `waiting` are requests in all of them. `instances` is the number of engines with samples.
+    Arrays are (N,), NaN where nothing is known. `arrived` and `finished` are numbers of requests,
+    `input_tokens` and `output_tokens` the sums of finished ones. Prefix caches looked up `queried_tokens` and
+    had `hit_tokens` of them. `kv_use_frac` is the mean over workers, `running` and `waiting` are requests in
+    all of them, and `preempted` counts preemptions. `instances` is the number of engines with samples.
     """
 
     edges_s: Floats
@@ -79,13 +82,16 @@ class Live:
 
     @property
     def every_s(self) -> float:
+        """The length of a window [s]."""
         return float(self.edges_s[1] - self.edges_s[0])
 
 
 def live_traffic(
     series: Sequence[Series], *, every_s: float = 60.0, model: str | None = None, splits: bool = False
-) -> Live:
-    """The deployment by windows of `every_s`; `model` is the label model_name, `splits`: prefill and decode
+) -> LiveTraffic:
+    """The deployment by windows of `every_s`.
+
+    `model` is the label model_name of the LLM; None where there is one only. With `splits` prefill and decode
     have workers of their own.
 
     Raises InputError where the series are of several LLMs and `model` is none of them, where the metrics
@@ -113,11 +119,9 @@ def live_traffic(
     finished_requests = increase_of(FINISHED)
     if not np.isfinite(finished_requests).any():
         raise InputError(f"Prometheus: {FINISHED} has gaps in every window of {every_s:g} s")
-    kv_use, level = (
-        find_series(serving, *KV_USE),
-        {name: find_series(serving, name) for name in (RUNNING, WAITING)},
-    )
-    return Live(
+    kv_use = find_series(serving, *KV_USE)
+    level = {name: find_series(serving, name) for name in (RUNNING, WAITING)}
+    return LiveTraffic(
         edges_s,
         np.maximum(finished_requests + sum(_rise_of_level(level[name], edges_s) for name in level), 0.0),
         finished_requests,
@@ -125,7 +129,8 @@ def live_traffic(
         increase_of(f"{OUTPUT}_sum"),
         increase_of(*QUERIES),
         increase_of(*HITS),
-        mean_gauge(kv_use, edges_s) / max(len({_instance_of(row) for row in kv_use}), 1),  # It adds them up.
+        # `mean_gauge` adds instances up.
+        mean_gauge(kv_use, edges_s) / max(len({_instance_of(row) for row in kv_use}), 1),
         mean_gauge(level[RUNNING], edges_s),
         mean_gauge(level[WAITING], edges_s),
         increase_of(PREEMPTED),
@@ -150,22 +155,25 @@ def _select_model(series: Sequence[Series], model: str | None) -> tuple[Sequence
 
 
 def _instance_of(row: Series) -> tuple[str, ...]:
+    """What tells the engine of a series from others."""
     return tuple(row.label(key) for key in ("instance", "pod", "engine"))
 
 
 def _prefill_instances(series: Iterable[Series], edges_s: Floats) -> frozenset[tuple[str, ...]]:
     """Prefill workers: engines whose answers have about one token on average."""
     rise_by_instance: dict[tuple[str, ...], dict[str, float]] = {}
-    whole = edges_s[[0, -1]]
+    whole_range_s = edges_s[[0, -1]]
     for row in series:
         if row.name in (f"{OUTPUT}_sum", f"{OUTPUT}_count"):
-            rose = float(np.nan_to_num(counter_increase([row], whole, gap_s=math.inf))[0])
-            each = rise_by_instance.setdefault(_instance_of(row), {})
-            each[row.name] = each.get(row.name, 0.0) + rose
+            rise = float(np.nan_to_num(counter_increase([row], whole_range_s, gap_s=math.inf))[0])
+            rise_by_name = rise_by_instance.setdefault(_instance_of(row), {})
+            rise_by_name[row.name] = rise_by_name.get(row.name, 0.0) + rise
     return frozenset(
         instance
-        for instance, rose in rise_by_instance.items()
-        if 0 < rose.get(f"{OUTPUT}_sum", 0.0) < _PREFILL_TOKENS * rose.get(f"{OUTPUT}_count", 0.0)
+        for instance, rise_by_name in rise_by_instance.items()
+        if 0
+        < rise_by_name.get(f"{OUTPUT}_sum", 0.0)
+        < _PREFILL_TOKENS * rise_by_name.get(f"{OUTPUT}_count", 0.0)
     )
 
 
@@ -191,7 +199,7 @@ def _interval_histograms(
     histogram_by_name: dict[str, SampledHistogram] = {}
     for key, candidates in names.items():
         for name in candidates:
-            read = interval_histogram(series_of.get(key, serving), name, edges_s)
-            if read is not None and key not in histogram_by_name:
-                histogram_by_name[key] = read
+            histogram = interval_histogram(series_of.get(key, serving), name, edges_s)
+            if histogram is not None and key not in histogram_by_name:
+                histogram_by_name[key] = histogram
     return histogram_by_name

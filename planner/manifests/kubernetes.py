@@ -1,8 +1,8 @@
-"""Plain Kubernetes: per pool a Deployment, a headless Service and a PodDisruptionBudget, and a router.
+"""The target Kubernetes: per pool a Deployment, a headless Service and a PodDisruptionBudget, and a router.
 
-The router watches pods by label (so it needs a Role of its own) rather than a Service's address: a Service
-spreads connections blindly, and the plan's routing would be lost. Other targets that run pods take theirs
-from here.
+The router watches pods by label, for which it needs a Role of its own. Behind a Service's address it could
+not choose: a Service spreads connections blindly, and the plan's routing would be lost. Other targets that
+run pods take theirs from here.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "flee
 POWER_LIMIT = "fleetplan/gpu-power-limit-w"  # Annotation of pods, label of nodes with the cap.
 SECRET_NAME, SECRET_KEY = "hf-token-secret", "HF_TOKEN"
 SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
-# While a new version rolls out, there are no more workers than the plan has GPUs for.
+# While a new version rolls out, there are never more workers than the plan has GPUs for.
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
-# Ranks of a worker talk through shared memory, of which a pod has 64 MB by default.
+# Ranks of a worker talk through shared memory. A pod has 64 MB of it by default.
 SHM_GIB = 16
-STORE_SPARE_GIB = 8  # Memory of the owner of a store, beside its blocks.
+STORE_SPARE_GIB = 8  # Memory of the process that owns a store's KV blocks, beside the blocks.
 STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
-# What a worker asks of its node beside GPUs, for a process per GPU and one in front of them.
+# What a worker requests of its node beside GPUs: these for the process of each GPU, and one CPU more for the
+# API server.
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
-LOCKED: Document = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-NO_SYSCALLS_BEYOND_USUAL: Document = {"seccompProfile": {"type": "RuntimeDefault"}}
+NO_PRIVILEGES: Document = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+USUAL_SYSCALLS: Document = {"seccompProfile": {"type": "RuntimeDefault"}}
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
+# Names and values that Kubernetes takes as labels.
 _LABEL_NAME = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII
 )
@@ -57,7 +59,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
-    """The Helm chart of objects that were changed in kubernetes.yaml, one of `files`."""
+    """The Helm chart of `files`, made anew from the objects in its kubernetes.yaml, which were changed."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files, ROLE), f"{helm_chart.FOLDER}/values.yaml"
     above = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
@@ -65,7 +67,7 @@ def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """How to apply it, as lines of the README."""
     return [
         *engine_command.router_image_steps("kubernetes.yaml"),
         f"    {SECRET}",
@@ -87,15 +89,15 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """A sentence of the README on what routes requests."""
     return engine_command.routing_sentence(fleet)
 
 
 def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
     """YAML to be applied with kubectl."""
     llm, gpus = engine_command.one_line(fleet.llm.name), counted(fleet.gpus, "GPU")
-    about = f"# {llm} on {gpus}.   kubectl apply -f {name}\n"
-    return about + "---\n".join(map(to_yaml, documents))
+    header = f"# {llm} on {gpus}.   kubectl apply -f {name}\n"
+    return header + "---\n".join(map(to_yaml, documents))
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
@@ -109,12 +111,13 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 
 def labels_of(fleet: Fleet, name: str, pool: Pool) -> Document:
+    """The labels of the pods of pool `name`: by these the router and other objects find them."""
     app = engine_command.llm_label(fleet)
     return {APP: app, PART: f"{app}-{name}", ROLE: f"{pool.role}"}
 
 
 def node_labels(gpu: Gpu) -> Document:
-    """What a node must carry: the GPU's label, and our own where its power is capped."""
+    """The labels that a node must have: the GPU's, and our own where its power is capped."""
     key, equals, value = gpu.node_selector.rpartition("=")
     key = key if equals else "nvidia.com/gpu.product"
     if not (_LABEL_NAME.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
@@ -129,21 +132,23 @@ def node_labels(gpu: Gpu) -> Document:
 
 
 def resource_of(gpu: Gpu) -> str:
+    """The name by which a pod requests this GPU."""
     return "amd.com/gpu" if engine_command.is_rocm(gpu) else "nvidia.com/gpu"
 
 
 def expanded(args: list[str]) -> list[str]:
-    """Arguments as a container gets them unharmed: Kubernetes would read $(NAME) as a variable."""
+    """Arguments with $ doubled: Kubernetes would read $(NAME) as a variable, and makes $$ a plain $."""
     return [arg.replace("$", "$$") for arg in args]
 
 
 def environment(pool: Pool) -> list[Document]:
+    """A worker's environment: the token for the hub, if the secret exists, and the address for KV."""
     token = {"name": SECRET_NAME, "key": SECRET_KEY, "optional": True}
     return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}}, *nixl_environment(pool)]
 
 
 def nixl_environment(pool: Pool) -> list[Document]:
-    """Where a worker that sends or receives KV is met; none for a mixed one."""
+    """The address at which a prefill or decode worker exchanges KV; none for a mixed worker."""
     if pool.role == "mixed":
         return []
     return [
@@ -153,21 +158,23 @@ def nixl_environment(pool: Pool) -> list[Document]:
 
 
 def tolerations(gpu: Gpu) -> list[Document]:
+    """Tolerations of the taint that keeps other pods off nodes with GPUs."""
     return [{"key": resource_of(gpu), "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def shared_memory(fleet: Fleet, pool: Pool) -> Document:
-    """/dev/shm of a pod, where vLLM keeps KV blocks in CPU memory too."""
+    """The volume /dev/shm of a pod; vLLM's KV blocks in CPU memory are there too."""
     size_gib = SHM_GIB + _offload_gib(fleet, pool)
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_gib}Gi"}}
 
 
 def _offload_gib(fleet: Fleet, pool: Pool) -> int:
+    """GiB of KV blocks in CPU memory that a worker keeps, rounded up."""
     return -(-engine_command.cpu_bytes(pool, fleet) // 2**30)
 
 
-def asking_memory(fleet: Fleet, pool: Pool, main: Document) -> Document:
-    """The container, which asks for the CPU memory of its KV blocks, where it has any."""
+def with_memory_request(fleet: Fleet, pool: Pool, main: Document) -> Document:
+    """The container `main` with a request for the CPU memory of its KV blocks, where it has any."""
     if not (size_gib := _offload_gib(fleet, pool)):
         return main
     main_resources = main["resources"]
@@ -175,8 +182,8 @@ def asking_memory(fleet: Fleet, pool: Pool, main: Document) -> Document:
     return {**main, "resources": {**main_resources, "requests": requests}}
 
 
-def _asking_of_node(fleet: Fleet, pool: Pool, main: Document) -> Document:
-    """The container of a worker, which asks for CPUs and memory too and may do nothing beyond its work."""
+def _with_requests(fleet: Fleet, pool: Pool, main: Document) -> Document:
+    """The container `main` of a worker with requests for CPUs and memory, and without privileges."""
     gpus = pool.type.gpus // engine_command.nodes_of(pool.type)
     memory_gib = SHM_GIB + _offload_gib(fleet, pool) + MEMORY_PER_GPU_GIB * gpus
     requests = {"cpu": str(1 + CPUS_PER_GPU * gpus), "memory": f"{memory_gib}Gi"}
@@ -184,7 +191,7 @@ def _asking_of_node(fleet: Fleet, pool: Pool, main: Document) -> Document:
     return {
         **main,
         "resources": {**main_resources, "requests": {**main_resources["requests"], **requests}},
-        "securityContext": LOCKED,
+        "securityContext": NO_PRIVILEGES,
     }
 
 
@@ -195,7 +202,7 @@ def resources(pool: Pool) -> Document:
 
 
 def container(pool: Pool, args: list[str]) -> Document:
-    """vLLM listening on HTTP_PORT; `args` as Kubernetes reads them. Kustomize's patches name it too."""
+    """A container with vLLM on HTTP_PORT; `args` as Kubernetes reads them. Kustomize patches it by name."""
     ports = [{"name": "http", "containerPort": HTTP_PORT}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
@@ -213,6 +220,7 @@ def container(pool: Pool, args: list[str]) -> Document:
 
 
 def probes(*, port: str = "http") -> Document:
+    """Health checks: a long time for the start; later out of the Service after 15 s, restarted after 60 s."""
     health = {"httpGet": {"path": "/health", "port": port}}
     return {
         "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": engine_command.START_S // 10},
@@ -222,7 +230,7 @@ def probes(*, port: str = "http") -> Document:
 
 
 def placement(fleet: Fleet, pool: Pool) -> Document:
-    """The part of a pod that says where: GPU, power cap (or none, where the fleet has both)."""
+    """Which nodes a pod may run on: by GPU and power cap, or without a cap where the fleet has both."""
     gpu = pool.type.gpu
     where: Document = {"nodeSelector": node_labels(gpu), "tolerations": tolerations(gpu)}
     if keeps_off_capped(fleet, pool):
@@ -252,14 +260,15 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
             **placement(fleet, pool),
             "terminationGracePeriodSeconds": 120,
             "automountServiceAccountToken": False,
-            "securityContext": NO_SYSCALLS_BEYOND_USUAL,
-            "containers": [_asking_of_node(fleet, pool, main)],
+            "securityContext": USUAL_SYSCALLS,
+            "containers": [_with_requests(fleet, pool, main)],
             "volumes": [shared_memory(fleet, pool)],
         },
     }
 
 
 def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
+    """The Deployment of a pool."""
     main = _engine_container(fleet, pool, max_model_len)
     return {
         "apiVersion": "apps/v1",
@@ -291,7 +300,7 @@ def _store_name(fleet: Fleet) -> str:
 
 
 def _with_store(fleet: Fleet, pool: Pool, template: Document) -> Document:
-    """The pod, told where the store of KV blocks is, where its pool has one."""
+    """The pod template, with the configuration of the shared store of KV blocks where its pool uses one."""
     if not kv_store.serves(fleet, pool):
         return template
     (main,) = template["spec"]["containers"]
@@ -317,7 +326,7 @@ def _store(fleet: Fleet) -> list[Document]:
         "command": kv_store.master_args(),
         "ports": [port],
         "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "8Gi"}},
-        "securityContext": LOCKED,
+        "securityContext": NO_PRIVILEGES,
         "readinessProbe": {"tcpSocket": {"port": "master"}, "periodSeconds": 5},
     }
     owner = {
@@ -326,11 +335,11 @@ def _store(fleet: Fleet) -> list[Document]:
         "command": kv_store.owner_args(size, "$(POD_IP)", STORE_PROTOCOL),
         "env": [address],
         "resources": {"requests": {"cpu": "4", "memory": memory}, "limits": {"memory": memory}},
-        "securityContext": LOCKED,
+        "securityContext": NO_PRIVILEGES,
     }
     pod = {
         "automountServiceAccountToken": False,
-        "securityContext": NO_SYSCALLS_BEYOND_USUAL,
+        "securityContext": USUAL_SYSCALLS,
         "containers": [master, owner],
     }
     selector = {APP: app, PART: name}
@@ -362,6 +371,7 @@ def _store(fleet: Fleet) -> list[Document]:
 
 
 def headless(labels: Document) -> Document:
+    """A Service without an address of its own: a name in DNS for every pod of a pool."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -375,7 +385,7 @@ def headless(labels: Document) -> Document:
 
 
 def budget(labels: Document) -> Document:
-    """Drains take one worker of a pool at a time."""
+    """A PodDisruptionBudget: drains of nodes take one worker of a pool at a time."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -392,6 +402,7 @@ def router(fleet: Fleet) -> list[Document]:
 
 
 def _discovery(app: str) -> list[Document]:
+    """The account with which routers watch pods."""
     name, rbac = f"{app}-router", "rbac.authorization.k8s.io"
     metadata = {"name": name, "labels": {APP: app, PART: name}}
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
@@ -409,6 +420,7 @@ def _discovery(app: str) -> list[Document]:
 
 
 def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> list[Document]:
+    """The Deployment and the Service of a router before the workers of these roles."""
     name = f"{app}-{router}"
     labels = {APP: app, PART: name, ROLE: "router"}
     metadata = {"name": name, "labels": labels}
@@ -432,7 +444,7 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
         "env": [{"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
         "ports": [{"name": "http", "containerPort": HTTP_PORT}],
         "resources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
-        "securityContext": {**LOCKED, "readOnlyRootFilesystem": True},
+        "securityContext": {**NO_PRIVILEGES, "readOnlyRootFilesystem": True},
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         "startupProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": {"httpGet": {"path": "/readiness", "port": "http"}, "periodSeconds": 5},
@@ -451,7 +463,7 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
                     "spec": {
                         "serviceAccountName": f"{app}-router",
                         "securityContext": {
-                            **NO_SYSCALLS_BEYOND_USUAL,
+                            **USUAL_SYSCALLS,
                             "runAsNonRoot": True,
                             "runAsUser": engine_command.ROUTER_USER,
                         },

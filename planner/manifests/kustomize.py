@@ -47,8 +47,7 @@ pathlib.Path(mark).touch()
 
 
 def kustomize_files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
-    """The base and its components, path -> text. An LLM that is a path is not downloaded: it has no volume.
-    """
+    """The base and its components, path -> text. An LLM that is a path has no download and no volume."""
     app = engine_command.llm_label(fleet)
     base = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",

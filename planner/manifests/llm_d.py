@@ -162,7 +162,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         },
         "nodeSelector": kubernetes.node_labels(gpu),
         "tolerations": kubernetes.tolerations(gpu),
-        "containers": [kubernetes.asking_memory(fleet, pool, main)],
+        "containers": [kubernetes.with_memory_request(fleet, pool, main)],
         "volumes": [kubernetes.shared_memory(fleet, pool)],
     }
     return {

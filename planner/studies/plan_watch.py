@@ -28,7 +28,7 @@ from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.importers.prometheus_range import SampledHistogram
-from planner.importers.vllm_metrics import Live
+from planner.importers.vllm_metrics import LiveTraffic
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import judge
 from planner.solvers.drift import Alarm, find_alarms
@@ -156,7 +156,7 @@ class LiveHeadroom:
 class WatchedPlan:
     """The result of one comparison; `drifts` has a row for each quantity that the engines' metrics report."""
 
-    live: Live
+    live: LiveTraffic
     drifts: tuple[LiveDrift, ...]
     latencies: tuple[LatencyLine, ...]
     holds: LiveHeadroom
@@ -477,7 +477,7 @@ def read_expectations(written: WrittenPlan) -> Planned:
     return Planned(written, plan_references(written.trace, hits), hits)
 
 
-def drifts_of(refs: Mapping[str, Reference], live: Live) -> tuple[LiveDrift, ...]:
+def drifts_of(refs: Mapping[str, Reference], live: LiveTraffic) -> tuple[LiveDrift, ...]:
     """The drift of each quantity of which the plan has a reference and the deployment has figures."""
     finished = np.nan_to_num(live.finished)  # NaN: a window in which nothing was sampled.
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -493,7 +493,7 @@ def drifts_of(refs: Mapping[str, Reference], live: Live) -> tuple[LiveDrift, ...
     return tuple(drift_of(refs[what], *rows[what], live.edges_s, _SIDES * len(sampled)) for what in sampled)
 
 
-def watch_windows(plan: Planned, live: Live) -> WatchedPlan:
+def watch_windows(plan: Planned, live: LiveTraffic) -> WatchedPlan:
     """Compare the live windows of a deployment with its plan."""
     drifts = drifts_of(plan.references, live)
     recent = max(int(RECENT_S / live.every_s), 1)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
-from planner.importers.focus_billing import Billed, is_billing_export, read_billed_prices
+from planner.importers.focus_billing import BilledPrices, is_billing_export, read_billed_prices
 
 HEAD = (
     "EffectiveCost,BillingCurrency,ChargeCategory,PricingCategory,ConsumedQuantity,ConsumedUnit,ProviderName,"
@@ -23,14 +23,16 @@ OTHER = "3,USD,Usage,Standard,10,GB-Mo,AWS,us-east-1,EBS gp3,\n9,USD,Tax,,,,AWS,
 AZURE = "98.32,USD,Usage,Standard,1,1 Hour,Microsoft,eastus,{},\n"
 
 
-def billed(tmp_path: Path, *rows: str, provider: str | None = None, region: str | None = None) -> Billed:
+def billed(
+    tmp_path: Path, *rows: str, provider: str | None = None, region: str | None = None
+) -> BilledPrices:
     path = tmp_path / "bill.csv"
     path.write_text(HEAD + "".join(rows))
     assert is_billing_export(path)
     return read_billed_prices(path, read_catalog(), provider=provider, date="2026-11", region=region)
 
 
-def prices(read: Billed) -> dict[tuple[str, str], float]:
+def prices(read: BilledPrices) -> dict[tuple[str, str], float]:
     return {(gpu, offer.term): offer.usd_per_h for gpu, each in read.offers.items() for offer in each}
 
 
