@@ -1,4 +1,4 @@
-"""What LoRA adds to the kernel's state, made from a fleet and a trace; adapters.py works with it."""
+"""What LoRA adds to the kernel's state, made from a fleet and a trace. adapters.py reads and changes it."""
 
 from __future__ import annotations
 
@@ -111,8 +111,9 @@ def adapter_numbers(lora: Lora, trace: Trace, seed: int) -> IntArray:
 def fill_slots(
     slots: npt.NDArray[np.int32], slot_at: npt.NDArray[np.int32], uses: npt.NDArray[np.int64], count: int
 ) -> None:
-    """Fill the first `count` slots of one worker as vLLM starts: it loads all adapters one after the other,
-    so the last ones stay.
+    """Fill the first `count` slots of one worker as vLLM does when it starts.
+
+    It loads all adapters one after the other, so the last ones stay.
     """
     adapters = len(slot_at) - 1
     slot_at[:], uses[:], slots[:] = NONE, 0, 0
@@ -124,7 +125,10 @@ def fill_slots(
 def _empty_slots(
     workers: int, slots: int, adapters: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """(adapter in each slot, slot of each adapter, stamp of the step that used each slot last)"""
+    """Empty slots: the adapter in each, the slot of each adapter, the stamp of the step that used each last.
+
+    All three are without columns where there are no `slots`.
+    """
     columns = adapters + 1 if slots else 0
     return (
         np.zeros((workers, slots), np.int32),

@@ -161,7 +161,7 @@ def _form_step(state, l, time_s):
         while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
             enqueue_request(state, lane.worker, pop(state.requests, worker, UNKNOWN))
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
-        _gather(state, l)
+        _gather_decodes(state, l)
     if kind.batching == VLLM_V1:
         is_short = _vllm_step(state, l, time_s)
     else:
@@ -194,7 +194,7 @@ def _other_step(state, l, time_s):
         if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
             _prompts_first(state, l, time_s)
             lane.is_decoding = lane.prefills == 0
-        if not lane.is_decoding or not _secure_blocks(state, l):
+        if not lane.is_decoding or not _secure_decode_blocks(state, l):
             break
         is_short = True
         if worker.running > 0:
@@ -220,8 +220,9 @@ def _has_kv(state, worker, r):
 
 @small_jit
 def _is_next_fuller(state, worker):
-    """Whether a request cannot be in the next step of `worker` but may be in the one after: the engine does
-    not know of it yet, or seats and blocks for it are given back too late.
+    """Whether a request cannot be in the next step of `worker` but may be in the one after.
+
+    The engine does not know of it yet, or seats and blocks for it are given back too late.
     """
     waits = worker.first_waiting != NONE or worker.head[READY] != NONE
     latest = worker.tail[READY] if passes_over(state) else worker.head[READY]
@@ -231,7 +232,7 @@ def _is_next_fuller(state, worker):
 
 
 @kernel_jit
-def _gather(state, l):
+def _gather_decodes(state, l):
     """Move the decodes of other lanes to lane l, if those lanes are idle or compute prompts alone."""
     worker = state.workers[state.lanes[l].worker]
     for other in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
@@ -241,8 +242,8 @@ def _gather(state, l):
 
 
 @kernel_jit
-def _take(state, l, r, n, step_blocks, time_s):
-    """Compute n tokens of the prompt of request r in the next step; True if more tokens are left.
+def _take_chunk(state, l, r, n, step_blocks, time_s):
+    """Put n tokens of the prompt of request r into the next step of lane l; True if more tokens are left.
 
     `step_blocks` are the KV blocks that the decodes take in that step.
     """
@@ -279,7 +280,7 @@ def admits(state, l, r, step_blocks, time_s):
 
 @where_cached(lambda state, w, r, time_s: None)
 def _use_prefix(state, w, r, time_s):
-    """Request r uses what worker w has cached of its prompt; the router's estimate of that is corrected."""
+    """Let request r use what worker w has cached of its prompt, and correct the estimate of the router."""
     hit = take_prefix(state, w, r, time_s)
     add_load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     charge_prompt(state, w, r)
@@ -287,8 +288,9 @@ def _use_prefix(state, w, r, time_s):
 
 @kernel_jit
 def admit(state, w, r, time_s):
-    """Give request r, the first in the queue, its seat and its blocks. With vllm-v1 it takes only the blocks
-    that are cached now, and the others chunk by chunk (`_take`).
+    """Give request r, the first in the queue, its seat and its blocks.
+
+    With vllm-v1 it takes only the blocks that are cached now, and the others chunk by chunk (`_take_chunk`).
     """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -317,8 +319,10 @@ def _leave_queue(state, w, r, time_s):
 
 @kernel_jit
 def _take_seat(state, w, r, time_s):
-    """Request r runs on worker w from now on. Its admission number says who is preempted first, the largest:
-    with vllm-v0 the last to arrive, with all other policies the last to be admitted.
+    """Let request r run on worker w from now on.
+
+    The request with the largest admission number is preempted first: with vllm-v0 the last to arrive, with
+    all other policies the last to be admitted.
     """
     worker, request = state.workers[w], state.requests[r]
     worker.running += 1
@@ -331,7 +335,7 @@ def _take_seat(state, w, r, time_s):
 
 @kernel_jit
 def seat_ready(state, l):
-    """Sequences whose KV has arrived join the decodes while seats are free."""
+    """Let sequences whose KV has arrived join the decodes while seats are free."""
     worker = state.workers[state.lanes[l].worker]
     while worker.head[READY] != NONE and worker.running < state.types[worker.type].seats:
         seat(state, l, pop(state.requests, worker, READY))
@@ -339,8 +343,9 @@ def seat_ready(state, l):
 
 @kernel_jit
 def seat(state, l, r):
-    """Sequence r, whose KV is on the worker, joins the decodes of lane l. If nobody has seen a token of it,
-    its first step computes the last token of its prompt again.
+    """Let sequence r, whose KV is on the worker, join the decodes of lane l.
+
+    If nobody has seen a token of it, its first step computes the last token of its prompt again.
     """
     w, request = state.lanes[l].worker, state.requests[r]
     if request.generated_tokens == 0:
@@ -354,7 +359,7 @@ def seat(state, l, r):
 
 
 @kernel_jit
-def _latest(state, l):
+def _latest_slot(state, l):
     """The slot of the decode of lane l that was admitted last."""
     latest = 0
     for slot in range(1, state.lanes[l].decodes):
@@ -386,8 +391,10 @@ def _vllm_step(state, l, time_s):
 
 @kernel_jit
 def _chunks(state, l, time_s, longest, is_closed):
-    """vLLM v1 and Sarathi: fill what the decodes left of the token budget, first with prompts computed in
-    part, then, unless `is_closed`, with those that wait. `longest` is the most tokens of a chunk.
+    """Fill what the decodes leave of the token budget with chunks of prompts, for vllm-v1 and sarathi.
+
+    Prompts computed in part come first; then, unless `is_closed`, those that wait. `longest` is the most
+    tokens of a chunk.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -399,9 +406,9 @@ def _chunks(state, l, time_s, longest, is_closed):
     while following != NONE:
         r = following
         following = state.requests[r].next
-        n = _chunk(state, l, r, longest, spent)
+        n = _chunk_tokens(state, l, r, longest, spent)
         spent += n
-        if n == 0 or _take(state, l, r, n, step_blocks, time_s):
+        if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
             is_closed |= kind.batching == SARATHI
             if n == 0 or kind.batching == VLLM_V1:  # Sarathi puts it back when this step has ended.
                 append(state.requests, worker, PARTIAL, r)
@@ -430,7 +437,7 @@ def _chunks(state, l, time_s, longest, is_closed):
         note_admitted(state, r)
         n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, longest, budget)
         budget -= n
-        if _take(state, l, r, n, step_blocks, time_s) and kind.batching == VLLM_V1:
+        if _take_chunk(state, l, r, n, step_blocks, time_s) and kind.batching == VLLM_V1:
             append(state.requests, worker, PARTIAL, r)
     put_back(state, w)
     put_aside_back(state, w)
@@ -438,8 +445,10 @@ def _chunks(state, l, time_s, longest, is_closed):
 
 @where_offloaded(lambda state, l, r, nodes, step_blocks, time_s: False)
 def _load(state, l, r, nodes, step_blocks, time_s):
-    """Begin to load the next `nodes` nodes of request r's prefix from CPU memory; r, which was the first in
-    the queue, leaves it. False, and nothing happens, where prompts under way need those blocks.
+    """Begin to load the next `nodes` nodes of the prefix of request r from CPU memory.
+
+    r, which was the first in the queue, leaves it. False, and nothing happens, where prompts under way need
+    the blocks.
     """
     w = state.lanes[l].worker
     worker, caches = state.workers[w], state.caches
@@ -466,8 +475,10 @@ def _load(state, l, r, nodes, step_blocks, time_s):
 
 @where_offloaded(lambda state, l, longest, step_blocks, budget, time_s: budget)
 def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
-    """Seat the requests whose load from CPU memory has ended, before those of the queue. Returns what they
-    leave of the token budget: 0 where one of them finds too few blocks, so that none is seated after it.
+    """Seat the requests whose load from CPU memory has ended, before those of the queue.
+
+    Returns what they leave of the token budget: 0 where one of them finds too few blocks, so that no other is
+    seated after it.
     """
     w = state.lanes[l].worker
     worker, memory = state.workers[w], state.offload.memories[w]
@@ -490,17 +501,18 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
         _take_seat(state, w, r, time_s)
         n = min(request.length_tokens - request.computed_tokens, longest, budget)
         budget -= n
-        if _take(state, l, r, n, step_blocks, time_s):
+        if _take_chunk(state, l, r, n, step_blocks, time_s):
             append(state.requests, worker, PARTIAL, r)
     return budget
 
 
 @kernel_jit
 def _seat_known(state, l, budget):
-    """Sequences whose KV has arrived from a prefill worker join the decodes, before prompts. Returns what
-    they leave of the token budget. Where one finds no block while others run, that is 0, so that none is
-    seated after it. Where nothing else runs that could give blocks back, the sequence is preempted, and its
-    prompt is computed anew.
+    """Let sequences whose KV has arrived from a prefill worker join the decodes, before prompts.
+
+    Returns what they leave of the token budget: 0 where one finds no block while others run, so that no other
+    is seated after it. Where nothing else runs that could give blocks back, the sequence is preempted, and
+    its prompt is computed anew.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -528,9 +540,10 @@ def _seat_known(state, l, budget):
 
 
 @kernel_jit
-def _chunk(state, l, r, longest, spent):
-    """How many tokens the next step computes of r, a prompt computed in part: what is left by requests that
-    were admitted before it, of which prompts take `spent` tokens.
+def _chunk_tokens(state, l, r, longest, spent):
+    """How many tokens the next step computes of r, a prompt computed in part.
+
+    They are what requests that were admitted before it leave of the budget; of these, prompts take `spent`.
     """
     lane, request = state.lanes[l], state.requests[r]
     kind = state.types[state.workers[lane.worker].type]
@@ -544,17 +557,18 @@ def _chunk(state, l, r, longest, spent):
 
 @where_rare(lambda state, l, longest: None)
 def _rest_decodes(state, l, longest):
-    """Leave decodes out of this step, the last admitted first, while the token budget does not suffice for
-    all of them and the prompts in part.
+    """Leave decodes out of this step while the token budget is too small for them and the prompts in part.
+
+    Those that were admitted last are left out first.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     spent, r = ZERO, worker.head[PARTIAL]
     while r != NONE:
-        spent += _chunk(state, l, r, longest, spent)
+        spent += _chunk_tokens(state, l, r, longest, spent)
         r = state.requests[r].next
     while lane.decodes * lane.width + spent > state.types[worker.type].token_budget:
-        rest_decode(state, l, _latest(state, l))
+        rest_decode(state, l, _latest_slot(state, l))
 
 
 @kernel_jit
@@ -563,7 +577,7 @@ def _coming_blocks(state, l, longest):
     lane = state.lanes[l]
     blocks, spent, r = blocks_for(lane, ONE), ZERO, state.workers[lane.worker].head[PARTIAL]
     while r != NONE:
-        n, c = _chunk(state, l, r, longest, spent), state.requests[r].computed_tokens
+        n, c = _chunk_tokens(state, l, r, longest, spent), state.requests[r].computed_tokens
         spent += n
         blocks += blocks_of(c + n) - blocks_of(c)
         r = state.requests[r].next
@@ -571,11 +585,11 @@ def _coming_blocks(state, l, longest):
 
 
 @kernel_jit
-def _taken_blocks(state, l, longest):
-    """KV blocks that the running requests take in the next step before one finds too few free: prompts and
-    decodes take them in the order of their admission. If all find enough, the blocks that all take.
+def _blocks_until_short(state, l, longest):
+    """KV blocks that the running requests take in the next step until one of them finds too few free.
 
-    A cache gives up so many blocks before a request is preempted.
+    Prompts and decodes take them in the order of their admission. If all find enough, it is what all take. A
+    cache gives up so many blocks before a request is preempted.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -591,7 +605,7 @@ def _taken_blocks(state, l, longest):
                     before += entry.next_blocks - entry.held_blocks
                 else:
                     before += (entry.context_offset + lane.decode_step) % BLOCK == 0
-        n, c = _chunk(state, l, r, longest, spent), request.computed_tokens
+        n, c = _chunk_tokens(state, l, r, longest, spent), request.computed_tokens
         spent += n
         taken += blocks_of(c + n) - blocks_of(c)
         if before + blocks_of(c + n) - blocks_of(c) > free:
@@ -602,7 +616,8 @@ def _taken_blocks(state, l, longest):
 
 @kernel_jit
 def _make_room(state, l, longest, time_s):
-    """Preempt requests, the last admitted first, until the running ones find their blocks for the next step;
+    """Preempt requests, the last admitted first, until the others find their blocks for the next step.
+
     True if any was preempted.
     """
     lane = state.lanes[l]
@@ -614,7 +629,7 @@ def _make_room(state, l, longest, time_s):
         coming = _coming_blocks(state, l, longest)
         if worker.used_blocks + worker.late_blocks + coming <= kind.kv_blocks:
             return is_preempted
-        evict_idle(state, w, _taken_blocks(state, l, longest), time_s)
+        evict_idle(state, w, _blocks_until_short(state, l, longest), time_s)
         if not _preempt_latest(state, l):
             return is_preempted
         is_preempted = True
@@ -626,7 +641,7 @@ def _preempt_latest(state, l):
     w = state.lanes[l].worker
     latest, slot, list_number = NONE, NONE, NONE
     if state.lanes[l].decodes > 0:
-        slot = _latest(state, l)
+        slot = _latest_slot(state, l)
         latest = state.slots[l, slot].request
     for other_list in (PARTIAL, RESTING, LEAVING):
         r = latest_in(state, w, other_list)
@@ -644,9 +659,10 @@ def _preempt_latest(state, l):
 
 
 @kernel_jit
-def _secure_blocks(state, l):
-    """Every policy but vllm-v1: take a block for each decode that needs one, in order of admission. Where no
-    block is free, preempt the request admitted last until one is. True if any was preempted.
+def _secure_decode_blocks(state, l):
+    """Take a block for each decode that needs one, in order of admission: for every policy but vllm-v1.
+
+    Where no block is free, preempt the request admitted last until one is. True if any was preempted.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -670,7 +686,7 @@ def _secure_blocks(state, l):
         needs = (state.slots[l, slot].context_offset + lane.decode_step) % BLOCK == 0
         while worker.used_blocks + taken >= kind.kv_blocks:
             is_preempted = True
-            latest, r = _latest(state, l), latest_in(state, w, PARTIAL)
+            latest, r = _latest_slot(state, l), latest_in(state, w, PARTIAL)
             if r != NONE and state.requests[r].admission_number > state.slots[l, latest].admission_number:
                 preempt_waiting(state, w, PARTIAL, r)
                 continue
@@ -685,14 +701,15 @@ def _secure_blocks(state, l):
 
 @kernel_jit
 def _secure_tokens(state, l):
-    """lightllm: while the next step does not fit into the KV cache, because outputs are longer than
-    predicted, preempt the request admitted last. True if any was preempted.
+    """Preempt the request admitted last while the next step does not fit into lightllm's KV cache.
+
+    That happens where outputs are longer than predicted. True if any was preempted.
     """
     lane = state.lanes[l]
     capacity = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
     is_preempted = False
     while lane.decodes > 1 and lane.kv_sum > capacity:
-        preempt_decode(state, l, _latest(state, l))
+        preempt_decode(state, l, _latest_slot(state, l))
         is_preempted = True
     return is_preempted
 
@@ -726,13 +743,13 @@ def _prompts_first(state, l, time_s):
         elif not admits(state, l, r, ZERO, time_s):
             return
         admit(state, w, r, time_s)
-        _take(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
+        _take_chunk(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
 
 
 @kernel_jit
 def _whole_prompts(state, l, time_s):
-    """Orca: whole prompts beside the decodes while the step keeps to the budget. FasterTransformer: if no
-    request decodes, as many prompts as find a seat and KV.
+    """Admit whole prompts: for Orca beside the decodes, while the step keeps to the budget; for
+    FasterTransformer if no request decodes, as many as find a seat and KV.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -750,14 +767,15 @@ def _whole_prompts(state, l, time_s):
         if not is_group and length > budget and lane.decodes + lane.prefills > 0:
             return
         admit(state, w, r, time_s)
-        _take(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
+        _take_chunk(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
         budget -= length
 
 
 @kernel_jit
 def _predicted_tokens(state, l, i):
-    """(KV tokens now, output tokens that are predicted to come) of the i-th request of lane l: its decodes
-    come first, then its chunks.
+    """(KV tokens now, output tokens that are predicted to come) of the i-th request of lane l.
+
+    Decodes come first, then chunks.
     """
     lane = state.lanes[l]
     if i < lane.decodes:
@@ -801,8 +819,10 @@ def _peak_tokens(state, l, r):
 
 @small_jit
 def run_length(state, l, time_s, goes_on):
-    """How many steps, the one that was formed and others like it, may be simulated at once: until a decode
-    ends or blocks run out. 1 unless `goes_on`, which says that no request waits that may join after a step.
+    """How many steps, the one that was formed and others like it, may be simulated at once.
+
+    A run lasts until a decode ends or blocks run out. It is one step unless `goes_on`, which says that no
+    request waits that may join after a step.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -821,7 +841,9 @@ def run_length(state, l, time_s, goes_on):
     elif kind.reserved_blocks == 0 and free >= lane.decodes:
         # A block must be free for every decode when a step starts.
         steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)
-    elif kind.reserved_blocks == 0:  # Fewer are free, so `_secure_blocks` looks again when one is needed.
+    elif (
+        kind.reserved_blocks == 0
+    ):  # Fewer are free, so `_secure_decode_blocks` looks again when one is needed.
         steps = min(steps, steps_with_blocks(lane, ZERO))
     return max(steps, ONE)
 
@@ -868,8 +890,10 @@ def _launch_alone(state, l, time_s, goes_on):
 
 @where_ranked(_launch_alone)
 def _launch(state, l, time_s, goes_on):
-    """Start the step that was formed on lane l. The data-parallel ranks of an engine start together
-    (joint_steps.py), so such a rank only notes that its step is ready.
+    """Start the step that was formed on lane l.
+
+    The data-parallel ranks of an engine start together (joint_steps.py), so such a rank only notes that its
+    step is ready.
     """
     w = state.lanes[l].worker
     if state.dp_ranks[w].count == 1:

@@ -1,5 +1,4 @@
-"""Speculative decoding: in a step every running decode gets one token, and those of its drafts that are
-accepted.
+"""Speculative decoding: in a step a running decode gets one token, and those of its drafts that are accepted.
 
 How many are accepted is drawn by request and by the tokens that it has, not by worker or time. So a request
 has the same steps on every fleet, and simulations can be repeated.
@@ -17,7 +16,7 @@ from planner.simulator.slots import blocks_checked
 
 
 @kernel_jit
-def _unit(seed, r, tokens):
+def _random_unit(seed, r, tokens):
     """A random number in [0, 1) by seed, request and count of tokens (splitmix64, Steele et al. 2014)."""
     x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(r)
     for i in range(2):
@@ -50,7 +49,7 @@ def accept(state, l, time_s):
         more = ZERO
         # `before`: tokens before this step's. A decode worker has no drafts for the first it computes itself.
         if worker.role != DECODE or before > 1 - kind.discards_token:
-            draw = _unit(kind.draw_seed, r, before)
+            draw = _random_unit(kind.draw_seed, r, before)
             # `accepted` are the chances P_1, P_2, ...: one draw decides how many drafts are accepted.
             while more < min(drafts, left) and draw < kind.accepted[more]:
                 more += 1

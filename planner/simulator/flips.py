@@ -39,16 +39,21 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.routing import set_pools
 from planner.simulator.slots import add_load
 
-PROMPT_QUEUE_TOKENS = 8192.0  # The threshold of Splitwise's own simulator.
+PROMPT_QUEUE_TOKENS = 8192.0  # The threshold of Splitwise's own simulator (splitwise_pools.py).
 
 
 @where_rare(lambda state, pool, time_s: None)
 def flip(state, pool, time_s):
-    """Let a worker of the other pool join this one, if the policy says so; not if workers keep roles."""
+    """Let a worker of the other pool join this one if the policy says so.
+
+    Called at each arrival (FRONT) and hand-off (BACK), also where workers keep their roles.
+    """
     if state.policy[REPURPOSE_S] < np.inf:
         _repurpose(state, time_s)
         return
-    if state.policy[FLIP_S] == np.inf or (state.policy[RESTART_S] > 0.0 and _one_turns(state, time_s)):
+    if state.policy[FLIP_S] == np.inf or (
+        state.policy[RESTART_S] > 0.0 and _is_one_restarting(state, time_s)
+    ):
         return
     for w in range(len(state.workers)):
         worker = state.workers[w]
@@ -62,7 +67,7 @@ def flip(state, pool, time_s):
             and state.counters[SIZE + other] > 1
             and _is_busy(state, pool)
         ):
-            _turn(state, w, time_s)
+            _change_role(state, w, time_s)
             return
 
 
@@ -73,8 +78,8 @@ def _is_idle(worker):
 
 
 @kernel_jit
-def _turn(state, w, time_s):
-    """Worker w takes the other role, now or once it has restarted."""
+def _change_role(state, w, time_s):
+    """Give worker w the other role, now or once it has restarted."""
     worker = state.workers[w]
     worker.role = PREFILL if worker.role == DECODE else DECODE
     worker.is_up, worker.idle_since_s = 1, time_s
@@ -89,12 +94,12 @@ def _repurpose(state, time_s):
     """Let a worker drain for a pool that has long been short of workers; one at a time."""
     for pool in (FRONT, BACK):
         # A draining or restarting worker is on its way already.
-        if not (_one_drains(state, time_s) or _one_turns(state, time_s)):
-            _look(state, pool, time_s)
+        if not (_is_one_draining(state, time_s) or _is_one_restarting(state, time_s)):
+            _check_shortage(state, pool, time_s)
 
 
 @kernel_jit
-def _look(state, pool, time_s):
+def _check_shortage(state, pool, time_s):
     """Note since when a pool lacks workers; after `repurpose_after_s` let one of the other pool drain."""
     other, since = BACK if pool == FRONT else FRONT, SHORT_SINCE_S + pool
     if not _is_short(state, pool) or _is_short(state, other):
@@ -115,18 +120,18 @@ def _look(state, pool, time_s):
     state.policy[since] = np.inf
     state.workers[least].is_up = DRAINING
     set_pools(state)
-    _one_drains(state, time_s)  # It may be idle already.
+    _is_one_draining(state, time_s)  # It may be idle already.
 
 
 @kernel_jit
-def _one_drains(state, time_s):
-    """Whether a worker still drains; one that has become idle takes its other role."""
+def _is_one_draining(state, time_s):
+    """Whether a worker still drains; one that has become idle is given its other role first."""
     for w in range(len(state.workers)):
         if state.workers[w].is_up == DRAINING:
             # A worker that became idle at this very moment still has events of that moment before it.
             if not _is_idle(state.workers[w]) or state.workers[w].idle_since_s >= time_s:
                 return True
-            _turn(state, w, time_s)
+            _change_role(state, w, time_s)
     return False
 
 
@@ -145,9 +150,10 @@ def _is_short(state, pool):
 
 
 @kernel_jit
-def _one_turns(state, time_s):
-    """Whether a worker still restarts; one that is done is up from now on. A live router learns of that from
-    the worker, so here it always counts as restarting.
+def _is_one_restarting(state, time_s):
+    """Whether a worker still restarts; one that is done is up from now on.
+
+    A live router learns from the worker itself that it is up, so until then it counts as restarting.
     """
     for w in range(len(state.workers)):
         worker = state.workers[w]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from planner.domain import nearest_rank
 from planner.simulator.numba_compile import entry_jit
 
-BITS = 52 - 16  # The lower bits of a double's fraction, which do not matter for its bin.
+BITS = 52 - 16  # So many bits at the end of a double's fraction do not matter for its bin.
 SHORTEST_S, LONGEST_S = 2.0**-24, 2.0**24  # Gaps outside are in the first and the last bin.
 LOWEST, HIGHEST = (int(np.float64(gap_s).view(np.int64)) >> BITS for gap_s in (SHORTEST_S, LONGEST_S))
 BINS = HIGHEST - LOWEST + 2
@@ -58,8 +58,10 @@ class GapCounts:
 
 @entry_jit
 def _count(runs: Any, window: Any, counts: Any, longest_s: Any, sum_s: Any, value: Any, bits: Any) -> None:
-    """Count gaps. `value` (1,) and `bits` (1,) are the same eight bytes, as a float and as an integer:
-    compiled code has no other way to a float's bits.
+    """Count the gaps of these runs.
+
+    `value` (1,) and `bits` (1,) are the same eight bytes, as a float and as an integer: compiled code has no
+    other way to a float's bits.
     """
     total = 0.0
     for k in range(len(runs)):

@@ -25,7 +25,7 @@ def _slower(first_s, growth_s, steps, other_first_s, other_growth_s):
     if other_first_s > first_s or (other_first_s == first_s and other_growth_s > growth_s):
         first_s, growth_s, other_first_s, other_growth_s = other_first_s, other_growth_s, first_s, growth_s
     if other_growth_s > growth_s and other_first_s > -np.inf:  # -inf: there is no other run yet.
-        # 1e15: int() must not overflow.
+        # The quotient is bounded by 1e15 steps, more than any run has, so that int() cannot overflow.
         steps = min(steps, int(min((first_s - other_first_s) / (other_growth_s - growth_s), 1e15)) + 1)
     return first_s, growth_s, steps
 

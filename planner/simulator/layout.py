@@ -47,11 +47,11 @@ LISTS = 6
 
 TYPE = np.dtype(
     [
-        ("form", "i8"),
-        ("numbers", "f8", 12),
+        ("form", "i8"),  # The form of its step times (models/foreign_forms.py),
+        ("numbers", "f8", 12),  # and the numbers k of that form (step_times.py).
         ("table_at", "i8", 4),  # Where its tables begin in State.tables.
         ("table_width", "i8", 5),  # The lengths of rows of these tables.
-        ("batching", "i8"),
+        ("batching", "i8"),  # Policies: codes of planner/policies.py.
         ("queue_order", "i8"),
         ("queue_window_s", "f8"),  # A prompt may be overtaken by prompts that arrive up to so much later.
         ("queue_longest_tokens", "f8"),  # The longest prompt; shorter ones have a window in proportion.
@@ -86,10 +86,8 @@ TYPE = np.dtype(
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.
         # Seconds until the API server of a decode worker has a hand-off, of which it makes tokens then.
         ("hand_off_s", "f8"),
-        (
-            "discards_token",
-            "i8",
-        ),  # 1: nobody sees the token of a prefill worker, as its decode worker makes it again.
+        # 1: nobody sees the token of a prefill worker, as its decode worker makes it again.
+        ("discards_token", "i8"),
         ("first_hand_off_s", "f8"),  # Seconds that a decode worker needs to get to know a prefill worker.
         # Speculative decoding:
         ("accepted", "f8", MOST_DRAFTS),  # The probability that i drafts or more are accepted.
@@ -122,7 +120,7 @@ WORKER = np.dtype(
         ("late_seats", "i8"),
         ("read_s", "f8"),  # When its API server will have made tokens of all prompts sent to it.
         ("awaited_blocks", "i8"),  # KV blocks that the first of the hand-offs without room needs.
-        ("stage_free_s", "f8", MAX_PP),
+        ("stage_free_s", "f8", MAX_PP),  # When each stage of its pipeline is free.
         ("tried_steps", "i8"),  # Batching lightllm: decode steps since new prompts were last tried.
         ("served_batch", "i8"),  # The scheduling batch (queue_batch) whose prompts are served now.
         ("filled_batch", "i8"),  # The latest scheduling batch.
@@ -143,7 +141,7 @@ WORKER = np.dtype(
         ("error_sequences", "f8"),
         # The least time by which a decode is ahead of the limit per token, for routings that look at it.
         ("least_saved_s", "f8"),
-        ("idle_since_s", "f8"),
+        ("idle_since_s", "f8"),  # Since when it has had no work, for flips and for workers that drain.
         # Totals:
         ("busy_s", "f8"),
         ("steps", "i8"),
@@ -172,10 +170,10 @@ LANE = np.dtype(
         ("cached", "f8"),  # The sum of c, their cached tokens.
         ("cached_64", "f8"),  # The sum of ceil(c / 64).
         ("is_decoding", "i8"),  # 1: its decodes take part.
-        ("stage_s", "f8"),
+        ("stage_s", "f8"),  # What each stage of the pipeline takes for it.
         # The current run of equal steps; without steps the lane is idle.
         ("run_start_s", "f8"),
-        ("run_first_s", "f8"),
+        ("run_first_s", "f8"),  # Seconds of its first step; each further one takes `run_growth_s` more.
         ("run_growth_s", "f8"),
         ("run_steps", "i8"),
     ]
@@ -204,10 +202,8 @@ REQUEST = np.dtype(
         ("generated_tokens", "i8"),
         ("computed_tokens", "i8"),  # Prompt tokens in the KV cache, recomputed ones included.
         ("length_tokens", "i8"),  # Tokens to prefill; later c, the tokens in the KV cache.
-        (
-            "admission_number",
-            "i8",
-        ),  # Rises; in distserve.py one number for all that are admitted in one batch.
+        # Rises with each admission; in distserve.py one number for all that are admitted in one batch.
+        ("admission_number", "i8"),
         ("known_s", "f8"),  # Since when its worker could take it into a step.
         ("known_step", "i8"),  # The first step of its decode worker that may include it.
         ("key", "f8"),  # Its place in a heap: smallest first, then by index.
@@ -304,10 +300,8 @@ LINK = np.dtype(
 DISTURBANCE = np.dtype([("time_s", "f8"), ("kind", "i8"), ("worker", "i8"), ("factor", "f8")])
 # Values of DISTURBANCE.kind. At a PAUSE the kernel returns; called again, it goes on from there.
 DOWN, UP, SLOW, LINK_SLOW, DRAIN, GONE, PAUSE = range(7)
-DRAINING, TURNING = (
-    np.int64(2),
-    np.int64(3),
-)  # Values of WORKER.is_up; TURNING: it restarts in the other role.
+# Further values of WORKER.is_up; TURNING: it restarts in the other role.
+DRAINING, TURNING = np.int64(2), np.int64(3)
 
 RANK = np.dtype(  # More fields of a lane in distserve.py.
     [

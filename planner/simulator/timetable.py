@@ -12,8 +12,7 @@ from planner.simulator.elastic import MetricsReading
 
 
 class Timetable:
-    """From `times_s[i]` on, `sizes[i]` (P,) workers are ready. Before the first time the sizes at time zero
-    hold.
+    """From `times_s[i]` on, `sizes[i]` (P,) workers are ready; before the first time, those of time zero.
 
     With target(v) the sizes of the timetable, the controller wants at time u
 
@@ -64,10 +63,12 @@ class Timetable:
         return self.sizes_at(reading.time_s)
 
     def sizes_at(self, time_s: float) -> tuple[int, ...]:
-        """The sizes (P,) it wants at a time. The window is 1e-12 longer, so that rounding does not delay a
-        worker that is needed exactly one start-up later.
+        """The sizes (P,) that the controller wants at a time.
+
+        The window is longer by 1e-12 of its end, so that rounding does not delay a worker that is needed
+        exactly one start-up later.
         """
-        targets = (self._at_first, *self.targets)  # Index 0 holds before the first time.
+        targets = (self._at_first, *self.targets)  # targets[i]: the sizes once i of `times_s` have passed.
         wanted = []
         for p, lead_s in enumerate(self.start_s):
             now = bisect_right(self.times_s, time_s)

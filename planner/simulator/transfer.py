@@ -1,9 +1,9 @@
-"""Hand-offs from prefill to decode workers: KV blocks cross the link once the decode worker has room for
-them.
+"""Hand-offs from prefill to decode workers: KV blocks cross the link once the decode worker has room.
 
 Equal steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
 in progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
-moment the lower index comes first. An asynchronous engine has formed its next step while a step runs.
+moment the lower index comes first. An asynchronous engine forms its next step while one runs, so what comes
+meanwhile can only be in the step after the next.
 """
 
 from __future__ import annotations
@@ -74,15 +74,18 @@ def _cut_after(state, l, steps):
 
 @small_jit
 def known_s(time_s, cause):
-    """When an asynchronous engine knows of what came at `time_s`: an arrival at once, all else only after a
-    step that starts at that moment.
+    """When an asynchronous engine knows of what came at `time_s`.
+
+    It knows of an arrival at once, of all else only after a step that starts at that moment has been formed.
     """
     return time_s if cause == NONE else np.nextafter(time_s, np.inf)
 
 
 @kernel_jit
 def wake_worker(state, w, time_s, cause):
-    """Something came to worker w: start a step now if a lane is idle, or when the step in progress ends."""
+    """Let worker w, to which something came, start a step now if a lane is idle, else after the one in
+    progress.
+    """
     worker = state.workers[w]
     first, lanes = event_lane(state, w), state.types[worker.type].lanes
     for l in range(first, first + lanes):
@@ -97,8 +100,10 @@ def wake_worker(state, w, time_s, cause):
 
 @kernel_jit
 def wake_for_kv(state, v, r, time_s, cause):
-    """The KV of request r has arrived on worker v. vLLM looks for KV when a step starts, and its scheduler
-    learns of it with the tokens of that step; an idle worker looks all the time.
+    """Let worker v learn of the KV of request r, which has arrived there.
+
+    vLLM looks for KV when a step starts, and its scheduler learns of it with the tokens of that step. An idle
+    worker looks all the time.
     """
     worker, request = state.workers[v], state.requests[r]
     delay, l = state.types[worker.type].kv_delay_steps, event_lane(state, v)
@@ -107,22 +112,24 @@ def wake_for_kv(state, v, r, time_s, cause):
     if delay == 0 or lane.run_steps == 0 or runs_empty(state, v):
         wake_worker(state, v, time_s, cause)
         return
-    at_s = np.nextafter(time_s, np.inf)
-    steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) + delay
+    after_s = np.nextafter(time_s, np.inf)  # A step that starts at this very moment has looked already.
+    steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s) + delay
     request.known_step = worker.steps + steps + 1
     _cut_after(state, l, steps)
 
 
 @kernel_jit
 def _has_room(state, w, r, time_s):
-    """Whether the decode worker w may reserve blocks for request r. Blocks that its run will take, that
-    prompts computed in part still need, or that its batching policy keeps free do not count as free.
+    """Whether the decode worker w may reserve blocks for request r.
+
+    Blocks that its run will take, that prompts computed in part still need, or that its batching policy keeps
+    free do not count as free.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
     lane = state.lanes[worker.first_lane]
     if kind.is_async:
-        return _has_room_beside(state, w, r, lane.run_steps)
+        return _has_room_async(state, w, r, lane.run_steps)
     coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
     partial = worker.head[PARTIAL] if kind.batching == VLLM_V1 else NONE
     while partial != NONE:
@@ -138,10 +145,11 @@ def _has_room(state, w, r, time_s):
 
 
 @kernel_jit
-def _has_room_beside(state, w, r, steps):
-    """`_has_room` on an asynchronous engine that has begun `steps` steps of its run. Since it has formed the
-    next one, its requests have the blocks for all these steps, and so have earlier hand-offs that find a
-    seat. Preempted requests, which wait, go first.
+def _has_room_async(state, w, r, steps):
+    """`_has_room` on an asynchronous engine that has begun `steps` steps of its run.
+
+    It has formed the step after these, so its requests have the blocks for all of them, and so have earlier
+    hand-offs that find a seat. Preempted requests, which wait, go first.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
@@ -192,19 +200,22 @@ def is_full(state, w):
 
 @kernel_jit
 def _cut_for(state, w, r, time_s, cause):
-    """Cut the run of w short for the hand-off r. The run of an asynchronous engine is cut only if that makes
-    room, as the engine looks for room at the beginning of every run.
+    """Cut the run of w short for the hand-off r.
+
+    The run of an asynchronous engine is cut only if that makes room, as the engine looks for room at the
+    beginning of every run.
     """
     if state.types[state.workers[w].type].is_async:
-        if not _has_room_beside(state, w, r, _steps_begun(state, event_lane(state, w), time_s, cause)):
+        if not _has_room_async(state, w, r, _steps_begun(state, event_lane(state, w), time_s, cause)):
             return
     cut_run(state, w, time_s, cause)
 
 
 @kernel_jit
 def receive_late(state, w, time_s):
-    """Receive hand-offs when an asynchronous engine begins a step or finds none to begin: only then have
-    requests that ended in the step before given their blocks back.
+    """Receive hand-offs on worker w when its asynchronous engine begins a step or finds none to begin.
+
+    Only then have requests that ended in the step before given their blocks back.
     """
     if state.types[state.workers[w].type].is_async:
         for v in range(w, w + rank_count(state, w)):
@@ -213,8 +224,9 @@ def receive_late(state, w, time_s):
 
 @kernel_jit
 def receive_handoffs(state, w, time_s, cause):
-    """Start the transfers for which the decode worker w has blocks, in order of hand-off. If blocks are
-    missing, its run is cut short first, since the blocks of its later steps are free then.
+    """Start the transfers for which the decode worker w has blocks, in order of hand-off.
+
+    If blocks are missing, its run is cut short first: the blocks of its later steps are free then.
     """
     worker = state.workers[w]
     while worker.head[INBOUND] != NONE:
@@ -272,7 +284,7 @@ def _start_transfer(state, r, blocks, time_s):
 
 @kernel_jit
 def end_transfer(state, time_s):
-    """The transfer that ends first is complete; returns its request."""
+    """Take the transfer that ends first, and is complete, off the link; returns its request."""
     link = state.link[0]
     r = link.root
     link.root = without_root(state.requests, r)

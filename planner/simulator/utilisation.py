@@ -61,7 +61,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
         step_s, tokens, kv_tokens = run_load(worker_type, pool_runs, whole_runs_s)
         gpu, gpus = worker_type.gpu, worker_type.gpus
         compute, bandwidth = step_utilisations(fleet.llm, gpu, gpus, step_s, tokens, kv_tokens)
-        whole_s = window_s * pool.count * worker_type.dp  # Each rank has runs of its own.
+        worker_s = window_s * pool.count * worker_type.dp  # Each rank has runs of its own.
         kv_frac = pool_runs["blocks"] * float(KV_BLOCK_TOKENS) / worker_type.kv_tokens
         # A run that crosses an edge of the window counts with the share of its steps inside.
         steps = pool_runs["steps"] * seconds / whole_runs_s
@@ -69,9 +69,9 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
             PoolUse(
                 pool=pool.name,
                 workers=pool.count,
-                busy_frac=float(seconds.sum() / whole_s),
-                mfu_frac=float((compute * seconds).sum() / whole_s),
-                bandwidth_frac=float((bandwidth * seconds).sum() / whole_s),
+                busy_frac=float(seconds.sum() / worker_s),
+                mfu_frac=float((compute * seconds).sum() / worker_s),
+                bandwidth_frac=float((bandwidth * seconds).sum() / worker_s),
                 kv_mean_frac=float(np.average(kv_frac, weights=seconds)),
                 kv_most_frac=float(kv_frac.max()),
                 decodes_mean=float(np.average(pool_runs["decodes"], weights=steps)),
@@ -87,6 +87,6 @@ def _percentile(values: npt.NDArray[np.int64], weights: Floats, percentile_frac:
     """Smallest value with at least this share of the weight at or below it."""
     order = np.argsort(values, kind="stable")
     cumulated = np.cumsum(weights[order])
-    # The sum may be rounded up, and then the share that is asked for would lie above what was cumulated.
+    # The product may be rounded up, and would then lie above every cumulated weight.
     index = np.searchsorted(cumulated, percentile_frac * cumulated[-1] * (1 - 1e-12))
     return float(values[order[min(index, len(order) - 1)]])

@@ -1,5 +1,4 @@
-"""The nodes of each worker, if the network has a topology, and so the link over which two workers hand over
-KV.
+"""The nodes of each worker, if the network has a topology, and so the link between two workers.
 
 Workers are dealt out to nodes of their GPU. Prefill and decode workers take turns, in proportion to their
 counts, so that nodes hold both; each worker goes to the first node with room. A worker with more GPUs than a
@@ -50,16 +49,18 @@ def worker_nodes(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
 
 
 def _in_turns(pools: Sequence[Pool]) -> list[int]:
-    """The pool of each worker, in the order in which workers are dealt out to nodes: the k-th of n workers of
-    a pool comes at k / n of the order.
+    """The pool of each worker, in the order in which workers are dealt out to nodes.
+
+    The k-th of n workers of a pool comes at k / n of the order.
     """
     ranked = [((k + 1) / pool.count, p) for p, pool in enumerate(pools) for k in range(pool.count)]
     return [p for _, p in sorted(ranked)]
 
 
 def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The place of every one of the kernel's workers (W,), and the link from one place to another (P, P): an
-    index into `make_links`. Raises InputError for more than MOST_PLACES places.
+    """The place of each of the kernel's workers (W,), and the link from each place to each other (P, P).
+
+    A link is an index into `make_links`. Raises InputError for more than MOST_PLACES places.
     """
     topology = fleet.network.topology
     assert topology is not None
