@@ -1,7 +1,8 @@
 """The keys and types of the answers that commands print with --json and that the MCP server returns.
 
-A float that is not finite is written as null. planner/documents/schemas/answer_schemas.py makes the JSON
-Schemas of these classes; answers are built where they are computed, and tests check them against the schemas.
+A class is one JSON object. A float that is not finite is written as null.
+planner/documents/schemas/answer_schemas.py makes the JSON Schemas of these classes; answers are built where
+they are computed, and tests check them against the schemas.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from planner.documents.certificate import Status
 
 
 class TimeSpread(TypedDict):
-    """Mean and percentiles of a time in seconds; null for percentiles that requests without an end reach."""
+    """Mean and percentiles of a time in seconds.
+
+    A percentile is null where so many requests did not end that it has no value.
+    """
 
     mean: float
     p50: float
@@ -41,8 +45,10 @@ class SloLine(TypedDict):
 
 
 class TenantGuarantee(TypedDict):
-    """A guarantee to tenants, and the one that got least of its fair share of service while its work waited.
-    The share is null where nobody waited for a whole window.
+    """A guarantee to tenants, and the tenant that got least of its fair share of service while its work
+    waited.
+
+    The share is null where no tenant waited for a whole window.
     """
 
     guarantee: str
@@ -127,9 +133,10 @@ class Tenants(TypedDict):
 
 
 class RoutingAtMoment(TypedDict):
-    """A role's workers at one moment, and the best packing of the same requests on them: the fewest workers
-    and the least load of the fullest one, proved if `is_fewest` and `is_least`, else between bound and value.
-    `fewest` is null if no packing was found within the limits.
+    """A role's workers at one moment, and the best packing of the same requests on them.
+
+    The packing has the fewest workers, and the least load of the fullest one. They are proved if `is_fewest`
+    and `is_least`, else between bound and value. `fewest` is null if no packing was found within the limits.
     """
 
     time_s: float
@@ -203,9 +210,7 @@ class SimulationAnswer(TypedDict):
 
 
 class GoodputAnswer(TypedDict):
-    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the next higher one, which
-    fails.
-    """
+    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the next, which fails."""
 
     warnings: NotRequired[list[str]]
     rate_rps: float
@@ -262,8 +267,9 @@ class QuestionAnswer(TypedDict):
 
 
 class WhatIfAnswer(TypedDict):
-    """`plan what-if --json`: the best fleet before and after a change; `kept`: the former one still keeps the
-    SLO.
+    """`plan what-if --json`: the best fleet before and after a change.
+
+    `kept` says whether the fleet from before still keeps the SLO after the change.
     """
 
     warnings: NotRequired[list[str]]

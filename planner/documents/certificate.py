@@ -1,8 +1,8 @@
 """certificate.json: what was proved about a plan, over which fleets, under which assumptions.
 
-Each sentence of `certificate` and `warnings` also stands under `facts` as values, in the same order: first
-`kind`, the fact's class (facts.py), then its fields. planner/reports writes the sentences; they are never
-parsed.
+A fact is a dataclass of facts.py. Each sentence of `certificate` and `warnings` stands for one, and the same
+fact also stands under `facts` as values, in the same order: first `kind`, its class, then its fields.
+planner/reports writes the sentences; they are never parsed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROUNDING_FRAC = 1e-12  # Smaller gaps are rounding errors.
 IN_SENTENCES = ("binding", "assumptions", "assumed")
 """The keys of `certificate` that hold sentences."""
 
-Written = TypeVar("Written")
+Written = TypeVar("Written")  # A class whose fields are written to the file.
 
 Status = Literal["certified", "not certified", "on paper", "not for production", "best found"]
 """certified      level 0 was exhausted, the step times have a measured spread, and the fleet kept the SLO in
@@ -120,6 +120,7 @@ class Certificate:
 
     @property
     def gap_frac(self) -> float:
+        """The share of the plan's objective that the bound leaves open."""
         return (self.value - self.bound) / self.value if self.value else 0.0
 
     @property
@@ -131,8 +132,10 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The most traffic that the limits allow. At the next rate, `refuted_rps`, no fleet of level 0 was found;
-    it is None if time ran out before a rate was refuted.
+    """The most traffic that the limits allow.
+
+    At the next higher rate, `refuted_rps`, no fleet of level 0 was found; it is None if time ran out before a
+    rate was refuted.
 
     With safety a fleet keeps the SLO in enough scenarios at `rate_rps`; `on_paper_rps` and
     `on_paper_refuted_rps` are then the two rates on paper, else None.
@@ -148,7 +151,7 @@ class Throughput:
 
 
 def certificate_document(certificate: Certificate, say: Say) -> Document:
-    """`certificate` of certificate.json; the facts in it as sentences."""
+    """The part `certificate` of certificate.json, with the facts in IN_SENTENCES as sentences."""
     document = {each.name: getattr(certificate, each.name) for each in fields(certificate)}
     return document | {
         "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
@@ -177,7 +180,9 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
 
 
 def facts_document(**facts_by_name: Iterable[facts.Fact]) -> Document:
-    """`facts` of certificate.json: by name of a list of sentences, its facts as values in the same order."""
+    """The part `facts` of certificate.json: for each list of sentences its facts as values, in the same
+    order.
+    """
     return {name: [fact_document(fact) for fact in each] for name, each in facts_by_name.items()}
 
 
@@ -187,7 +192,7 @@ def fact_document(fact: facts.Fact) -> Document:
 
 
 def fact_kind(fact: type) -> str:
-    """LimitBinds -> "limit-binds"."""
+    """The `kind` of a class of facts: "limit-binds" for LimitBinds."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", fact.__name__).lower()
 
 
@@ -214,7 +219,7 @@ NULL_STANDS_FOR: Mapping[type, float] = {Interval: math.nan, **facts.NULL_STANDS
 
 
 def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certificate:
-    """`certificate` of certificate.json, with its `facts`.
+    """The certificate from the parts `certificate` (`row`) and `facts` (`values`) of certificate.json.
 
     Raises LookupError, TypeError or ValueError if `row` or `values` is not what this module writes.
     """
@@ -238,7 +243,7 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
 
 
 def read_warnings(sentences: Any, values: Any) -> tuple[facts.Warned, ...]:
-    """`warnings` of certificate.json."""
+    """The warnings of certificate.json: `values` are the facts of the `sentences`."""
     warnings: tuple[facts.Warned, ...] = value_of(
         tuple[facts.Warned, ...], _check_one_value_each(sentences, values, "warnings"), "warnings"
     )

@@ -970,8 +970,9 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class KeptIn:
-    """The SLO was kept in `kept` of `futures` scenarios that no search has seen; `after_loss`: without any
-    one worker.
+    """The SLO was kept in `kept` of `futures` scenarios that no search has seen.
+
+    With `after_loss` a scenario counts only if the SLO is kept without any one worker.
 
     `decision` is that of the sequential test on the share: "holds" rejects, with 95 % confidence, that it is
     at most `least_frac`; "fails" rejects that it is at least `most_frac`.
@@ -1015,10 +1016,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class CheaperMiss:
-    """Level-0 fleets cheaper than the production fleet by more than `less_frac`: `cheaper` of them have
-    enough workers for the work (None: too many to count). `simulated` of these were simulated, and each
-    misses the SLO on the traffic as written, or in more than `may_miss` of `scenarios`. `is_exact`: all were
-    simulated.
+    """What is known of level-0 fleets that are cheaper than the production fleet by more than `less_frac`.
+
+    `cheaper` of them have enough workers for the work (None: too many to count). `simulated` of these were
+    simulated, and each misses the SLO on the traffic as written, or in more than `may_miss` of `scenarios`.
+    `is_exact`: all were simulated.
     """
 
     less_frac: float
@@ -1031,9 +1033,10 @@ class CheaperMiss:
 
 @dataclass(frozen=True, slots=True)
 class ScenariosDrawn:
-    """How scenarios differ: how traffic is drawn anew ("copies" laid over each other, a "part" of the trace,
-    "blocks" of it of `block_s`, or a "description" drawn again), its growth, and whether all step times of
-    the fleet have a spread.
+    """How scenarios differ: how traffic is drawn anew, its growth, and whether all step times have a spread.
+
+    Traffic is drawn from "copies" of the trace laid over each other, a "part" of it, "blocks" of it of
+    `block_s`, or a "description" that is drawn again.
     """
 
     traffic: DrawnBy
@@ -1042,8 +1045,8 @@ class ScenariosDrawn:
     have_spread: bool
     searched: int  # Scenarios that the search has seen.
     one_in: int = 1  # Scale of those simulations: they keep one request, and one worker, of so many.
-    prefix_drift_frac: float = 0.0  # Of the popularity of prefixes, so much has moved to others.
-    cheaper: CheaperMiss | None = None  # None: nothing was looked at, as in a scale model.
+    prefix_drift_frac: float = 0.0  # The share of the popularity of prefixes that moves to other prefixes.
+    cheaper: CheaperMiss | None = None  # None: no cheaper fleet was looked at, as in a scale model.
 
 
 # -- under the routers of deployment targets ---------------------------------------------------------------
@@ -1053,12 +1056,12 @@ class ScenariosDrawn:
 class UnderRouter:
     """The plan's fleet on its traffic, with the router of a deployment target.
 
-    `told` are the target's names for its routing of arrivals and, for pairs, of hand-offs; `simulated` are
-    our routings in their place, and `differs` says how the two are unlike. `decides` is the limit missed by
-    most, else the one with the least room; None if no limit has a figure. `kept_in` counts the scenarios of
-    the plan's own test, None without such a test or if the SLO is missed on the traffic as written; `passes`
-    says whether enough are kept. `needs_priority`: every request must bring the priority that its prompt is
-    queued by.
+    `told` are the target's own names of its routing policies, for arrivals and, for pairs, for hand-offs.
+    `simulated` are our routings in their place, and `differs` says how the two are unlike. `decides` is the
+    limit that is missed by most, or the one with the least room where none is missed; None if no limit has a
+    figure. `kept_in` counts the scenarios of the plan's own test; it is None without such a test, or if the
+    SLO is missed on the traffic as written. `passes` says whether enough are kept. `needs_priority`: every
+    request must bring the priority by which its prompt is queued.
     """
 
     target: str
@@ -1087,8 +1090,10 @@ class RoutersMiss:
 
 @dataclass(frozen=True, slots=True)
 class ForTargets:
-    """The answer of `plan` with `deploy: {target}` for these targets, whose routers are alike: the fleet and
-    its cost. `usd_per_h` is None where no fleet keeps the SLO there, or no target of these can run one.
+    """The fleet and its cost that `plan` finds with `deploy:` set to one of these targets.
+
+    The routers of the targets are alike. `usd_per_h` is None where no fleet keeps the SLO there, or none of
+    the targets can run one.
     """
 
     targets: tuple[str, ...]
@@ -1150,6 +1155,8 @@ class RanksNotOnNodes:
 
 @dataclass(frozen=True, slots=True)
 class WeightsTooLarge:
+    """The weights of a GPU do not fit into its memory."""
+
     weight_bytes: float
 
 
@@ -1160,6 +1167,8 @@ class NoRoomForKv:
 
 @dataclass(frozen=True, slots=True)
 class RequestTooLong:
+    """The longest request of the traffic does not fit into a worker's KV cache."""
+
     kv_tokens: int
     longest_tokens: int
 
@@ -1183,8 +1192,9 @@ class WorkTooDear:
 
 @dataclass(frozen=True, slots=True)
 class WorkersFail:
-    """This many workers fail in simulation, and `more` says why no larger number was simulated: not tried,
-    not available, or at least as dear as the best fleet.
+    """This many workers fail in simulation, and `more` says why no larger number was simulated.
+
+    It was not tried, not available, or at least as dear as the best fleet.
     """
 
     workers: int
@@ -1222,8 +1232,9 @@ class NoDecodeBeside:
 
 @dataclass(frozen=True, slots=True)
 class LinkTooSlow:
-    """KV blocks need more bandwidth than the link has. `earlier`: counted without the last tenth of the
-    trace.
+    """KV blocks need more bandwidth than the link has.
+
+    `earlier`: that is so even without the hand-offs of the last tenth of the trace.
     """
 
     needed_bytes_per_s: float
@@ -1294,8 +1305,7 @@ class NoneUpTo:
 
 @dataclass(frozen=True, slots=True)
 class LongestTtft:
-    """The longest wait for a first token; `planned_s` is the plan's, for a row whose other policies save
-    money."""
+    """The longest TTFT with this alternative; `planned_s` is the plan's, where other policies save money."""
 
     longest_s: float
     planned_s: float | None = None
@@ -1396,9 +1406,11 @@ class TooFewKept:
 
 @dataclass(frozen=True, slots=True)
 class IdleMisses:
-    """Even an idle worker misses a limit in `missed` of `futures` scenarios, more than may be missed, so no
-    number of workers keeps the SLO in the wanted share and the plan is the fleet on paper. `fastest` is the
-    fastest worker type; it would keep a limit of `enough_s` in enough scenarios.
+    """Even an idle worker misses a limit in `missed` of `futures` scenarios, which is more than may be
+    missed.
+
+    So no number of workers keeps the SLO in the wanted share, and the plan is the fleet on paper. `fastest`
+    is the fastest worker type; it would keep a limit of `enough_s` in enough scenarios.
     """
 
     limit: Limit
@@ -1411,8 +1423,9 @@ class IdleMisses:
 
 @dataclass(frozen=True, slots=True)
 class NoneTogether:
-    """No fleets were found that keep the SLOs of several LLMs in enough scenarios within the limits that they
-    share, so each plan is the fleet on paper. `reason` says how far they get, `relaxation` what would help.
+    """No fleets were found that keep the SLOs of several LLMs in enough scenarios within their shared limits.
+
+    So each plan is the fleet on paper. `reason` says how far they get, `relaxation` what would help.
     """
 
     reason: str

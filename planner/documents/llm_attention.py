@@ -1,4 +1,4 @@
-"""The attention of each layer out of a config.json.
+"""Reads the attention of each layer from a config.json of Hugging Face.
 
 kinds = layer_kinds(shape, layers)                   # "full", "window", "linear", "state", None
 attention_of(shape, layer, kinds[layer], formats)
@@ -25,12 +25,13 @@ from planner.models.llm import (
     StateAttention,
 )
 
-MOST_LAYERS = 1000  # Each layer is looked at by itself; the deepest LLMs have some 130.
+MOST_LAYERS = 1000  # Each layer is read by itself, which takes time; the deepest LLMs have some 130.
 COUNT = f"expected a whole number > 0 and at most {LARGEST_COUNT}"
 WORDING = Wording(whole=COUNT, most=COUNT)
 # Letter of `hybrid_override_pattern` -> the kinds of attention and of feed-forward block of that layer.
 BLOCKS = {"M": ("state", None), "*": ("full", None), "E": (None, "experts"), "-": (None, "dense")}
 _BLOCK_NAMES = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+# Names in `layer_types`.
 _LAYER_TYPES = {
     "full_attention": "full",
     "deepseek_sparse_attention": "full",
@@ -38,9 +39,11 @@ _LAYER_TYPES = {
     "chunked_attention": "window",
     "linear_attention": "linear",
 }
-# Families whose config has no key for it: every other layer has a window, beginning with the first.
+# Families in which every other layer has a window, the first one too, and whose config has no key that says
+# so.
 _ALTERNATE = ("gemma2", "gpt_oss")
-_NOPE_INTERVAL = 4  # Llama 4's value, where its config leaves it out.
+# In Llama 4 every so many layers one has no rotary embedding, where its config does not list them.
+_NOPE_INTERVAL = 4
 _IN_32_BITS = ("float32", "float")
 # What checkpoints call the attention of a layer.
 _MODULE_PARENTS = ("self_attn", "attn", "attention", "linear_attn", "mixer")
@@ -49,7 +52,9 @@ Kind = str | None  # Kind of attention: "full", "window", "linear", "state"; Non
 
 
 def first_count(shape: Section, *keys: str, default: int | None = None) -> int:
-    """The number under the first of `keys` that the config has, else `default`; InputError without both."""
+    """The number under the first of `keys` that the config has, else `default`. Raises InputError without
+    both.
+    """
     for key in keys:
         if key in shape:
             return shape.whole_number(key)
@@ -61,6 +66,7 @@ def first_count(shape: Section, *keys: str, default: int | None = None) -> int:
 
 
 def layer_count(shape: Section) -> int:
+    """The number of layers. Raises InputError where it is missing, or above MOST_LAYERS."""
     if "num_hidden_layers" not in shape and isinstance(shape.get("layers_block_type"), list):
         return len(shape.get("layers_block_type"))
     layers = first_count(shape, "num_hidden_layers", "n_layer", "num_layers")
@@ -72,8 +78,9 @@ def layer_count(shape: Section) -> int:
 
 
 def block_pattern(shape: Section, layers: int) -> str | None:
-    """The pattern of an LLM whose layers are each attention or feed-forward alone, such as Nemotron-H: a
-    letter of BLOCKS for each layer. None for all other LLMs.
+    """A letter of BLOCKS for each layer, of an LLM whose layers are each attention or feed-forward alone.
+
+    Nemotron-H is such an LLM. None for all others.
     """
     if isinstance(names := shape.get("layers_block_type"), list):
         if unknown := [name for name in names if name not in _BLOCK_NAMES]:
@@ -102,6 +109,7 @@ def layer_kinds(shape: Section, layers: int) -> list[Kind]:
 
 
 def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
+    """The kind of each layer as the config has it, by the key of its family; "full" without such a key."""
     family = str(shape.get("model_type", ""))
     if pattern := block_pattern(shape, layers):
         return [BLOCKS[letter][0] for letter in pattern]
@@ -122,7 +130,8 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
     if "full_attention_interval" in shape:
         every = shape.whole_number("full_attention_interval")
         return ["full" if (layer + 1) % every == 0 else "linear" for layer in range(layers)]
-    # Only Llama 4 has both keys. A layer with rotary embeddings (1 in `no_rope_layers`) attends to a chunk.
+    # Only Llama 4 has both keys. Despite the name, 1 in `no_rope_layers` marks a layer with rotary
+    # embeddings; it attends to a chunk.
     if "attention_chunk_size" in shape and "interleave_moe_layer_step" in shape:
         no_rope = shape.get("no_rope_layers") or [(layer + 1) % _NOPE_INTERVAL for layer in range(layers)]
         return ["window" if flag else "full" for flag in _per_layer(shape, "no_rope_layers", no_rope, layers)]
@@ -134,7 +143,8 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
 
 
 def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
-    """Kimi names the layers, counted from 1, that look at all tokens and those that carry a state."""
+    """The kinds of Kimi's layers: its config lists those, from 1 on, that look at all tokens or have a state.
+    """
     full, linear = part.get("full_attn_layers"), part.get("kda_layers")
     for key, listed in (("full_attn_layers", full), ("kda_layers", linear)):
         if not isinstance(listed, list):
@@ -145,6 +155,7 @@ def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
 
 
 def _per_layer(shape: Section, key: str, per_layer: list[Any], layers: int) -> list[Any]:
+    """The entries of a key, which must be as many as there are layers."""
     if len(per_layer) != layers:
         raise CatalogError(f"{shape.path_of(key)}: {len(per_layer)} entries for {layers} layers")
     return per_layer
@@ -174,14 +185,17 @@ def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> At
     return with_formats(attention, modules, layer, formats, shape)
 
 
-Modules = list[tuple[tuple[str, ...], float]]  # Names under which checkpoints keep a matrix; its parameters.
+# The matrices of an attention: the names that checkpoints have for each, and its parameters.
+Modules = list[tuple[tuple[str, ...], float]]
 
 
 def with_formats(
     attention: Attention, modules: Modules, layer: int, formats: Formats, shape: Section
 ) -> Attention:
-    """The attention with the format of its weights; matrices that stay in 16 bits beside quantised ones are
-    counted in `bf16_parameters`.
+    """The attention with the format of its weights.
+
+    Matrices that stay in 16 bits beside quantised ones are counted in `bf16_parameters`. Raises CatalogError
+    for any other mixture of formats.
     """
     parameters: Counter[str] = Counter()
     for names, each in modules:
@@ -201,6 +215,7 @@ def with_formats(
 def _grouped_attention(
     shape: Section, layer: int, has_window: bool, hidden: int
 ) -> tuple[GroupedAttention, Modules]:
+    """Attention whose query heads share KV heads, perhaps with a window or an index."""
     family = str(shape.get("model_type", ""))
     heads, kv_heads, head_dim, value_dim = _head_shape(shape, has_window, hidden)
     window_tokens = None
@@ -295,6 +310,7 @@ def _block_attention(shape: Section, layer: int, hidden: int, formats: Formats) 
 
 
 def block_config(shape: Section, layer: int, part: str) -> Section:
+    """What Llama-Nemotron's `block_configs` say of one layer's `attention` or `ffn`."""
     blocks = shape.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layer_count(shape):
         raise refused_value(
@@ -306,6 +322,7 @@ def block_config(shape: Section, layer: int, part: str) -> Section:
 
 
 def _latent_attention(shape: Section, layer: int, hidden: int) -> tuple[LatentAttention, Modules]:
+    """DeepSeek's attention to a latent vector per token, perhaps with an index."""
     has_index, shares_index = _index_of_layer(shape, layer)
     attention = LatentAttention(
         heads=first_count(shape, "num_attention_heads"),
@@ -353,12 +370,15 @@ def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
         return letters[layer] != "S", letters[layer] == "S"
     every = shape.whole_number("index_topk_freq", 1)
     offset = shape.whole_number("index_skip_topk_offset", 2, least=0)
-    has_own = max(layer - offset + 1, 0) % every == 0  # So have all layers before the offset.
+    has_own = max(layer - offset + 1, 0) % every == 0  # Layers before the offset all have their own.
     return has_own, not has_own
 
 
 def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[CompressedAttention, Modules]:
-    """DeepSeek-V4. `compress_ratios` may have one entry more, of the layer for speculative decoding."""
+    """DeepSeek-V4's attention to vectors that each stand for `ratio` tokens, beside a window.
+
+    `compress_ratios` may have one entry more than layers, of the layer for speculative decoding.
+    """
     ratios = shape.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < layer_count(shape):
         raise refused_value(
@@ -367,7 +387,7 @@ def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[Comp
     ratio = ratios[layer]
     if ratio not in (0, 4, 128):
         raise refused_value(shape.path_of("compress_ratios"), "expected 0, 4 and 128", ratio)
-    has_index = ratio == 4  # With 128 tokens to a vector all vectors are read.
+    has_index = ratio == 4  # With 128 tokens to a vector there are so few that all are read.
     attention = CompressedAttention(
         heads=first_count(shape, "num_attention_heads"),
         head_dim=shape.whole_number("head_dim"),
@@ -385,8 +405,9 @@ def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[Comp
 
 
 def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modules]:
-    """Qwen3-Next and Qwen3.5: queries and keys of one width, values and their gate of another, and two
-    numbers per head.
+    """The linear attention of Qwen3-Next and Qwen3.5.
+
+    Queries and keys have one width, values and their gate another, and each head has two more numbers.
     """
     key_width = shape.whole_number("linear_num_key_heads") * shape.whole_number("linear_key_head_dim")
     heads = shape.whole_number("linear_num_value_heads")
@@ -409,7 +430,10 @@ def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modul
 
 
 def _delta_attention(part: Section, hidden: int) -> tuple[StateAttention, Modules]:
-    """Kimi: queries, keys, values and a gate of one width; decay from head_dim numbers and one per head."""
+    """Kimi's linear attention.
+
+    Queries, keys, values and a gate have one width; the decay is made of head_dim numbers and one per head.
+    """
     part = replace(part, wording=WORDING)
     heads, head_dim = part.whole_number("num_heads"), part.whole_number("head_dim")
     width = heads * head_dim
@@ -431,11 +455,9 @@ def _delta_attention(part: Section, hidden: int) -> tuple[StateAttention, Module
 
 
 def _mamba_state(shape: Section, hidden: int) -> tuple[StateAttention, Modules]:
-    """Mamba 2 as Nemotron-H has it."""
-    heads, state = (
-        shape.whole_number("mamba_num_heads"),
-        first_count(shape, "ssm_state_size", "mamba_d_state"),
-    )
+    """The state of Mamba 2, as Nemotron-H has it."""
+    heads = shape.whole_number("mamba_num_heads")
+    state = first_count(shape, "ssm_state_size", "mamba_d_state")
     width = heads * shape.whole_number("mamba_head_dim")
     groups = 2 * first_count(shape, "n_groups", "mamba_n_groups") * state
     attention = StateAttention(

@@ -36,7 +36,7 @@ from planner.solvers.reserved_schedule import Capacity, Demand, GpuOffer, Market
 from planner.traffic.trace import Trace
 from planner.units import counted, show_s
 
-DEFAULT_START_S = 300.0
+DEFAULT_START_S = 300.0  # The start of a worker where its row says nothing.
 PRICES = ("on_demand", "reserved", "spot")
 CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
 LEAST_RATE_RPS = 1e-6  # A worker that carries nothing would be needed without end.
@@ -52,8 +52,10 @@ WORDING = document_values.Wording(least="expected at least {:g}")  # How `plan s
 
 
 def read_market(path: Path) -> Market:
-    """The market of a schedule.yaml. `path` may be a plan's folder too: its plan.yaml has the same keys.
-    Raises InputError naming file and field.
+    """The market of a schedule.yaml.
+
+    `path` may also be a plan's folder: its plan.yaml has the same keys. Raises InputError that names file and
+    field.
     """
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     document = read_yaml(file)
@@ -143,6 +145,7 @@ def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
 
 
 def _parse_offer(gpu: str, row: object) -> GpuOffer:
+    """A row of `gpus`: prices, interruptions, and how many GPUs there are."""
     where = f"gpus: {gpu}"
     section = document_values.Section.from_document(
         document_values.check_mapping(row, where, "on_demand: 2 usd/h"),
@@ -174,6 +177,7 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
 
 
 def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Capacity:
+    """A row of `capacity`: a kind of worker of an LLM, of `gpus` that have prices, and what it sustains."""
     section = document_values.Section.from_document(
         document_values.check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
     )
