@@ -1,4 +1,4 @@
-"""`catalog`: what the planner knows, as DataFrames with units in the names of columns."""
+"""The function `catalog`: GPUs, LLMs, presets and engines as DataFrames, with units in names of columns."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from planner.api.inputs import CatalogLike, read_catalog
 from planner.documents.catalog import Catalog
 from planner.documents.traffic_description import example_of
 
-_PLAIN = (str, int, float, bool)
+_PLAIN = (str, int, float, bool)  # Types of values that a cell can hold.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CatalogFrames:
-    """The tables of a catalog, indexed by name. `read` is the catalog itself; functions of this package take
-    it as `catalog`.
+    """The tables of a catalog, indexed by name.
+
+    `read` is the catalog itself, which other functions of this package take as `catalog`.
     """
 
     read: Catalog

@@ -1,8 +1,8 @@
-"""What an MCP client may ask: the functions of `fleetplan`, with files or objects in and plain values out.
+"""The tools that MCP clients may call: functions of `fleetplan`, with files or objects in, plain values out.
 
-Every tool returns what the command prints with --json, `plan` without the lists that only a reader of the
-certificate needs. A question that no fleet answers is an answer, as it is there; bad input is an error in one
-line.
+The docstrings of public functions are what a client reads. Every tool returns what its command prints with
+--json, and the answer in sentences; `plan` leaves out the lists that only a reader of the certificate needs.
+That no fleet keeps the SLO is an answer too, not an error. Bad input is an error in one line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.api.results import Result
 from planner.errors import InfeasibleError, InputError
 
 Document = dict[str, Any]
-# Parts of a plan's answer that are left out unless asked for.
+# Parts of a plan's answer, and of its certificate, that are left out unless `details` is set.
 DETAILS = ("facts", "alternatives", "placement", "network")
 DETAILS_OF_CERTIFICATE = (
     "refuted",
@@ -27,7 +27,7 @@ DETAILS_OF_CERTIFICATE = (
     "universe",
     "futures",
 )
-MOST_ROWS = 200
+MOST_ROWS = 200  # Of a table of the catalog: more would fill a client's context.
 
 
 def plan(
@@ -103,10 +103,10 @@ def explain(plan: str) -> Document:
 
     plan: the folder that the tool plan wrote as out.
     """
-    read = planning.read_plan(plan)
-    document = read.to_dict()
+    result = planning.read_plan(plan)
+    document = result.to_dict()
     certificate = document["certificate"]
-    return _in_words(read) | {
+    return _in_words(result) | {
         "why_not_cheaper": certificate["binding"],
         "cheaper_fleets_that_fail": [row["reason"] for row in certificate["neighbours"] if not row["holds"]],
         "lower_bound": certificate["bound"],
@@ -137,12 +137,12 @@ TOOLS: tuple[Callable[..., Any], ...] = (plan, simulate, goodput, what_if, expla
 
 
 def _in_words(result: Result) -> Document:
-    """The answer as one would say it."""
+    """The answer in sentences: the first one, and all others."""
     return {"answer": result.headline(), "sentences": result.sentences()}
 
 
 def _answer_of(document: Document, *, details: bool) -> Document:
-    """The answer of `plan`, without its long lists unless they are asked for."""
+    """The answer of `plan`; without `details` the long lists are left out."""
     if details:
         return document
     short = {key: value for key, value in document.items() if key not in DETAILS}

@@ -1,4 +1,4 @@
-"""`schedule`: workers per window of a day or a week, reserved, on demand and on the spot market."""
+"""The function `schedule`: workers per window of a day or a week: reserved, on demand and on spot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MarketLike: TypeAlias = "Market | Section | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
-PEAK_S = 20.0  # Most time for the fleet for the peak, with which a schedule is compared.
+PEAK_S = 20.0  # Time limit of the search for the fleet for the peak, with which a schedule is compared.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -45,16 +45,17 @@ class ScheduleResult(Result):
 
     @property
     def bound_usd_per_h(self) -> float:
+        """A cost [USD/h] below which no schedule is."""
         return self.answer.schedule.bound_usd_per_h
 
     @property
     def simulated(self) -> SimulatedSchedule | None:
-        """What was simulated and repaired of it; None where it was not: `answer.not_simulated` says why."""
+        """The schedule as it was simulated and repaired; None where it was not (`answer.not_simulated`)."""
         return self.answer.simulated
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the gap asked for was closed in time."""
+        """Whether cost and bound came within `gap_frac` of each other in time."""
         return self.answer.is_optimal
 
     def headline(self) -> str:
@@ -112,8 +113,8 @@ def schedule(
     trace. With traces, a `fleet` for each worker type in use and an SLO for each LLM, the schedule is
     simulated over its windows, and repaired where one misses its SLO; where it is not, the answer says why.
 
-    Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is
-    returned; as long again simulations may take.
+    Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is taken;
+    its simulation may take as long again.
     """
     window_s = quantity(window, "s", where="window")
     if window_s < 1:
@@ -140,8 +141,10 @@ def schedule(
 
 
 def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[str, str]:
-    """The name of each LLM of the demand among those that workers serve: a short name of the catalog stands
-    for its row, as in slo.yaml. A name that means nothing here stays, and is refused later.
+    """The name of each LLM of the demand among those that workers serve.
+
+    A short name of the catalog stands for its row, as in slo.yaml. A name without a row stays, and is refused
+    later.
     """
     served = {capacity.llm for capacity in market.capacities}
     if served.issuperset(demand.llms):
@@ -182,7 +185,7 @@ def _served(
 def solve_schedule(
     market: Market, demand: Demand, gap_frac: float, time_limit_s: float
 ) -> schedule_page.ScheduleAnswer:
-    """The schedule, and what it is compared with."""
+    """The schedule, beside the fleet for the peak and the linear rule."""
     answer = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
     others = {
         "peak": solver.at_peak(market, demand, time_limit_s=min(PEAK_S, time_limit_s)),
@@ -192,7 +195,10 @@ def solve_schedule(
 
 
 def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: CatalogLike = None) -> Market:
-    """schedule.yaml, or plan.yaml: its fleet at its prices, within the stock and limits of its `slo`."""
+    """The market of a schedule.yaml, or of a plan.yaml.
+
+    A plan's market is its fleet at its prices, within the stock and limits of the file `slo`.
+    """
     if isinstance(market, Market):
         return market
     if isinstance(market, Mapping):
@@ -206,6 +212,7 @@ def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: C
 
 
 def read_demand(demand: DemandLike, window_s: float, seed: int) -> Demand:
+    """The demand from any of its forms; equal stamps of traces are spread with the seed."""
     if isinstance(demand, Demand):
         return demand
     if isinstance(demand, pd.DataFrame):

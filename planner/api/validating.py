@@ -1,4 +1,4 @@
-"""`validate`: a plan on real engines, here or behind an endpoint, and how far the prediction was off."""
+"""The function `validate`: a plan on real engines, here or behind an endpoint, and how far it was off."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ class ValidationKeys(TypedDict, total=False):
     weights: str  # Weights are "dummy" or "real".
     config: Path | None  # A config.json to serve in place of the plan's LLM, with dummy weights.
     is_slice: bool  # Whether one worker of each type serves its share of the traffic.
+    # By how much the median and the 90th percentile of a latency may be off; None: the usual tolerances.
     tolerance_p50_frac: float | None
     tolerance_p90_frac: float | None
-    png: bool
-    progress: Callable[[str], None]
+    png: bool  # Whether the report's charts are written as pictures too.
+    progress: Callable[[str], None]  # Called with what is being done.
     url: str | None  # An OpenAI-compatible endpoint that others run, in place of engines here.
     api_key_env: str | None  # The environment variable with the endpoint's key.
     model: str | None  # The endpoint's name of the LLM, where it is not the plan's.
@@ -53,6 +54,7 @@ class ValidationKeys(TypedDict, total=False):
     prometheus: Sequence[str]  # Addresses of engines' /metrics, or of Prometheus servers that scrape them.
 
 
+# Keys that have a meaning only beside `url`.
 OF_ENDPOINTS = (
     "api_key_env",
     "model",
@@ -174,13 +176,16 @@ def validate(
 
 
 def need_aiohttp() -> None:
-    """Raises InputError where what talks to engines is not installed."""
+    """Raise InputError where the packages that talk to engines are not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("aiohttp", "prometheus_client")):
         raise InputError("real engines need aiohttp and prometheus-client: pip install 'fleetplan[runtime]'")
 
 
 def traffic_beside_plan(file: Path) -> Path:
-    """The plan's own traffic; requests.csv says neither who waits for whom nor what prompts share."""
+    """The traffic that was written beside a plan.
+
+    traffic.jsonl comes first, if it is there: requests.csv has neither sessions nor what prompts share.
+    """
     places = [file.parent / name for name in ("traffic.jsonl", "requests.csv")]
     if (traffic_path := next((path for path in places if path.exists()), None)) is None:
         raise InputError(f"--trace: none was given, and there is no {places[1]}; give the traffic to replay")
@@ -188,13 +193,13 @@ def traffic_beside_plan(file: Path) -> Path:
 
 
 def own_slo(file: Path) -> Slo:
-    """The plan's own SLO; none in a fleet.yaml."""
+    """The SLO in a plan.yaml; one without limits for a fleet.yaml, which has none."""
     own = read_yaml(file).get("slo")
     return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
 
 
 def wanted_run(how: ValidationKeys, **values: Any) -> Wanted:
-    """What is to run: `values` are the other fields of `analysis.Wanted`."""
+    """What is to be run, from the options in `how`; `values` are the other fields of `analysis.Wanted`."""
     from planner.runtime.analysis import Wanted
 
     engine, weights, config = how.get("engine", "vllm"), how.get("weights", "dummy"), how.get("config")
@@ -215,7 +220,7 @@ def wanted_run(how: ValidationKeys, **values: Any) -> Wanted:
 
 
 def _endpoint(how: ValidationKeys) -> Endpoint | None:
-    """What others run, with the key that the environment has for it."""
+    """The endpoint that others run, with the API key from the environment; None without `url`."""
     from planner.runtime.endpoint import MOST_FAILED_FRAC, TIMEOUT_S, Endpoint
 
     url = how.get("url")
@@ -244,7 +249,7 @@ def _endpoint(how: ValidationKeys) -> Endpoint | None:
 
 
 def _tolerances(how: ValidationKeys) -> Tolerances:
-    """Wider on a CPU, which engines, router and client share."""
+    """How far off a prediction may be: further on a CPU, which engines, router and client share."""
     from planner.runtime.measured_against_simulated import CPU_TOLERANCES, Tolerances
     from profiling.vllm_install import is_cpu_build
 

@@ -1,5 +1,6 @@
-"""The answer of `plan day` (planner/day/day_study.py) as files, which are day.html with its charts, day.csv,
-windows.csv, events.csv and day.json, and as text for the terminal.
+"""Writes the answer of `plan day` (planner/day/day_study.py) as files, and as text for the terminal.
+
+The files are day.html with its charts, day.csv, windows.csv, events.csv and day.json.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ HEAD = (
     "Hurt by changes",
     "Regret",
 )
-FEW_MISSED_FRAC = 0.01  # The causal bound is shown for a controller that misses this share of windows.
+# The causal bound is shown for a controller that misses this share of windows.
+FEW_MISSED_FRAC = 0.01
 MOST_LISTED = 12  # More missed windows than this are counted and not listed.
 
 
@@ -64,8 +66,9 @@ def recommendation(answer: DayAnswer) -> str:
 
 
 def above_text(regret_usd: float | None, best_usd: float | None) -> str:
-    """How far a cost is above the optimum, for the end of a sentence; empty where none is known. Only a
-    controller that misses windows can cost less.
+    """How far a cost is above the optimum, for the end of a sentence; empty where no optimum is known.
+
+    Only a controller that misses windows can cost less.
     """
     if regret_usd is None:
         return ""
@@ -144,15 +147,16 @@ def least_gpu_hours(answer: DayAnswer) -> list[str]:
 
 
 def _causal_lines(answer: DayAnswer) -> list[str]:
-    """What a controller that does not know the future pays at least where it misses few windows, if there is
-    such a bound (day/search/causal_bound.py).
+    """What a controller that does not know the future pays at least if it misses few windows.
+
+    Empty without such a bound (day/search/causal_bound.py).
     """
     if answer.optimum is None or answer.optimum.causal is None:
         return []
     few = FEW_MISSED_FRAC * len(answer.static.windows)
     hour_usd = answer.optimum.causal.usd(few, HOUR_S)
     unknown_usd = answer.optimum.causal.usd_of_unknown_blocks(few, HOUR_S)
-    # Of few windows this bound says no more than the proved one.
+    # On a day of few windows this bound is no higher than the proved one.
     if max(hour_usd, unknown_usd or 0.0) <= answer.optimum.proved_usd:
         return []
     own = answer.optimum.usd
@@ -186,6 +190,7 @@ def day_table(answer: DayAnswer) -> Rows:
     return HEAD, table_rows
 
 
+# The columns of `fleet_rows`.
 FLEETS_HEAD = ("", "Fleet", "Standing: USD", "Best controller", "USD", "Windows missed", "Optimum: USD")
 
 
@@ -210,6 +215,7 @@ def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
 
 
 def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
+    """The cells of a day, in the order of HEAD."""
     worst, regret = row.worst, answer.regret_usd(row)
     rerouted, late = (sum(getattr(each, name) for each in row.effects) for name in ("rerouted", "late"))
     effects = f"{late:,} late, {rerouted:,} again" if row.effects else "-"
@@ -322,6 +328,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
 
 
 def _controller_json(answer: DayAnswer, row: ControllerDay) -> dict[str, Any]:
+    """The figures of one controller, or of the optimum, in day.json."""
     regret, status = answer.regret_usd(row), row.run.simulation.status
     return {
         "name": row.name,
@@ -405,6 +412,7 @@ def _rows_and_optimum(answer: DayAnswer) -> list[ControllerDay]:
 
 
 def _csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """CSV with the columns `head`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -413,7 +421,7 @@ def _csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def edges_of(row: ControllerDay) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The times [s] between which the windows of a day lie, one more than windows."""
+    """The edges [s] of the windows of a day, (V + 1,) for V windows."""
     return np.array([*(each.start_s for each in row.windows), row.windows[-1].end_s])
 
 
@@ -487,7 +495,7 @@ def _html_page(answer: DayAnswer) -> str:
 
 
 def _causes_section(answer: DayAnswer) -> str:
-    """What each controller costs above the optimum by cause, and its missed windows by cause."""
+    """The section on what each controller costs above the optimum, and misses, by cause; empty if unknown."""
     rows = day_causes.cause_rows(answer, answer.rows)
     caption = "USD above the optimum by cause, and missed windows by cause"
     drawn_table = table(day_causes.HEAD, rows, caption=caption, numeric=range(1, len(day_causes.HEAD)))

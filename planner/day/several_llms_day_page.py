@@ -21,8 +21,8 @@ from planner.units import counted
 
 def render_days(answer: JointAnswer) -> dict[str, str]:
     """The files that `plan day -o DIR` writes: path relative to DIR -> content."""
-    numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
-    files = {"day.html": _html(answer), "day.json": numbers}
+    answer_json = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
+    files = {"day.html": _html(answer), "day.json": answer_json}
     for name, one in answer.each.items():
         own = {key: text for key, text in day_page.render_day(one).items() if key.endswith(".csv")}
         if not one.question.sleep_level:
@@ -40,6 +40,7 @@ def joint_recommendation(answer: JointAnswer) -> str:
 
 
 def proof_lines(answer: JointAnswer) -> list[str]:
+    """Sentences on the optimum of all LLMs, and on the bound on its cost."""
     optimum = answer.optimum
     if optimum is None:
         return [f"No optimum: {answer.no_optimum}."]
@@ -60,6 +61,7 @@ def standing_line(answer: JointAnswer) -> str:
     return f"Standing all day: {fleets}; {usd(rate_usd_per_h)} per hour in all{note}."
 
 
+# Said where GPUs are billed by the day.
 PAID_ALL_DAY = (
     "GPUs (or whole nodes) are paid all day: as many as are in use at once at most, waking ones too"
 )
@@ -84,9 +86,11 @@ def gpus_text(counts: Mapping[str, int]) -> str:
 
 
 def joint_table(answer: JointAnswer) -> Rows:
-    """A row for the optimum and for every controller: the totals over all LLMs, then what each LLM costs and
-    how many windows it misses, on nodes that it shares with no other. The controller with the fewest missed
-    windows, then the cheapest, comes first.
+    """A row for the optimum and for every controller, those with the fewest missed windows first, then the
+    cheapest.
+
+    It has the totals over all LLMs, then what each LLM would cost on nodes that it shares with no other, and
+    how many windows it misses.
     """
     names = list(answer.each)
     head = (

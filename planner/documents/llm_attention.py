@@ -143,8 +143,7 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
 
 
 def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
-    """The kinds of Kimi's layers: its config lists those, from 1 on, that look at all tokens or have a state.
-    """
+    """The kinds of Kimi's layers. Its config lists those, from 1 on, that see all tokens or have a state."""
     full, linear = part.get("full_attn_layers"), part.get("kda_layers")
     for key, listed in (("full_attn_layers", full), ("kda_layers", linear)):
         if not isinstance(listed, list):

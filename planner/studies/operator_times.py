@@ -34,8 +34,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """`seconds` of a pool's steps in the measured window, their share of all its steps, and the mean input of
-    a step that runs the operator, in `unit`; NaN for what has no input.
+    """What an operator takes of a pool's steps in the measured window.
+
+    `seconds` are its own, `share_frac` their share of all steps. `mean_input` is the mean size, in `unit`, of
+    a step that runs it; NaN for what has no input.
     """
 
     pool: str
@@ -47,8 +49,10 @@ class OperatorTime:
 
 
 def operator_times(fleet: Fleet, simulation: Simulation) -> tuple[OperatorTime, ...]:
-    """The operators that each running pool runs, in the order of the module's docstring. `simulation` needs
-    `record_parts=True`. Raises InputError for step times that are not a sum of operators.
+    """The operators of each running pool, in the order of the module's docstring.
+
+    `simulation` must have been made with `record_parts=True`. Raises InputError for step times that are not a
+    sum of operators.
     """
     for pool in fleet.running_pools:
         _check_terms(pool)
@@ -84,7 +88,7 @@ def _check_terms(pool: Pool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkSums:
-    """Of the prompt chunks in each step (R,): query-key pairs, how many they are, and their KV tokens."""
+    """Sums over the prompt chunks of each step (R,): query-key pairs, the number of chunks, and KV tokens."""
 
     pairs: Floats
     prefills: Floats
@@ -92,6 +96,7 @@ class _ChunkSums:
 
     @classmethod
     def of(cls, simulation: Simulation, is_step: npt.NDArray[np.bool_]) -> _ChunkSums:
+        """The sums of all recorded runs that are steps (`is_step`); chunks name their run by its index."""
         chunks = simulation.parts[simulation.parts["tokens"] > 0]
         new, cached = chunks["tokens"], chunks["cached_tokens"]
 
@@ -106,6 +111,7 @@ class _ChunkSums:
         )
 
     def of_runs(self, runs: npt.NDArray[np.bool_]) -> _ChunkSums:
+        """The sums of these steps alone."""
         return _ChunkSums(self.pairs[runs], self.prefills[runs], self.kv_tokens[runs])
 
 
@@ -114,13 +120,16 @@ def _pool_rows(
 ) -> list[OperatorTime]:
     """The operators of one pool over its runs of equal steps (R,), of which `inside_s` (R,) count."""
     kind, latency = pool.type, pool.type.latency
-    whole_s = run_seconds(runs)
-    steps = runs["steps"] * inside_s / whole_s  # Inside the window, with fractions.
+    # A run that crosses an edge of the window counts with the share of its steps inside.
+    steps = runs["steps"] * inside_s / run_seconds(runs)
     decodes = runs["decodes"].astype(float)
     tokens = decodes + runs["prefill_tokens"]
     # A run's blocks are those at its first step; each decode reads one token more in every later step.
-    in_blocks = runs["blocks"] * float(KV_BLOCK_TOKENS) - decodes * KV_BLOCK_TOKENS / 2 - chunks.kv_tokens
-    kv_tokens = np.where(decodes > 0, np.maximum(in_blocks, 0.0) + decodes * (runs["steps"] - 1) / 2, 0.0)
+    first_kv_tokens = (
+        runs["blocks"] * float(KV_BLOCK_TOKENS) - decodes * KV_BLOCK_TOKENS / 2 - chunks.kv_tokens
+    )
+    later_kv_tokens = decodes * (runs["steps"] - 1) / 2  # The mean over the run's steps of what comes later.
+    kv_tokens = np.where(decodes > 0, np.maximum(first_kv_tokens, 0.0) + later_kv_tokens, 0.0)
     wide_s = np.asarray(latency.step_s(tokens)) - latency.h_s
     own_experts_s = experts_s = np.zeros(len(runs))
     if latency.joint_s:

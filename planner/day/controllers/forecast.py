@@ -2,7 +2,7 @@
 
 The forecast is planner/day/controllers/forecasting.py. The rate of a worker is given, or it is the highest
 rate of the plan's capacity table divided by a pool's workers at that rate. Sizes fall once no forecast of the
-last `hold` asked for more, as an HPA's do.
+last `hold_s` needs more, as an HPA's do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class ForecastSettings(ControllerSettings):
+    """The settings of the controller `forecast`."""
+
     per_worker_rps: float | None = settings_field(
         None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-3
     )
@@ -40,6 +42,7 @@ class RecentMaximum:
         self.sizes_at: deque[tuple[float, list[int]]] = deque()
 
     def add(self, time_s: float, sizes: list[int]) -> list[int]:
+        """Add a decision; returns the largest sizes (P,) of the last `hold_s`, this decision included."""
         self.sizes_at.append((time_s, sizes))
         while self.sizes_at[0][0] <= time_s - self.hold_s and len(self.sizes_at) > 1:
             self.sizes_at.popleft()
@@ -47,6 +50,8 @@ class RecentMaximum:
 
 
 class Forecast:
+    """The controller `forecast`, with the methods that simulator/elastic.py calls."""
+
     def __init__(self, settings: ForecastSettings, deployment: Deployment) -> None:
         self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s

@@ -17,7 +17,7 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class ScalerMetric:
-    """One gauge of a pool: its exported names, a description (`words`), and a usual target per worker."""
+    """A gauge of a pool: its exported names, a description, its usual target per worker."""
 
     name: str
     exported: tuple[str, ...]
