@@ -315,6 +315,11 @@ class PlanQuestion:
         policy rules that value out."""
         return self.policies.changed(policies, change, self.slo, self.deploy)
 
+    @property
+    def is_of_agents(self) -> bool:
+        """Whether described agents send the requests, on engines with prefix caches."""
+        return not self.policies.compares_without_caches
+
     def policies_of_pairs(self, policies: Policies) -> Policies | None:
         """These policies for a fleet of a prefill and a decode pool; None if they are the same as for mixed
         workers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,23 @@ def test_a_search_on_paper_that_takes_its_share_goes_on_with_the_rest(
     late = fleetplan.plan({"turn": {"p90": "12 s"}}, **asked)
     assert isinstance(usual, PlanResult) and isinstance(late, PlanResult)
     assert late.plan.fleet == usual.plan.fleet and late.plan.certificate.value == usual.plan.certificate.value
+
+
+def test_a_router_is_fitted_before_any_fleet_of_agents_is_known() -> None:
+    """All prompts begin with 32,000 common tokens, about half of a prompt. A router that follows a match of
+    30 % of a prompt, as it does by default, sends all requests to one worker: 16 workers of 8 GPUs miss the
+    limit, and a plan has two.
+    """
+    agents = {"count": 60, "turns": 8, "tool": "2 s", "idle": "5 s", "system": 32000, "most_tokens": 100000}
+    traffic = {"agents": agents, "input": 4000, "output": 300, "duration": "200 s"}
+    result = fleetplan.plan({"ttft": {"p95": "4 s"}}, **(QUESTION | {"traffic": traffic}))
+    assert isinstance(result, PlanResult) and result.plan.verdict.holds
+    policies, (pool,) = result.plan.fleet.policies, result.plan.fleet.pools
+    assert pool.count == 2 and policies.cache_threshold_frac > 0.5
+    by_default = replace(
+        result.plan.fleet,
+        pools=(replace(pool, count=16),),
+        policies=replace(policies, cache_threshold_frac=0.3, balance_requests=64),
+    )
+    limits = (Limit("ttft", 0.95, 4.0),)
+    assert not judge(simulate(by_default, result.plan.trace, limits=limits), Slo(limits)).holds

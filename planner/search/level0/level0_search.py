@@ -173,6 +173,14 @@ def search_level0(
     return Level0(search, options, space.bounded, best_mixed, best_one_gpu)
 
 
+def likely_fleet(problem: Problem) -> Counts | None:
+    """The most promising fleet of one mixed option with as many workers as its work likely takes; None where
+    the question has no mixed options. It is not simulated.
+    """
+    mixed = _SearchSpace.of(problem).mixed
+    return ((mixed[0].option, mixed[0].likely),) if mixed else None
+
+
 def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = False) -> Holds:
     """`ask`, which also reports the progress, and raises StoppedError in place of a simulation that would
     begin after the time is over. `is_half`: it simulates one pool of a pair, so what holds there is no fleet

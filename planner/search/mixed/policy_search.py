@@ -20,10 +20,10 @@ from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
 from planner.search.level0 import pruning_rules
-from planner.search.level0.level0_search import Level0, search_level0
+from planner.search.level0.level0_search import Level0, likely_fleet
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search, search_beyond_budgets
 from planner.search.mixed.polished_pins import polish_pins
-from planner.search.mixed.router_fit import fitted
+from planner.search.mixed.router_fit import fitted, fitted_before_search
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import (
     Counts,
@@ -35,14 +35,13 @@ from planner.search.oracle.fleet_counts import (
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.options import OBJECTIVE_UNITS
-from planner.search.problem.plan_problem import Problem, with_effort_limit, with_policies
+from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace
 
 RACE_EFFORT_FRAC = 1.0  # A race may simulate this share of what the searches before it have simulated.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
 NEAR_TYPES = 3  # Fleets of this many other worker types are raced, beside those with a worker fewer.
-FIRST_FLEET_EFFORT = 4_000_000  # Requests that are simulated at most to find a fleet without prefix caches.
 AT_ONCE = 8  # This many policies are raced before the effort is looked at again.
 
 
@@ -87,17 +86,11 @@ def _each_policy(
     errors: list[InfeasibleError] = []
     unlimited_best: list[Fleet] = []
     choices = problem.task.policy_choices()
-    # Where fleets without caches are compared, they are searched before those with caches.
-    is_compared = problem.task.policies.compares_without_caches
-    first_fleet = None if is_compared else _fleet_without_caches(with_policies(problem, choices[0]))
-    if first_fleet is not None:
-        start = [*start, problem.oracle.fleet(first_fleet)]
     for policies in choices:
         policy_problem = with_policies(problem, policies)
-        known = best_of(answers)[1].best if answers else first_fleet
-        if policies.prefix_cache and known is not None:
-            # The router's settings are fitted to the best fleet so far.
-            policy_problem = with_policies(problem, fitted(policy_problem.oracle, known))
+        known = best_of(answers)[1].best if answers else None
+        if policies.prefix_cache:
+            policy_problem = with_policies(problem, _fitted_policies(policy_problem, known))
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
         start_fleets = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
@@ -121,16 +114,20 @@ def _each_policy(
     return race_policies(problem, answers)
 
 
-def _fleet_without_caches(problem: Problem) -> Counts | None:
-    """A fleet that keeps the SLO without prefix caches, the first that is found with little work; None if
-    there is none. A router whose settings are not fitted may send all requests to one worker, so that no
-    number of workers seems to do.
+def _fitted_policies(problem: Problem, known: Counts | None) -> Policies:
+    """The problem's policies with the router's settings fitted to the best fleet so far.
+
+    Agents are searched with caches alone. Before a fleet of theirs is known, the settings are fitted to one
+    of a likely size: a router whose settings do not suit them may send all requests to one worker, so that
+    no number of workers seems to do.
     """
-    policies = replace(
-        problem.oracle.policies, prefix_cache=False, kv_offload=None, routing=Policies().routing
-    )
-    plain = with_effort_limit(with_policies(problem, policies), FIRST_FLEET_EFFORT)
-    return search_level0(plain, any_will_do=True, walks=False).search.best
+    is_of_agents = problem.task.is_of_agents
+    if known is not None:
+        return fitted(problem.oracle, known, is_of_agents=is_of_agents)
+    likely = likely_fleet(problem) if is_of_agents else None
+    if likely is None:
+        return problem.oracle.policies
+    return fitted_before_search(problem.oracle, likely, is_of_agents=is_of_agents)
 
 
 def with_usual_queue(problem: Problem) -> Problem | None:

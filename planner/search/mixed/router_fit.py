@@ -10,18 +10,21 @@ from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 
+MOST_DOUBLINGS = 3  # A fleet to which a router is fitted before any is known grows by so many doublings.
 # A line on all requests (p100) allows no miss. Its room is divided by this in place of 0.
 LEAST_ALLOWED_FRAC = 1e-3
 
 
-def fitted(oracle: Oracle, counts: Counts) -> Policies:
+def fitted(oracle: Oracle, counts: Counts, *, is_of_agents: bool = False) -> Policies:
     """The oracle's policies with their router's settings fitted to its trace and SLO, on these workers.
+    `is_of_agents`: the traffic is that of described agents.
 
     Each setting gets the value with the most room (`_room`), beside the values chosen for the settings before
     it. A setting keeps its default where no other value has more room.
     """
     best = oracle.policies
-    candidates = ROUTING[best.routing].setting_grid
+    routing = ROUTING[best.routing]
+    candidates = (routing.agents_grid if is_of_agents else None) or routing.setting_grid
     most = _room(oracle, best, counts) if candidates else 0.0
     for name, values in candidates.items():
         start = best
@@ -34,6 +37,18 @@ def fitted(oracle: Oracle, counts: Counts) -> Policies:
             if room > most:
                 best, most = other, room
     return best
+
+
+def fitted_before_search(oracle: Oracle, likely: Counts, *, is_of_agents: bool = False) -> Policies:
+    """As `fitted`, where no fleet is known that keeps the SLO: on the workers that are `likely` to, and if
+    these do not, on twice as many, up to MOST_DOUBLINGS times.
+    """
+    for _ in range(MOST_DOUBLINGS + 1):
+        policies = fitted(oracle, likely, is_of_agents=is_of_agents)
+        if _room(oracle, policies, likely) >= 0:
+            break
+        likely = tuple((option, 2 * count) for option, count in likely)
+    return policies
 
 
 def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
