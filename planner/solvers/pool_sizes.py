@@ -1,13 +1,13 @@
 """Cheapest sequence of pool sizes over a day that is not ruled out by the sequences that failed so far.
-The day's optimum (planner/day/search) proposes sequences with it, and simulates them.
+planner/day/search/day_optimum.py proposes sequences with it, simulates them, and adds a cut for each failure.
 
 Sets   t  step of the day, from edge e_t to e_(t+1)     c  pool     u  failure, explained by a cut
        q  cell of time: between two neighbours of all edges e_t and all e_t - s_c
 Data   l_q  length of a cell [h]                 s_c  start-up of a worker [s]
        p_c  price of a worker [USD/h]            g_c  its GPUs,  S_k  stock of GPUs of kind k
-       low_tc, most_c  sizes allowed             G_k  GPUs of a node sold whole,  i_k  an idle GPU [USD/h]
+       least_tc, most_c  sizes allowed           G_k  GPUs of a node sold whole,  i_k  an idle GPU [USD/h]
        C_u  set of (t, c), with sizes n^u_tc that failed together in a simulation
-       h    the unit of the bill: a second, or a longer one that is paid once it is begun (an hour)
+       h    the unit of the bill, a second or for instance an hour; a unit that is begun is paid whole
        L    length of the day [h]                a_k  price of a GPU of kind k [USD/h]
 Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: asked for, or ready
        m_qk  nodes of kind k                     z_abc workers ready from step a on and paid for b units
@@ -25,9 +25,11 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: a
 
 A worker is started s_c before it is to be ready, and paid from then on, so y is x extended by the start-up.
 A worker that must be ready sooner than s_c after the beginning is there from the beginning. A worker that
-would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`). A worker is also paid
-while it ends its last requests, which the model leaves out, so its cost is a lower bound of the bill. So it
-is of nodes that are sold whole, whose bills are rounded up to units of the node's life, not of the worker's.
+would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`).
+
+The model's cost is a lower bound of the bill, for two reasons. A worker is also paid while it ends its last
+requests, which the model leaves out. And where nodes are sold whole, the bill rounds the life of each node up
+to units, while the model charges them by the second.
 
 HiGHS solves the model: a day of 144 steps billed by the second takes 0.05 s; CP-SAT took as long or did not
 end. The one assumption is that more workers never hurt, so that a cut rules out all smaller sizes too.
@@ -43,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csc_matrix
 
-from planner.domain import ROUNDING, row_of
+from planner.domain import row_of
 from planner.errors import InputError
 from planner.solvers.backend import Program, minimise
 from planner.solvers.whole_nodes import PricedNode
@@ -55,17 +57,18 @@ Cut = tuple[tuple[int, int, int], ...]
 `size`.
 """
 
+HOUR_S = 3600.0
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
-# Bills are rounded up to whole units. For units no longer than this the model leaves that out: at most a
-# minute of a worker that lives for hours.
+# For billing units no longer than this the model does not round lives up to whole units. What it leaves out
+# is at most a minute of a worker that lives for hours.
 LONG_UNIT_S = 60.0
-SAME_S = 1e-6  # Times nearer to each other than this are equal but for rounding.
+SAME_S = 1e-6  # Two times that differ by less than this are equal but for rounding errors.
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTerms:
-    """A pool: its start-up s_c, least and most workers, price p_c and GPUs g_c of a worker, the name of the
-    GPU, and the node if nodes are sold whole.
+    """A pool: the start-up s_c of a worker, the fewest and most workers, the price p_c and the GPUs g_c of a
+    worker, the name of its GPU, and the node if nodes are sold whole.
     """
 
     start_s: float
@@ -88,9 +91,9 @@ class PoolTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayTerms:
-    """A day: `edges_s` (T + 1,) of its steps, from 0 on; `unit_s`, which is billed as soon as it is begun (0:
-    no rounding); the `stock` of GPUs by name, where that of "h100-80g" includes "h100-80g@spot". With
-    `is_paid_all_day` the bill is that of the most GPUs in use at once, for the whole day.
+    """A day: the `edges_s` (T + 1,) of its steps, from 0 on; the billing unit `unit_s`, paid whole once it is
+    begun (0: seconds are billed, not rounded); the `stock` of GPUs by name, where the stock of "h100-80g"
+    includes "h100-80g@spot". With `is_paid_all_day` the most GPUs in use at once are paid for the whole day.
     """
 
     edges_s: Floats
@@ -113,8 +116,16 @@ class DayTerms:
 
     @property
     def is_by_unit(self) -> bool:
-        """Whether units are so long that their rounding up is modelled."""
+        """Whether the billing unit is so long that the model rounds lives up to whole units."""
         return self.unit_s > LONG_UNIT_S
+
+    def count_units(self, life_s: float) -> int:
+        """How many billing units a life of this length has begun. A life that ends within a rounding error
+        after a unit begins no other. Raises InputError if nothing is billed by units.
+        """
+        if not self.unit_s > 0:
+            raise InputError("unit_s is 0: nothing is billed by units")
+        return math.ceil((life_s - SAME_S) / self.unit_s)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -135,22 +146,29 @@ class DayTerms:
         """The edges (Q + 1,) of the cells of time."""
         moments = [self.edges_s, *(self.edges_s[1:-1] - pool.start_s for pool in self.pools)]
         distinct_s = np.unique(np.concatenate(moments))
-        distinct_s = distinct_s[distinct_s >= 0]  # What would have to start before the day is there at 0.
+        # Workers that would have to start before the day begins are there from the beginning.
+        distinct_s = distinct_s[distinct_s >= 0]
         return distinct_s[np.concatenate(([True], np.diff(distinct_s) > SAME_S))]
 
+    def cells_h(self) -> Floats:
+        """l_q (Q,): the lengths of the cells [h]."""
+        return np.diff(self.cells_s()) / HOUR_S
+
     def paying_steps(self, c: int) -> list[range]:
-        """For each of the Q cells, the steps whose workers of pool c are paid in it, ready or starting."""
+        """For each of the Q cells, the steps whose workers of pool c are paid in it, ready or starting: from
+        the step that the cell is part of to the last one that begins within a start-up.
+        """
         begins = self.cells_s()[:-1]
         first = np.searchsorted(self.edges_s[1:], begins + SAME_S, "right")
-        last = np.searchsorted(self.edges_s[:-1], begins + self.pools[c].start_s + SAME_S, "right")
-        return [range(a, b) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+        after_last = np.searchsorted(self.edges_s[:-1], begins + self.pools[c].start_s + SAME_S, "right")
+        return [range(a, b) for a, b in zip(first.tolist(), after_last.tolist(), strict=True)]
 
     def pools_on_gpu(self, gpu: str) -> list[int]:
         """Indices of the pools whose workers run on this GPU type, power-capped or not."""
         return [c for c, pool in enumerate(self.pools) if gpu in (pool.gpu, row_of(pool.gpu))]
 
     def pools_by_node_kind(self) -> dict[str, tuple[PricedNode, list[int]]]:
-        """The kinds of nodes that are sold whole, each at its highest price, with the pools on them."""
+        """For each kind of node that is sold whole: the node, at its highest price, and the pools on it."""
         pools_by_node: dict[str, tuple[PricedNode, list[int]]] = {}
         for c, pool in enumerate(self.pools):
             if (node := pool.node) is not None:
@@ -160,7 +178,9 @@ class DayTerms:
         return pools_by_node
 
     def gpu_kinds(self) -> list[tuple[float, int, list[int]]]:
-        """(a_k, G_k, the pools on them) of each kind of node that is sold whole, and of each other GPU."""
+        """(a_k, G_k, the pools on them) of each kind of node that is sold whole, and of each other GPU, for
+        which G_k is 1.
+        """
         pools_by_kind: dict[tuple[str, int], list[int]] = {}
         for c, pool in enumerate(self.pools):
             kind = (pool.gpu, 1) if pool.node is None else (pool.node.kind, pool.node.gpus)
@@ -172,16 +192,16 @@ class DayTerms:
         ]
 
     def all_day_usd(self, most_gpus: Sequence[int]) -> float:
-        """What GPUs cost all day if so many of each of `gpu_kinds` are in use at once at most."""
+        """What the GPUs cost all day. `most_gpus` are the most in use at once, for each of `gpu_kinds`."""
         usd_per_h = sum(
             gpu_usd_per_h * node_gpus * math.ceil(most / node_gpus)
             for (gpu_usd_per_h, node_gpus, _), most in zip(self.gpu_kinds(), most_gpus, strict=True)
         )
-        return float(usd_per_h * self.edges_s[-1] / 3600)
+        return float(usd_per_h * self.edges_s[-1] / HOUR_S)
 
     def prices(self) -> Floats:
-        """p_c (C,). If nodes of one kind have several prices, the highest: the GPUs of a node are paid alike,
-        whatever runs on them.
+        """p_c (C,) [USD/h]. If nodes of one kind have several prices, workers on them pay the highest, since
+        all GPUs of a node cost the same, whatever runs on them.
         """
         prices = np.array([pool.usd_per_h for pool in self.pools], float)
         for dearest, pools in self.pools_by_node_kind().values():
@@ -194,8 +214,9 @@ class DayTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """The cheapest workers (T, C), or None, and their cost. No sequence that keeps the cuts costs less than
-    `bound_usd`. If no sequence keeps them, `bound_usd` is infinite and `is_optimal` true.
+    """The cheapest `workers` (T, C) and their cost; None and infinity if the solver has none. No sequence
+    that keeps the cuts costs less than `bound_usd`. If none keeps them at all, `bound_usd` is infinite and
+    `is_optimal` true.
     """
 
     workers: Ints | None
@@ -228,28 +249,30 @@ def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
 
 def cost_usd(day: DayTerms, workers: Ints) -> float:
     """The model's cost of these sizes (T, C), billed by the second or all day: a lower bound of the bill."""
-    paid, hours = count_paid_workers(day, workers), np.diff(day.cells_s()) / 3600
+    paid = count_paid_workers(day, workers)
     gpus = paid * np.array([pool.gpus for pool in day.pools])
     if day.is_paid_all_day:
         return day.all_day_usd([int(gpus[:, pools].sum(axis=1).max()) for _, _, pools in day.gpu_kinds()])
-    return float(hours @ paid @ day.prices()) + _idle_usd(day, gpus)
+    return float(day.cells_h() @ paid @ day.prices()) + _idle_usd(day, gpus)
 
 
 def _idle_usd(day: DayTerms, gpus: Ints) -> float:
     """What idle GPUs of whole nodes cost by the second, where `gpus` (Q, C) are in use in each cell."""
-    hours, total = np.diff(day.cells_s()) / 3600, 0.0
+    hours, total = day.cells_h(), 0.0
     for node, pools in day.pools_by_node_kind().values():
-        idle_gpus = -gpus[:, pools].sum(axis=1) % node.gpus  # Up to the next whole node.
+        gpus_in_use = gpus[:, pools].sum(axis=1)
+        idle_gpus = -gpus_in_use % node.gpus  # The rest of the last node that is begun.
         total += float(hours @ idle_gpus) * node.idle_usd_per_h
     return total
 
 
 def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
-    """At least these workers (T, C), and more where a worker that stays costs no more than one that goes and
-    comes again, since it is billed in whole units.
+    """At least these workers (T, C), and more where it costs no more to keep a worker than to give it up and
+    start another, since each is billed in whole units.
 
-    The worker that came last goes first. So the n-th worker of a pool lives while n or more are needed, and
-    for each n it is decided by itself when it goes. A worker is paid until `drain_s` after it is given up.
+    The worker that was started last is given up first. So the n-th worker of a pool lives while n or more are
+    needed, and for each n we decide by itself when it is given up. A worker is paid until `drain_s` after
+    that.
     """
     filled_workers = np.zeros_like(workers)
     for c in range(len(day.pools)):
@@ -260,17 +283,17 @@ def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
 
 
 def units_usd(day: DayTerms, workers: Ints) -> float:
-    """What at least these workers (T, C) cost in whole units, if the worker that came last goes first; on
-    whole nodes what they cost by the second at least.
+    """The least that these workers (T, C) cost in whole units, if the worker that was started last is given
+    up first. Workers on nodes that are sold whole are charged by the second, which is a lower bound.
     """
-    prices, on_nodes = day.prices(), [pool.node is not None for pool in day.pools]
-    paid = np.where(on_nodes, count_paid_workers(day, workers), 0)
-    total = float(np.diff(day.cells_s()) / 3600 @ paid @ prices)
-    total += _idle_usd(day, paid * np.array([pool.gpus for pool in day.pools]))
-    for c in np.flatnonzero(np.logical_not(on_nodes)).tolist():
+    prices, is_on_node = day.prices(), [pool.node is not None for pool in day.pools]
+    paid_on_nodes = np.where(is_on_node, count_paid_workers(day, workers), 0)
+    total = float(day.cells_h() @ paid_on_nodes @ prices)
+    total += _idle_usd(day, paid_on_nodes * np.array([pool.gpus for pool in day.pools]))
+    for c in np.flatnonzero(np.logical_not(is_on_node)).tolist():
         for n in range(1, int(workers[:, c].max()) + 1):
             units = sum(units for _, units in _lives_of(day, c, workers[:, c] >= n, 0.0))
-            total += float(prices[c]) * units * day.unit_s / 3600
+            total += float(prices[c]) * units * day.unit_s / HOUR_S
     return total
 
 
@@ -280,35 +303,34 @@ def _lives_of(
     """The lives of one worker of pool c, which is `needed` in these steps (T,): those that take the fewest
     units in all, as the steps of each life and its units. Raises InputError if nothing is billed by units.
     """
-    if not day.unit_s > 0:
-        raise InputError("unit_s is 0: nothing is billed by units")
-    # The worker is needed in stretches of steps, from begins[k] to ends[k].
+    # The worker is needed in stretches of steps: stretch k is range(begins[k], ends[k]).
     padded, edges_s = np.concatenate(([False], needed, [False])), day.edges_s
     begins = np.flatnonzero(padded[1:] & ~padded[:-1]).tolist()
     ends = np.flatnonzero(padded[:-1] & ~padded[1:]).tolist()
-    # Dynamic programming: total[k] is the fewest units for the first k stretches, and choice[k] the first
-    # stretch and the units of the last life in them.
-    total = [0] * (len(begins) + 1)
-    choice = [(0, 0)] * (len(begins) + 1)
+    # Dynamic programming over the first k stretches: `fewest_units[k]` is what they cost, and `last_life[k]`
+    # the first stretch and the units of the life that covers the last of them.
+    fewest_units = [0] * (len(begins) + 1)
+    last_life = [(0, 0)] * (len(begins) + 1)
     for last, end in enumerate(ends):
-        options = []
+        candidates = []
         for first, begin in enumerate(begins[: last + 1]):
             order_s = max(edges_s[begin] - day.pools[c].start_s, 0.0)
             gone_s = edges_s[end] + (drain_s if end < len(needed) else 0.0)  # The day's end ends the bill.
-            units = math.ceil((gone_s - order_s) / day.unit_s - SAME_S)
-            options.append((total[first] + units, first, units))
-        total[last + 1], first, units = min(options)
-        choice[last + 1] = first, units
-    worker_lives, covered = [], len(begins)
-    while covered:
-        first, units = choice[covered]
-        worker_lives.append((range(begins[first], ends[covered - 1]), units))
-        covered = first
+            units = day.count_units(gone_s - order_s)
+            candidates.append((fewest_units[first] + units, first, units))
+        fewest_units[last + 1], first, units = min(candidates)
+        last_life[last + 1] = first, units
+    # Walk back from the last stretch, life by life.
+    worker_lives, stretches_left = [], len(begins)
+    while stretches_left:
+        first, units = last_life[stretches_left]
+        worker_lives.append((range(begins[first], ends[stretches_left - 1]), units))
+        stretches_left = first
     return worker_lives
 
 
 def is_within_stock(day: DayTerms, workers: Ints) -> bool:
-    """Whether the stock has GPUs for these workers (T, C), those that start included."""
+    """Whether the stock has GPUs for these workers (T, C), including workers that are starting."""
     paid = count_paid_workers(day, workers)
     for gpu, count in day.stock.items():
         pools = day.pools_on_gpu(gpu)
@@ -331,15 +353,13 @@ def most_gpus_in_use(day: DayTerms, lives: Iterable[tuple[int, float, float]], p
     gpus = {c: day.pools[c].gpus for c in pools}
     in_pools = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
     changes = [change for n, since_s, until_s in in_pools for change in ((since_s, n), (until_s, -n))]
-    # Sorted so that at one moment a worker that goes, whose change is negative, comes before one that starts.
+    # Where times are equal, a worker that goes sorts before one that starts, since its change is negative.
     in_use = np.cumsum([change for _, change in sorted(changes)])
     return int(in_use.max()) if len(in_use) else 0
 
 
 def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], pools: Sequence[int]) -> int:
-    """As `most_gpus_in_use`, with the idle GPUs of whole nodes: nodes of two markets (spot, rented) are
-    filled up each by itself.
-    """
+    """As `most_gpus_in_use`, with the idle GPUs of whole nodes. Rented and spot GPUs do not share a node."""
     lives = [life for life in lives if life[0] in pools]
     changes: list[tuple[float, int]] = []
     for _, node_gpus, kind_pools in day.gpu_kinds():
@@ -351,63 +371,61 @@ def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], poo
 
 
 def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> float:
-    """The bill of workers, given as (pool, from, to) [s]: whole units of each worker's life, and of each
-    node's where nodes are sold whole; or the most GPUs in use at once, all day.
+    """The bill of workers, given as (pool, from, to) [s]. Each worker's life is paid in whole units; where
+    nodes are sold whole, each node's life is. With `is_paid_all_day` the most GPUs in use at once are paid.
 
-    Of nodes of one kind as few are rented as hold the GPUs in use, and the node that came last goes first.
-    Beside the nodes themselves the seconds of GPUs in use are paid, as far as these cost more than idle ones.
+    Of each kind of node we rent the fewest that hold the GPUs in use, and give up first the node that was
+    rented last. A node is paid at the price of idle GPUs; what a GPU in use costs more, such as electricity,
+    is paid by the second.
     """
     lives, prices, total = list(lives), day.prices(), 0.0
     if day.is_paid_all_day:
         return day.all_day_usd([most_gpus_in_use(day, lives, pools) for _, _, pools in day.gpu_kinds()])
     for c, since_s, until_s in lives:
         if day.pools[c].node is None:
-            total += prices[c] * _paid_s(day, until_s - since_s) / 3600
+            total += prices[c] * _paid_s(day, until_s - since_s) / HOUR_S
     for node, pools in day.pools_by_node_kind().values():
         on_node = [(c, since_s, until_s) for c, since_s, until_s in lives if c in pools]
         for c, since_s, until_s in on_node:
             more_usd_per_h = prices[c] - day.pools[c].gpus * node.idle_usd_per_h
-            total += more_usd_per_h * (until_s - since_s) / 3600
+            total += more_usd_per_h * (until_s - since_s) / HOUR_S
         for since_s, until_s in _node_lives(day, node.gpus, on_node):
-            total += node.gpus * node.idle_usd_per_h * _paid_s(day, until_s - since_s) / 3600
+            total += node.gpus * node.idle_usd_per_h * _paid_s(day, until_s - since_s) / HOUR_S
     return float(total)
 
 
 def _paid_s(day: DayTerms, life_s: float) -> float:
-    """How long a life of this length is paid."""
-    if day.unit_s == 0:
-        return life_s
-    # 1e-9 less, so that a rounding error does not begin another unit.
-    return math.ceil(life_s / day.unit_s - ROUNDING) * day.unit_s
+    """How many seconds are paid for a life of `life_s`: whole units, or just the life where unit_s is 0."""
+    return life_s if day.unit_s == 0 else day.count_units(life_s) * day.unit_s
 
 
 def _node_lives(
     day: DayTerms, node_gpus: int, lives: Sequence[tuple[int, float, float]]
 ) -> Iterator[tuple[float, float]]:
-    """(from, to) of the nodes that hold these workers, given as (pool, from, to)."""
+    """(from, to) [s] of each node that is rented to hold these workers, given as (pool, from, to)."""
     changes: dict[float, int] = {}
     for c, since_s, until_s in lives:
         changes[since_s] = changes.get(since_s, 0) + day.pools[c].gpus
         changes[until_s] = changes.get(until_s, 0) - day.pools[c].gpus
     gpus = 0
-    begins_s: list[float] = []
+    rented_since_s: list[float] = []  # Of the nodes that are rented now, the last rented one at the end.
     for time_s in sorted(changes):
         gpus += changes[time_s]
-        nodes = -(-gpus // node_gpus)
-        begins_s += [time_s] * (nodes - len(begins_s))
-        while len(begins_s) > nodes:
-            yield begins_s.pop(), time_s
+        nodes = -(-gpus // node_gpus)  # Rounded up.
+        rented_since_s += [time_s] * (nodes - len(rented_since_s))
+        while len(rented_since_s) > nodes:
+            yield rented_since_s.pop(), time_s
 
 
 def solve(
-    day: DayTerms, cuts: Sequence[Cut] = (), known: Sequence[Ints] = (), *, time_limit_s: float = 30.0
+    day: DayTerms, cuts: Sequence[Cut] = (), excluded: Sequence[Ints] = (), *, time_limit_s: float = 30.0
 ) -> Sizes:
-    """The cheapest sequence that keeps the cuts and is none of the `known` ones (T, C)."""
-    low, most = least_sizes(day, cuts), day.most
-    # An empty cut asks for more of nothing: no sequence keeps it.
-    if not all(cuts) or (low > most).any():
+    """The cheapest sequence that keeps the cuts and is none of the `excluded` ones, each (T, C)."""
+    least, most = least_sizes(day, cuts), day.most
+    # An empty cut names no pool that must be larger, so no sequence keeps it.
+    if not all(cuts) or (least > most).any():
         return Sizes(None, math.inf, math.inf, is_optimal=True)
-    rows = _Rows(day, low)
+    rows = _Rows(day, least)
     paid = _add_paid_rows(rows)
     if day.is_paid_all_day:
         _add_day_rows(rows, paid)
@@ -416,104 +434,115 @@ def solve(
     if day.is_by_unit:
         _add_life_rows(rows)
     if not day.is_paid_all_day:
-        hours, prices = np.diff(day.cells_s()) / 3600, day.prices()
-        for (q, c), variable in np.ndenumerate(paid):
+        hours, prices = day.cells_h(), day.prices()
+        for (q, c), column in np.ndenumerate(paid):
             if not day.is_by_unit or day.pools[c].node is not None:
-                rows.cost[int(variable)] += float(hours[q] * prices[c])
+                rows.cost[int(column)] += float(hours[q] * prices[c])
     for cut in cuts:
-        is_kept_anyway = any(size < low[t, c] for t, c, size in cut)
-        if len(cut) > 1 and not is_kept_anyway:  # Cuts of one entry have raised `low`.
-            rows.any_of([rows.larger(t, c, size) for t, c, size in cut if size < most[t, c]])
-    for workers in known:
-        if ((workers >= low) & (workers <= most)).all():
-            rows.differ_from(workers)
-    point = minimise(rows.program(), time_limit_s=time_limit_s)
+        is_kept_anyway = any(size < least[t, c] for t, c, size in cut)
+        if len(cut) > 1 and not is_kept_anyway:  # `least` already keeps the cuts of one entry.
+            rows.add_any_of([rows.column_if_larger(t, c, size) for t, c, size in cut if size < most[t, c]])
+    for workers in excluded:
+        if ((workers >= least) & (workers <= most)).all():
+            rows.exclude(workers)
+    point = minimise(rows.to_program(), time_limit_s=time_limit_s)
     if point.status == "infeasible":
         return Sizes(None, math.inf, math.inf, is_optimal=True)
     bound = max(point.bound * (1 - TOLERANCE), 0.0)
     if point.x is None:
         return Sizes(None, math.inf, bound, is_optimal=False)
-    workers = point.x[rows.x].astype(np.int64)
+    workers = point.x[rows.size_columns].astype(np.int64)
     usd = float(np.array(rows.cost) @ point.x)
     return Sizes(workers, usd, min(bound, usd), is_optimal=point.status == "optimal")
 
 
 def least_sizes(day: DayTerms, cuts: Sequence[Cut]) -> Ints:
     """The smallest sizes (T, C), raised by the cuts of a single (step, pool)."""
-    low = day.least
+    least = day.least
     for cut in cuts:
         if len(cut) == 1:
             ((t, c, size),) = cut
-            low[t, c] = max(low[t, c], size + 1)
-    return low
+            least[t, c] = max(least[t, c], size + 1)
+    return least
 
 
 class _Rows:
-    """The integer program, built row by row. `x` (T, C) are the columns of the sizes, at least `low`."""
+    """The integer program, built row by row. All variables are integers, and each is known by its column.
+    `size_columns` (T, C) are the columns of x_tc, whose values lie between `least` and `most` (T, C).
+    """
 
-    def __init__(self, day: DayTerms, low: Ints):
-        self.day, self.low, self.most = day, low, day.most
+    def __init__(self, day: DayTerms, least: Ints):
+        self.day, self.least, self.most = day, least, day.most
+        # One value per column: its coefficient in the objective, and the bounds of the variable.
         self.cost: list[float] = []
-        self._high: list[float] = []
-        self._low: list[float] = []
+        self._lower_bounds: list[float] = []
+        self._upper_bounds: list[float] = []
+        # One value per row: its coefficients by column, and the smallest value that their sum may have.
         self._rows: list[dict[int, float]] = []
-        self._least: list[float] = []
-        # The 0/1 columns by (step, pool, size, whether larger), so that each is made once.
-        self._sides: dict[tuple[int, int, int, bool], int] = {}
-        self.x = np.zeros(day.shape, np.int64)
+        self._right_sides: list[float] = []
+        # The 0/1 columns that say on which side of a size x_tc is, by (step, pool, size, whether larger).
+        # They are remembered, because several cuts may need the same one.
+        self._side_columns: dict[tuple[int, int, int, bool], int] = {}
+        self.size_columns = np.zeros(day.shape, np.int64)
         for t, c in np.ndindex(*day.shape):
-            self.x[t, c] = self.variable(float(day.pools[c].most), low=float(low[t, c]))
+            self.size_columns[t, c] = self.add_variable(float(self.most[t, c]), least=float(least[t, c]))
 
-    def variable(self, high: float, *, low: float = 0.0, cost: float = 0.0) -> int:
-        """Add an integer variable from `low` to `high`; returns its column."""
-        self._low.append(low)
-        self._high.append(high)
+    def add_variable(self, most: float, *, least: float = 0.0, cost: float = 0.0) -> int:
+        """Add an integer variable from `least` to `most`; returns its column."""
+        self._lower_bounds.append(least)
+        self._upper_bounds.append(most)
         self.cost.append(cost)
         return len(self.cost) - 1
 
-    def at_least(self, terms: Mapping[int, float], least: float) -> None:
+    def add_row(self, terms: Mapping[int, float], least: float) -> None:
         """Add a row: the sum of these coefficients by column is `least` or more."""
         self._rows.append(dict(terms))
-        self._least.append(least)
+        self._right_sides.append(least)
 
-    def any_of(self, literals: Sequence[int]) -> None:
-        """At least one of these columns, which are 0 or 1, must be 1."""
-        self.at_least(dict.fromkeys(literals, 1.0), 1.0)
+    def add_any_of(self, columns: Sequence[int]) -> None:
+        """Add a row: at least one of these columns, which are 0 or 1, must be 1."""
+        self.add_row(dict.fromkeys(columns, 1.0), 1.0)
 
-    def differ_from(self, workers: Ints) -> None:
-        """At least one size must be larger or smaller than in `workers` (T, C)."""
+    def exclude(self, workers: Ints) -> None:
+        """Add a row: at least one size must be larger or smaller than in `workers` (T, C)."""
         sizes = [(t, c, int(workers[t, c])) for t, c in np.ndindex(*self.day.shape)]
-        larger = [self.larger(t, c, size) for t, c, size in sizes if size < self.most[t, c]]
-        smaller = [self.smaller(t, c, size) for t, c, size in sizes if size > self.low[t, c]]
-        self.any_of([*larger, *smaller])
+        larger = [self.column_if_larger(t, c, size) for t, c, size in sizes if size < self.most[t, c]]
+        smaller = [self.column_if_smaller(t, c, size) for t, c, size in sizes if size > self.least[t, c]]
+        self.add_any_of([*larger, *smaller])
 
-    def larger(self, t: int, c: int, size: int) -> int:
-        """A column that may be 1 only if x_tc > size."""
-        if (t, c, size, True) not in self._sides:
-            literal = self._sides[t, c, size, True] = self.variable(1.0)
-            low = float(self.low[t, c])
-            # x >= low + (size + 1 - low) literal.
-            self.at_least({int(self.x[t, c]): 1.0, literal: low - size - 1}, low)
-        return self._sides[t, c, size, True]
+    def column_if_larger(self, t: int, c: int, size: int) -> int:
+        """A 0/1 column that may be 1 only if x_tc > size."""
+        if (t, c, size, True) not in self._side_columns:
+            is_larger = self._side_columns[t, c, size, True] = self.add_variable(1.0)
+            least = float(self.least[t, c])
+            # x >= least + (size + 1 - least) is_larger.
+            self.add_row({int(self.size_columns[t, c]): 1.0, is_larger: least - size - 1}, least)
+        return self._side_columns[t, c, size, True]
 
-    def smaller(self, t: int, c: int, size: int) -> int:
-        """A column that may be 1 only if x_tc < size."""
-        if (t, c, size, False) not in self._sides:
-            literal = self._sides[t, c, size, False] = self.variable(1.0)
+    def column_if_smaller(self, t: int, c: int, size: int) -> int:
+        """A 0/1 column that may be 1 only if x_tc < size."""
+        if (t, c, size, False) not in self._side_columns:
+            is_smaller = self._side_columns[t, c, size, False] = self.add_variable(1.0)
             most = float(self.most[t, c])
-            # x <= most - (most + 1 - size) literal.
-            self.at_least({int(self.x[t, c]): -1.0, literal: size - 1 - most}, -most)
-        return self._sides[t, c, size, False]
+            # x <= most - (most + 1 - size) is_smaller.
+            self.add_row({int(self.size_columns[t, c]): -1.0, is_smaller: size - 1 - most}, -most)
+        return self._side_columns[t, c, size, False]
 
-    def program(self) -> Program:
+    def to_program(self) -> Program:
         """The program with all rows so far."""
         lengths = [len(row) for row in self._rows]
         values = np.array([value for row in self._rows for value in row.values()], float)
         columns = np.array([column for row in self._rows for column in row], np.int64)
-        where = np.repeat(np.arange(len(lengths)), lengths), columns
-        matrix = csc_matrix((values, where), shape=(len(lengths), len(self.cost)))
-        least, low, high = (np.array(bounds, float) for bounds in (self._least, self._low, self._high))
-        return Program(np.array(self.cost), matrix, least, low, high, np.ones(len(low), bool))
+        positions = np.repeat(np.arange(len(lengths)), lengths), columns
+        matrix = csc_matrix((values, positions), shape=(len(lengths), len(self.cost)))
+        return Program(
+            np.array(self.cost),
+            matrix,
+            np.array(self._right_sides, float),
+            np.array(self._lower_bounds, float),
+            np.array(self._upper_bounds, float),
+            np.ones(len(self.cost), bool),
+        )
 
 
 def _add_paid_rows(rows: _Rows) -> Ints:
@@ -522,75 +551,80 @@ def _add_paid_rows(rows: _Rows) -> Ints:
     paid = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
     for c, pool in enumerate(day.pools):
         for q, steps in enumerate(day.paying_steps(c)):
-            if len(steps) == 1:  # y_qc is x_tc of the only step that is paid in the cell.
-                paid[q, c] = rows.x[steps.start, c]
+            if len(steps) == 1:  # One step alone is paid in the cell, so y_qc is its x_tc.
+                paid[q, c] = rows.size_columns[steps.start, c]
                 continue
-            paid[q, c] = rows.variable(float(pool.most), low=float(pool.least))
+            paid[q, c] = rows.add_variable(float(pool.most), least=float(pool.least))
             for t in steps:
-                rows.at_least({int(paid[q, c]): 1.0, int(rows.x[t, c]): -1.0}, 0.0)
+                rows.add_row({int(paid[q, c]): 1.0, int(rows.size_columns[t, c]): -1.0}, 0.0)
     for gpu, count in day.stock.items():
         pools = day.pools_on_gpu(gpu)
-        if sum(day.pools[c].gpus * day.pools[c].most for c in pools) > count:  # Else the row always holds.
-            for row in paid:
-                rows.at_least({int(row[c]): -float(day.pools[c].gpus) for c in pools}, -float(count))
+        # Where the largest pools together are within the stock, the row always holds and is left out.
+        if sum(day.pools[c].gpus * day.pools[c].most for c in pools) > count:
+            for in_cell in paid:
+                rows.add_row({int(in_cell[c]): -float(day.pools[c].gpus) for c in pools}, -float(count))
     return paid
 
 
 def _add_node_rows(rows: _Rows, paid: Ints) -> None:
-    """Add node_qk, and to the objective what the idle GPUs of nodes cost."""
-    hours = np.diff(rows.day.cells_s()) / 3600
+    """Add node_qk, and to the objective what the idle GPUs of nodes cost. `paid` (Q, C): the columns of y."""
+    hours = rows.day.cells_h()
     for node, pools in rows.day.pools_by_node_kind().values():
         gpus = {c: float(rows.day.pools[c].gpus) for c in pools}
         most_nodes = math.ceil(sum(count * rows.day.pools[c].most for c, count in gpus.items()) / node.gpus)
-        for q, row in enumerate(paid):
+        for q, in_cell in enumerate(paid):
             idle_usd = float(hours[q] * node.idle_usd_per_h)
-            terms = {int(row[c]): -count for c, count in gpus.items()}
+            terms = {int(in_cell[c]): -count for c, count in gpus.items()}
             for column, weight in terms.items():
                 rows.cost[column] += weight * idle_usd
-            nodes = rows.variable(most_nodes, cost=node.gpus * idle_usd)
-            rows.at_least(terms | {nodes: float(node.gpus)}, 0.0)
+            nodes = rows.add_variable(most_nodes, cost=node.gpus * idle_usd)
+            rows.add_row(terms | {nodes: float(node.gpus)}, 0.0)
 
 
 def _add_day_rows(rows: _Rows, paid: Ints) -> None:
-    """Add day_qk, and to the objective what is paid all day."""
-    day, hours = rows.day, float(rows.day.edges_s[-1]) / 3600
+    """Add day_qk, and to the objective what is paid all day. `paid` (Q, C): the columns of y."""
+    day, hours = rows.day, float(rows.day.edges_s[-1]) / HOUR_S
     for gpu_usd_per_h, node_gpus, pools in day.gpu_kinds():
         gpus = {c: float(day.pools[c].gpus) for c in pools}
         most_nodes = math.ceil(sum(count * day.pools[c].most for c, count in gpus.items()) / node_gpus)
-        nodes = rows.variable(most_nodes, cost=gpu_usd_per_h * node_gpus * hours)
-        for row in paid:
-            rows.at_least({int(row[c]): -count for c, count in gpus.items()} | {nodes: float(node_gpus)}, 0.0)
+        nodes = rows.add_variable(most_nodes, cost=gpu_usd_per_h * node_gpus * hours)
+        for in_cell in paid:
+            terms = {int(in_cell[c]): -count for c, count in gpus.items()}
+            rows.add_row(terms | {nodes: float(node_gpus)}, 0.0)
 
 
 def _add_life_rows(rows: _Rows) -> None:
-    """Add lives_tc, and to the objective what the lives cost, for pools on no whole nodes."""
+    """Add lives_tc, and to the objective what the lives cost, for the pools whose GPUs are sold singly."""
     day, prices = rows.day, rows.day.prices()
     for c, pool in enumerate(day.pools):
         if pool.node is not None:
             continue
-        covers: list[dict[int, float]] = [{int(column): -1.0} for column in rows.x[:, c]]
+        step_terms: list[dict[int, float]] = [{int(column): -1.0} for column in rows.size_columns[:, c]]
         for _, units, steps in possible_worker_lives(day, pool.start_s):
-            usd = float(units * day.unit_s / 3600 * prices[c])
-            z = rows.variable(float(pool.most), cost=usd)
+            usd = float(units * day.unit_s / HOUR_S * prices[c])
+            z = rows.add_variable(float(pool.most), cost=usd)
             for t in steps:
-                covers[t][z] = 1.0
-        for terms in covers:
-            rows.at_least(terms, 0.0)
+                step_terms[t][z] = 1.0
+        for terms in step_terms:
+            rows.add_row(terms, 0.0)
 
 
 def possible_worker_lives(day: DayTerms, start_s: float) -> list[tuple[int, int, range]]:
-    """(a, b, the steps that are paid through) of the lives z_abc: ready from step a on and paid for b units.
-    Of those that are paid through the same steps only the shortest is listed.
+    """(a, b, the steps that are paid to their end) of the lives z_abc: ready from step a on and paid for b
+    units. Of lives from a that pay the same steps only the shortest is listed.
     """
     possible_lives, edges_s = [], day.edges_s
     for a, edge_s in enumerate(edges_s[:-1].tolist()):
         if 0 < a and edge_s < start_s - SAME_S:
             continue  # A worker that is ready by then is there from the beginning (a = 0).
         order_s = max(edge_s - start_s, 0.0) if a else 0.0
-        last = a  # The first step after those of the longest life so far.
-        for units in range(1, math.ceil((edges_s[-1] - order_s) / day.unit_s - SAME_S) + 1):
-            end = int(np.searchsorted(edges_s, order_s + units * day.unit_s + SAME_S, "right")) - 1
-            if end > last:
+        longest_end = a  # The first step after those of the longest life so far.
+        for units in range(1, day.count_units(edges_s[-1] - order_s) + 1):
+            # `count_units` forgives SAME_S at the end of a life. Twice as much is forgiven here, so that the
+            # last life reaches the day's end though this sum is rounded.
+            paid_until_s = order_s + units * day.unit_s + 2 * SAME_S
+            end = int(np.searchsorted(edges_s, paid_until_s, "right")) - 1
+            if end > longest_end:
                 possible_lives.append((a, units, range(a, end)))
-                last = end
+                longest_end = end
     return possible_lives

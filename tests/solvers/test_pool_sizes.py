@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -197,6 +198,57 @@ def test_whole_units_never_cost_less_than_the_model_says(seed: int) -> None:
     assert units_usd(day, workers) <= bill * (1 + 1e-9)
     assert (fill_paid_units(day, workers) >= workers).all()
     assert units_usd(day, fill_paid_units(day, workers)) == pytest.approx(units_usd(day, workers))
+
+
+def split_into_runs(steps: list[int]) -> Iterator[list[list[int]]]:
+    """All ways to cut a rising list into runs."""
+    for cuts in itertools.product((False, True), repeat=max(len(steps) - 1, 0)):
+        runs: list[list[int]] = [[step] for step in steps[:1]]
+        for step, is_cut in zip(steps[1:], cuts, strict=True):
+            if is_cut:
+                runs.append([step])
+            else:
+                runs[-1].append(step)
+        yield runs
+
+
+def cheapest_bill(day: DayTerms, workers: np.ndarray) -> float:
+    """The cheapest bill of one pool by brute force: all lives of the n-th worker that cover its steps."""
+    total = 0.0
+    for n in range(1, int(workers.max()) + 1):
+        bills = []
+        for runs in split_into_runs([t for t in range(len(workers)) if workers[t, 0] >= n]):
+            spans_s = [
+                (max(float(day.edges_s[run[0]]) - day.pools[0].start_s, 0.0), float(day.edges_s[run[-1] + 1]))
+                for run in runs
+            ]
+            bills.append(billed_usd(day, [(0, *span_s) for span_s in spans_s]))
+        total += min(bills)
+    return total
+
+
+@pytest.mark.parametrize("unit_s", [120.0, 3600.0, 86400.0])
+@pytest.mark.parametrize("seed", some(range(12), 3))
+def test_lives_a_little_longer_than_whole_units_begin_another(seed: int, unit_s: float) -> None:
+    """Lengths of steps in whole and half units, less or more by a rounding error, by milliseconds, or by
+    two millionths of a unit. Sizes, bills and the optimum agree with brute force over lives and sequences.
+    """
+    rng = np.random.default_rng(seed)
+    near_s = rng.choice([0.0, 1e-10, -1e-10, 1e-3, -1e-3, 5e-7 * unit_s, 2e-6 * unit_s], 4)
+    edges_s = np.concatenate(([0.0], np.cumsum(unit_s * rng.choice([0.5, 1.0, 2.0], 4) + near_s)))
+    day = DayTerms(edges_s, (PoolTerms(float(rng.choice([0.0, unit_s / 2])), 0, 2, 1.0),), unit_s=unit_s)
+    needed = rng.integers(0, 3, (4, 1))
+    sequences = (np.array(sizes)[:, None] for sizes in itertools.product(range(3), repeat=4))
+    best = min(cheapest_bill(day, workers) for workers in sequences if (workers >= needed).all())
+    assert units_usd(day, needed) == pytest.approx(best, rel=1e-12)
+    sizes = solve(day, [((t, 0, int(size) - 1),) for t, size in enumerate(needed[:, 0]) if size])
+    assert sizes.usd == pytest.approx(best, rel=1e-9) and sizes.workers is not None
+
+
+def test_a_day_a_little_longer_than_its_units_has_an_optimum() -> None:
+    """A worker that is needed all of an hour and 2 ms is paid for two hours."""
+    day = DayTerms(np.array([0.0, 3600.002]), (PoolTerms(0.0, 0, 2, 1.0),), unit_s=3600.0)
+    assert solve(day, [((0, 0, 0),)]).usd == pytest.approx(2.0)
 
 
 def test_bad_terms_end_in_one_line() -> None:
