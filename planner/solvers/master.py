@@ -1,4 +1,5 @@
-"""The master problem: which fleets may carry the traffic at all, and which of them look best.
+"""The master problem: which fleets can serve the traffic at all, and which of them look best. As in Benders
+decomposition this master proposes fleets, the simulator decides, and each fleet that fails returns as a cut.
 
 Sets   k  class of requests (Workload)        j  option: a worker type in a role (mixed, prefill, decode)
 Data   r_k    requests of class k in the trace                                           [requests]
@@ -8,16 +9,16 @@ Data   r_k    requests of class k in the trace                                  
        b_k    bytes of its prompt's KV blocks                                            [bytes]
        c_j    objective of one worker of j (USD/h, W or GPUs)
        M_j    KV tokens of a worker      H  seconds in which all work must be done           [s]
-       B      bytes/s of the link        g  share of requests that the SLO lets go (required_work.py)
+       B      bytes/s of the link        g  share of requests that may miss the SLO (required_work.py)
        a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y the amount of y
        G_k    GPUs of a node of kind k that is sold whole (solvers/whole_nodes.py), g_j GPUs of a worker
               (in G_k, e_k, y_k, i_k and nodes_k the index k is a kind of node, else a class of requests)
        e_k    price of one of its GPUs that no worker uses
-       s_j    share of the whole traffic one worker is expected to carry (from level 0)
-       n^q    fleets known to fail
+       s_j    share of the whole traffic one worker is expected to serve (from level 0)
+       n^q    fleets that failed in simulation
 Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of these without a worker
-       x_kj >= 0 requests;   d_k >= 0 requests given up;   z_jt in {0, 1}
-               1 only if n_j >= t, for the t that cuts ask for
+       x_kj >= 0 requests;   d_k >= 0 requests given up
+       z_jt in {0, 1}  1 only if n_j >= t, for each t = n^q_j + 1
 
   `bound`       min  sum_j c_j n_j + sum_k e_k i_k
   `find_promising_fleet`   max  mixed + pair,   pair <= sum_prefill s_j n_j,   pair <= sum_decode s_j n_j,
@@ -29,15 +30,16 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
         memory_j      sum_k m_kj x_kj <= H M_j n_j
         transfer      sum_prefill b_k x_kj <= B H
         some_worker   sum_j n_j >= 1
-        demand        sum_j c_j n_j >= R        (without x: a bound that sees bursts, solvers/demand.py)
+        demand        sum_j c_j n_j >= R        (R is a bound that sees bursts, from solvers/demand.py)
         nodes_k       i_k = G_k y_k - sum_{j of k} g_j n_j
         limit_y       sum_j a_yj n_j <= A_y         (of money with sum_k e_k i_k)
-        cut_q         sum_j z_j,t >= 1 over t = n^q_j + 1            (more of something than a failed fleet)
+        cut_q         sum_j z_j,t >= 1 over t = n^q_j + 1    (more workers of some option than in fleet q)
         more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
 
 `bound` holds for every policy, because u and m are under-estimates: step times at their cheapest rate per
-token, lengths at the smallest of the class. `find_promising_fleet` has no x; the search beyond level 0
-(search/mixed/mixed_fleets.py) asks it for fleets to simulate.
+token, lengths at the smallest of the class. `bound` solves the row `demand` in a program of its own, without
+x. `find_promising_fleet` has no x either; the search for mixed fleets (search/mixed/mixed_fleets.py)
+simulates the fleets that it proposes.
 
 The letters of step times (f, a, b, d, e, h; N, D, K) are those of models/latency.py.
 """
@@ -65,19 +67,23 @@ from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of
 from planner.traffic.workload import TraceLengths, Workload
 
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
-PROMISE_GAP_FRAC = 0.01  # A fleet whose share is this close to the most promising one's is as good to try.
-BATCH_SIZES = 64  # The best batch size is looked for among so many between one and all seats (max_num_seqs).
+# `find_promising_fleet` may end at a fleet whose share is this close to the largest: the shares are guesses.
+PROMISE_GAP_FRAC = 0.01
+# The best batch size of a decode worker is looked for among so many, geometrically from one to all seats.
+BATCH_SIZES = 64
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A worker type in a role, and what one worker adds to the objective."""
+    """A worker type in a role, and what one worker adds to the objective (USD/h, W or GPUs).
+
+    `node` is set where money is the objective and the worker's GPUs are part of a node that is sold whole.
+    """
 
     role: Role
     type: WorkerType
     objective: float
-    # The node, sold whole, of which its GPUs are a part, if money is the objective.
     node: PricedNode | None = None
 
     @property
@@ -99,8 +105,8 @@ class FleetLimits:
     """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
 
     The stock of "h100-80g" includes those that are owned or on the spot market, that of "h100-80g@owned" only
-    the owned ones. Dollars are those that are paid, for whole nodes where these are sold; with `by_gpu` those
-    of the GPUs in use.
+    the owned ones. The limit on dollars counts the idle GPUs of nodes that are sold whole, but for `by_gpu`:
+    then it counts the GPUs in use alone.
     """
 
     stock: Mapping[str, int | None]
@@ -133,7 +139,7 @@ class FleetLimits:
         )
 
     def use(self, limit: FleetLimit, worker: WorkerType) -> float:
-        """a_yj: how much of a limit one worker takes; of money the price of its own GPUs."""
+        """a_yj: how much of a limit one worker takes. Of money it takes the price of its own GPUs."""
         if limit.of == "power":
             return worker.power_w
         if limit.of == "cost":
@@ -146,7 +152,7 @@ class FleetLimits:
         """Largest number of workers of one type within every limit (may be infinite)."""
         uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
         largest = min((np.floor(amount / use + ROUNDING) for amount, use in uses if use > 0), default=np.inf)
-        # `use` has no idle GPUs, whose number depends on all workers.
+        # `use` leaves out idle GPUs of nodes, whose number depends on all workers, so it may allow too many.
         if math.isfinite(largest) and self.pays_nodes and node_of(worker.gpu) is not None:
             return float(
                 largest_that_fits(int(largest), lambda n: self.first_exceeded([(worker, n)]) is None)
@@ -173,36 +179,38 @@ class FleetLimits:
 
 
 def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest of 0, ..., `most` that fits, by bisection: 0 fits, and all counts below one that fits."""
-    low, high = 0, most + 1
-    middle = most  # Tried first: if it fits, nothing else need be tried.
-    while high - low > 1:
+    """The largest of 0, ..., `most` that fits, by bisection. It takes for granted that 0 fits, and that where
+    a count fits all smaller ones do.
+    """
+    fitting, too_large = 0, most + 1
+    middle = most  # The first that is tested: in most cases it fits, and the search ends.
+    while too_large - fitting > 1:
         if fits(middle):
-            low = middle
+            fitting = middle
         else:
-            high = middle
-        middle = (low + high) // 2
-    return low
+            too_large = middle
+        middle = (fitting + too_large) // 2
+    return fitting
 
 
 def largest_of_each(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
-    """The largest counts (P,) from `least` to `most` that fit, by bisection; `least` - 1 where none fits.
-    Without limits, which give infinite counts in `most`, it returns `most`.
+    """The largest counts (P,) from `least` to `most` (P,) that fit, by bisection; `least` - 1 where none
+    fits. Some count in `most` is infinite only if no limit is set; then it returns `most`.
     """
     if not np.isfinite(most).all():
         return most
-    low, high = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
-    while (high - low > 1).any():
-        middle = np.maximum(np.floor((low + high) / 2), least)
-        is_open, holds = high - low > 1, fits(middle)
-        low = np.where(is_open & holds, middle, low)
-        high = np.where(is_open & ~holds, middle, high)
-    return low
+    fitting, too_large = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
+    while (too_large - fitting > 1).any():
+        middle = np.maximum(np.floor((fitting + too_large) / 2), least)
+        is_open, holds = too_large - fitting > 1, fits(middle)
+        fitting = np.where(is_open & holds, middle, fitting)
+        too_large = np.where(is_open & ~holds, middle, too_large)
+    return fitting
 
 
 def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
-    """Least seconds of dense-layer time per token over steps of at most `most_tokens`: min f(N) / N, which a
-    piecewise linear f takes at a knot or at the end.
+    """Least seconds of dense-layer time per token over steps of at most `most_tokens` tokens: min f(N) / N.
+    Since f is piecewise linear, the minimum is at one of its knots or at `most_tokens`.
     """
     tokens = np.unique([t for t in (*latency.knots_tokens, most_tokens) if t <= most_tokens])
     return float((latency.step_s(tokens) / tokens).min())
@@ -233,12 +241,12 @@ def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
     return (right[1] - left[1]) / (right[0] - left[0])
 
 
-def decoded_from(latency: StepLatency, token_s: float) -> float:
+def recompute_break_even_tokens(latency: StepLatency, token_s: float) -> float:
     """The context (tokens) from which on decoding a token is never dearer than recomputing all before it.
 
     A preempted request recomputes its whole context c, at `token_s` per token, and gets its next token with
-    that: token_s c + a c (c + 1) / 2 + e seconds instead of token_s + b + d c. In steps so small that tokens
-    are free (token_s = 0) recomputing is cheaper as long as c is below about 2 d / a.
+    that: token_s c + a c (c + 1) / 2 + e seconds instead of token_s + b + d c. In small steps another token
+    takes no time (token_s = 0), and recomputing is cheaper as long as c is below about 2 d / a.
     """
     # The difference of the two is the polynomial quadratic c^2 + linear c + constant.
     quadratic, linear = latency.a_s / 2, token_s + latency.a_s / 2 - latency.d_s
@@ -259,22 +267,24 @@ def attention_s(
     """Least seconds of b D + d K that these decodes cost, if each may be preempted and recompute instead.
 
     With prefix caches (`is_cached`) a preempted request finds its prompt cached and recomputes what it has
-    generated. A bound counts a gap only if recomputing there would be dearer than decoding.
+    generated. A bound counts a gap only if recomputing there would be dearer than decoding. `gaps` is the
+    number of tokens after the first; `token_s` is what a token costs at least (`cheapest_token_s`).
     """
     first: Floats = np.ones_like(gaps)  # The number of the first gap that counts; all later ones count too.
     if is_cached:
         # Recomputing at the g-th gap takes at least g tokens and half of their pairs. It is dearer than
         # decoding if a g^2 / 2 >= d g for the pairs, and (g - 1) token_s >= b - e for the rest.
         if latency.a_s > 0:
-            least = 2 * latency.d_s / latency.a_s
+            least_gap = 2 * latency.d_s / latency.a_s
         else:
-            least = np.inf if latency.d_s > 0 else 0.0
-        spared_s = latency.b_s - latency.e_s
-        if spared_s > 0:
-            least = max(least, 1 + spared_s / token_s if token_s > 0 else np.inf)
-        first = np.full_like(gaps, max(np.ceil(least), 1.0))
+            least_gap = np.inf if latency.d_s > 0 else 0.0
+        decode_less_prefill_s = latency.b_s - latency.e_s
+        if decode_less_prefill_s > 0:
+            least_gap = max(least_gap, 1 + decode_less_prefill_s / token_s if token_s > 0 else np.inf)
+        first = np.full_like(gaps, max(np.ceil(least_gap), 1.0))
     else:
-        first = np.where(input_tokens + 1 >= decoded_from(latency, token_s), first, np.inf)
+        is_dearer = input_tokens + 1 >= recompute_break_even_tokens(latency, token_s)
+        first = np.where(is_dearer, first, np.inf)
     counted_gaps = np.maximum(gaps - first + 1, 0.0)
     mean_context = input_tokens + (np.minimum(first, gaps) + gaps) / 2
     return np.asarray(counted_gaps * (latency.b_s + latency.d_s * mean_context))
@@ -283,13 +293,17 @@ def attention_s(
 def fits_kv_cache(
     option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
 ) -> npt.NDArray[np.bool_]:
-    """Whether a worker's KV cache holds such requests to their end; no router sends it others."""
+    """Whether a worker's KV cache holds requests of these lengths to their last token. A router sends a
+    worker no other requests.
+    """
     tokens = np.asarray(input_tokens, float) + np.asarray(output_tokens, float)
     return np.asarray(np.ceil(tokens / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS <= option.type.kv_tokens)
 
 
 def most_step_tokens(option: Option) -> int:
-    """Tokens of the largest step of all ranks: the budget, or on a decode worker those of its seats."""
+    """The most tokens of one step of a worker: its token budget (max_num_batched_tokens), or where it only
+    decodes those of its seats (max_num_seqs).
+    """
     worker = option.type.as_one
     return (
         worker.max_num_seqs * worker.step_tokens if option.role == "decode" else worker.max_num_batched_tokens
@@ -310,10 +324,11 @@ def least_seconds(
     added as they are. On a mixed worker both phases share the token budget; on a decode worker a step has at
     most max_num_seqs tokens and their drafts. A pipeline of pp stages has up to pp steps under way, so a
     step costs the worker 1 / pp of its time. `cached_tokens` of the prompts hit a prefix cache; with
-    `is_cached` prompts of preempted requests may do so too.
+    `is_cached` a preempted request may find its prompt in the cache.
     """
     worker = option.type.as_one  # All data-parallel ranks as one engine (planner/fleet.py).
     latency = least_token_times(worker.latency, worker.speculation)
+    # n prompt tokens, of which c are cached. An answer has a gap less than it has tokens.
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     c = np.asarray(cached_tokens, float)
     token_s = cheapest_token_s(latency, most_step_tokens(option))
@@ -326,8 +341,8 @@ def least_seconds(
 
 
 def least_prefill_s(worker: WorkerType, tokens: Floats) -> Floats:
-    """Least seconds of consecutive steps that compute so many tokens of a prompt, in chunks of any size: each
-    line of `step_time_lines` is a bound, and the largest is taken.
+    """Least seconds of consecutive steps that compute so many `tokens` (n,) of a prompt, in chunks of any
+    size. Each line of `step_time_lines` is a lower bound, and we take the largest.
     """
     budget, latency = worker.max_num_batched_tokens, worker.latency
     by_line = [
@@ -346,40 +361,43 @@ def least_token_seconds(
 ) -> Floats:
     """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`.
 
-    `shared_tokens` of the prompts may be in a prefix cache for others too, so they are not counted. Decode
-    workers have no such cache and hold whole prompts. A gap lasts at least as long as a step with one decode,
-    or as one that recomputes a preempted request. With drafts several tokens share the time of a step.
+    `shared_tokens` of the prompts may stand in the prefix cache for other requests too, so they are not
+    counted. Decode workers have no such cache and hold whole prompts. A gap lasts at least as long as a step
+    with one decode, or as one that recomputes a preempted request. With drafts several tokens share the time
+    of a step.
     """
     latency = least_token_times(option.type.latency, option.type.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     own = n if option.role == "decode" else n - np.asarray(shared_tokens, float)
-    if option.role == "prefill":  # A prompt's tokens come one after the other: half of them on average.
+    if option.role == "prefill":
+        # The tokens of a prompt are computed one after the other, so on average half of them are held.
         return np.asarray(own / 2 * least_prefill_s(option.type, own) / option.type.pp)
     step_s = latency.step_s(1) + np.zeros_like(n)  # (U,)
     if not is_cached or option.role == "decode":
-        decoded = n + 1 >= decoded_from(latency, 0.0)
-        step_s += np.where(decoded, latency.b_s + latency.d_s * (n + 1), 0.0)
+        is_decoded = n + 1 >= recompute_break_even_tokens(latency, 0.0)
+        step_s += np.where(is_decoded, latency.b_s + latency.d_s * (n + 1), 0.0)
     return np.asarray((own + gaps / 2) * gaps * step_s / option.type.step_tokens)
 
 
 @lru_cache(maxsize=2048)  # The searches of one question need the same numbers many times.
-def least_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> int:
-    """The fewest workers of one option alone that can do the work that the SLO obliges in the time that it
-    gives, under any policy; at least one.
+def least_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> int:
+    """The fewest workers of one option alone that can do in time, under any policy, the work that the SLO
+    requires; at least one.
     """
-    return max(int(np.ceil(busy_workers(option, lengths, obliged) - ROUNDING)), 1)
+    return max(int(np.ceil(busy_workers(option, lengths, slo_work) - ROUNDING)), 1)
 
 
-def busy_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> float:
-    """How many workers of one option alone the obliged work (required_work.py) keeps busy, with fractions of
-    a worker.
+def busy_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> float:
+    """How many workers of one option alone the SLO's work (required_work.py) keeps busy, with fractions of a
+    worker.
 
-    The requests that may be late are taken to be the dearest ones, for prefill, time and memory separately.
+    This is a lower bound: we take the requests that may be late to be the dearest ones, for prefill, time and
+    memory separately.
     """
     n, output = lengths.input_tokens, lengths.output_tokens
 
     def least_sum(costs: Floats, share: float) -> float:
-        """The sum of the costs (U,) of the cheapest `share` of the requests."""
+        """The sum of the costs (U,) over the cheapest `share` of the requests."""
         order = np.argsort(costs, kind="stable")
         requests = lengths.requests[order]
         served = np.ceil(share * requests.sum() - ROUNDING)
@@ -387,46 +405,48 @@ def busy_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> flo
         return float((costs[order] * np.clip(served - cheaper_requests, 0, requests)).sum())
 
     workers = 0.0
-    if obliged.prefill_frac > 0:
-        one_token = np.ones_like(n)  # Up to the first token, which comes with the prefill.
+    if slo_work.prefill_frac > 0:
+        one_token = np.ones_like(n)  # The work up to the first token, which the prefill generates.
         prefill_s = least_seconds(option, n, one_token, lengths.cached_tokens)
-        workers = max(workers, least_sum(prefill_s, obliged.prefill_frac) / obliged.prefill_s)
-    if obliged.whole_frac > 0:
+        workers = max(workers, least_sum(prefill_s, slo_work.prefill_frac) / slo_work.prefill_s)
+    if slo_work.whole_frac > 0:
         cached = lengths.is_cached
         whole_s = least_seconds(option, n, output, lengths.cached_tokens, is_cached=cached)
         token_seconds = least_token_seconds(option, n, output, lengths.shared_tokens, is_cached=cached)
         token_seconds /= option.type.dp * option.type.kv_tokens
-        workers = max(workers, least_sum(whole_s, obliged.whole_frac) / obliged.whole_s)
-        workers = max(workers, least_sum(token_seconds, obliged.whole_frac) / obliged.whole_s)
+        workers = max(workers, least_sum(whole_s, slo_work.whole_frac) / slo_work.whole_s)
+        workers = max(workers, least_sum(token_seconds, slo_work.whole_frac) / slo_work.whole_s)
     return workers
 
 
 def full_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
     """How many decode workers generate all tokens in so many seconds if each runs as many requests at once
-    as its KV cache has room for. A guess, not a bound: all contexts are taken to be the mean one.
+    as its KV cache has room for. It is a guess, not a bound, since all contexts are taken to be the mean one.
     """
-    tokens, context = _decoded(lengths)
+    tokens, context = _decoded_tokens(lengths)
     return tokens / seconds / _tokens_per_s(option, context, _seats(option, context)) if tokens else 0.0
 
 
 def fewest_decode_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
-    """The fewest decode workers that could have admitted all of these requests after so many seconds. By then
-    each worker has generated tokens as fast as at its best batch size, and all its seats are taken by
-    requests without any token yet. A guess for a pool that is loaded evenly.
+    """The fewest decode workers that could have admitted all of these requests after so many seconds.
+
+    Until then each worker generates tokens as fast as at its best batch size. At the end all its seats are
+    taken by requests that have not generated a token yet. It is a guess for a pool that is loaded evenly.
     """
-    tokens, context = _decoded(lengths)
+    tokens, context = _decoded_tokens(lengths)
     if not tokens:
         return 0.0
     seats = max(_seats(option, context), 1.0)
     fastest = max(_tokens_per_s(option, context, batch) for batch in np.geomspace(1.0, seats, BATCH_SIZES))
     gaps = lengths.output_tokens - 1
-    # The mean output of a request in a seat, where long outputs are found in proportion to their length.
+    # The mean output of a request that has a seat. Long outputs keep their seats longer, so a request is
+    # weighed by its length.
     seated_tokens = float((lengths.requests * gaps * gaps).sum()) / tokens
     return tokens / (fastest * seconds + seats * seated_tokens)
 
 
-def _decoded(lengths: TraceLengths) -> tuple[float, float]:
-    """How many tokens decode workers generate, and their mean context."""
+def _decoded_tokens(lengths: TraceLengths) -> tuple[float, float]:
+    """How many tokens decode workers generate, and the mean context (tokens) of these."""
     n, gaps = lengths.input_tokens, lengths.output_tokens - 1
     tokens = float((lengths.requests * gaps).sum())
     contexts_sum = float((lengths.requests * gaps * (n + gaps / 2)).sum())
@@ -450,12 +470,12 @@ def _tokens_per_s(option: Option, context: float, seats: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrafficLoad:
-    """What the traffic demands of any fleet: its requests by class, how much of their work must be done by
-    when, and the bytes that a hand-off moves. `is_cached` says that workers have prefix caches.
+    """What the traffic demands of any fleet: its requests by class, how much of their work the SLO requires
+    by when, and the bytes that a hand-off moves. `is_cached` says that workers have prefix caches.
     """
 
     workload: Workload
-    obliged: SloWork
+    slo_work: SloWork
     kv_bytes_per_token: float
     link_bytes_per_s: float
     is_cached: bool = False
@@ -471,39 +491,40 @@ def bound(
 ) -> float | None:
     """Least objective that any fleet of these options needs under any policy; None if none is within limits.
 
-    `at_least` is a bound from elsewhere (solvers/demand.py), which is rounded up to whole workers. If the SLO
-    obliges nothing beyond prefill, decode work does not count. Each run of the solver has SOLVER_S, all
-    have until `deadline` on time.monotonic's clock. If time runs out it returns what was proved by then, or
-    the value of the relaxation without integers, or `at_least`: each is a bound.
+    `at_least` is a bound that the caller has from solvers/demand.py; it is rounded up to whole workers. If
+    the SLO requires nothing beyond prefill, decode work does not count. Each run of the solver has SOLVER_S,
+    all have until `deadline` on time.monotonic's clock. If time runs out it returns what was proved by then,
+    or the value of the relaxation without integers, or `at_least`: each is a bound.
     """
 
     def left_s() -> float:
         return min(SOLVER_S, deadline - time.monotonic())
 
-    reached = at_least
+    proved = at_least
     if at_least > 0 and left_s() > 0:
-        # The row `demand` is solved by itself: without x that takes little time.
-        problem, n, idle_cost = _counts("demand", options, limits, (), is_integer=True)
-        cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
-        problem += cost + idle_cost, "objective"
-        problem += cost >= at_least, "demand"
-        outcome = run_highs(problem, time_limit_s=left_s())
+        # The row `demand` is solved without x, which takes little time.
+        program = _build_fleet_program("demand", options, limits)
+        program.problem += program.workers_cost + program.idle_cost, "objective"
+        program.problem += program.workers_cost >= at_least, "demand"
+        outcome = run_highs(program.problem, time_limit_s=left_s())
         if outcome.status == "infeasible":
             return None
-        reached = max(at_least, outcome.bound or 0.0)
-    for is_integer in (True, False):  # The relaxation only if the integer program proved nothing in time.
+        proved = max(at_least, outcome.bound or 0.0)
+    # The relaxation without integers is solved only if the integer program proved nothing in time.
+    for is_integer in (True, False):
         if left_s() <= 0:
             break
-        problem, n, idle_cost = _counts("bound", options, limits, (), is_integer=is_integer)
-        cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
-        problem += cost + idle_cost, "objective"
-        _carry(problem, n, options, load)
-        outcome = run_highs(problem, time_limit_s=max(left_s(), 0.0))
+        program = _build_fleet_program("bound", options, limits, is_integer=is_integer)
+        program.problem += program.workers_cost + program.idle_cost, "objective"
+        _add_work_rows(program, options, load)
+        outcome = run_highs(program.problem, time_limit_s=max(left_s(), 0.0))
         if outcome.status == "infeasible":
             return None
-        if outcome.bound is not None:  # The proved bound, at an optimum a rounding below its value.
-            return max(outcome.bound, reached)
-    return reached
+        if (
+            outcome.bound is not None
+        ):  # What the solver proved; rounding leaves it a little below the optimum.
+            return max(outcome.bound, proved)
+    return proved
 
 
 def shadow_prices(
@@ -514,14 +535,15 @@ def shadow_prices(
     """
     if not limits.rows():
         return {}
-    problem, n, _ = _counts("shadow", options, limits, (), is_integer=False)
-    for n_j in n:
-        n_j.upBound = None  # The upper bound follows from the limits, and their duals would go to it.
-    problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
-    _carry(problem, n, options, load)
-    if run_highs(problem, time_limit_s=time_limit_s).status != "optimal":
+    program = _build_fleet_program("shadow", options, limits, is_integer=False)
+    for n_j in program.n:
+        # The upper bound follows from the limits. With both, the solver may give a limit's dual to the bound.
+        n_j.upBound = None
+    program.problem += program.workers_cost, "objective"
+    _add_work_rows(program, options, load)
+    if run_highs(program.problem, time_limit_s=time_limit_s).status != "optimal":
         return {}
-    duals = {row.name: row.pi or 0.0 for row in problem.constraints()}
+    duals = {row.name: row.pi or 0.0 for row in program.problem.constraints()}
     # More of a limit never makes a fleet dearer, so a dual above 0 is rounding. `or 0.0` turns -0.0 into 0.0.
     return {limit: max(-duals[f"limit_{y}"], 0.0) or 0.0 for y, (limit, _) in enumerate(limits.rows())}
 
@@ -534,45 +556,56 @@ def find_promising_fleet(
     below: float | None,
     cuts: Sequence[Sequence[int]],
 ) -> tuple[tuple[int, ...], float] | None:
-    """The fleet below the value `below` (None: of any) that is expected to carry the largest share of the
-    traffic, and that share. None if limits and cuts exclude all fleets; an empty fleet with share 0 if time
-    runs out.
+    """The fleet that is expected to serve the largest share of the traffic, of those whose value is at most
+    `below` (None: of all), as workers per option, and that share. `shares` are s_j, `cuts` the fleets n^q.
+    None if limits and cuts exclude all fleets; an empty fleet with share 0 if time runs out.
     """
-    problem, n, idle_cost = _counts("promising", options, limits, cuts, is_integer=True)
+    program = _build_fleet_program("promising", options, limits, cuts)
+    problem = program.problem
     pair = problem.add_variable("pair", 0)
-    carried = list(zip(options, shares, n, strict=True))
-    shared = {
-        role: pulp.lpSum(s * n_j for option, s, n_j in carried if option.role == role)
+    served = list(zip(options, shares, program.n, strict=True))
+    share_of_role = {
+        role: pulp.lpSum(s * n_j for option, s, n_j in served if option.role == role)
         for role in ("mixed", "prefill", "decode")
     }
-    problem += shared["mixed"] + pair, "share"
-    problem += pair <= shared["prefill"], "pair_prefill"
-    problem += pair <= shared["decode"], "pair_decode"
+    problem += share_of_role["mixed"] + pair, "share"
+    problem += pair <= share_of_role["prefill"], "pair_prefill"
+    problem += pair <= share_of_role["decode"], "pair_decode"
     if below is not None:
-        cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
-        problem += cost + idle_cost <= below, "value_to_beat"
+        problem += program.workers_cost + program.idle_cost <= below, "value_to_beat"
     problem.sense = pulp.LpMaximize
     status = run_highs(problem, time_limit_s=SOLVER_S, gap_frac=PROMISE_GAP_FRAC, is_small=True).status
     if status == "infeasible":
         return None
     if status not in ("optimal", "feasible"):
         return tuple(0 for _ in options), 0.0
-    return tuple(whole_value(n_j) for n_j in n), float(pulp.value(problem.objective))
+    return tuple(whole_value(n_j) for n_j in program.n), float(pulp.value(problem.objective))
 
 
-def _counts(
+@dataclass(slots=True)
+class _FleetProgram:
+    """A program over fleets: the variables n_j, and the two parts of the objective, sum_j c_j n_j and
+    sum_k e_k i_k. Whoever builds one adds the objective and further rows to `problem`.
+    """
+
+    problem: pulp.LpProblem
+    n: list[pulp.LpVariable]
+    workers_cost: pulp.LpAffineExpression
+    idle_cost: pulp.LpAffineExpression
+
+
+def _build_fleet_program(
     name: str,
     options: Sequence[Option],
     limits: FleetLimits,
-    cuts: Sequence[Sequence[int]],
+    cuts: Sequence[Sequence[int]] = (),
     *,
-    is_integer: bool,
-) -> tuple[pulp.LpProblem, list[pulp.LpVariable], pulp.LpAffineExpression]:
-    """The variables n_j with the rows nodes_k, limit_y, cut_q, more_j and order_j, and the idle GPUs' part of
-    the objective.
+    is_integer: bool = True,
+) -> _FleetProgram:
+    """The variables n_j with the rows nodes_k, limit_y, cut_q, more_j and order_j.
 
-    Without integers there are no idle GPUs: with fractions of nodes every GPU of a node would be used. Idle
-    GPUs count in the objective at the prices of `Option.node`, in the limit on money in dollars.
+    Without integers there are no idle GPUs, since fractions of nodes would leave none. In the objective idle
+    GPUs cost what `Option.node` says; the limit on money always counts dollars.
     """
     problem = pulp.LpProblem(name)
     most = [limits.most_workers(option.type) for option in options]
@@ -589,7 +622,7 @@ def _counts(
     is_objective = any(option.node is not None for option in options)
     idle_gpus: list[tuple[list[int], pulp.LpVariable]] = []
     if is_objective or limits.pays_nodes:
-        idle_gpus = _idle_gpus(problem, n, options, nodes)
+        idle_gpus = _add_idle_gpus(problem, n, options, nodes)
     for y, (limit, amount) in enumerate(limits.rows()):
         use = pulp.lpSum(
             limits.use(limit, option.type) * n_j
@@ -597,8 +630,23 @@ def _counts(
             if limits.use(limit, option.type)
         )
         if limit == COST and limits.pays_nodes:
-            use = use + _idle_cost(idle_gpus, nodes)
+            use = use + _sum_idle_cost(idle_gpus, nodes)
         problem += use <= amount, f"limit_{y}"
+    _add_cut_rows(problem, n, most, cuts)
+    workers_cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
+    idle_cost = _sum_idle_cost(idle_gpus, [option.node for option in options])
+    return _FleetProgram(problem, n, workers_cost, idle_cost if is_objective else pulp.lpSum([]))
+
+
+def _add_cut_rows(
+    problem: pulp.LpProblem,
+    n: Sequence[pulp.LpVariable],
+    most: Sequence[float],
+    cuts: Sequence[Sequence[int]],
+) -> None:
+    """The variables z_jt with the rows more_j, order_j and cut_q. `most` are the largest n_j: a threshold
+    above them cannot be reached.
+    """
     z: dict[tuple[int, int], pulp.LpVariable] = {}
     for j, n_j in enumerate(n):
         thresholds = sorted({failed[j] + 1 for failed in cuts if failed[j] + 1 <= most[j]})
@@ -612,17 +660,17 @@ def _counts(
     for q, failed in enumerate(cuts):
         more = [z[j, failed_j + 1] for j, failed_j in enumerate(failed) if (j, failed_j + 1) in z]
         problem += pulp.lpSum(more) >= 1, f"cut_{q}"
-    in_objective = [option.node for option in options]
-    return problem, n, _idle_cost(idle_gpus, in_objective) if is_objective else pulp.lpSum([])
 
 
-def _idle_gpus(
+def _add_idle_gpus(
     problem: pulp.LpProblem,
     n: Sequence[pulp.LpVariable],
     options: Sequence[Option],
     node_of_option: Sequence[PricedNode | None],
 ) -> list[tuple[list[int], pulp.LpVariable]]:
-    """Variables y_k and i_k with rows nodes_k; returns each i_k with the options of its kind of node."""
+    """The variables y_k and i_k with the rows nodes_k. Returns, for each kind k of node, the indices of the
+    options on such nodes, and i_k.
+    """
     kinds: dict[str, tuple[PricedNode, list[int]]] = {}
     for j, node in enumerate(node_of_option):
         if node is not None:
@@ -637,37 +685,42 @@ def _idle_gpus(
     return idle_gpus
 
 
-def _idle_cost(
-    idle_gpus: Iterable[tuple[Sequence[int], pulp.LpVariable]], priced: Sequence[PricedNode | None]
+def _sum_idle_cost(
+    idle_gpus: Iterable[tuple[Sequence[int], pulp.LpVariable]], node_of_option: Sequence[PricedNode | None]
 ) -> pulp.LpAffineExpression:
-    """What idle GPUs of nodes cost at these prices by option, of a kind of node the least."""
+    """sum_k e_k i_k, for the pairs that `_add_idle_gpus` returns. If the options of one kind of node have
+    several prices, e_k is the lowest, so that a bound stays a bound; 0 if they have none.
+    """
     terms = []
     for of_kind, idle in idle_gpus:
-        nodes = [priced[j] for j in of_kind]
+        nodes = [node_of_option[j] for j in of_kind]
         least_usd_per_h = min((node.idle_usd_per_h for node in nodes if node is not None), default=0.0)
         terms.append(least_usd_per_h * idle)
     return pulp.lpSum(terms)
 
 
-def _carry(
-    problem: pulp.LpProblem, n: Sequence[pulp.LpVariable], options: Sequence[Option], load: TrafficLoad
-) -> None:
-    """The constraints on x and d: served, handed, given_up, capacity, memory, transfer; and some worker."""
-    workload, obliged, is_cached = load.workload, load.obliged, load.is_cached
+def _add_work_rows(program: _FleetProgram, options: Sequence[Option], load: TrafficLoad) -> None:
+    """The variables x and d, with the rows served_k, handed_k, given_up, capacity_j, memory_j, transfer and
+    some_worker.
+    """
+    problem, n = program.problem, program.n
+    workload, slo_work, is_cached = load.workload, load.slo_work, load.is_cached
     classes, columns = range(len(workload)), range(len(options))
     inputs, outputs = workload.min_input_tokens, workload.min_output_tokens
-    horizon_s, served_frac = obliged.whole_s, obliged.whole_frac
-    # If the SLO obliges nothing beyond prefill, every request ends with its first token.
+    horizon_s, served_frac = slo_work.whole_s, slo_work.whole_frac
+    # If the SLO requires nothing beyond prefill, every request ends with its first token.
     if served_frac == 0:
         outputs = np.ones_like(outputs)
-        horizon_s, served_frac = obliged.prefill_s, obliged.prefill_frac
+        horizon_s, served_frac = slo_work.prefill_s, slo_work.prefill_frac
     given_up_frac = 1.0 - served_frac
     problem += pulp.lpSum(n) >= 1, "some_worker"
+    # The most prompt tokens that may hit a prefix cache, and that requests may hold together.
     cached, shared = inputs - workload.min_uncached_tokens, inputs - workload.min_own_tokens
     u = np.array([least_seconds(o, inputs, outputs, cached, is_cached=is_cached) for o in options])
     m = np.array([least_token_seconds(o, inputs, outputs, shared, is_cached=is_cached) for o in options])
     # A request of one token ends on its prefill worker, so nothing is handed off.
     b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * load.kv_bytes_per_token * (outputs > 1)
+    # Whether a request fits is decided by its whole answer, even where only its prefill is required.
     fits_cache = np.array([fits_kv_cache(o, inputs, workload.min_output_tokens) for o in options])
     x = [
         [problem.add_variable(f"x_{k}_{j}", 0, None if fits_cache[j, k] else 0) for j in columns]

@@ -1,7 +1,7 @@
 """How much work an SLO obliges a fleet to do, and by when. Every lower bound rests on it.
 
-A percentile lets some requests be late, and their work may fall after the trace. Of the requests, m are
-measured (those of the warm-up are not), and
+A percentile lets some requests be late, and their work may be done after the trace ends. The warm-up is not
+measured. Of m measured requests,
 
     a limit on TTFT at percentile p   obliges the prefill of p m requests by the last arrival + limit
     a limit on E2E at percentile p    obliges all work of p m requests by the last arrival + limit
@@ -14,16 +14,16 @@ measured (those of the warm-up are not), and
 A limit on TBT at a percentile obliges nothing, not even beside one on TTFT. It counts all gaps that end in
 the window together: a hand-off that takes a minute is one gap among the 800 of its answer, and a gap that
 ends after the window does not count. So a request may keep its TTFT and decode after the window. Gaps oblige
-only through the backlog test (`steady_work`): at least half of the requests of the last tenth of the window
-wait no longer than the loosest limit on TTFT, for their first token and for every other one.
+only through the backlog test (`find_backlog_deadlines`): at least half of the requests of the last tenth of
+the window wait no longer than the loosest limit on TTFT, for their first token and for every other one.
 
-`usual_work` takes for granted that a request that keeps TTFT decodes at the pace of the limit on TBT. This is
-a guess with which searches begin. No bound and no refutation may rest on it.
+`guess_slo_work` takes for granted that a request that keeps TTFT decodes at the pace of the limit on TBT.
+Searches begin with this guess. No bound and no refutation may rest on it.
 
 In a session (planner/traffic/sessions.py) a request arrives after the answer it waits for, so one late answer
-may put off all that follow. With each request that a percentile lets be late, its whole session is let go
-therefore. Requests of other sessions arrive no later than if all before them used up the time that the SLO
-leaves them.
+may delay all later requests of its session. For each request that a percentile lets be late, we therefore
+require nothing of its whole session. A request of another session arrives at the latest when each request
+before it has used up the time that the SLO gives it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from planner.traffic.classes import select_requests
 from planner.traffic.sessions import arrivals_s, session_numbers, waits_for_others
 from planner.traffic.trace import Trace, measured_window
 
-BACKLOG_PARTS = 10  # The backlog test looks at the requests of the last of so many parts of the window.
+BACKLOG_PARTS = 10  # The backlog test looks at the last of so many equal parts of the window.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class SloWork:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Until when the requests that arrive in `window_s` must be done: prefilled `prefill_s` after the
-    arrival, and whole `whole_s` after it.
+    """Until when the requests that arrive in `window_s` (from, to) must be done. Their prefill is due
+    `prefill_s` after the arrival, the whole request after `whole_s()`: a gap of `gap_s` for each token, or
+    `e2e_s` if that is longer.
 
     `prefill_frac` and `whole_frac` are the shares of these requests that must be done in time. With
     `is_paced` each token has a deadline, `gap_s` after the token before it; otherwise only the last token has
@@ -93,10 +94,11 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundRequests:
-    """The requests (m,) of a trace, by `index`, with a deadline if no request that they wait for is late.
+    """The requests (m,) of a trace, by `index`, that have a deadline as long as no request they wait for is
+    late.
 
-    `latest_s` is when each then arrives at the latest. At most `spared` of them may miss their deadline, so
-    at least `kept` are done in time.
+    `latest_s` is when each arrives at the latest in that case. At most `spared` of them may miss their
+    deadline, so at least `kept` are done in time.
     """
 
     index: npt.NDArray[np.int64]
@@ -106,7 +108,7 @@ class BoundRequests:
 
 
 def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> BoundRequests:
-    """The requests whose whole work has a deadline, or whose prefill has one (not `whole`)."""
+    """The requests that have a deadline: for their whole work, or for their prefill alone (not `whole`)."""
     is_measured = deadlines.arrives(trace)
     share = deadlines.whole_frac if whole else deadlines.prefill_frac
     if not trace.after.size:
@@ -114,37 +116,43 @@ def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> B
         return BoundRequests(
             index, trace.arrival_s[index], allowed_above(share, len(index)), share * len(index)
         )
+    # With sessions the simulation decides which requests that wait for others are measured. At worst all are,
+    # and then the most may be late.
     waits = waits_for_others(trace)
     late = allowed_above(share, int((is_measured | waits).sum()))
-    if not whole:
+    if not whole:  # When a request arrives that waits for others is not known here, so it binds nothing.
         index = np.flatnonzero(is_measured & ~waits)
         return BoundRequests(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
     # Requests of the warm-up have no deadline, so those that wait for them may arrive at any time.
     latest_s = arrivals_s(trace, np.where(is_measured, deadlines.whole_s(trace.output_tokens), np.inf))
     index = np.flatnonzero(is_measured & (latest_s < np.inf))
-    # Each late request may take its session with it: at worst they are of the largest sessions.
+    # Each late request may delay its whole session. At worst the late ones are in the largest sessions.
     sizes = np.sort(np.bincount(session_numbers(trace)[index])) if index.size else np.zeros(0, np.int64)
-    let_go = int(sizes[len(sizes) - min(late, len(sizes)) :].sum())
-    return BoundRequests(index, latest_s[index], let_go, len(index) - let_go)
+    spared = int(sizes[len(sizes) - min(late, len(sizes)) :].sum())
+    return BoundRequests(index, latest_s[index], spared, len(index) - spared)
 
 
 def find_deadlines(slo: Slo, trace: Trace) -> Deadlines:
-    """The deadlines that the SLO sets each request, without those of the backlog test (`steady_work`)."""
+    """The deadlines that the SLO sets each request. Those of the backlog test (`find_backlog_deadlines`) are
+    not among them.
+    """
     return _compute_deadlines(slo, trace, guess_pace=False)
 
 
 def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """The table of this module's docstring; with `guess_pace` a limit on gaps counts too, as in `usual_work`.
+    """The table of this module's docstring. With `guess_pace` a limit on gaps counts too, for
+    `guess_slo_work`.
 
-    Lines of a class oblige so many of its requests. Of all requests at least the sum over the classes is
-    obliged then, by the loosest of their deadlines; which ones is left open, so that what follows is a bound.
+    The lines of a class require the work of so many requests of that class. So of all requests at least the
+    sum over the classes is required, by the loosest deadline of the classes. Which requests these are is left
+    open, so whatever follows is a lower bound.
     """
     of_all = tuple(limit for limit in slo.limits if limit.selector is None)
     deadlines = _deadlines_of(replace(slo, limits=of_all), trace, guess_pace=guess_pace)
     if not slo.selectors:
         return deadlines
     is_measured = deadlines.arrives(trace)
-    every, measured = [deadlines], max(int(is_measured.sum()), 1)
+    each_deadlines, measured = [deadlines], max(int(is_measured.sum()), 1)
     prefills = wholes = 0
     for selector in slo.selectors:
         own = tuple(replace(limit, selector=None) for limit in slo.limits if limit.selector == selector)
@@ -152,31 +160,34 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
         requests = int((is_measured & select_requests(selector, trace)).sum())
         prefills += requests - allowed_above(of_class.prefill_frac, requests)
         wholes += requests - allowed_above(of_class.whole_frac, requests)
-        every.append(of_class)
-    if trace.after.size:  # Late requests take others with them, of whatever class these are.
+        each_deadlines.append(of_class)
+    if trace.after.size:  # A late request delays its whole session, whatever the class of the others.
         prefills = wholes = 0
     return Deadlines(
         window_s=deadlines.window_s,
         prefill_frac=max(deadlines.prefill_frac, prefills / measured),
-        prefill_s=max(each.prefill_s for each in every),
+        prefill_s=max(each.prefill_s for each in each_deadlines),
         whole_frac=max(deadlines.whole_frac, wholes / measured),
-        gap_s=max(each.gap_s for each in every),
-        e2e_s=max(each.e2e_s for each in every),
+        gap_s=max(each.gap_s for each in each_deadlines),
+        e2e_s=max(each.e2e_s for each in each_deadlines),
         is_paced=False,
     )
 
 
 def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """The deadlines by those lines of the SLO that are of all requests."""
+    """The deadlines that these lines set to all requests of the trace. The kinds of `Work`, which
+    planner/slo_metrics.py gives each metric: "prefill" for TTFT, "mean pace" for TPOT, "every gap" for TBT,
+    "all" for E2E.
+    """
 
     def share(work: Work) -> float:
-        """The largest percentile of a limit that obliges this work, 0 without one."""
+        """The largest percentile of a limit that requires this kind of work, 0 without one."""
         return max(
             (limit.percentile_frac for limit in slo.limits if limit.metric_row.obliges == work), default=0.0
         )
 
     def loosest_s(*works: Work) -> float:
-        """The loosest limit that obliges one of these works, 0 without one."""
+        """The loosest limit that requires one of these kinds of work, 0 without one."""
         return max((limit.limit_s for limit in slo.limits if limit.metric_row.obliges in works), default=0.0)
 
     works: tuple[Work, ...] = ("prefill", "mean pace", "every gap", "all")
@@ -201,9 +212,9 @@ def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
     )
 
 
-def steady_work(slo: Slo, trace: Trace) -> Deadlines | None:
-    """What the backlog test obliges (`Slo.patience_s`). None for a trace with sessions, since there the fleet
-    decides which requests arrive in the last tenth.
+def find_backlog_deadlines(slo: Slo, trace: Trace) -> Deadlines | None:
+    """The deadlines that the backlog test sets (`Slo.patience_s`). None for a trace with sessions, since
+    there the fleet decides which requests arrive in the last part of the window.
     """
     if trace.after.size:
         return None
@@ -220,17 +231,17 @@ def steady_work(slo: Slo, trace: Trace) -> Deadlines | None:
     )
 
 
-def slo_work(slo: Slo, trace: Trace) -> SloWork:
-    """The work that the SLO obliges every fleet to do on this trace, but for the backlog test."""
-    return _in_all(_compute_deadlines(slo, trace, guess_pace=False), slo, trace)
+def compute_slo_work(slo: Slo, trace: Trace) -> SloWork:
+    """The work that the SLO obliges every fleet to do on this trace, without that of the backlog test."""
+    return _sum_work(_compute_deadlines(slo, trace, guess_pace=False), slo, trace)
 
 
-def usual_work(slo: Slo, trace: Trace) -> SloWork:
+def guess_slo_work(slo: Slo, trace: Trace) -> SloWork:
     """A guess at the work of a fleet that keeps the SLO: requests that keep TTFT keep the pace of TBT too."""
-    return _in_all(_compute_deadlines(slo, trace, guess_pace=True), slo, trace)
+    return _sum_work(_compute_deadlines(slo, trace, guess_pace=True), slo, trace)
 
 
-def _in_all(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
+def _sum_work(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
     """The deadlines of single requests as shares of the trace that are done by the last deadline."""
     prefill, whole = (find_bound_requests(deadlines, trace, whole=whole) for whole in (False, True))
     ttft_s = max(

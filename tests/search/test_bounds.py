@@ -30,7 +30,7 @@ from planner.simulator import judge, simulate
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers import demand as solvers_demand
 from planner.solvers.demand import _best_start, demand_bound
-from planner.solvers.master import Option, attention_s, decoded_from
+from planner.solvers.master import Option, attention_s, recompute_break_even_tokens
 from planner.solvers.required_work import find_deadlines
 from planner.traffic.trace import Trace
 from planner.traffic.workload import coarser_lengths, distinct_lengths
@@ -214,7 +214,7 @@ def test_decoding_is_priced_at_what_recomputing_costs_where_that_is_less(seed: i
                     latency, token_s, np.array([1.0 * n]), np.array([1.0 * gaps]), is_cached=is_cached
                 )
                 assert found[0] <= least_s * (1 + 1e-9) + 1e-15
-    if 0 < (context_tokens := decoded_from(latency, token_s)) < 1e6:
+    if 0 < (context_tokens := recompute_break_even_tokens(latency, token_s)) < 1e6:
         c = math.floor(context_tokens) - 1.0
         if c >= 1:
             assert token_s * (c - 1) + a * c * (c + 1) / 2 + e <= b + d * c + 1e-12

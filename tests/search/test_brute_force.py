@@ -28,7 +28,7 @@ from planner.search.problem.options import LeftOut, decode_options, mixed_option
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.solvers import backend, master
 from planner.solvers.master import FleetLimits
-from planner.solvers.required_work import slo_work
+from planner.solvers.required_work import compute_slo_work
 from planner.traffic.workload import distinct_lengths
 
 INSTANCES = int(os.environ.get("PLANNER_INSTANCES", "120"))
@@ -108,7 +108,7 @@ def hard_instance(seed: int) -> Problem:
         lengths=distinct_lengths(trace),
         types=held,
         left_out=(LeftOut("small", NoRoomForKv(), small),),
-        obliged=slo_work(slo, trace),
+        slo_work=compute_slo_work(slo, trace),
         task=replace(problem.task, network=network),
         oracle=Oracle(problem.llm, trace, slo, network, Policies(), answers=Answers()),
     )

@@ -425,7 +425,7 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
     """Random questions; the plan is never below the bound as it comes from the solver."""
     from planner.search.mixed.bounds import envelopes
     from planner.solvers.master import FleetLimits, TrafficLoad, bound
-    from planner.solvers.required_work import slo_work
+    from planner.solvers.required_work import compute_slo_work
     from planner.traffic.workload import to_classes
 
     rng = np.random.default_rng(seed)
@@ -444,7 +444,7 @@ def test_bound_is_below_every_fleet_that_holds(catalog: Catalog, seed: int) -> N
         envelopes(options),
         TrafficLoad(
             to_classes(found.trace),
-            slo_work(task.slo, found.trace),
+            compute_slo_work(task.slo, found.trace),
             found.fleet.llm.kv_bytes_per_token,
             task.network.bandwidth_bytes_per_s,
         ),

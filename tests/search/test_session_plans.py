@@ -30,7 +30,7 @@ from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import simulate
-from planner.solvers.required_work import find_bound_requests, find_deadlines, slo_work
+from planner.solvers.required_work import compute_slo_work, find_bound_requests, find_deadlines
 from planner.studies.what_if import Study, document
 from planner.traffic.scaling import rescale, select_window
 from planner.traffic.sessions import session_numbers, with_nominal_arrivals
@@ -91,7 +91,7 @@ def session_instance(seed: int) -> Problem:
         trace=trace,
         lengths=distinct_lengths(trace),
         oracle=oracle,
-        obliged=slo_work(problem.slo, trace),
+        slo_work=compute_slo_work(problem.slo, trace),
     )
 
 
@@ -206,7 +206,7 @@ def test_the_sessions_that_a_percentile_lets_go_are_the_longest() -> None:
     those = find_bound_requests(find_deadlines(slo, trace), trace, whole=True)
     assert len(those.index) == 10 and those.spared == 7 and those.kept == 3
     assert those.latest_s.max() == 103 + 3 * 37
-    found = slo_work(slo, trace)
+    found = compute_slo_work(slo, trace)
     assert found.whole_frac == 3 / 11 and found.whole_s == 103 + 3 * 37 + 30
     assert found.prefill_frac == 2 / 11 and found.prefill_s == 100 + 21 + 3 + 30  # of the 4 first turns
 
@@ -244,7 +244,7 @@ def test_no_fleet_with_caches_holds_that_costs_less_than_the_bound(seed: int) ->
         hits=hits,
         lengths=hits.lengths(),
         oracle=Oracle(problem.llm, trace, problem.slo, problem.task.network, policies, answers=Answers()),
-        obliged=slo_work(problem.slo, trace),
+        slo_work=compute_slo_work(problem.slo, trace),
     )
     stated = lower_bound(problem)
     for routing in ("cache-aware", "e2", "prefix-affinity"):

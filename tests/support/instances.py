@@ -18,7 +18,7 @@ from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
-from planner.solvers.required_work import slo_work
+from planner.solvers.required_work import compute_slo_work
 from planner.traffic.workload import distinct_lengths
 
 MOST = 4  # workers of a GPU
@@ -77,7 +77,7 @@ def instance(seed: int) -> Problem:
         limits=limits,
         oracle=oracle,
         gpus=tuple(worker.gpu for worker in types),
-        obliged=slo_work(slo, trace),
+        slo_work=compute_slo_work(slo, trace),
     )
 
 

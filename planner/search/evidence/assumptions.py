@@ -207,7 +207,7 @@ def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
 
 def _bound_facts(problem: Problem) -> list[Assuming]:
     """What the lower bound counts, and over which fleets it holds."""
-    work, trace = problem.obliged, problem.trace
+    work, trace = problem.slo_work, problem.trace
     facts: list[Assuming] = [
         ObligedWork(
             whole_frac=work.whole_frac,  # Share of the requests whose whole work must be done.

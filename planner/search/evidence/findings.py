@@ -1,6 +1,7 @@
 """The evidence for a plan, as facts: neighbours that fail, other fleets, limits that bind, and warnings.
 
-certify.py gathers it. Facts (documents/facts.py) hold values; reports/fact_sentences.py makes sentences.
+certify.py calls these functions. They return facts (documents/facts.py), which hold values;
+reports/fact_sentences.py makes sentences of them.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ HOUR_FACTOR = 2.0
 # If more than this share of requests arrive after the last nominal arrival, the load is said to die away.
 LATE_FRAC = 0.2
 
-# Where a smaller fleet exceeds a limit by more than this factor, capacity is reported as binding, not the
-# limit.
+# Where a smaller fleet exceeds a limit by more than this factor, nobody would relax the limit so far: the
+# fleet's capacity is reported as binding, not the limit.
 MOST_RELAXED = 3.0
 
 # Placing workers on nodes takes at most this long, on an idle machine a quarter of it.
@@ -190,12 +191,14 @@ def _hit_frac(problem: Problem, fleet: Fleet) -> float:
 def bound_pins(
     searched: Sequence[tuple[Problem, FleetSearch]], best: Counts, clock: EvidenceClock
 ) -> tuple[facts.Binding, ...]:
-    """How far the placement of pinned prefixes (prefixes/pinning.py) is from the best possible, by pool: of
-    the plan, whose workers are `best`, if it pins prefixes; else of the best fleet on paper that does.
+    """How far the placement of pinned prefixes (prefixes/pinning.py) is from the best possible, by pool.
+
+    `best` are the workers of the plan. If the plan does not pin prefixes, we look at the best fleet on paper
+    that does.
     """
     problem = best_of(searched)[0]
-    is_chosen = problem.oracle.pinning is not None
-    if not is_chosen:
+    is_plan = problem.oracle.pinning is not None
+    if not is_plan:
         pinned = [(other, own) for other, own in searched if other.oracle.pinning is not None]
         if not pinned:
             return ()
@@ -213,7 +216,7 @@ def bound_pins(
             placement, used = placements[pool.name], pinning.placed(pool, workers).replication
             rows.append(
                 facts.PinsPlaced(
-                    is_chosen,
+                    is_plan,
                     pool.name,
                     pool.count,
                     used.largest_load,
@@ -282,8 +285,8 @@ def simulate_neighbours(
 ) -> tuple[tuple[facts.Neighbour, ...], tuple[facts.Binding, ...]]:
     """Every fleet with one worker fewer, simulated, and what relaxing the limit it misses would save.
 
-    A limit is said to bind if it is all that a neighbour misses, and the neighbour then costs less; else
-    capacity binds.
+    A limit binds if it is all that a neighbour misses, and the neighbour costs less than the plan. Otherwise
+    capacity binds. A neighbour that keeps the SLO binds nothing.
     """
     neighbours: list[facts.Neighbour] = []
     binding: list[facts.Binding] = []
@@ -299,9 +302,9 @@ def simulate_neighbours(
         oracle, left = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
         after_losses = sum(n for _, n in left) < sum(n for _, n in fewer)
+        # Without workers, or with one role of a prefill-decode pair alone, nothing can be simulated.
         roles = {option.role for option, n in left if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
-            # Without workers, or without a role, nothing can be simulated.
             neighbours.append(
                 facts.Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses)
             )
@@ -332,9 +335,9 @@ def simulate_neighbours(
 def simulate_longer_steps(
     problem: Problem, fleet: Fleet, clock: EvidenceClock
 ) -> facts.UpperEnds | facts.LongerSteps | None:
-    """The SLO with step times at the upper ends of their spread. Where the step times of some pool have no
-    spread, the steps of every pool are longer by the error of its fit instead. None if there is no error, or
-    no time.
+    """Whether the SLO is kept with step times at the upper ends of their spread. Where the step times of some
+    pool have no spread, the steps of every pool are longer by the error of their fit instead. None if no fit
+    has an error, or if no time is left.
     """
     latencies = [pool.type.latency for pool in fleet.pools]
     spreads = [fit.spread for fit in latencies if fit.spread is not None]
@@ -354,7 +357,7 @@ def simulate_longer_steps(
 def _simulate_upper_ends(
     problem: Problem, fleet: Fleet, spreads: Sequence[StepTimeSpread], clock: EvidenceClock
 ) -> facts.UpperEnds | None:
-    """The SLO with step times at the upper ends of their spread."""
+    """Whether the SLO is kept with step times at the upper ends of their spread; None if no time is left."""
     if not clock.allows("longer-steps"):
         return None
     verdict = _verdict_on_every_draw(problem, fleet.with_step_spread(INTERVAL_SIGMAS, INTERVAL_SIGMAS))
@@ -365,12 +368,11 @@ def _simulate_upper_ends(
 def price_insurance(
     problem: Problem, best: FleetSearch, trace: Trace, catalog: Catalog, seed: int, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """What a robust plan costs more than one for the expected traffic and step times, how the robust fleet
-    does with these, and warnings.
+    """What a robust plan costs more than one for the expected traffic and step times, whether the robust
+    fleet keeps the SLO with these, and warnings.
 
-    Neither search is exact for mixed fleets. So the robust fleet is offered to the question without
-    robustness too, if it holds there: the plan for what is expected then never costs more than the robust
-    one.
+    Neither search is exact for mixed fleets, so the search without robustness might end at a dearer fleet
+    than the robust one. We therefore let it choose the robust fleet too, if that keeps the SLO as expected.
     """
     task = problem.task
     if task.robust == Robust() or not clock.allows("expected"):
@@ -394,7 +396,7 @@ def price_insurance(
     except InfeasibleError as error:
         none = facts.NoneForExpected(planned, str(error))
         return (), (none,), (none,)
-    except PlannerError:  # Such as no time left: the price of the insurance is unknown.
+    except PlannerError:  # For instance because no time is left. Then the price of the insurance is unknown.
         return (), (facts.InsuranceCosts(planned, objective_paid(problem, best.best), None, unit),), ()
     cheapest = expected.oracle.fleet(expected_best.best)
     value = objective_paid(expected, expected_best.best)
@@ -439,8 +441,8 @@ def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacem
 def simulate_spot_loss(
     problem: Problem, best: Counts, clock: EvidenceClock
 ) -> tuple[tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """How many spot workers the plan expects to lose, and the SLO in a simulation in which they all go in the
-    middle of the trace, and come back after the time that a restart takes.
+    """How many spot workers the plan expects to lose, and whether the SLO is kept in a simulation in which
+    they all stop in the middle of the trace and return after the time of a restart.
     """
     fleet, oracle = problem.oracle.fleet(best), problem.oracle
     first = 0  # The number of a pool's first worker; workers are numbered in the order of the pools.
@@ -474,8 +476,8 @@ def simulate_spot_loss(
 
 
 def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
-    """The verdict on the traffic; if the SLO is kept there, that on the first other draw or rate on which it
-    is missed, if there is one.
+    """The verdict on the traffic as written, or on the first of the other draws and rates on which the fleet
+    misses the SLO, if it keeps it as written.
     """
     _, first = problem.oracle.verdict(fleet, record=True)
     if not first.holds:
@@ -492,7 +494,7 @@ def outcome_of(verdict: Verdict, slo: Slo) -> facts.Outcome:
     worst, attainment = verdict.attainment_worst, None
     if not verdict.attainment_holds:
         frac = verdict.attainment_frac if worst is None else worst.kept_frac
-        # Attainment that the SLO does not limit always holds, so there is a share here.
+        # Attainment always holds where the SLO does not limit it, so `slo.attainment_frac` is set here.
         attainment = facts.Attainment(frac, slo.attainment_frac or 1.0, worst.span_s if worst else None)
     return facts.Outcome(
         tuple(map(limit_fact, verdict.missed)),
@@ -625,7 +627,9 @@ def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) ->
 def list_warnings(
     fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict
 ) -> tuple[facts.Warned, ...]:
-    """What to know first about a fleet's simulation, such as a short trace or unmeasured step times."""
+    """What a reader must know before they trust a fleet's simulation: a short trace, step times that were not
+    measured, an engine version that was not checked.
+    """
     window = window_of(simulation)
     warned: list[facts.Warned] = [*few_keep_all_warnings(slo, verdict, simulation)]
     if (hour := worst_hour(simulation, slo)) is not None and hour.missed:
@@ -648,8 +652,8 @@ def list_warnings(
 
 
 def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[facts.Warned, ...]:
-    """A warning if a pool's step times are a roofline while other workers of the question were measured: a
-    roofline is mostly too fast, so the fleet may owe its place to it.
+    """A warning if a pool's step times are a roofline while other workers of the question were measured. A
+    roofline is mostly too fast, so the fleet may have been chosen for that alone.
     """
     guessed = [
         row_of(pool.type.gpu.name) for pool in fleet.running_pools if pool.type.latency.kind == "roofline"
@@ -724,7 +728,9 @@ def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[facts
 
 
 def old_price_warnings(prices: Sequence[facts.Price], today: datetime.date) -> tuple[facts.Warned, ...]:
-    """A warning of prices listed more than OLD_DAYS before `today`, of those that have a date."""
+    """A warning where prices were listed more than OLD_DAYS before `today`. Prices without a date are left
+    out.
+    """
     ages = [(age_days(price.date, today), price) for price in prices]
     old = {price: age for age, price in ages if age is not None and age > OLD_DAYS}
     if not old:

@@ -36,7 +36,7 @@ from planner.search.problem.options import (
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option, fewest_decode_workers, full_workers, least_workers
-from planner.solvers.required_work import SloWork, usual_work
+from planner.solvers.required_work import SloWork, guess_slo_work
 from planner.traffic.trace import judged_span_s, no_edges
 from planner.traffic.workload import TraceLengths, coarser_lengths
 from planner.units import counted
@@ -97,7 +97,7 @@ class _SearchSpace:
             prefill = decode = []
         # A bound must leave out sessions whose first request may be late. A guess need not: it takes all
         # requests to arrive when they nominally do.
-        guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
+        guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
         def promising_first(option: Option) -> tuple[float, int, int]:
@@ -346,7 +346,7 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
     limits, `likely` for the work of `guess`, and for decode `busy` and `few` (one_pool.Bounded).
     """
     oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
-    least = oracle.workers_needed(option, least_workers(option, lengths, problem.obliged))
+    least = oracle.workers_needed(option, least_workers(option, lengths, problem.slo_work))
     likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:
         # With the caches of so many workers, and the stores they offload to, less is computed: guess again.

@@ -15,7 +15,7 @@ from planner.search.problem.plan_problem import Problem
 from planner.solvers import master
 from planner.solvers.demand import demand_bound
 from planner.solvers.master import Option, TrafficLoad, bound
-from planner.solvers.required_work import find_deadlines, steady_work
+from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 from planner.traffic.workload import to_classes
 
 BOUND_SHARE = 0.25  # The bound may take this part of the time that is left: the search needs the rest.
@@ -36,7 +36,7 @@ def lower_bound(problem: Problem) -> float | None:
         slo, trace = problem.slo, problem.trace
         obligations = [
             deadlines
-            for deadlines in (find_deadlines(slo, trace), steady_work(slo, trace))
+            for deadlines in (find_deadlines(slo, trace), find_backlog_deadlines(slo, trace))
             if deadlines is not None
         ]
         in_bursts = demand_bound(options, trace, problem.lengths, obligations, deadline).least_objective
@@ -50,7 +50,7 @@ def _load(problem: Problem) -> TrafficLoad:
     network = problem.task.network
     return TrafficLoad(
         workload=problem.hits.classes() if problem.hits else to_classes(problem.trace),
-        obliged=problem.obliged,
+        slo_work=problem.slo_work,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         # With a topology each node has a link of its own (fleet.Network): no link that all share is a limit.
         link_bytes_per_s=math.inf if network.topology else network.bandwidth_bytes_per_s,

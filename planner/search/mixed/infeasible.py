@@ -20,7 +20,7 @@ from planner.search.problem.options import mixed_options, split
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
-from planner.solvers.required_work import slo_work
+from planner.solvers.required_work import compute_slo_work
 from planner.units import show_s
 
 RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # Factors of the least possible limit, tried in turn.
@@ -151,7 +151,9 @@ def _with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:
         ),
     )
     oracle = replace(problem.oracle, slo=slo)
-    return on_all_draws(replace(problem, slo=slo, oracle=oracle, obliged=slo_work(slo, problem.trace)))
+    return on_all_draws(
+        replace(problem, slo=slo, oracle=oracle, slo_work=compute_slo_work(slo, problem.trace))
+    )
 
 
 def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:

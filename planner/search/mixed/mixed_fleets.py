@@ -25,7 +25,7 @@ from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option, busy_workers, find_promising_fleet
-from planner.solvers.required_work import usual_work
+from planner.solvers.required_work import guess_slo_work
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser_lengths
 
@@ -191,7 +191,7 @@ def _shares_by_work(
     holds says that between n - 1 and n workers are needed, so n - 1/2 is taken. The ratio is the median over
     options of the same role, or over all where none of that role is known.
     """
-    guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
+    guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
     lengths = coarser_lengths(problem.lengths)
     needed = {**beyond_stock, **level0.search.least_holding}
     busy = {option.name: busy_workers(option, lengths, guess) for option in options}

@@ -26,7 +26,7 @@ from planner.search.problem.reasons import also_left_out, reason_text
 from planner.simulator.adapter_layout import check_adapters
 from planner.simulator.replay import check_images
 from planner.solvers.master import FleetLimits
-from planner.solvers.required_work import slo_work
+from planner.solvers.required_work import compute_slo_work
 from planner.traffic.classes import check_judged_classes
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
@@ -148,7 +148,7 @@ def build_problem(
         left_out=left_out,
         limits=limits,
         oracle=oracle,
-        obliged=slo_work(slo, requests),
+        slo_work=compute_slo_work(slo, requests),
         deadline=conditions.deadline,
         progress=conditions.progress,
         watch=conditions.watch,

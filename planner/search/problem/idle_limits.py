@@ -16,7 +16,7 @@ from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation, SpeculativeSteps, least_token_times
 from planner.simulator.slo_verdict import percentile_s
 from planner.solvers.master import Floats, attention_s
-from planner.solvers.required_work import find_deadlines, steady_work
+from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 from planner.traffic.classes import select_requests
 from planner.traffic.sessions import waits_for_others
 from planner.traffic.tasks import BoolArray, Tasks, tasks_of
@@ -161,7 +161,7 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
         of_class = select_requests(selector, trace)
         is_measured, perhaps = is_measured & of_class, perhaps & of_class
     has_gaps = bool((is_measured & decoded).any())
-    if tested := steady_work(slo, trace):
+    if tested := find_backlog_deadlines(slo, trace):
         # A fleet that passes the backlog test serves half of the last tenth of requests in time. If more than
         # half of these have gaps that then end in the window, some gap is counted.
         last = tested.arrives(trace)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from planner.documents.facts import LinkTooSlow
 from planner.domain import KV_BLOCK_TOKENS, ROUNDING, STEADY_FRAC
 from planner.search.problem.plan_problem import Problem
-from planner.solvers.required_work import find_deadlines, steady_work
+from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 
 
 def link_too_slow(problem: Problem) -> LinkTooSlow | None:
@@ -26,9 +26,13 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
         return None
     everyone = np.ones(len(trace), bool)
     needs = [
-        (everyone, int(np.ceil(problem.obliged.whole_frac * len(trace) - ROUNDING)), problem.obliged.whole_s)
+        (
+            everyone,
+            int(np.ceil(problem.slo_work.whole_frac * len(trace) - ROUNDING)),
+            problem.slo_work.whole_s,
+        )
     ]
-    if tested := steady_work(problem.slo, trace):
+    if tested := find_backlog_deadlines(problem.slo, trace):
         last = tested.arrives(trace)
         until_s = tested.window_s[1] - tested.window_s[0] + tested.prefill_s + tested.gap_s
         needs.append((last, int(np.ceil(last.sum() * STEADY_FRAC)), until_s))
@@ -46,7 +50,11 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     any of the last tenth. That the link serves in the order of the prefills is an assumption:
     pruning_rules.LINK.
     """
-    trace, network, tested = problem.trace, problem.task.network, steady_work(problem.slo, problem.trace)
+    trace, network, tested = (
+        problem.trace,
+        problem.task.network,
+        find_backlog_deadlines(problem.slo, problem.trace),
+    )
     limits = [each for each in problem.slo.limits if each.metric == "ttft" and each.selector is None]
     if not network.is_shared or network.topology is not None or tested is None or not limits:
         return None

@@ -95,7 +95,7 @@ class Problem:
     left_out: tuple[LeftOut, ...]
     limits: FleetLimits
     oracle: Oracle
-    obliged: SloWork  # Under any policy; bounds and level 0 start from it.
+    slo_work: SloWork  # What the SLO requires under any policy; bounds and level 0 start from it.
     deadline: float
     progress: Progress
     watch: Watch
