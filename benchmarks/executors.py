@@ -230,8 +230,9 @@ def parts(asked: argparse.Namespace, folder: Path) -> None:
     with working_on(SERIAL):
         planning.answer_question(read_task(small_document(asked), catalog), Study(trace, catalog, 0, 3600.0))
         deterministic_parallel._run = recorder.run
-        simulation_queries.Asker.answer = recorder.asked(simulation_queries.Asker.answer)  # type: ignore[method-assign]
-        simulation_queries.Asker.judge_whole = recorder.asked(simulation_queries.Asker.judge_whole)  # type: ignore[method-assign]
+        runner = simulation_queries.QueryRunner
+        runner.answer = recorder.asked(runner.answer)  # type: ignore[method-assign]
+        runner.judge_whole = recorder.asked(runner.judge_whole)  # type: ignore[method-assign]
         runs.append(recorder.now)
         stages.append("")
         heard("posing the question")

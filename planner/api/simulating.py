@@ -21,7 +21,7 @@ from planner.fleet import Fleet
 from planner.papers import fleet_goodput as rates
 from planner.papers.fleet_goodput import FleetGoodput, fleet_goodput
 from planner.papers.goodput import TOLERANCE_FRAC
-from planner.parallel.executors import Executor, is_chosen
+from planner.parallel.executors import Executor, is_executor_set
 from planner.reports import output, words
 from planner.reports.simulated_run import SimulatedOutcome, outcome
 from planner.search.oracle.scenarios import Scenarios
@@ -367,7 +367,7 @@ def _with_part(traffic: inputs.TrafficLike, part: TrafficPart) -> inputs.Traffic
 
 def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | None:
     """The executor given, or one of the kind `usual`; None where `working_on` has chosen one already."""
-    if executor is None and is_chosen():
+    if executor is None and is_executor_set():
         return None
     return executor if isinstance(executor, Executor) else Executor(executor or usual)
 

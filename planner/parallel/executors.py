@@ -160,7 +160,7 @@ def current_crew() -> Crew | None:
     return _crew.get()
 
 
-def is_chosen() -> bool:
+def is_executor_set() -> bool:
     """Whether `working_on` has chosen where to compute."""
     return _crew.get() is not None or _threads.get() is not None
 

@@ -1,10 +1,10 @@
 """Runs tasks in parallel, with results that depend neither on the number of worker processes nor on which
 task ends first.
 
-A wave is a fixed set of tasks. The effort of simulations is counted by one meter per question. What a task
-sees as spent (`effort_spent`) is what was spent when its wave began, and AT_ONCE times what it has spent
-itself, whatever the other tasks of the wave do. When all tasks have ended, the answers that they remembered
-are put into the order of the tasks.
+A wave is a fixed set of tasks. One meter per question counts the effort of simulations. A task must not see
+what the other tasks of its wave have spent so far, because that depends on how many run at once. So
+`effort_spent` tells it what was spent when its wave began, plus AT_ONCE times its own effort since. When all
+tasks have ended, their answers are put into the order of the tasks.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from planner.parallel.executors import parallel_width
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# A task counts its own effort so often, as if so many tasks of its wave ran beside each other; fixed, so that
-# what a limit allows does not depend on the number of cores.
+# A task multiplies its own effort by this, as if so many tasks of its wave ran at once and spent as much. The
+# number is fixed, so that what a limit on effort allows does not depend on the number of cores.
 AT_ONCE = 2
 
 
 @dataclass(slots=True)
 class Wave:
-    """What all tasks of a wave share: the cost of each query, whichever task ran it first."""
+    """What all tasks of a wave share: the number of `tasks`, and the cost of each query, whichever of them
+    ran it first.
+    """
 
     tasks: int
-    before: int  # The effort that was spent when the wave began.
+    spent_before: int  # The effort that was spent when the wave began.
     cost: dict[object, int] = field(default_factory=dict)
-    # Each (id of a dict, key) that this wave has added.
-    fresh: set[tuple[int, object]] = field(default_factory=set)
+    # The keys of answers that this wave added, as (id of the dict, key).
+    added: set[tuple[int, object]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class WaveTask:
-    """A task of a wave: its effort, and the answers that it remembered, as (dict, key)."""
+    """A task of a wave: the effort it has spent, and the answers that it added, as (dict, key)."""
 
     wave: Wave
     spent: int = 0
@@ -62,7 +64,7 @@ class Meter:
 
 _task: ContextVar[WaveTask | None] = ContextVar("task", default=None)
 _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
-_outer_meter = Meter()  # It counts simulations outside of any question.
+_outer_meter = Meter()  # It counts simulations outside of any question, in tests for instance.
 
 
 def has_meter() -> bool:
@@ -71,7 +73,7 @@ def has_meter() -> bool:
 
 
 def use_meter(meter: Meter) -> Token[Meter | None]:
-    """Count with this one from here on."""
+    """Count effort with this meter from here on; the token undoes it."""
     return _meter.set(meter)
 
 
@@ -80,93 +82,98 @@ def _current_meter() -> Meter:
 
 
 def current_task() -> WaveTask | None:
-    """The task that is under way here."""
+    """The task of a wave that runs in this context; None outside of waves."""
     return _task.get()
 
 
-def charge_effort(question: object, cost: int | None) -> None:
-    """Charge a query's cost to the meter and the current task; `cost` is None where the answer was known.
+def charge_effort(query: object, cost: int | None) -> None:
+    """Charge the cost of a query to the meter and the current task; `cost` is None for a cached answer.
 
-    A task pays for an answer that another task of its wave found first, so its effort does not depend on
-    which of them was faster.
+    A task also pays for an answer that another task of its wave computed. So its effort does not depend on
+    which of them was first.
     """
     if cost is not None:
         _current_meter().add(cost)
     if (own := current_task()) is None:
         return
     if cost is not None:
-        own.wave.cost[question] = cost
-    own.spent += own.wave.cost.get(question, 0)
+        own.wave.cost[query] = cost
+    own.spent += own.wave.cost.get(query, 0)
 
 
 def remember_answer(answers: dict[Any, bool], key: Any, answer: bool) -> None:
-    """Set `answers[key]`; the order of new keys is mended when the wave ends (`_merge_in_order`)."""
+    """Set `answers[key]`. New keys are put into the order of the tasks when the wave ends
+    (`_merge_in_order`).
+    """
     if (own := current_task()) is not None:
         entry = id(answers), key
         if key not in answers:
-            own.wave.fresh.add(entry)
-        if entry in own.wave.fresh:
+            own.wave.added.add(entry)
+        if entry in own.wave.added:
             own.answers.append((answers, key))
     answers[key] = answer
 
 
 def effort_spent() -> int:
-    """The effort that limits of a search are compared with, in simulated requests."""
+    """The effort that counts against the limits of a search, in simulated requests."""
     if (own := current_task()) is None:
         return _current_meter().spent
-    return own.wave.before + min(AT_ONCE, own.wave.tasks) * own.spent
+    return own.wave.spent_before + min(AT_ONCE, own.wave.tasks) * own.spent
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run closures in parallel, up to `parallel_width` at a time; raises the first exception in order."""
+    """Run the tasks as a wave, up to `parallel_width` at a time. If several raise, the exception of the first
+    in order is raised.
+    """
     if len(tasks) < 2:
-        for todo in tasks:
-            todo()
+        for task in tasks:
+            task()
         return
     outer = current_task()
+    # Within a task of another wave, queries that the outer wave has paid for keep their cost.
     wave = Wave(len(tasks), effort_spent(), {} if outer is None else outer.wave.cost)
     at_once = min(parallel_width(), len(tasks))
-    each = [WaveTask(wave) for _ in tasks]
+    wave_tasks = [WaveTask(wave) for _ in tasks]
     contexts = [contextvars.copy_context() for _ in tasks]
-    for context, own in zip(contexts, each, strict=True):
+    for context, own in zip(contexts, wave_tasks, strict=True):
         context.run(_task.set, own)
     try:
         _run(list(zip(contexts, tasks, strict=True)), at_once)
     finally:
-        _merge_in_order(each)
+        _merge_in_order(wave_tasks)
 
 
 def run_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """[function(item) for item in items], side by side."""
-    todo = list(items)
+    """[function(item) for item in items], run as a wave."""
+    arguments = list(items)
     results: dict[int, Result] = {}
 
-    def look(k: int) -> None:
-        results[k] = function(todo[k])
+    def call(k: int) -> None:
+        results[k] = function(arguments[k])
 
-    side_by_side([partial(look, k) for k in range(len(todo))])
-    return [results[k] for k in range(len(todo))]
+    side_by_side([partial(call, k) for k in range(len(arguments))])
+    return [results[k] for k in range(len(arguments))]
 
 
 def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_once: int) -> None:
+    """Run each task in its context, `at_once` at a time; raises the first exception in order."""
     if at_once == 1:
         error: BaseException | None = None
-        for context, todo in tasks:
+        for context, task in tasks:
             try:
-                context.run(todo)
-            except Exception as raised:  # The other tasks go on, as they do in parallel.
+                context.run(task)
+            except Exception as raised:  # The other tasks still run, as they do in parallel.
                 error = error or raised
         if error is not None:
             raise error
         return
     pool = ThreadPoolExecutor(max_workers=at_once)
     try:
-        pending = [pool.submit(context.run, todo) for context, todo in tasks]
+        pending = [pool.submit(context.run, task) for context, task in tasks]
         for future in pending:
             future.result()
-    except (
-        KeyboardInterrupt
-    ):  # A simulation under way cannot be stopped and may take long: do not wait for it.
+    except KeyboardInterrupt:
+        # A simulation that has begun cannot be stopped and may take long, so we do not wait for it.
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     except BaseException:
@@ -176,8 +183,8 @@ def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_onc
 
 
 def _merge_in_order(tasks: Sequence[WaveTask]) -> None:
-    """Reorder the answers of a wave's tasks as if these had run one after the other, and hand the answers and
-    the effort to the task that started the wave.
+    """Reorder the answers of a wave's tasks as if these had run one after the other. The task that started
+    the wave, if any, gets their answers and their effort.
     """
     outer = current_task()
     for own in tasks:

@@ -1,10 +1,11 @@
 """Whether fleets keep the SLO, also after the losses that they must survive. The simulator answers, and its
-answers are remembered.
+answers are cached.
 
-A fleet must keep the SLO without the workers that may be down: `spare_workers` of any one pool, or whatever
-workers can stand on `spare_nodes` nodes; and without as many spot workers as are down at once in all but
-`SPOT_RISK_FRAC` of the time. A worker is down for the whole trace, so each loss is a smaller fleet. Spot
-workers fail independently of each other: of n, Binomial(n, down_frac) are down.
+A fleet must keep the SLO without the workers that may be down. These are `spare_workers` of any one pool, or
+whatever workers may run on `spare_nodes` nodes. Of spot workers it must do without the most that are down at
+once, but for SPOT_RISK_FRAC of the time. A worker is down for the whole trace, so each loss leaves a smaller
+fleet, which is simulated. Spot workers fail independently of each other: of n, Binomial(n, down_frac) are
+down.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from planner.search.oracle import deterministic_parallel
 from planner.search.oracle.fleet_counts import Counts, Named, may_hand_over, names_of, objective
 from planner.search.oracle.resuming import Decided
 from planner.search.oracle.scenarios import Scenario
-from planner.search.oracle.simulation_queries import KEPT_REQUESTS, Asker, SimulationQuery
+from planner.search.oracle.simulation_queries import KEPT_REQUESTS, QueryRunner, SimulationQuery
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.work_clock import is_over
 from planner.search.prefixes.pinning import Pinning
@@ -41,7 +42,9 @@ from planner.traffic.trace import Trace
 
 
 def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
-    """Take workers away, the dearest first, while the fleet still holds."""
+    """The fleet without the workers that it does not need: they are removed one by one, the dearest first,
+    while the fleet still holds.
+    """
     counts = {option.name: count for option, count in fleet}
     options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
     for option in options:
@@ -63,8 +66,10 @@ LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating so ma
 # To simulate a request takes so many times as long on some fleets as on an ordinary one. Over whole plans
 # with compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with
 # drafts. With prefix caches every block of a prompt is looked up: of four traces (2026-11-26) requests of 14,
-# 24, 30 and 175 blocks took 1.8, 2.7, 2.8 and 9.4 times as long.
+# 24, 30 and 175 blocks took 1.8, 2.7, 2.8 and 9.4 times as long. A line through these, from NO_BLOCKS_EFFORT
+# on and up by 1 with every BLOCKS_PER_EFFORT blocks, but at least CACHED_EFFORT.
 CACHED_EFFORT = 3
+NO_BLOCKS_EFFORT = 1.5
 BLOCKS_PER_EFFORT = 22
 RANKS_EFFORT = 7
 DRAFTS_EFFORT = 8
@@ -73,8 +78,8 @@ POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 SPOT_RISK_FRAC = 0.001  # The share of time in which more spot workers may be down than a fleet provides for.
 
-# Where so many scenarios or more may be missed, `prefill_meets_ttft_alone` simulates scenarios too: otherwise
-# it takes many whole simulations to refute a fleet.
+# To refute a fleet that may miss this many scenarios or more takes many whole simulations. There
+# `prefill_meets_ttft_alone`, which is cheaper, simulates scenarios too.
 MANY_MISSED = 4
 
 
@@ -97,9 +102,11 @@ class Answers:
 
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # What headroom.py measured.
-    faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # Sped-up traces.
-    decided: Decided | None = None  # A copy in a file, from which a killed run can go on (resuming.py).
-    _asking: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
+    # By trace and speed-up factor: the faster trace, and a cache for it (headroom.py).
+    faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)
+    decided: Decided | None = None  # A copy in a file, with which a killed run is resumed (resuming.py).
+    # Queries that some thread is simulating; its event is set when the answer is cached.
+    _in_progress: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def fresh(self) -> Answers:
@@ -107,26 +114,30 @@ class Answers:
         return Answers(decided=self.decided)
 
     def answer_once(self, key: tuple[object, ...], slo: Slo, find: Callable[[], bool]) -> bool:
-        """The cached answer, or that of `find`; of several threads that ask the same, one calls `find`."""
+        """The cached answer, or else that of `find`. If several threads need the same answer at once, one
+        calls `find` and the others wait for it.
+        """
         query = key, slo
         while True:
             with self._lock:
                 remembered = self.look_up(key, slo)
                 if remembered is not None:
-                    # A task is charged for an answer even if another task of its wave has simulated it.
+                    # Simulations that run side by side make a wave (deterministic_parallel.py). A task pays
+                    # for an answer even if another task of its wave simulated it, so that its effort does not
+                    # depend on which of them was first.
                     deterministic_parallel.charge_effort(query, None)
                     return remembered
-                if (other_ends := self._asking.get(query)) is None:
-                    self._asking[query] = ended = threading.Event()
+                if (answered := self._in_progress.get(query)) is None:
+                    self._in_progress[query] = ended = threading.Event()
                     break
-            other_ends.wait()
+            answered.wait()
         try:
             holds = find()
             with self._lock:
                 self.add(key, slo, holds=holds)
         finally:
             with self._lock:
-                del self._asking[query]
+                del self._in_progress[query]
             ended.set()
         return holds
 
@@ -162,19 +173,22 @@ class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
     With `draws` it must keep the SLO on each of them too, and in all but `may_miss` of `scenarios`.
-    `verdicts` has the answers so far, by names and counts of a fleet's options. Simulations run in this
-    process or in others (simulation_queries.py).
+    `verdicts` holds whether each fleet held that was simulated so far, by the names and counts of its
+    options. Simulations run in this process or in others (simulation_queries.py).
 
     `step_time_sigmas`: step times of (prefills, decodes) lie so many standard deviations of their spread
         above the medians.
     `of_pairs`: the policies of fleets with prefill and decode workers, where they differ from `policies`.
-    `refuted_below`: fleets with a lower objective fail without a simulation, as another search refuted them.
+    `refuted_below`: fleets with a lower objective are not simulated and count as failing, because an earlier
+        search refuted them.
     `doubted_below`: for fleets with a lower objective `trace` is simulated before the scenarios, because
         most of them fail on it.
     `spot`: the terms of spot workers, by the GPU's name.
     `scenario`: what is simulated in place of `trace`.
-    `downscale`: the traffic is one request in so many, and a pool is simulated with one worker in so many,
+    `downscale`: `trace` holds one request in so many, and a pool is simulated with one worker in so many,
         rounded down (scale_model.py).
+    `until`: the time, on the clock of work_clock.py, from which on simulations of scenarios raise
+        StoppedError.
     """
 
     llm: Llm
@@ -196,20 +210,21 @@ class Oracle:
     pinning: Pinning | None = None  # It places prefixes, where policies pin them.
     scenario: Scenario | None = None
     downscale: int = 1
-    until: float = math.inf  # Time on work_clock.py's clock from which on scenarios raise StoppedError.
+    until: float = math.inf
     verdicts: dict[Named, bool] = field(default_factory=dict, init=False)
-    _queried: set[tuple[object, ...]] = field(default_factory=set, init=False)
-    _whole_runs: int = field(default=0, init=False)
-    _effort: int = field(default=0, init=False)
+    _queried: set[tuple[object, ...]] = field(default_factory=set, init=False)  # Keys of cached simulations.
+    _whole_runs: int = field(default=0, init=False)  # Simulations to the end of the trace, never cached.
+    _effort: int = field(default=0, init=False)  # Of cached simulations, in requests of ordinary fleets.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _on_draws: tuple[Oracle, ...] = field(init=False)  # One for each of `draws`.
     _in_scenarios: tuple[Oracle, ...] = field(init=False)
-    _asker: Asker = field(init=False)
+    _query_runner: QueryRunner = field(init=False)
 
     def __post_init__(self) -> None:
-        # Step-time sigmas tell an oracle of a scenario. There are dozens: long ones do not stay in memory.
+        # Only an oracle of a scenario has step-time sigmas. There are dozens of scenarios, so their traces
+        # are not kept in memory if they are long.
         is_kept = self.step_time_sigmas is None or len(self.trace) <= KEPT_REQUESTS
-        self._asker = Asker(self._traffic, kept=is_kept)
+        self._query_runner = QueryRunner(self._traffic, kept=is_kept)
         self._on_draws = tuple(self.as_written(trace=trace) for trace in self.draws)
         self._in_scenarios = tuple(self.in_scenario(scenario) for scenario in self.scenarios)
 
@@ -287,8 +302,8 @@ class Oracle:
         return answers
 
     def _survives_all(self, counts: Counts) -> bool:
-        """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets;
-        below `doubted_below` after it, because there the trace does.
+        """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets.
+        Only below `doubted_below` the trace refutes more of them, and is simulated first.
         """
         written = (self, *self._on_draws)
         return (
@@ -300,13 +315,13 @@ class Oracle:
         )
 
     def _keeps_enough(self, counts: Counts) -> bool:
-        """Whether the fleet keeps the SLO in enough scenarios; these are simulated until it is decided."""
+        """Whether the fleet keeps the SLO in enough scenarios. Scenarios are simulated until that is clear."""
         missed, left = 0, self._in_scenarios
         while missed <= self.may_miss < missed + len(left):
-            # Whatever fewer scenarios than these show, the next ones are needed too: they run together.
-            together = min(self.may_miss + 1 - missed, missed + len(left) - self.may_miss)
-            missed += self._missed_by(counts, left[:together])
-            left = left[together:]
+            # Fewer verdicts than these cannot decide it, however they turn out. So these run side by side.
+            least_needed = min(self.may_miss + 1 - missed, missed + len(left) - self.may_miss)
+            missed += self._missed_by(counts, left[:least_needed])
+            left = left[least_needed:]
         return missed <= self.may_miss
 
     def _missed_by(self, counts: Counts, oracles: Sequence[Oracle]) -> int:
@@ -336,8 +351,8 @@ class Oracle:
         return self._in_scenarios[number]
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
-        """What the first loss that a fleet does not survive leaves of it, and the oracle that refutes this
-        rest: this one, or that of a draw. None if the fleet survives all losses.
+        """The first loss that a fleet does not survive, as the workers that are left of it, with the oracle
+        that refutes these: this oracle, or that of a draw. None if the fleet survives all losses.
         """
         for oracle in (self, *self._on_draws):
             for left in self._losses(counts):
@@ -346,12 +361,14 @@ class Oracle:
         return None
 
     def prefill_meets_ttft_alone(self, fleets: Sequence[Counts]) -> list[bool]:
-        """Whether prefill pools keep the limits on TTFT if every request ends with its first token.
+        """Whether prefill pools keep the limits on TTFT if every request ends with its first token. Each
+        fleet is one pool: ((option, count),).
 
-        Queues by length go by the whole output all the same. That hand-offs can only delay a prefill pool is
-        an assumption (search/level0/pruning_rules.py). It is false where requests of a session wait for
-        others: answers that take no time bring the next ones earlier. With MANY_MISSED or more scenarios that
-        may be missed, a pool fails too if it misses TTFT in each of the first `may_miss` + 1 scenarios.
+        Queues that sort by length still sort by the whole output. We assume that hand-offs can only delay a
+        prefill pool (search/level0/pruning_rules.py). The assumption is false where requests of a session
+        wait for others, since answers that take no time bring the next requests earlier. Where MANY_MISSED or
+        more scenarios may be missed, a pool also fails if it misses TTFT in each of the first `may_miss` + 1
+        scenarios.
         """
         return [
             self._prefill_meets_enough(option, self._simulated_count(option, count))
@@ -359,7 +376,9 @@ class Oracle:
         ]
 
     def decode_keeps_up_alone(self, fleets: Sequence[Counts]) -> list[bool]:
-        """Whether decode pools keep up if every prompt arrives prefilled at once: the backlog test alone."""
+        """Whether decode pools pass the backlog test if every prompt is prefilled when it arrives. Each fleet
+        is one pool: ((option, count),).
+        """
         return [
             self._decode_alone(option, self._simulated_count(option, count)) for ((option, count),) in fleets
         ]
@@ -369,23 +388,23 @@ class Oracle:
         return self.workers_left(option, count) // self.downscale
 
     def workers_left(self, option: Option, count: int) -> int:
-        """The fewest workers of one option that a loss may leave of `count`; below 0 if it takes more than
-        there are.
+        """The fewest workers of one option that the worst loss leaves of `count`; below 0 if a loss takes
+        more than there are.
         """
-        # A worker larger than a node is lost with any node of its own.
-        on_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
-        return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * on_node
+        # A worker that spans several nodes is lost if one of them is, so a node counts as one at least.
+        per_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
+        return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * per_node
 
     def workers_needed(self, option: Option, least: int) -> int:
-        """The fewest workers of one option of which a loss leaves at least `least`."""
+        """The fewest workers of one option such that the worst loss leaves at least `least` of them."""
         count = least  # More workers may also mean more spot workers down, hence the loop.
         while self.workers_left(option, count) < least:
             count += least - self.workers_left(option, count)
         return count
 
     def spot_down(self, option: Option, count: int) -> int:
-        """How many of `count` workers a fleet must do without: in SPOT_RISK_FRAC of the time at most, more
-        than these are down at once.
+        """How many of `count` spot workers a fleet must do without: the smallest number that is exceeded in
+        at most SPOT_RISK_FRAC of the time.
         """
         terms = self.spot.get(option.type.gpu.name)
         if terms is None or count <= 0:
@@ -396,9 +415,9 @@ class Oracle:
         return int(np.argmax(bdtr(down, count, terms.down_frac) >= 1 - SPOT_RISK_FRAC))
 
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
-        """The whole simulation, to the end, with its judgement."""
+        """The simulation to the end of the trace, and its verdict. With `record` it has every gap."""
         self._whole_runs += 1
-        record = record or self.slo.every_s is not None  # Windows are judged by their gaps.
+        record = record or self.slo.every_s is not None  # Verdicts on windows need every gap.
         self._charge_whole(fleet)
         simulation = simulate(
             self._with_spread(fleet),
@@ -410,8 +429,9 @@ class Oracle:
         return simulation, judge(simulation, self.slo)
 
     def worst_verdict(self, counts: Counts) -> Verdict | None:
-        """The judgement, without percentiles, after the worst loss; None where a loss leaves no worker of a
-        role. Losses are ranked by whether the SLO holds, then by the lowest share of requests within a limit.
+        """The verdict, without percentiles, after the worst loss; None where a loss leaves no worker of a
+        role. The worst loss is one after which the SLO is missed, if there is one, and among several the one
+        with the lowest share of requests within a limit.
         """
         verdicts: list[Verdict] = []
         for left in self._losses(counts):
@@ -426,7 +446,7 @@ class Oracle:
         """Judge a fleet by a simulation to the end of the trace, without percentiles and without losses."""
         fleet = self.fleet(counts)
         self._charge_whole(fleet)
-        return self._asker.judge_whole(SimulationQuery(self._with_spread(fleet), self.slo))
+        return self._query_runner.judge_whole(SimulationQuery(self._with_spread(fleet), self.slo))
 
     def _charge_whole(self, fleet: Fleet) -> None:
         """Charge a simulation to the end of the trace. These are not cached, so each counts anew."""
@@ -441,8 +461,8 @@ class Oracle:
         return fleet if self.step_time_sigmas is None else fleet.with_step_spread(*self.step_time_sigmas)
 
     def _losses(self, counts: Counts) -> list[Counts]:
-        """What each loss leaves of a fleet: without the spot workers that may be down, and without the spare
-        workers of one pool or the workers on the spare nodes; in counts of the simulation (`downscale`).
+        """What each loss leaves of a fleet: the spot workers that may be down are gone, and `spare_workers`
+        of one pool or the workers on `spare_nodes` nodes. Counts are those of the simulation (`downscale`).
         """
         counts = tuple(
             (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
@@ -460,29 +480,34 @@ class Oracle:
         return left
 
     def _node_losses(self, counts: Counts) -> list[tuple[int, ...]]:
-        """How many workers of each pool the loss of `spare_nodes` nodes may take: every set of workers that
-        fits on these nodes and is part of no larger one that does. Which workers share a node is not known
-        here.
+        """How many workers of each pool the loss of `spare_nodes` nodes may take, one tuple for each loss.
+
+        The search does not know which workers share a node. So a loss is any set of workers that fits on
+        these nodes and that is part of no larger set that fits.
         """
         largest_losses: list[tuple[int, ...]] = []
         for gpu_base in dict.fromkeys(option.type.gpu.base for option, _ in counts):
             is_of_base = [option.type.gpu.base == gpu_base for option, _ in counts]
-            room = self.spare_nodes * max(
+            lost_gpus = self.spare_nodes * max(
                 int(option.type.gpu.gpus_per_node) for option, _ in itertools.compress(counts, is_of_base)
             )
-            # A worker larger than a node is lost with any node of its own, so it counts as one that fits.
+            # A worker that spans several nodes is lost if one of them is, so it counts as one that fits.
             ranges = [
-                range(min(count, max(room // option.type.gpus, 1)) + 1 if of_base else 1)
+                range(min(count, max(lost_gpus // option.type.gpus, 1)) + 1 if of_base else 1)
                 for (option, count), of_base in zip(counts, is_of_base, strict=True)
             ]
-            gpus = [min(option.type.gpus, room) for option, _ in counts]
-            fits = [lost for lost in itertools.product(*ranges) if sum(map(operator.mul, gpus, lost)) <= room]
-            largest_losses += [lost for lost in fits if not any(_is_part_of(lost, other) for other in fits)]
+            gpus = [min(option.type.gpus, lost_gpus) for option, _ in counts]
+            losses = [
+                lost for lost in itertools.product(*ranges) if sum(map(operator.mul, gpus, lost)) <= lost_gpus
+            ]
+            largest_losses += [
+                lost for lost in losses if not any(_is_part_of(lost, other) for other in losses)
+            ]
         return largest_losses
 
     def _is_known_to_fail(self, counts: Counts) -> bool:
-        """Whether a cached simulation says that the fleet misses the SLO after some loss. Without scenarios
-        always False: then the next step looks into the same cache.
+        """Whether a cached simulation shows that the fleet misses the SLO after some loss. Without scenarios
+        it is always False, because the simulations that come next look into the same cache.
         """
         if not self._in_scenarios:
             return False
@@ -524,7 +549,7 @@ class Oracle:
         first tokens: so the workers are simulated as mixed ones without decodes.
         """
         if self.slo.selectors:
-            return True  # What may wait for whom is up to the classes, so nothing is ruled out.
+            return True  # With limits for classes, other requests may wait longer, so no pool is ruled out.
         limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")
         slo = Slo(limits, every_s=self.slo.every_s)
 
@@ -540,10 +565,10 @@ class Oracle:
     def _decode_alone(self, option: Option, count: int) -> bool:
         """Whether the pool passes the backlog test behind a prefill worker that takes no time."""
         if self.slo.selectors:
-            return True  # What may wait for whom is up to the classes, so nothing is ruled out.
-        # The simulated prompts arrive at once; real ones come up to their TTFT limit later. A limit twice as
-        # long leaves a request that comes so late the same wait as the SLO does. The backlog test goes by the
-        # largest of several limits, and the cache of answers takes one line per metric and percentile.
+            return True  # With limits for classes, other requests may wait longer, so no pool is ruled out.
+        # In this simulation prompts reach the pool when they arrive; behind real prefill workers they come up
+        # to their TTFT limit later. A limit twice as long leaves such a late prompt as long a wait as the SLO
+        # does. One line with the largest limit is enough, because the backlog test goes by the largest.
         ttft_s = [limit.limit_s for limit in self.slo.limits if limit.metric == "ttft"]
         slo = Slo((Limit("ttft", 0.0, 2 * max(ttft_s)),) if ttft_s else ())
 
@@ -571,7 +596,7 @@ class Oracle:
 
     def _answer(self, own: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **query: bool) -> bool:
         """Whether a fleet with the key `own` keeps `slo`: from the cache, from the file of a killed run, or
-        by a simulation, for which the effort is charged. `query` are flags of SimulationQuery.
+        by a simulation, for which effort is charged. `query` are flags of SimulationQuery.
         """
         decided, key = self.answers.decided, (*self.question_key(), *own)
         self._queried.add(key)
@@ -580,7 +605,8 @@ class Oracle:
             question = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, own)
             remembered = None if decided is None else decided.look_up(question, self._traffic, slo)
             simulated = self._with_spread(fleet())
-            holds, seen = remembered or self._asker.answer(SimulationQuery(simulated, slo, **query))
+            # A simulation ends as soon as its verdict is clear; `seen` requests were simulated until then.
+            holds, seen = remembered or self._query_runner.answer(SimulationQuery(simulated, slo, **query))
             if remembered is None and decided is not None:
                 decided.add(question, self._traffic, slo, holds=holds, seen=seen)
             cost = LEAST_EFFORT + request_effort(simulated, self.trace) * seen
@@ -607,8 +633,8 @@ def request_effort(fleet: Fleet, trace: Trace) -> int:
     """What simulating a request of this trace costs on this fleet, in requests on an ordinary one."""
     effort = 1
     if fleet.policies.prefix_cache:
-        blocks = len(trace.prefix_ids) / len(trace)
-        effort = max(CACHED_EFFORT, round(1.5 + blocks / BLOCKS_PER_EFFORT))
+        blocks = len(trace.prefix_ids) / len(trace)  # The mean number of a request's prompt blocks.
+        effort = max(CACHED_EFFORT, round(NO_BLOCKS_EFFORT + blocks / BLOCKS_PER_EFFORT))
     if any(pool.type.dp > 1 and pool.role == "mixed" for pool in fleet.pools):
         effort = max(effort, RANKS_EFFORT)
     if any(pool.type.speculation is not None and pool.role != "prefill" for pool in fleet.pools):
@@ -617,15 +643,17 @@ def request_effort(fleet: Fleet, trace: Trace) -> int:
 
 
 def _fleet_key(counts: Counts) -> tuple[object, ...]:
-    """A fleet as far as a simulation depends on it: owned and rented workers of one type are one pool."""
+    """What a simulation reads of a fleet. Neighbouring pools of the same workers count as one pool, for
+    instance owned and rented ones.
+    """
     pools = ((option.role, _worker_key(option), count) for option, count in counts if count > 0)
     alike = itertools.groupby(pools, key=lambda pool: pool[:2])
     return tuple((*role_and_worker, sum(count for _, _, count in each)) for role_and_worker, each in alike)
 
 
 def _placed_fleet_key(counts: Counts) -> tuple[object, ...]:
-    """As `_fleet_key`, where links depend on which workers share a node: pools of other GPUs, owned and
-    rented ones too, stand on nodes of their own.
+    """As `_fleet_key`, for a network in which links depend on which workers share a node. There owned and
+    rented workers are not alike, because they run on different nodes.
     """
     return tuple(
         (option.role, _worker_key(option), gpu.name, int(gpu.gpus_per_node), gpu.link_bytes_per_s, count)

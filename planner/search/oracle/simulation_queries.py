@@ -2,8 +2,8 @@
 (planner/parallel/executors.py).
 
 A query is data: a fleet, an SLO, and whether its requests are prompts alone. Its traffic is sent to the
-worker processes once; a scenario is drawn there. The answer comes back with the number of requests that the
-simulation took to see it. In this module a worker is such a process, not an engine.
+worker processes once; a scenario is drawn there. An answer says whether the SLO is kept, and how many
+requests had to be simulated until that was clear.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from planner.simulator.replay import (
 from planner.simulator.slo_verdict import Verdict, judge
 from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 
-# Of a longer scenario the simulator's arrays are not kept beside the trace: there are dozens of scenarios.
+# The simulator's arrays of a scenario are reused from query to query, unless it has more requests than this:
+# there are dozens of scenarios, and their arrays would fill the memory.
 KEPT_REQUESTS = 20_000
-KEPT_REPLAYS = 16  # The traffics whose `Replay` a worker process keeps; the oldest goes first.
+KEPT_REPLAYS = 16  # A worker process keeps the `Replay` of so many traffics; the oldest goes first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +53,31 @@ class SimulationQuery:
 
 
 class Replay:
-    """Simulations of one trace that share its records, from any thread."""
+    """Simulations of one trace, from any thread. With `kept` they share the arrays of its requests."""
 
     def __init__(self, trace: Trace, *, kept: bool = True) -> None:
         self.trace, self._kept = trace, kept
         self._requests = RequestRecords(trace, reused=kept)
         self._prompts: tuple[Trace, RequestRecords] | None = None
 
-    def _of_prompts(self) -> tuple[Trace, RequestRecords]:
-        """The trace with one output token per request; queues are still ordered by the whole lengths."""
+    def _prompts_alone(self) -> tuple[Trace, RequestRecords]:
+        """The trace with one output token per request. Queues that sort by length still sort by the whole
+        lengths.
+        """
         if self._prompts is None:
             prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
             self._prompts = prompts, RequestRecords(prompts, self.trace.output_tokens, reused=self._kept)
         return self._prompts
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
-        """Whether the SLO is kept, and how many requests had entered when the simulation could stop."""
-        trace, requests = self._of_prompts() if query.is_prompts else (self.trace, self._requests)
+        """Whether the SLO is kept, and how many requests had arrived when the simulation could stop."""
+        trace, requests = self._prompts_alone() if query.is_prompts else (self.trace, self._requests)
         holds = keeps_slo(query.fleet, trace, query.slo, requests, is_prefilled=query.is_prefilled)
         return holds, requests.latest_entered()
 
 
 def judge_whole(trace: Trace, query: SimulationQuery) -> Verdict:
-    """Judge a simulation to the end of the trace, without percentiles."""
+    """The verdict, without percentiles, on a simulation to the end of the trace."""
     slo = query.slo
     record = slo.every_s is not None  # Limits per window need every gap between tokens.
     simulation = simulate(query.fleet, trace, limits=slo.limits, record=record, every_s=slo.every_s)
@@ -87,9 +90,9 @@ def keeps_slo(
     """Whether the fleet keeps the SLO. `requests` are the records of `trace`. With `is_prefilled` every
     prompt arrives computed, on the first of the fleet's workers.
 
-    The search asks this thousands of times, and asks nothing else of most simulations. Where the kernel has
-    counted every value of the limits by the end of a run, the times of all requests are not gathered and
-    compared again: `judge` comes to the same answer.
+    The search needs this answer thousands of times, and nothing else of most simulations. So where the kernel
+    has counted by the end of a run how many values are within each limit, we read the answer from its counts.
+    `judge`, which gathers the times of all requests first, comes to the same answer.
     """
     patience_s = slo.patience_s(judged_span_s(trace))
     if is_decided_by_counts(fleet, trace, slo):
@@ -110,7 +113,7 @@ def keeps_slo(
 
 
 def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:
-    """Whether the kernel counts all that the SLO goes by, but for rejected requests and the backlog test."""
+    """Whether the kernel's counts decide the SLO, together with the rejected requests and the backlog test."""
     return (
         engine_of(fleet) == STEPWISE
         and not is_long(fleet, trace, slo.limits)
@@ -123,7 +126,7 @@ def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:
 
 
 def _all_are_served(state: State) -> bool:
-    """Whether no request was rejected, after a run that all have left."""
+    """Whether no request was rejected, at the end of a run."""
     return bool((state.requests["status"] == FINISHED).all())
 
 
@@ -133,14 +136,16 @@ def _is_steady(state: State, trace: Trace, patience_s: float) -> bool:
     """
     first = int(np.searchsorted(trace.arrival_s, last_tenth_s(*state.window.tolist())))
     last = state.requests[first:]
-    waited_s = last["first_token_s"] - last["arrival_s"]
+    longest_wait_s = last["first_token_s"] - last["arrival_s"]
     has_gaps = trace.output_tokens[first:] > 1
-    waited_s[has_gaps] = np.fmax(waited_s[has_gaps], last["gap_max_s"][has_gaps])
-    return len(last) == 0 or bool((waited_s <= patience_s).mean() >= STEADY_FRAC)
+    longest_wait_s[has_gaps] = np.fmax(longest_wait_s[has_gaps], last["gap_max_s"][has_gaps])
+    return len(last) == 0 or bool((longest_wait_s <= patience_s).mean() >= STEADY_FRAC)
 
 
-class Asker:
-    """Simulates one traffic: a trace, or a scenario, which is drawn when it is first needed."""
+class QueryRunner:
+    """Simulates one traffic: a trace, or a scenario, which is drawn when it is first needed. `kept` as in
+    `Replay`.
+    """
 
     def __init__(self, traffic: Trace | Scenario, *, kept: bool) -> None:
         self._traffic, self._kept = traffic, kept
@@ -148,109 +153,112 @@ class Asker:
         self._replay: Replay | None = None
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
-        """As Replay.answer, in this process or in a worker process."""
-        if (workers := current_crew()) is None:
+        """As `Replay.answer`, in this process or in a worker process."""
+        if (crew := current_crew()) is None:
             with current_slot():
                 return self._here().answer(query)
-        trace_at_workers, key = _trace_at_workers(workers, self._traffic)
-        holds, seen = workers.start_item(_answer_at_worker, trace_at_workers, (key, query, self._kept))()
+        reference, key = _send_trace(crew, self._traffic)
+        holds, seen = crew.start_item(_answer_in_worker, reference, (key, query, self._kept))()
         return bool(holds), int(seen)
 
     def judge_whole(self, query: SimulationQuery) -> Verdict:
-        """As the function of that name, in this process or in a worker process."""
-        if (workers := current_crew()) is None:
+        """As the function `judge_whole`, in this process or in a worker process."""
+        if (crew := current_crew()) is None:
             with current_slot():
-                return judge_whole(_trace(self._traffic), query)
-        trace_at_workers, _ = _trace_at_workers(workers, self._traffic)
-        verdict: Verdict = workers.start_item(_judge_at_worker, trace_at_workers, query)()
+                return judge_whole(_trace_of(self._traffic), query)
+        reference, _ = _send_trace(crew, self._traffic)
+        verdict: Verdict = crew.start_item(_judge_in_worker, reference, query)()
         return verdict
 
     def _here(self) -> Replay:
         """The `Replay` of this process, made when it is first needed."""
         with self._lock:
             if self._replay is None:
-                trace = _trace(self._traffic)
+                trace = _trace_of(self._traffic)
                 self._replay = Replay(trace, kept=self._kept or len(trace) <= KEPT_REQUESTS)
             return self._replay
 
 
-def _trace(traffic: Trace | Scenario) -> Trace:
+def _trace_of(traffic: Trace | Scenario) -> Trace:
+    """The trace of this traffic, drawn now if it is a scenario's first use."""
     return traffic.trace if isinstance(traffic, Scenario) else traffic
 
 
-# Traffic that lies at the workers: traffic -> (whose workers, reference to it there, its name there). The
-# dictionaries are weak: traffic that nobody uses any more leaves them.
-_placed: weakref.WeakKeyDictionary[Any, tuple[Crew, Any, str]] = weakref.WeakKeyDictionary()
-_placing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()  # While it is sent.
-_lock = threading.Lock()  # Of all variables of this module.
+# Traffic that was sent to worker processes: traffic -> (their crew, the crew's reference to it, its name).
+# The dictionaries are weak, so traffic that nobody uses any more is dropped.
+_sent: weakref.WeakKeyDictionary[Any, tuple[Crew, Any, str]] = weakref.WeakKeyDictionary()
+# One lock for each traffic, so that two threads do not send the same one.
+_sending: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()  # It guards the variables of this module.
 
 
-def _trace_at_workers(workers: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
-    """A reference to the trace at the workers, and a name for it. Of a scenario, what all scenarios are drawn
-    from is sent once, and each trace is drawn there.
+def _send_trace(crew: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
+    """The crew's reference to the trace, and a name for it; the trace is sent if the crew does not have it.
+    Of scenarios, what all of them are drawn from is sent once, and each trace is drawn in a worker process.
     """
     if isinstance(traffic, Scenario):
         scenarios, number = traffic.source, traffic.number
-        source = _place_once(workers, scenarios, lambda: workers.put_value(scenarios))[0]
-        return _place_once(workers, traffic, lambda: workers.put_result(_draw_at_worker, source, number))
-    return _place_once(workers, traffic, lambda: workers.put_value(traffic))
+        source = _send_once(crew, scenarios, lambda: crew.put_value(scenarios))[0]
+        return _send_once(crew, traffic, lambda: crew.put_result(_draw_in_worker, source, number))
+    return _send_once(crew, traffic, lambda: crew.put_value(traffic))
 
 
-def _place_once(workers: Crew, traffic: Any, place: Callable[[], Any]) -> tuple[Any, str]:
-    """What `place` returned for this traffic and these workers, and a name that no other traffic gets, as
-    Python reuses ids.
+def _send_once(crew: Crew, traffic: Any, send: Callable[[], Any]) -> tuple[Any, str]:
+    """What `send` returned for this traffic and this crew, and a name that no other traffic gets. The name
+    has a number, because Python reuses ids.
     """
     with _lock:
-        lock = _placing.setdefault(traffic, threading.Lock())
+        lock = _sending.setdefault(traffic, threading.Lock())
     with lock:
-        known_workers, placed, name = _placed.get(traffic, (None, None, ""))
-        if known_workers is not workers:
-            name = f"{id(workers)} {id(traffic)} {_next_number()}"
-            _placed[traffic] = workers, placed, name = workers, place(), name
-        return placed, name
+        sent_to, reference, name = _sent.get(traffic, (None, None, ""))
+        if sent_to is not crew:
+            name = f"{id(crew)} {id(traffic)} {_next_number()}"
+            _sent[traffic] = crew, reference, name = crew, send(), name
+        return reference, name
 
 
-_placed_so_far = 0
+_numbers_given = 0
 
 
 def _next_number() -> int:
-    global _placed_so_far
+    global _numbers_given
     with _lock:
-        _placed_so_far += 1
-        return _placed_so_far
+        _numbers_given += 1
+        return _numbers_given
 
 
-def _draw_at_worker(scenarios: Scenarios, number: int) -> Trace:
+def _draw_in_worker(scenarios: Scenarios, number: int) -> Trace:
     return scenarios.drawn(number)
 
 
-def _judge_at_worker(trace: Trace, query: SimulationQuery) -> Verdict:
-    return judge_whole(writable(trace), query)
+def _judge_in_worker(trace: Trace, query: SimulationQuery) -> Verdict:
+    return judge_whole(make_writable(trace), query)
 
 
-_replays: dict[str, Replay] = {}  # In a worker process, by the name of the traffic.
+_replays: dict[str, Replay] = {}  # The replays of this worker process, by the name of the traffic.
 
 
-def _answer_at_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
-    key, query, kept = item
+def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
+    """As `Replay.answer`, run in a worker process: `item` is the traffic's name, the query, and `kept`."""
+    name, query, kept = item
     with _lock:
-        replay = _replays.get(key)
+        replay = _replays.get(name)
         if replay is None:
             while len(_replays) >= KEPT_REPLAYS:
                 del _replays[next(iter(_replays))]
-            own = writable(trace)
-            replay = _replays[key] = Replay(own, kept=kept or len(own) <= KEPT_REQUESTS)
+            own = make_writable(trace)
+            replay = _replays[name] = Replay(own, kept=kept or len(own) <= KEPT_REQUESTS)
     return replay.answer(query)
 
 
-def writable(trace: Trace) -> Trace:
-    """The trace with copies of its read-only arrays, which an object store of a cluster hands out: Numba
-    treats a read-only array as another type and would compile its functions again.
+def make_writable(trace: Trace) -> Trace:
+    """The trace with copies of its read-only arrays, such as the object store of a cluster returns. Numba
+    takes a read-only array for another type and would compile its functions again.
     """
     columns = {each.name: getattr(trace, each.name) for each in fields(trace)}
-    lent: dict[str, Any] = {
+    copies: dict[str, Any] = {
         name: column.copy()
         for name, column in columns.items()
         if isinstance(column, np.ndarray) and not column.flags.writeable
     }
-    return replace(trace, **lent) if lent else trace
+    return replace(trace, **copies) if copies else trace

@@ -89,13 +89,14 @@ LOSS_SCENARIOS = 2 * cheapest_kept.HARDEST_SCENARIOS
 LOSS_SEARCH_REQUESTS = cheapest_kept.LEAST_SEARCH_REQUESTS / 2
 # At most this many fleets with a loss are tested. The scenarios that one misses join the search for the next.
 MOST_LOSS_TESTS = 2
-# A fleet with a loss may have this many workers more or fewer than production,
+# The neighbours of production that are looked at for a fleet with a loss have up to MOST_WORKERS_CHANGED
+# workers more or fewer of each of up to MOST_MACHINES_CHANGED machines.
 MOST_WORKERS_CHANGED = 2
-MOST_MACHINES_CHANGED = 4  # of each of so many machines.
-# Or it has this many workers of another type beside a pool of production.
+MOST_MACHINES_CHANGED = 4
+# Fleets with other worker types have up to this many workers of another type beside a pool of production.
 MOST_OTHER_WORKERS = 2
-MOST_OTHER_FLEETS = 4  # So many of these fleets are simulated,
-MOST_COMBINATIONS = 1_000  # out of at most so many.
+MOST_OTHER_FLEETS = 4  # At most so many fleets with other worker types are simulated.
+MOST_COMBINATIONS = 1_000  # At most so many neighbours, or fleets with other types, are built to choose from.
 
 
 WhyOnPaper = facts.TooFewKept | facts.IdleMisses | facts.NoneTogether
@@ -106,10 +107,10 @@ WhyOnPaper = facts.TooFewKept | facts.IdleMisses | facts.NoneTogether
 class Production:
     """The fleet that is to be run, the answers beside it, and whether it passed its test.
 
-    `with_loss` is the fleet that stands the loss of any worker, None where none was found or none was looked
-    for. `trial` keeps the scenarios of the search and of the test, so that the same fleet can be simulated
-    under other routers; it is None where the fleet is the one on paper. `why_on_paper` says why there is no
-    production fleet where `best` is the cheapest fleet on paper.
+    `with_loss` is the fleet that survives the loss of any worker; None where none was found, or where the
+    question already asks for losses. `trial` keeps the scenarios of the search and of the test, so that the
+    same fleet can be simulated under other routers. Where no fleet for production was found, `best` is the
+    cheapest fleet on paper, `why_on_paper` is the reason, and `trial` is None.
     """
 
     best: Counts
@@ -124,7 +125,8 @@ class Production:
 def find_production_fleet(
     problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = ()
 ) -> FleetTrial | None:
-    """The cheapest fleet found that passes its test, or that of the last test; None where the time was over.
+    """The cheapest fleet found that passes its test, or if none does the fleet of the last test; None where
+    the time was over before a test.
 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough scenarios.
     """
@@ -153,15 +155,14 @@ def _find_production_fleet(
     assert safety is not None and problem.tested is not None and model.tested is not None
     scenarios = scenario_problem.oracle.scenarios
     stage = f"production: the cheapest fleet that keeps the SLO in most of {len(scenarios)} scenarios"
-    # With so long a trace the test takes longer than anything else, and may not end in time.
+    # With a long trace the test takes longer than anything else, and may not end in time.
     if (requests := LEAST_TEST_SCENARIOS * len(problem.trace)) > TEST_REQUESTS:
         stage += f"; its test then simulates up to {requests:,} requests"
     problem.progress(Stage(stage, "production"))
     scenario_problem, least = cheapest_kept.find_cheapest_kept(scenario_problem, paper, start)
-    is_searched = True  # `least` is the result of a search; else it was only grown.
-    grown: list[
-        Counts
-    ] = []  # Fleets that keep enough of the search's scenarios, which a test may still fail.
+    is_searched = True  # Whether `least` is the result of a search; otherwise it is the last fleet, grown.
+    # Fleets of other designs that keep enough of the search's scenarios. They may still fail a test.
+    grown: list[Counts] = []
     for attempt in range(MOST_TESTS):
         if least is None and (model is not problem or problem.out_of_time()):
             return trial  # The problem at full size may have a fleet where its model has none.
@@ -173,8 +174,8 @@ def _find_production_fleet(
         )
         test = ScenarioTest(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.decide(best)
-        # Later fleets have grown because cheaper ones failed. One step of a scale model is many workers, so
-        # what is smaller than a fleet of a model that fails is left out too.
+        # A cheaper fleet may pass only in the first round: later fleets have grown because cheaper ones
+        # failed. One step of a scale model is many workers, so if its fleet fails no smaller one is tested.
         may_cost_less = attempt == 0 and (
             scenario_problem.oracle.downscale == 1 or is_test_passed(kept_in, safety)
         )
@@ -225,7 +226,7 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
             assert problem.oracle.pinning is not None
             problem.oracle.pinning.use(problem.oracle.fleet(fewer).pools, is_polished=False)
             break
-        # `cheaper` told of the fleets cheaper than the larger one.
+        # What `cheaper` says holds for the fleets below the price of the larger fleet, so it is dropped.
         trial = replace(trial, best=fewer, test=test, kept_in=kept_in, cheaper=None)
     test, kept_in = trial.test, trial.kept_in
 
@@ -240,11 +241,11 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 
 
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
-    """The trial with what is known of cheaper fleets. If a cheaper fleet is found and passes the test: the
-    trial of that fleet.
+    """The trial with what is known of cheaper fleets; if a cheaper fleet is found and passes the test, the
+    trial of that one.
 
-    A fleet found so is cheaper than all that were near feasible before, so those below its price are tested
-    too. Each round lowers the price.
+    Such a fleet is cheaper than all that were near feasible before. So the near-feasible fleets below its own
+    price are tested too. Each round lowers the price.
     """
     if trial.model is not None and trial.model.oracle.downscale > 1:
         return trial  # A large problem has too many cheaper fleets to simulate them all.
@@ -343,10 +344,10 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     limits of the trial's problem.
     """
     answer, lossy_fleet = None, None
-    # Production stands losses already if the question asks for it.
+    # If the question asks for losses, production survives them already.
     if not problem.oracle.has_losses and not problem.out_of_time():
         answer, lossy_fleet, first_lossy = _answer_with_a_loss(trial, paper)
-        # The first that the search finds has more to spare than production, even where it fails its test.
+        # The first fleet with a loss has more to spare than production, even where it fails its own test.
         trial = _prefer_lossy_fleet(trial, first_lossy)
     best, kept_in = trial.best, trial.kept_in
     paper_kept_in = _kept_in_of_paper_fleet(problem, paper, trial)
@@ -410,8 +411,8 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
     """The trial of the fleet with a loss, where that fleet costs no more than the production fleet and passes
     the test; else the given trial.
 
-    A fleet with a loss that costs less is cut down to as few workers as pass the test. One that costs the
-    same is kept whole: its workers stand on nodes that are paid for anyway.
+    A fleet with a loss that costs less loses the workers that it does not need for the test. One that costs
+    the same keeps them, since the nodes they run on are paid for anyway.
     """
     same_value = trial.problem.same_value
     if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * same_value:
@@ -445,7 +446,7 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
             break
         machines = tuple((option.role, hardware(option), count) for option, count in counts)
         if machines in machines_found:
-            continue  # It differs in engine settings alone.
+            continue  # A fleet that differs in engine settings alone is in the list.
         is_near = (
             scenario_problem.allows(counts) and scenario_problem.oracle.missed_count(counts, most) <= most
         )
@@ -461,7 +462,7 @@ def not_certified_warnings(
     """A warning where production was required and the plan cannot be called certified."""
     if (safety := problem.task.safety) is None:
         return ()
-    if production is None:  # The time was over; with a spread or without, nothing was tested.
+    if production is None:  # The time was over and nothing was tested, so the spread does not matter.
         return (facts.NotCertified(None, safety.kept_in_frac, have_spread=True),)
     if production.why_on_paper is not None:
         return (production.why_on_paper,)
@@ -478,18 +479,19 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     """
     assert scenario_problem.task.safety is not None
     count = len(scenario_problem.oracle.scenarios)
-    # No fleet was found that misses `low` scenarios or fewer; `best` misses `high`.
-    best, low = paper.best, scenario_problem.oracle.may_miss
-    high = in_time(lambda: scenario_problem.oracle.missed_count(paper.best, count), count)
-    while high - low > 1 and not scenario_problem.out_of_time():
-        middle = (low + high) // 2
+    # The bisection: no fleet was found that misses `too_few` scenarios or fewer, and `best` misses `missed`.
+    best, too_few = paper.best, scenario_problem.oracle.may_miss
+    missed = in_time(lambda: scenario_problem.oracle.missed_count(paper.best, count), count)
+    while missed - too_few > 1 and not scenario_problem.out_of_time():
+        middle = (too_few + missed) // 2
         weaker = with_scenarios(scenario_problem, scenario_problem.oracle.scenarios, middle)
         fleet = in_time(partial(search_again, weaker, [], is_mixed=False), None)
         if fleet is None:
-            low = middle
+            too_few = middle
         else:
-            best, high = fleet, in_time(partial(_fewest_missed, middle, weaker.oracle, fleet, count), middle)
-    kept_frac, wanted = 1 - high / count, scenario_problem.task.safety.kept_in_frac
+            best = fleet
+            missed = in_time(partial(_fewest_missed, middle, weaker.oracle, fleet, count), middle)
+    kept_frac, wanted = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
@@ -565,15 +567,17 @@ def _find_lossy_fleet(
     """The cheapest fleet found that keeps the SLO in enough scenarios of `lossy` after the loss of any one
     worker.
 
-    Production with one more worker of each machine stands any loss. What costs less is searched for in this
+    Production with one more worker of each machine survives any loss. We look for cheaper fleets in this
     order: fewer workers on owned GPUs that idle, and known fleets; one worker type per pool; a few workers
-    more or fewer than production; a few workers of other types beside production. The hardest scenarios come
-    first in `lossy`, and are given up first, so that one missed scenario refutes a fleet.
+    more or fewer than production; a few workers of other types beside production.
+
+    `strict` leaves out the hardest scenarios, as many as a fleet may miss, and allows no miss in the others.
+    One missed scenario then refutes a fleet, which takes fewer simulations.
     """
     may_miss, least = lossy.oracle.may_miss, objective(best)
-    strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)
+    strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)  # The hardest come first in `lossy`.
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
-    # Nothing that stands a loss is cheaper than production.
+    # No fleet that survives a loss is cheaper than production, so one at its price is the cheapest.
     if cheapest is None or objective(cheapest) > least * lossy.same_value:
         for question in (strict, lossy):
             cheapest = cheapest_kept.find_cheaper_kept(
@@ -587,9 +591,9 @@ def _find_lossy_fleet(
 def _cheapest_n_plus_one(
     lossy: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
 ) -> Counts | None:
-    """The cheapest of these fleets that stand a loss: production with one more worker of each machine; the
-    same with as few workers on idle owned GPUs as suffice; the fleet on paper with one more worker of each
-    machine; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
+    """The cheapest of these fleets that survives a loss: production with one more worker of each machine;
+    that fleet with idle owned GPUs put to use, as few as suffice; the fleet on paper with one more worker of
+    each machine; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
     """
     lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
     more = one_more(scenario_problem, best)
@@ -616,11 +620,11 @@ def _cheapest_n_plus_one(
 def _cheapest_neighbour(
     lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
 ) -> Counts | None:
-    """The cheapest fleet found that stands a loss and has up to MOST_WORKERS_CHANGED workers more or fewer
-    than production of each machine, or of owned GPUs that production leaves idle.
+    """The cheapest fleet found that survives a loss and has, of each machine, up to MOST_WORKERS_CHANGED
+    workers more or fewer than production. Owned GPUs that production leaves idle are machines too.
 
-    Only fleets that cost less than `cheapest` and to which no other such fleet adds workers are simulated: if
-    one fails, all smaller fleets fail too.
+    Of the fleets that cost less than `cheapest` we simulate a largest one, to which no other of them adds
+    workers. If it fails, all fleets that are smaller in every pool fail too.
     """
     lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
     own = merge_kinds(best)
@@ -645,7 +649,7 @@ def _cheapest_neighbour(
         if lossy.oracle.holds([fleets[vector]])[0]:
             cheapest = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
         else:
-            # All smaller fleets fail too, so what is left has more of some machine.
+            # Every smaller fleet fails too, so only those stay that have more of some machine.
             fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
     return cheapest
 
@@ -666,9 +670,9 @@ def _largest_vectors(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 def _cheapest_with_other_types(
     lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
 ) -> Counts | None:
-    """The cheapest fleet below the price of `cheapest` that stands a loss and is production with one more
-    worker of each pool, or with up to MOST_OTHER_WORKERS workers of another GPU or degree in that pool's
-    role. At most MOST_OTHER_FLEETS are simulated.
+    """The cheapest fleet below the price of `cheapest` that survives a loss and is production with something
+    added for each pool: one more of its workers, or up to MOST_OTHER_WORKERS workers of another GPU or
+    parallelism in its role. At most MOST_OTHER_FLEETS are simulated.
     """
     settings = best_settings(lossy, paper.level0, {})
     # By pool of production: what may be added for it, as an option with a number of workers.
@@ -769,7 +773,7 @@ def _most_headroom(problem: Problem, paper: FleetSearch, best: Counts) -> Counts
 
 
 def _feasible_fleets(problem: Problem, paper: FleetSearch) -> Iterator[Counts]:
-    """Fleets that keep the SLO in some of the search's scenarios at least."""
+    """The fleets within the limits that the search has simulated and that held."""
     for fleet, holds in list(problem.oracle.verdicts.items()):
         counts = counts_named(fleet, paper.level0.options) if holds else None
         if counts and problem.allows(counts):
@@ -777,7 +781,9 @@ def _feasible_fleets(problem: Problem, paper: FleetSearch) -> Iterator[Counts]:
 
 
 def _fleets_of_like_price(problem: Problem, paper: FleetSearch, best: Counts) -> Iterator[Counts]:
-    """Fleets at about this price: the same GPUs with other engine settings, then fleets that hold."""
+    """Fleets at about the price of `best`: the same GPUs with other engine settings, then the fleets that the
+    search has simulated and that held.
+    """
     options = paper.level0.options
     alike = [
         [each for each in options if each.role == option.role and hardware(each) == hardware(option)]
