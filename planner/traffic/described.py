@@ -9,17 +9,18 @@ minutes, and with lengths of its own. Their sum is burstier than a Poisson proce
 clients are.
 
 Where the burstiness of the sum is given (`gap_cv`, `fano`), the sum is drawn first and then shared among the
-clients. Its gaps are Gamma distributed, in units of a rate that moves. The rate is a product of independent
-factors, one for each time scale tau, constant over blocks of tau with a random phase, Gamma distributed with
-mean 1. With variance sigma^2 of each, the mean of the product over a window T has the variance
+clients. Its gaps are Gamma distributed with the coefficient of variation cv = `gap_cv`, in units of a rate
+that moves. The rate is a product of independent factors, one for each time scale tau. Each factor is constant
+over blocks of tau, which begin at a random phase; it is Gamma distributed, with mean 1 and variance
+sigma_tau^2. The mean of the product over a window T has the variance
 
     v(T) = 2 / T^2 * int_0^T (T - x) * (prod_tau (1 + sigma_tau^2 * max(0, 1 - x / tau)) - 1) dx
 
 and the counts of requests in windows T have the Fano factor (variance / mean)  F(T) = cv^2 + rate * T * v(T).
-The sigmas are fitted to the given factors.
+The sigmas are fitted to the factors that are given in `fano`.
 
-In any interval of the rate curve the expected number of requests is what the curve says ("evening"): bursts
-move requests within an interval only.
+Bursts move requests within an interval of the rate curve only. So after bursts are drawn, the rate of each
+interval is scaled until it expects as many requests as the curve says (`_curve_corrections`).
 """
 
 from __future__ import annotations
@@ -43,20 +44,22 @@ MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
 # A client's rate, relative to its mean, has the variance CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S.
 CLIENT_RATE_VAR = 0.25
 CLIENT_RATE_S = (60.0, 600.0)
-# Time is cut into cells in which a rate is constant. A client's cells are at least 5 s long, at most 5,000.
+# Time is cut into cells in which a rate is constant. The rates of clients have at most CLIENT_CELLS cells,
+# each of at least CLIENT_CELL_S: one matrix holds all clients and cells.
 CLIENT_CELLS, CLIENT_CELL_S = 5_000, 5.0
-MOST_BURST_CELLS = 400_000  # The finer cells for bursts of the sum, a few MB of memory.
-CELLS_PER_WINDOW = 6  # Cells in the shortest window of a Fano factor, whose counts must differ within it.
+MOST_BURST_CELLS = 400_000  # Bursts of the sum have finer cells, at most so many: a few MB of memory.
+CELLS_PER_WINDOW = 6  # The shortest window of a Fano factor has so many cells, so that bursts fit into it.
 # The sigmas are corrected in FIT_ROUNDS rounds; each measures a rate that is drawn on FIT_CELLS cells.
 FIT_ROUNDS, FIT_CELLS = 6, 400_000
 LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
-# Sessions are drawn from this many mean session lengths before time 0 on, so that some run at time 0.
+# Sessions are drawn from WARM_SESSIONS mean session lengths before time 0 on, at most LONGEST_WARM_S, so that
+# at time 0 as many are under way as later.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, 86_400.0
 LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
 # Second seeds: they make these random numbers differ from others drawn with the user's seed.
 CLIENT_STREAM, TENANT_STREAM = 20, 21
 _EDGE = 1e-9  # A duration that is a whole number of intervals but for rounding counts as whole.
-_OPEN = 1e-12  # Shares are kept so far from 0 and 1, where normal scores are infinite.
+_OPEN = 1e-12  # Probabilities are kept so far from 0 and 1, where normal scores are infinite.
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -82,9 +85,8 @@ class Clients:
 @dataclass(frozen=True, slots=True)
 class Sessions:
     """Conversations of `turns` requests on average (geometric). Between an answer and the next turn lie
-    `think_s` on average (exponential); a turn's prompt has all earlier prompts and answers in it.
-
-    A session ends before a request of more than `most_tokens`.
+    `think_s` on average (exponential). The prompt of a turn holds all earlier prompts and answers; a session
+    ends before a prompt and its answer would exceed `most_tokens`.
     """
 
     turns: float
@@ -108,11 +110,13 @@ class Description:
     `rate_rps` are requests/s in intervals of `every_s`; one number is a constant rate. If `duration_s` is
     shorter than this curve, its busiest part is drawn; if it is longer, the curve begins again. `growth` is a
     factor on all rates. `input` are the tokens of prompts, or in sessions the tokens that a turn adds.
-    `joint` is the rank correlation of input and output. `joint_table` says more: it counts requests by parts
-    of prompts (rows, the shortest first) and of outputs (columns). `drift` has two rows, for inputs and
-    outputs: by how many standard deviations (of normal scores) lengths in an interval of the curve lie above
-    the mean. `fano` are rows (window [s], variance / mean of counts). `name` opens notes, `basis` are
-    assumptions.
+
+    `joint` is the rank correlation of input and output. `joint_table` says more and takes its place: it
+    counts requests by classes of input (rows, the shortest first) and of output (columns). `drift` has two
+    rows, for inputs and outputs: by how many standard deviations (of normal scores) the lengths in an
+    interval of the curve lie above the mean. `fano` are rows (window [s], variance / mean of counts).
+
+    `name` is the trace's name, `basis` the assumptions that its notes list.
 
     `by_tenant` has tenants whose requests differ in kind, each by name with a description of its own. Each is
     drawn by itself, at `growth` times its rate. Then `rate_rps` is the sum of their rates, `duration_s` holds
@@ -173,7 +177,7 @@ class Description:
         return np.diff(laps * requests[-1] + np.interp(rest_s, within_s, requests))
 
     def from_s(self) -> float:
-        """Where in the curve the busiest part of `duration_s` begins."""
+        """How many seconds after its start the curve's busiest part of `duration_s` begins."""
         intervals = len(self.rate_rps)
         whole = math.ceil(self.duration_s / self.every_s - _EDGE)
         if not self.is_curve or whole >= intervals:
@@ -184,9 +188,9 @@ class Description:
 
 
 def fit_context(description: Description, most_tokens: int) -> Description:
-    """The same traffic for an LLM that accepts `most_tokens`. Agents compact their contexts before that,
-    sessions end, and other requests are cut: where only a mean was given, longer ones come from a tail that
-    we assumed.
+    """The same traffic for an LLM that accepts `most_tokens`. Agents compact their contexts before that, and
+    sessions end. Other requests are cut rather than refused, because where only a mean length was given the
+    longest ones come from a tail that we assumed.
     """
     sessions, agents, basis = description.sessions, description.agents, description.basis
     if sessions is not None and sessions.most_tokens > most_tokens:
@@ -366,13 +370,13 @@ def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[
     has_known_bursts = description.gap_cv is not None or bool(description.fano)
     coarse_cells = _cell_count(length_s, CLIENT_CELL_S, CLIENT_CELLS)
     coarse_s = np.linspace(-warm_s, description.duration_s, coarse_cells + 1)
-    # Without given burstiness each client has arrivals of its own; else the sum is drawn, then dealt out.
+    # If no burstiness is given each client has arrivals of its own; else the sum is drawn, then dealt out.
     shares = _client_rates(description, coarse_s, rng)
     if not has_known_bursts:
         expected = description.expected_requests(coarse_s) / per_start
-        expected = expected * _evening_factors(shares.sum(axis=0), expected, description, coarse_s)
-        rates = expected * shares
-        return _gamma_arrivals(rates, coarse_s, description.clients.gap_cv, rng)
+        expected = expected * _curve_corrections(shares.sum(axis=0), expected, description, coarse_s)
+        of_clients = expected * shares
+        return _gamma_arrivals(of_clients, coarse_s, description.clients.gap_cv, rng)
     shortest_s = min((window_s for window_s, _ in description.fano), default=CLIENT_CELL_S)
     edges_s = np.linspace(
         -warm_s,
@@ -381,7 +385,7 @@ def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[
     )
     expected = description.expected_requests(edges_s) / per_start
     bursts = _burst_factors(description, edges_s, rng)
-    expected = expected * bursts * _evening_factors(bursts, expected, description, edges_s)
+    expected = expected * bursts * _curve_corrections(bursts, expected, description, edges_s)
     cv = 1.0 if description.gap_cv is None else description.gap_cv
     at_s, _ = _gamma_arrivals(expected[None, :], edges_s, cv, rng)
     return at_s, _client_of_requests(at_s, shares, coarse_s, rng)
@@ -392,11 +396,11 @@ def _cell_count(length_s: float, cell_s: float, most: int) -> int:
     return int(np.clip(math.ceil(length_s / cell_s), 1, most))
 
 
-def _evening_factors(
+def _curve_corrections(
     factor: FloatArray, expected: FloatArray, description: Description, edges_s: FloatArray
 ) -> FloatArray:
-    """(cells,): what `expected * factor` must be multiplied by so that each interval of the curve keeps its
-    expected requests; for a constant rate, so that the whole does.
+    """(cells,): what `expected * factor` must be multiplied by, so that each interval of the curve has as
+    many expected requests as `expected` alone; with a constant rate, so that the whole has.
     """
     if not description.is_curve:
         return np.full(len(expected), expected.sum() / (expected * factor).sum())
@@ -408,7 +412,9 @@ def _evening_factors(
 
 
 def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """(clients, cells): the rate of each client as a share of all, which moves over minutes."""
+    """(clients, cells): the rate of each client as a share of the mean rate of all. It moves over minutes, so
+    the sum over clients is not 1 in every cell.
+    """
     clients = description.clients
     rates = np.repeat(clients.rate_shares()[:, None], len(edges_s) - 1, axis=1)
     for scale_s in CLIENT_RATE_S:
@@ -424,16 +430,19 @@ def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.
 def _gamma_arrivals(
     expected: FloatArray, edges_s: FloatArray, cv: float, rng: np.random.Generator
 ) -> tuple[FloatArray, IntArray]:
-    """Arrival times (n,) and rows (n,) of processes whose gaps are Gamma distributed with this CV. `expected`
-    (rows, cells) are the requests expected of each process in each cell. Gaps are drawn with mean 1, on an
-    axis of requests expected so far, and then mapped to time.
+    """Arrival times (n,) and rows (n,) of processes whose gaps are Gamma distributed with this CV, one
+    process for each row. `expected` (rows, cells) are the requests expected of it in each cell.
+
+    Gaps are drawn with mean 1 on an axis that counts the requests expected so far, and are then mapped to
+    time.
     """
+    # Requests expected until each edge of the cells, by row: (rows, cells + 1).
     until = np.concatenate((np.zeros((len(expected), 1)), np.cumsum(expected, axis=1)), axis=1)
     ends = until[:, -1]
-    # Mean gaps by which each process begins early, so that it is under way at 0.
+    # Each process begins this many mean gaps early, so that at 0 it is in the middle of a gap like any other.
     before = 10 * max(cv, cv**2)
     span = ends + before
-    # More gaps than fit into the span but for a chance of six standard deviations.
+    # The gaps to draw: those expected and six standard deviations more, so that they do not run out.
     counts = np.ceil(span + 6 * cv * np.sqrt(span) + 6 * cv**2 + 10).astype(np.int64)
     row = np.repeat(np.arange(len(expected)), counts)
     total = int(counts.sum())
@@ -442,15 +451,16 @@ def _gamma_arrivals(
     # The processes begin at different places within their first gap.
     gaps[first] *= rng.uniform(size=len(expected))
     times = np.cumsum(gaps)
-    # `times` runs on over all rows: each row's start is taken off.
+    # The sum runs over all rows, so what it was before the row is subtracted.
     times -= np.repeat(times[first] - gaps[first], counts) + before
     inside = (times >= 0) & (times < ends[row])
     times, row = times[inside], row[inside]
-    # The rows stand one behind the other on one axis, so that one lookup serves all.
+    # The rows are laid one behind the other on one axis, so that one lookup finds the cells of all.
     row_start = np.concatenate(([0.0], np.cumsum(ends)))[:-1]
-    row_ends = (until + row_start[:, None]).ravel()
-    place = np.searchsorted(row_ends, times + row_start[row], side="right") - 1
-    cell = np.clip(place - row * until.shape[1], 0, expected.shape[1] - 1)  # Rounding may leave the row.
+    all_edges = (until + row_start[:, None]).ravel()
+    edge_before = np.searchsorted(all_edges, times + row_start[row], side="right") - 1
+    # Rounding may find an edge of a neighbouring row, hence the clip.
+    cell = np.clip(edge_before - row * until.shape[1], 0, expected.shape[1] - 1)
     in_cell = expected[row, cell]
     part = np.divide(times - until[row, cell], in_cell, out=np.zeros(len(times)), where=in_cell > 0)
     return edges_s[cell] + np.clip(part, 0.0, 1.0) * (edges_s[1] - edges_s[0]), row
@@ -459,17 +469,18 @@ def _gamma_arrivals(
 def _client_of_requests(
     at_s: FloatArray, shares: FloatArray, edges_s: FloatArray, rng: np.random.Generator
 ) -> IntArray:
-    """(n,): the client of each request, drawn by the shares (clients, cells) at its time."""
+    """(n,): the client of each request, drawn with the probabilities `shares` (clients, cells) of its
+    cell.
+    """
     clients, cells = shares.shape
-    until = np.cumsum(shares, axis=0)
-    until /= until[-1]
+    cumulative = np.cumsum(shares, axis=0)
+    cumulative /= cumulative[-1]
     # One lookup serves all cells: cell c has its clients' cumulative shares in [c, c + 1].
-    cell_ends = (until.T + np.arange(cells)[:, None]).ravel()
+    all_edges = (cumulative.T + np.arange(cells)[:, None]).ravel()
     cell = np.clip(((at_s - edges_s[0]) / (edges_s[1] - edges_s[0])).astype(np.int64), 0, cells - 1)
-    client_index = (
-        np.searchsorted(cell_ends, cell + rng.uniform(size=len(at_s)), side="right") - cell * clients
-    )
-    return np.asarray(np.clip(client_index, 0, clients - 1), np.int64)  # A sum of shares may round below 1.
+    drawn = np.searchsorted(all_edges, cell + rng.uniform(size=len(at_s)), side="right")
+    # A sum of shares may round below 1, hence the clip.
+    return np.asarray(np.clip(drawn - cell * clients, 0, clients - 1), np.int64)
 
 
 def _burst_factors(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -505,9 +516,10 @@ def time_scales(description: Description) -> list[tuple[float, float]]:
 def _fit_scales(
     fano: tuple[tuple[float, float], ...], rate_rps: float, base: float, evened_s: float
 ) -> list[tuple[float, float]]:
-    """The scales and variances of `time_scales`, fitted to the formula of v(T), where cv^2 is `base`. Keeping
-    the requests of an interval (`evened_s` long) takes some variance away, so the target is raised until a
-    drawn and evened rate has the variances wanted.
+    """The scales and variances of `time_scales`, fitted to the formula of v(T), where cv^2 is `base`.
+
+    `_curve_corrections` fixes the requests of each interval, `evened_s` long, which takes away some variance.
+    So the target of the fit is raised until a rate that was drawn and corrected has the variances wanted.
     """
     windows_s = np.array([window_s for window_s, _ in fano])
     wanted = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
@@ -552,27 +564,30 @@ def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray
 def _variances_over_windows(
     sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_s: float
 ) -> FloatArray:
-    """The variances of the evened rate's means over windows, measured on a drawn rate."""
+    """The variances v(T) over windows of a rate that was drawn and scaled to the same mean in each interval
+    of `evened_s`.
+    """
     rng = np.random.default_rng(0)  # A fixed seed: the fit must not depend on the user's.
-    # Cells of an interval: at least two for each of the shortest windows, and eight intervals at least.
-    within = int(np.clip(evened_s / windows_s.min() * 2, 8, FIT_CELLS // 8))
-    intervals = FIT_CELLS // within
-    middle_s = (np.arange(within) + 0.5) / within * evened_s
-    rate = np.ones((intervals, within))
+    # An interval has two cells for each of the shortest windows, but at least 8, and leaves cells for 8 or
+    # more intervals.
+    interval_cells = int(np.clip(evened_s / windows_s.min() * 2, 8, FIT_CELLS // 8))
+    intervals = FIT_CELLS // interval_cells
+    middle_s = (np.arange(interval_cells) + 0.5) / interval_cells * evened_s
+    rate = np.ones((intervals, interval_cells))
     for tau_s, variance in zip(taus_s, sigma2, strict=True):
         if variance > LEAST_VARIANCE:
             values = _gamma_factors(variance, (intervals, int(evened_s / tau_s) + 2), rng)
-            block = (middle_s + rng.uniform(0, tau_s, (intervals, 1))) / tau_s  # Random phase by row.
+            block = (middle_s + rng.uniform(0, tau_s, (intervals, 1))) / tau_s  # Each row has its own phase.
             rate *= np.take_along_axis(values, block.astype(np.int64), axis=1)
     mean = rate.mean(axis=1, keepdims=True)
     rate = np.divide(rate, mean, out=np.ones_like(rate), where=mean > 0)
     sums = np.concatenate((np.zeros((intervals, 1)), np.cumsum(rate, axis=1)), axis=1)
-    variances_made = []
+    variances = []
     for window_s in windows_s:
-        cells = max(round(window_s / evened_s * within), 1)
-        whole = sums[:, ::cells]
-        variances_made.append(float((np.diff(whole, axis=1) / cells).var()))
-    return np.array(variances_made)
+        cells = max(round(window_s / evened_s * interval_cells), 1)
+        sums_at_windows = sums[:, ::cells]
+        variances.append(float((np.diff(sums_at_windows, axis=1) / cells).var()))
+    return np.array(variances)
 
 
 # -- sessions ----------------------------------------------------------------------------------------------
@@ -581,8 +596,8 @@ def _variances_over_windows(
 def _draw_turns(
     sessions: Sessions, start_s: FloatArray, client: IntArray, rng: np.random.Generator
 ) -> tuple[FloatArray, IntArray, IntArray, IntArray, FloatArray]:
-    """The turns of all sessions, one session after the other: nominal arrival [s], client, session, number of
-    the turn from 0, and think time before it [s].
+    """The turns of all sessions, one session after the other, as columns (n,): nominal arrival [s] (as if
+    answers took no time), client, session, number of the turn from 0, and think time before it [s].
     """
     turns = rng.geometric(min(1 / sessions.turns, 1.0), len(start_s))  # A mean below one turn counts as one.
     session = np.repeat(np.arange(len(start_s)), turns)
@@ -595,23 +610,25 @@ def _draw_turns(
 
 
 def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn: IntArray) -> IntArray:
-    """(n,): tokens of turns' prompts: all earlier prompts and answers, and what the turn adds."""
-    conversation_tokens = np.cumsum(added + outputs)
+    """(n,): tokens of the prompt of each turn: all earlier prompts and answers, and what the turn adds. Rows
+    of a session are adjacent.
+    """
+    # The sum runs over all sessions, so what it was before the session is subtracted.
+    tokens_so_far = np.cumsum(added + outputs)
     first = np.flatnonzero(turn == 0)
-    before = conversation_tokens[first] - (added + outputs)[first]
-    return np.asarray(conversation_tokens - outputs - before[session])
+    before_session = tokens_so_far[first] - (added + outputs)[first]
+    return np.asarray(tokens_so_far - outputs - before_session[session])
 
 
 def _after_a_long_one(fits: BoolArray, session: IntArray) -> BoolArray:
     """(n,): whether the turn or an earlier turn of its session does not fit. Rows of a session are
     adjacent.
     """
-    bad = np.cumsum(~fits)
+    # The count runs over all sessions, so what it was before the session is subtracted.
+    too_long = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))
-    bad_before: IntArray = (
-        bad[first] - ~fits[first]
-    )  # (sessions,): turns that do not fit in all sessions before.
-    return np.asarray((bad - bad_before[session - session[0]]) > 0)
+    before_session: IntArray = too_long[first] - ~fits[first]
+    return np.asarray((too_long - before_session[session - session[0]]) > 0)
 
 
 def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArray:
@@ -630,22 +647,23 @@ def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArr
 
 
 def _with_drift(scores: FloatArray, drift: Sequence[float], interval: IntArray) -> FloatArray:
-    """Normal scores (n,) whose mean moves by `drift` of each one's interval; the same scores without drift.
+    """Normal scores (n,), moved by the `drift` of each request's interval; the same scores if `drift` is
+    empty.
 
-    Within an interval they lose the variance that the drift of the mean adds, so that all together keep
-    theirs.
+    The drift adds variance between intervals. As much is taken from the variance within them, so that all
+    scores together keep theirs.
     """
     if not drift:
         return scores
-    own = scores * math.sqrt(max(1 - float(np.var(drift)), 0.0))
-    return _to_normal(own + np.array(drift)[interval])
+    within = scores * math.sqrt(max(1 - float(np.var(drift)), 0.0))
+    return _to_normal(within + np.array(drift)[interval])
 
 
 def _draw_lengths(
     description: Description, shares: FloatArray, client: IntArray, at_s: FloatArray, rng: np.random.Generator
 ) -> tuple[IntArray, ...]:
-    """Tokens of input and of output, (n,) each. Each length is found by a standard normal score, whose
-    percentile it is in its distribution (lengths.py).
+    """Tokens of input and of output, (n,) each. We draw a standard normal score for each length; the length
+    has the same percentile in its own distribution (lengths.py).
     """
     frac = description.clients.lengths_frac
     first, second = (_normal_scores(frac, shares, client, rng) for _ in range(2))
@@ -656,9 +674,9 @@ def _draw_lengths(
         first = _with_drift(first, input_drift, interval)
         second = _with_drift(second, output_drift, interval)
     if description.joint_table:
-        second = _by_table(description.joint_table, first, second)
+        second = _scores_by_table(description.joint_table, first, second)
     elif description.joint:
-        # Spearman's rank correlation to Pearson's, for normal scores.
+        # `joint` is Spearman's rank correlation. For normal scores it means this correlation of Pearson.
         pearson = 2 * math.sin(math.pi * description.joint / 6)
         second = pearson * first + math.sqrt(1 - pearson**2) * second
     return tuple(
@@ -668,8 +686,8 @@ def _draw_lengths(
 
 
 def _to_normal(scores: FloatArray) -> FloatArray:
-    """Scores in the same order that are standard normal as a whole. Scores that differ by client are not,
-    since clients' rates move.
+    """Scores (n,) in the same order that are standard normal as a whole. Scores that differ by client need
+    it: their distribution is normal only if each client sends its share, and clients' rates move.
     """
     from scipy.special import ndtri
 
@@ -686,32 +704,39 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
     if not frac or len(shares) == 1:
         return own
     raw = math.sqrt(frac) * of_client[client] + math.sqrt(1 - frac) * own
-    # `raw` is a mixture over clients, not normal as a whole: `below` is its distribution function.
+    # `raw` is a mixture over clients, which is not normal as a whole. `below` is its distribution function,
+    # on a grid that holds all scores but one in 10^12.
     grid = np.linspace(-7.0, 7.0, 1401)
     below = ndtr((grid[:, None] - math.sqrt(frac) * of_client) / math.sqrt(1 - frac)) @ shares
     return np.asarray(np.interp(raw, grid, ndtri(np.clip(below, _OPEN, 1 - _OPEN))))
 
 
-def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: FloatArray) -> FloatArray:
-    """Scores of outputs that have the joint distribution of the table with `first`, the scores of prompts.
-    They are made from `second`, which are independent of `first`.
+def _scores_by_table(
+    table: tuple[tuple[float, ...], ...], first: FloatArray, second: FloatArray
+) -> FloatArray:
+    """Scores of outputs that have, with the scores `first` of prompts, the joint distribution of the table.
+    They are made from the scores `second`, which are independent of `first`.
     """
     from scipy.special import ndtr, ndtri
 
     joint = np.array(table) + _OPEN  # Empty cells get next to nothing, so that no row divides by 0.
     joint /= joint.sum()
-    rows = np.cumsum(joint.sum(axis=1))
-    columns = np.concatenate(([0.0], np.cumsum(joint.sum(axis=0))))
-    row = np.clip(np.searchsorted(rows, ndtr(first)), 0, len(joint) - 1)
-    until = np.concatenate((np.zeros((len(joint), 1)), np.cumsum(joint, axis=1)), axis=1)
-    until /= until[:, -1:]
+    # The row of a request is where its prompt's percentile falls. Its column is drawn with the probabilities
+    # of that row, and its output's percentile lies within the column.
+    row_ends = np.cumsum(joint.sum(axis=1))
+    column_edges = np.concatenate(([0.0], np.cumsum(joint.sum(axis=0))))
+    row = np.clip(np.searchsorted(row_ends, ndtr(first)), 0, len(joint) - 1)
+    cumulative = np.concatenate((np.zeros((len(joint), 1)), np.cumsum(joint, axis=1)), axis=1)
+    cumulative /= cumulative[:, -1:]
     # One lookup serves all rows: row r has its columns' cumulative shares in [r, r + 1].
-    row_ends = (until + np.arange(len(joint))[:, None]).ravel()
-    along = np.clip(ndtr(second), _OPEN, 1 - _OPEN)
-    column = np.searchsorted(row_ends, row + along, side="right") - 1 - row * until.shape[1]
+    all_edges = (cumulative + np.arange(len(joint))[:, None]).ravel()
+    drawn = np.clip(ndtr(second), _OPEN, 1 - _OPEN)
+    column = np.searchsorted(all_edges, row + drawn, side="right") - 1 - row * cumulative.shape[1]
     column = np.clip(column, 0, joint.shape[1] - 1)
-    low, high = until[row, column], until[row, column + 1]
-    quantile_frac = columns[column] + (along - low) / (high - low) * (columns[column + 1] - columns[column])
+    low, high = cumulative[row, column], cumulative[row, column + 1]
+    within_column = (drawn - low) / (high - low)
+    widths = np.diff(column_edges)
+    quantile_frac = column_edges[column] + within_column * widths[column]
     return np.asarray(ndtri(np.clip(quantile_frac, _OPEN, 1 - _OPEN)))
 
 
@@ -729,8 +754,9 @@ def _draw_prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.
 def _prompt_blocks(
     inputs: IntArray, session: IntArray, prefix: IntArray, shared: int, keep: IntArray, has_sessions: bool
 ) -> tuple[IntArray, IntArray, int]:
-    """Offsets, ids and size of the blocks that prompts may share: those of a shared text, and in sessions all
-    others too. Blocks are made larger until there are at most MOST_IDS.
+    """Offsets (kept requests + 1,), ids and size in tokens of the prompt blocks that requests may share:
+    those of a shared text, and in sessions all others too. `shared` are the tokens of a shared text. Blocks
+    are made larger until there are at most MOST_IDS.
     """
     if not shared and not has_sessions:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
@@ -744,7 +770,7 @@ def _prompt_blocks(
     number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
     shared_blocks = shared // block
     longest = int(count.max()) + 1
-    # Ids of shared texts lie below those of sessions; each text or session has `longest` numbers.
-    own = (np.repeat(session[keep], count) + 1 + int(prefix.max())) * longest + number
-    common = np.repeat(prefix[keep], count) * longest + number
-    return offsets, np.where(number < shared_blocks, common, own), block
+    # Each text and each session has a range of `longest` ids; the ranges of texts come first.
+    session_ids = (np.repeat(session[keep], count) + 1 + int(prefix.max())) * longest + number
+    text_ids = np.repeat(prefix[keep], count) * longest + number
+    return offsets, np.where(number < shared_blocks, text_ids, session_ids), block

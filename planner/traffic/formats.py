@@ -40,12 +40,13 @@ from planner.units import counted
 MAX_SPAN_S = 100 * 365.25 * 86400.0  # A longer trace has times in another unit than seconds.
 OUT_OF_ORDER_FRAC = 0.01  # A smaller share of late rows is sorted, a larger one is an error.
 RESTART_FRAC = 0.01  # A clock has restarted if it falls to within this share of its span from its start.
-YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100
+YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100.
 # A numeric clock that begins above this (3 years) counts from a date and never restarts.
 DATE_S = 1e8
-REPORTED_DROPPED_FRAC = 0.01  # A larger share of rows left out is a warning,
-MOST_DROPPED_FRAC = 0.2  # and more than this an error, unless the user lets them be left out.
-NESTED = "hash_ids"  # RAGPulse has an object in this column; its keys tell the format.
+# A warning says so if more than this share of requests is left out, and more than MOST_DROPPED_FRAC is an
+# error, unless the user has allowed it (--drop-invalid).
+REPORTED_DROPPED_FRAC, MOST_DROPPED_FRAC = 0.01, 0.2
+NESTED = "hash_ids"  # In RAGPulse this column holds an object; its keys become columns of their own.
 
 NO_OUTPUT = "no output tokens (failed request)"
 NO_INPUT = "no input tokens"
@@ -57,7 +58,7 @@ class TraceFormat:
     """A public trace format, recognised by its columns without regard to case.
 
     `clock` is the column of arrival times: dates, or numbers of which `ticks_per_s` make a second.
-    `starts_at_zero`: arrivals are counted from the first; else the clock's own zero is kept.
+    `starts_at_zero`: time 0 is the first arrival; else the clock's own zero is kept.
     `is_coarse`: the clock may give many requests one stamp, so arrivals may be spread between two stamps.
     `block_tokens` are the tokens of a prefix block; 0 where ids stand for texts of any length, whose lengths
     are in files beside the trace (texts.py). `also` are further columns that tell this format from others.
@@ -127,17 +128,18 @@ class TraceRows:
         table.
         """
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
-        self.ticks: list[FloatArray] = []
+        # Lists hold one array for each block of rows.
+        self.ticks: list[FloatArray] = []  # Arrivals in the clock's own unit, or in seconds for dates.
         self.origin: pd.Timestamp | None = None  # The first date, where the clock gives dates.
         self.has_zones: bool | None = None  # Whether dates say their zone; None before the first.
         self.doubts: list[str] = []  # What the reader of the rows found doubtful.
-        self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
+        self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])  # Of inputs, and of outputs.
         self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
         self.parents: list[list[int]] = []
         self.think_s: list[FloatArray] = []
-        self.ids: list[npt.NDArray[Any]] = []  # Prefix blocks of all requests, one after the other.
-        self.blocks: list[IntArray] = []  # How many blocks each request has.
+        self.ids: list[npt.NDArray[Any]] = []  # Ids of prefix blocks, request by request.
+        self.blocks: list[IntArray] = []  # How many prefix blocks each request has.
         self.dropped: Counter[str] = Counter()
         self._requests = self._block_ids = 0
         self._seen: dict[str, str] = {}  # Equal names share one string in memory.
@@ -197,8 +199,7 @@ class TraceRows:
             *self.rivals,
         )
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
-        # Rows that were read before such a column began.
-        rows = sum(map(len, self.ticks))
+        rows = sum(map(len, self.ticks))  # Those that were read before such a column began.
         for name in (self.tenant, self.llm, self.adapter, self.task, self.block, self.request_id):
             if name is not None:
                 self.texts.setdefault(name, [""] * rows)
@@ -212,7 +213,7 @@ class TraceRows:
             self.blocks = [np.zeros(rows, np.int64)]
 
     def _tell_format(self, where: str) -> TraceFormat:
-        # On a tie the earlier format of FORMATS is taken.
+        """The first of FORMATS whose columns are all there; raises TraceError if there is none."""
         missing = {f: [name for name in f.columns if name.lower() not in self.known] for f in FORMATS}
         closest = min(missing, key=lambda f: len(missing[f]))
         if lacks := missing[closest]:
@@ -286,7 +287,9 @@ class TraceRows:
             )
 
     def _compare_rivals(self, counts: dict[str, IntArray], columns: dict[str, pd.Series[Any]]) -> None:
-        """Warn once of each rival column whose lengths differ from those of the column that is read."""
+        """Warn once of each column that also seems to hold lengths, and other ones than the column that is
+        read.
+        """
         for name, read in tuple(self.rivals.items()):
             lengths = _to_floats(columns[name])
             given = lengths >= 0
@@ -313,7 +316,7 @@ class TraceRows:
         return counts.astype(np.int64)
 
     def _parse_clock(self, line: IntArray, column: pd.Series[Any]) -> FloatArray:
-        """Numbers as they stand; dates as seconds after the first date of the file."""
+        """(rows,): numbers as they stand; dates as seconds after the first date of the file."""
         first = column.iloc[0]
         is_date = isinstance(first, str) and bool(np.isnan(_to_float(first)))
         if self.ticks and is_date != (self.origin is not None):
@@ -345,7 +348,8 @@ class TraceRows:
         except (ValueError, TypeError, OverflowError):  # Zones differ, some have none, or some is no date.
             dates = pd.to_datetime(text, utc=True, errors="coerce", **form)
             zoned = np.array([says_zone(date) for date in text])
-            # A value that is no date must not fail the test on zones: the caller refuses it as no date.
+            # A value that is no date has no zone. It must not be refused for that here, because the caller
+            # refuses it with a better reason.
             zoned = zoned | dates.isna().to_numpy() & bool(zoned[0])
         is_zoned = bool(zoned[0]) if self.has_zones is None else self.has_zones
         self.has_zones = is_zoned
@@ -366,7 +370,7 @@ class TraceRows:
         raise TraceError(f"{where}: expected {expected}, found {bad_value}")
 
     def _warn_of_dropped(self) -> tuple[str, ...]:
-        """Warns of the share of requests left out, blank lines not counted; raises where it is too large."""
+        """A warning if requests were left out, blank lines not counted; raises where they are too many."""
         left = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{counted(rows, 'row')} with {reason}" for reason, rows in left_out.items())
@@ -386,7 +390,7 @@ class TraceRows:
         return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {left} alone",)
 
     def to_trace(self) -> Trace:
-        """The trace of all rows, in order of arrival: clock, names, prefixes, waits, then what was noted."""
+        """The trace of all rows, in order of arrival, with its notes and warnings."""
         warnings = (*self._warn_of_dropped(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
@@ -406,7 +410,7 @@ class TraceRows:
                 "more than 100 years; give times in seconds"
             )
         warnings += self._doubt_clock_unit(arrival_s, per_s)
-        # With one stamp for each request there is nothing to spread.
+        # The step of a coarse clock, over which scaling.py may spread arrivals; 0 for a fine one.
         quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
         tenant, tenants = self._factorize_names(self.tenant)
         llm, llms = self._factorize_names(self.llm)
@@ -419,7 +423,7 @@ class TraceRows:
             ids = _split_by_adapter(ids, np.repeat(adapter, np.diff(offsets)))
         in_file_order = Trace(
             name=self.path.name.removesuffix(".gz"),
-            arrival_s=np.zeros(len(ticks)),  # Set below, when rows are in order.
+            arrival_s=np.zeros(len(ticks)),  # `arrival_s` is in order of arrival already; it is set below.
             input_tokens=inputs,
             output_tokens=outputs,
             prefix_offsets=offsets,
@@ -497,17 +501,17 @@ class TraceRows:
             raise TraceError(
                 f"{self.path}, column {self.request_id}: {show_value(twice[0][0])} is given twice"
             )
-        place = {names[row]: i for i, row in enumerate(order.tolist()) if names[row]}
+        position = {names[row]: i for i, row in enumerate(order.tolist()) if names[row]}
         edges = []
         for i, row in enumerate(order.tolist()):
             for parent in map(str, self.parents[row]):
-                # A parent that is unknown counts as one that does not stand before.
-                if place.get(parent, i) >= i:
+                # An unknown parent is refused like one that arrives later.
+                if position.get(parent, i) >= i:
                     raise TraceError(
                         f"{self.path}, column {self.after}: request {names[row]} waits for {parent}, which "
                         "is no request with tokens that stands, and arrives, before it"
                     )
-                edges.append((place[parent], i))
+                edges.append((position[parent], i))
         by_parent = np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2)
         return by_parent[:, ::-1]
 
@@ -530,25 +534,27 @@ class TraceRows:
         return numbers[codes], tuple(name for name in names if name)
 
     def _join_restarted_clock(self, ticks: FloatArray) -> tuple[FloatArray, tuple[str, ...]]:
-        """The times, and a warning where a numeric clock starts again once: later times are moved to go on.
+        """The times. If a numeric clock starts again once, the times after that continue those before, and a
+        warning says so.
 
         Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). The time between
-        them is not known; the second is taken to start where the first ends.
+        them is not known; we let the second begin where the first ends.
         """
         gaps = np.diff(ticks)
         steps_back = np.flatnonzero(gaps < 0)
         late_rows = int((ticks < np.maximum.accumulate(ticks)).sum())
-        # `_arrival_order` sorts a few late rows.
+        # Where few rows are late, they are out of order and `_arrival_order` sorts them.
         is_rare = late_rows < max(OUT_OF_ORDER_FRAC * len(ticks), 2)
         is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
         if len(steps_back) != 1 or is_rare or not is_counter:
             return ticks, ()
         first = int(steps_back[0]) + 1  # Where the second log begins.
         before, after = float(ticks[first - 1]), float(ticks[first])
-        # A second log may begin a few gaps after the zero of its clock.
+        # A second log may begin a few gaps (3 usual ones) after the zero of its clock. A clock that falls to
+        # its middle instead shows rows out of order.
         if after - ticks[0] > max(RESTART_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
-            return ticks, ()  # The clock fell to its middle, not its start: rows are out of order.
-        if first > 1 and after >= ticks[first - 2]:  # Without request `first - 1` nothing steps back.
+            return ticks, ()
+        if first > 1 and after >= ticks[first - 2]:  # The row before alone has a wrong time.
             raise TraceError(
                 f"{self.path}, column {self.clock}: the time of request {first} of {len(ticks)} is "
                 f"{before:.15g}, between {ticks[first - 2]:.15g} and {after:.15g}; mend it, or drop that row"
@@ -643,7 +649,9 @@ def clock_quantum_s(arrival_s: FloatArray) -> float | None:
 
 
 def _to_floats(column: pd.Series[Any]) -> FloatArray:
-    """As float64, NaN where a value is no number; text goes through float(), which keeps every digit."""
+    """(rows,) as float64, NaN where a value is no number. Text is read by float(), which keeps every
+    digit.
+    """
     if column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
     # float() would take True for 1, and 1_000 for 1000: such columns go value by value below.
@@ -671,6 +679,7 @@ def _to_float(value: object) -> float:
 
 
 def shown_value(value: object) -> str:
+    """A value as an error shows it."""
     is_missing = value is None or (isinstance(value, float) and np.isnan(value))
     return "nothing or NaN" if is_missing else show_value(value)
 
@@ -682,4 +691,5 @@ def is_known_format(names: Iterable[str]) -> bool:
 
 
 def accepted_columns() -> str:
+    """The headers of all formats, for an error."""
     return "; ".join(f"{','.join(f.columns)} ({f.name})" for f in FORMATS)

@@ -315,7 +315,9 @@ class Oracle:
         )
 
     def _keeps_enough(self, counts: Counts) -> bool:
-        """Whether the fleet keeps the SLO in enough scenarios. Scenarios are simulated until that is clear."""
+        """Whether the fleet keeps the SLO in enough scenarios. Scenarios are simulated until that is
+        clear.
+        """
         missed, left = 0, self._in_scenarios
         while missed <= self.may_miss < missed + len(left):
             # Fewer verdicts than these cannot decide it, however they turn out. So these run side by side.

@@ -113,7 +113,9 @@ def keeps_slo(
 
 
 def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:
-    """Whether the kernel's counts decide the SLO, together with the rejected requests and the backlog test."""
+    """Whether the kernel's counts decide the SLO, together with the rejected requests and the backlog
+    test.
+    """
     return (
         engine_of(fleet) == STEPWISE
         and not is_long(fleet, trace, slo.limits)
