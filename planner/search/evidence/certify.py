@@ -63,8 +63,8 @@ from planner.solvers.repeats import Repeats
 from planner.traffic.described import Description
 from planner.traffic.trace import Trace
 
-# The search on paper may take this share of the work. Of the plans of benchmarks/plans.py none takes more
-# than a sixth, but agents, whose requests are dear to simulate, would leave nothing for production.
+# The search on paper may take this share of the work. None of the plans of benchmarks/plans.py takes more
+# than a sixth. But where requests are dear to simulate (agents), nothing would be left for production.
 PAPER_TIME_FRAC = 0.5
 # With the objective throughput the search for the rate may take this share of the time.
 RATE_TIME_FRAC = 2 / 3
@@ -91,12 +91,15 @@ def plan(
     """The fleet that is to be run, with its certificate: the cheapest found that keeps the task's SLO in
     enough scenarios (`task.safety`), or, without safety, on the traffic as it is written.
 
-    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the SLO. Where the work
-    that a plan may take (work_clock.py) is used up, the best fleet found so far is returned with status "best
-    found". After `time_limit_s` of wall time too, and only then does the answer depend on the machine. With
-    the objective "throughput" the traffic is first raised as far as the limits allow, in production as far as
-    a fleet passes its test. `traffic_request` is as in `build_problem`. With `prove` every cheaper fleet of
-    level 0 is simulated.
+    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the SLO.
+
+    A search ends when the work that a plan may take (work_clock.py) is used up, or after `time_limit_s` of
+    wall time; the best fleet so far is then returned with status "best found". Only where wall time ended it
+    does the answer depend on the machine.
+
+    With the objective "throughput" the traffic is first raised as far as the limits allow, in production as
+    far as a fleet passes its test. `traffic_request` is as in `build_problem`. With `prove` every cheaper
+    fleet of level 0 is simulated.
     """
     with time_limit(time_limit_s) as deadline:
         conditions = conditions or Conditions()
@@ -158,7 +161,8 @@ def _certified(
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
-    # Where no fleet for production was found, what holds around the one on paper is not worth the time.
+    # A plan that is on paper only for want of a production fleet is not deployed, so its robustness is not
+    # worth the time.
     is_on_paper = production is not None and production.why_on_paper is not None
     if is_on_paper or not conditions.adds_robustness:
         return certified_plan
@@ -182,11 +186,11 @@ def add_robustness(plan: Plan, searched: tuple[Problem, FleetSearch], production
 def _plan_most_traffic(
     task: PlanQuestion, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions
 ) -> Plan:
-    """The plan for the most traffic that a fleet keeps in enough scenarios, lowered until a fleet passes its
-    test. If no production fleet is found: for the most traffic on paper.
+    """The plan for the most traffic with which a fleet keeps the SLO in enough scenarios, lowered until a
+    fleet passes its test. If no production fleet is found, the plan for the most traffic on paper.
 
-    The search for the rate on paper ends after a third of the time, that for the rate in production after two
-    thirds.
+    The search for the rate on paper ends after half of RATE_TIME_FRAC of the time, the search for the rate in
+    production after RATE_TIME_FRAC.
     """
     for_paper = _share_of_time(conditions, 0.5 * RATE_TIME_FRAC)
     for_production = _share_of_time(conditions, RATE_TIME_FRAC)
@@ -254,10 +258,10 @@ def search_llm(
     start: Sequence[Fleet] = (),
     prove: bool = False,
 ) -> list[tuple[Problem, FleetSearch]]:
-    """Search for the fleets of one LLM, which has all limits for itself, after a lower bound on their cost.
+    """Bound the cost of all fleets of one LLM, which has all limits for itself, from below, then search them.
     Returns the best fleet of each policy with its problem.
 
-    The fleets of `start` that hold are those to be beaten.
+    Of the fleets in `start` those that hold are upper bounds: the search looks for cheaper ones.
     """
     problem = with_relaxation(
         lambda: build_problem(task, trace, catalog, seed=seed, conditions=conditions, request=traffic_request)
@@ -276,7 +280,8 @@ def search_llm(
     except InfeasibleError:
         if not on_paper.out_of_time():
             raise
-        return search_policies(problem, start)  # It goes on: what was simulated is remembered.
+        # With all of the time the search goes on where it stopped, because its simulations are cached.
+        return search_policies(problem, start)
     return [(replace(each, deadline=problem.deadline), result) for each, result in searched]
 
 
@@ -290,11 +295,11 @@ def certify_plan(
     deadline: float | None = None,
     production: Production | None = None,
 ) -> Plan:
-    """The plan of the fleet that is to be run, with the evidence for it; `trace` is the whole one, as it was
-    read.
+    """The plan of the fleet that is to be run, with the evidence for it. `trace` is the whole trace as it was
+    read, before it was scaled or cut.
 
-    The fleet is that of `production`, or the best that the searches found. Simulations that would begin after
-    `deadline`, by default that of the search, are left out, and a warning names them.
+    The fleet is that of `production`, or else the best that the searches found. Simulations that would begin
+    after `deadline`, by default that of the search, are left out, and a warning names them.
     """
     problem, fleet_search = best_of(searched)
     oracle = problem.oracle
@@ -305,7 +310,7 @@ def certify_plan(
     began = now_s()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
-    # The last simulation may take as long as that of the plan did, so it must begin that much earlier.
+    # The last simulation may take as long as that of the plan did, so it must begin as long before the end.
     clock = findings.EvidenceClock(deadline - (now_s() - began))
     further = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
     limit_prices = shadow_prices(replace(problem, deadline=deadline))
@@ -316,7 +321,7 @@ def certify_plan(
         _certificate_of(searched, simulation, further, limit_prices, seed, production),
         commitments=commitments(fleet, placement, problem.task.offers_by_term),
     )
-    # On paper no scenario is redrawn from the trace.
+    # A plan on paper has no scenarios that are redrawn from the trace.
     one_trace = () if production is None else findings.one_trace_warnings(problem)
     of_simulation = [
         findings.price_holding_hours(problem, counts, warning, clock)
@@ -360,7 +365,9 @@ def certify_plan(
 def _pool_prefixes(
     oracle: Oracle, fleet: Fleet, simulation: Simulation, seed: int, left_s: float
 ) -> tuple[PoolPrefixes, ...]:
-    """The prefixes of each pool, in the time that is left; pinned ones with what keeps them in the caches."""
+    """The prefixes of each pool, as far as they can be placed in the time that is left. With pinned prefixes:
+    also which requests keep them in the caches (keep_alive.py).
+    """
     if left_s <= 0:
         return ()
     prefixes = pool_prefixes(
@@ -389,8 +396,8 @@ def _all_alternatives(
 def _status_of(
     problem: Problem, certificate: Certificate, fleet: Fleet, production: Production | None
 ) -> Status:
-    """The status of a plan: "certified" only where the search was exhausted, the fleet passed its test, and
-    its step times are measured with a spread.
+    """The status of a plan. It is "certified" only if level 0 came to its end, the fleet passed its test, and
+    its step times were measured and have a spread.
     """
     if production is not None and production.why_on_paper is not None:
         return "not for production"
@@ -399,7 +406,9 @@ def _status_of(
     if production is None and problem.task.safety is None:
         return "on paper"
     if production is None or (not production.is_tested and problem.out_of_time()):
-        return "best found"  # The time was over before a fleet for production was found, or its test decided.
+        return (
+            "best found"  # The time was over before a production fleet was found, or before its test ended.
+        )
     is_measured = (
         all(pool.type.latency.is_measured for pool in fleet.running_pools)
         and production.scenarios.have_spread
@@ -429,15 +438,16 @@ def _simulate_further(
     clock: findings.EvidenceClock,
     production: Production | None,
 ) -> _FurtherResults:
-    """Simulate what the clock allows beside the plan itself.
+    """Simulate the evidence for the plan, as far as the clock allows.
 
-    In production the scenarios replace other draws of the traffic and step times at the ends of their spread.
+    A plan for production has scenarios, so it needs neither other draws of the traffic nor step times at the
+    ends of their spread.
     """
     problem, fleet_search = best_of(searched)
     oracle = problem.oracle
     best = fleet_search.best if production is None else production.best
     fleet = oracle.fleet(best)
-    # What comes later is left out first if the time ends.
+    # The most important simulations come first, since those that come last are left out if the time ends.
     other_policies = findings.price_other_policies(searched, clock)
     # The search simulated only as many draws as it needed to refute a fleet.
     on_every_draw = on_all_draws(problem)
@@ -511,7 +521,9 @@ def _certificate_of(
     seed: int,
     production: Production | None,
 ) -> Certificate:
-    """The certificate: what was proved and found. `limit_prices` are the shadow prices of the limits."""
+    """The certificate: what the search proved, what it ruled out and why, and what it took for granted.
+    `limit_prices` are the shadow prices of the limits.
+    """
     problem, fleet_search = best_of(searched)
     searches = [each.level0.search for _, each in searched]
     # The cheapest fleet of level 0 under any of the policies that were searched.
@@ -522,11 +534,11 @@ def _certificate_of(
         objective=objective,
         unit=OBJECTIVE_UNITS[objective],
         value=objective_paid(problem, fleet_search.best),
-        bound=min(  # Rounding must not leave the bound above the value.
+        bound=min(  # The value is a second bound on the bound, because rounding might leave it above.
             paid_at_least(problem, checked_bound(problem.lower, fleet_search.value)),
             objective_paid(problem, fleet_search.best),
         ),
-        level0=cheapest_level0.value  # Infinite without a fleet.
+        level0=cheapest_level0.value  # It is infinite if level 0 has no fleet.
         if cheapest_level0.best is None
         else objective_paid(problem, cheapest_level0.best),
         level0_exact=is_exhausted and all(search.is_exact for search in searches),

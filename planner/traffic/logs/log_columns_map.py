@@ -27,17 +27,16 @@ from planner.traffic.logs.times import (
     unit_of_name,
 )
 
-SAME_S = 1.0  # Two columns of times that differ by less in the median hold the same time.
+SAME_S = 1.0  # Two columns of times whose median distance is less hold the same time.
 _TIMES = ("arrival", "end")  # The roles that are times.
-# If at least this share of a sample's values fit a role, the column has it, and other values are errors.
+# A column has a role if at least this share of a sample's values fit it. The other values are then errors.
 _FITTING_FRAC = 0.5
 _WHOLE_FRAC = 0.9  # A column of lengths has at least this share of whole numbers.
 _LISTED_COLUMNS = 16  # An error names at most this many columns.
 _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
 # A duration without a unit is taken to be in ms if its median is above this; one in s would be 2 minutes.
 _LIKELY_MS = 100
-# The words of a column's name that speak for a role, or against it (_NOT_...). words_of cuts a name into
-# words.
+# Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_...).
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}
 _ANSWER = {"completion", "output", "generated", "generation", "decode", "response", "candidates", "answer"}
 _LENGTH = {"tokens", "token", "len", "length", "toks", "tok"}
@@ -50,16 +49,17 @@ _START = (
     *("arrival", "arrived", "received", "created", "creation", "requested", "submitted"),
     *("start", "started", "begin", "began", "request"),
 )
+# Words of the time of an answer's last token. Most logs write their line then.
 _END = ("end", "ended", "finish", "finished", "completed", "done", "response", "responded", "logged", "stop")
 _TIME = {"time", "at", "ts", "timestamp", "date", "datetime", "utc", "on", "unix", "epoch", "local", "clock"}
 _TIME |= {"nano", "iso8601", "msec"}
-# Under a name with one of these words, times that count from 0 are a clock's, not durations.
-_COUNTED = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
+# Small numbers may be durations, or a clock that counts from 0. With one of these words they are a clock.
+_ZERO_CLOCK = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
 _NOT_TIME = {"first", "token", "tokens", "updated", "modified", "expires", "expiry", "zone", "cached", "ttft"}
 _SPAN = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
 _SPAN_NAMES = {"request_time", "response_time", "total_time", "processing_time", "time_taken", "wall_time"}
 _NOT_SPAN = {"first", "ttft", "queue", "upstream", "token", "tpot", "itl", "prefill", "network", "connect"}
-# The likely names of other roles, as `words_of` joined by _, the likeliest first.
+# The likely names of the other roles, as their words joined by "_", the likeliest first.
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "tenant": (
         *("tenant", "tenant_id", "client", "client_id", "customer", "customer_id", "team_id", "team"),
@@ -117,7 +117,7 @@ class Columns:
         return {role: name for role in ROLES if (name := getattr(self, role))}
 
     def map_text(self) -> str:
-        """The value of --map that gives these columns."""
+        """What a user would write after --map for these columns."""
         return ",".join(f"{role}={name}" for role, name in self.document().items())
 
     def document(self) -> dict[str, str]:
@@ -161,15 +161,17 @@ def parse_columns(given: str | Mapping[str, Any], where: str = "--map") -> Colum
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{where}: {role}: expected the name of a column, found {show_value(value)}")
         name, unit = _split_unit(value.strip())
-        if unit and role not in (*_TIMES, "duration"):  # Other roles have no unit: the colon is of the name.
+        if unit and role not in (
+            *_TIMES,
+            "duration",
+        ):  # No other role has a unit, so the colon is in the name.
             name, unit = value.strip(), ""
         column_by_role[role] = name
         if unit:
             units[role] = unit
     try:
         return Columns(**column_by_role, units=units)
-    # `Columns` says "map:"; the user wrote `where`.
-    except InputError as error:
+    except InputError as error:  # Its message says "map:", where the user wrote `where`.
         raise InputError(str(error).replace("map", where, 1)) from None
 
 
@@ -185,7 +187,7 @@ def _split_map(text: str) -> list[str]:
 
 
 def _split_unit(value: str) -> tuple[str, str]:
-    """`ts:ms` is the column ts in ms; a colon before anything else belongs to the name."""
+    """Name and unit: `ts:ms` is the column ts in ms. A colon before anything else belongs to the name."""
     if ":%" in value:  # A pattern of strptime may have colons itself.
         name, _, pattern = value.partition(":%")
         return name, "%" + pattern
@@ -203,8 +205,7 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     lengths = {role: _length_columns(sample, role) for role in ("input", "output")}
     times = dict(_clock_columns(sample))
     spans = [name for name in sample.columns if name not in times and _is_span(sample, name)]
-    # Each adds a sentence; any of them ends in an error below.
-    doubts: list[str] = []
+    doubts: list[str] = []  # The guesses below add a sentence for each doubt. With any, the map is not used.
     column_by_role = {
         role: _only_column(sample, names, f"{role} tokens", doubts) for role, names in lengths.items()
     }
@@ -222,8 +223,8 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
 
 
 def _local_date_column(sample: pd.DataFrame) -> tuple[str, str, bool] | None:
-    """The first column of dates such as 05.10.2026 09:00, their strptime pattern, and whether a number above
-    12 tells day and month apart. Where none does, the pattern has the day first, and only the user knows.
+    """The first column of dates such as 05.10.2026 09:00, their strptime pattern, and whether some number
+    above 12 tells day and month apart. If none does, the pattern has the day first, and may be wrong.
     """
     for name in sample.columns:
         texts = sample[name].dropna().astype(str).tolist()
@@ -234,8 +235,8 @@ def _local_date_column(sample: pd.DataFrame) -> tuple[str, str, bool] | None:
 
 
 def _unnamed_clock_column(sample: pd.DataFrame) -> str:
-    """The only column of dates, such as 2026-10-05T09:00:00Z, whose name does not say that it is a time;
-    empty if there is none, or more than one. Numbers may be anything, so they do not count.
+    """The only column of dates, such as 2026-10-05T09:00:00Z; empty if there is none, or more than one.
+    Called where no name says that a column is a time. Numbers may be anything, so they do not count.
     """
     dated = [
         name
@@ -255,10 +256,12 @@ def _unsure_error(
     doubts: list[str],
     where: str,
 ) -> UnsureError:
-    """One line with what was found and the --map to type, in which COLUMN stands for what is missing."""
+    """The error for a map that is uncertain: one line with the log's columns and the --map to type, in which
+    COLUMN stands for what is missing.
+    """
     names = ", ".join(map(show_value, list(sample.columns)[:_LISTED_COLUMNS])) or "no column"
     likely = {role: name for role, name in column_by_role.items() if name}
-    # Rather the end than no arrival: a guess that is off by the duration.
+    # Without an arrival the guess takes the end of requests, which is later by their duration.
     if "arrival" in missing and likely.get("end"):
         doubts = [*doubts, f"{likely['end']} is when requests ended, and no column says how long they took"]
         likely["arrival"] = likely.pop("end")
@@ -276,7 +279,7 @@ def _unsure_error(
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
     why = [*doubts, *(f"no column is told as {role}" for role in missing)]
-    # A map would not mend these, so the message has none.
+    # No map helps where numbers have thousands separators, so this message has none.
     if grouped := [name for role in missing for name in _grouped_length_columns(sample, role)]:
         return UnsureError(
             f"{where}: {' and '.join(map(show_value, grouped))} may hold thousands separators: write 1096 in "
@@ -308,7 +311,8 @@ def _length_columns(sample: pd.DataFrame, role: str) -> list[str]:
     return length_columns
 
 
-# After `;` a decimal comma is read as a point, so that 1,096 comes here as 1.096.
+# Numbers that may have thousands separators. In a file whose columns are separated by ";" a comma was read as
+# a decimal point, so 1,096 is 1.096 here.
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:[.,' ]\d{3})+")
 
 
@@ -327,7 +331,7 @@ def _grouped_length_columns(sample: pd.DataFrame, role: str) -> list[str]:
 def names_length(name: str, role: str) -> bool:
     """Whether a column's name says tokens of the prompt (role input), or of the answer (output)."""
     own, other = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
-    # Words that say nothing of the role: prefixes of OpenTelemetry and the like.
+    # Prefixes of OpenTelemetry and the like say nothing of the role.
     words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
     meaning_words = set(words) - {"x", "num", "n", "count", "of"}
     if not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:
@@ -338,11 +342,11 @@ def names_length(name: str, role: str) -> bool:
 
 
 def _comes_last(words: list[str], own: set[str], other: set[str]) -> bool:
-    """Whether the last word that names a side is of this one: `response.usage.prompt_tokens` is of the
-    prompt.
+    """Whether, of the words that name prompt or answer, the last is in `own`: `response.usage.prompt_tokens`
+    is of the prompt.
     """
-    last = [word for word in words if word in own or word in other]
-    return bool(last) and last[-1] in own
+    sides = [word for word in words if word in own or word in other]
+    return bool(sides) and sides[-1] in own
 
 
 def _only_column(sample: pd.DataFrame, names: list[str], what: str, doubts: list[str]) -> str:
@@ -358,10 +362,12 @@ def _only_column(sample: pd.DataFrame, names: list[str], what: str, doubts: list
 
 
 def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Columns that hold a time, and which: start, end, or "" where the name does not say."""
+    """Columns that hold times of a clock, each with "start", "end", or "" where its name does not say
+    which.
+    """
     for name in sample.columns:
         words = words_of(name)
-        # A time to the first token or a duration is no clock.
+        # Times to the first token, and durations, are not times of a clock.
         if set(words) & (_NOT_TIME | _SPAN):
             continue
         if not set(words) & (_TIME | set(_START) | set(_END)):
@@ -378,14 +384,14 @@ def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _holds_times(column: pd.Series[Any], name: str) -> bool:
-    """Whether the column holds times. Numbers that count from zero may also be durations: then the name
+    """Whether the column holds times of a clock. Small numbers may also be durations, so there its name
     decides.
     """
     clock = LogClock(name)
     if clock.fitting_frac(column) < _FITTING_FRAC:
         return False
     words = words_of(name)
-    return not clock.since_zero or (bool(set(words) & _COUNTED) and "_".join(words) not in _SPAN_NAMES)
+    return not clock.since_zero or (bool(set(words) & _ZERO_CLOCK) and "_".join(words) not in _SPAN_NAMES)
 
 
 def _is_span(sample: pd.DataFrame, name: str) -> bool:
@@ -403,13 +409,13 @@ def _is_span(sample: pd.DataFrame, name: str) -> bool:
 
 
 def span_unit(name: str, columns: Any) -> str:
-    """The unit of a duration, empty where neither its name nor the log's writer tells it. The other columns
-    tell the writer: request_time of nginx is in s.
+    """The unit of a column of durations; empty where neither its name nor the program that wrote the log
+    tells it. Nginx and Envoy are known by their other columns.
     """
     if name == "request_time" and {"time_local", "time_iso8601", "msec"} & set(columns):
-        return "s"
+        return "s"  # Nginx writes seconds.
     if name == "duration" and {"response_flags", "upstream_host"} & set(columns):
-        return "ms"  # Envoy's %DURATION%
+        return "ms"  # Envoy's %DURATION% is in milliseconds.
     return unit_of_name(name) or ""
 
 
@@ -419,29 +425,31 @@ def _time_columns(
     """The columns of arrival, end and duration, empty where one is not needed or missing, and their units. An
     arrival alone is enough; without one, an end and a duration are needed.
     """
-    # By what the name says of a time; "" for neither start nor end.
-    by = {kind: [name for name, own in times.items() if own == kind] for kind in ("start", "", "end")}
-    # The likeliest start, by the order of _START, comes first.
-    by["start"].sort(key=lambda name: min(_START.index(word) for word in words_of(name) if word in _START))
-    arrivals = by["start"] or by[""]
+    starts, others, ends = (
+        [name for name, own in times.items() if own == kind] for kind in ("start", "", "end")
+    )
+    # The likeliest start comes first: _START is sorted by likelihood.
+    starts.sort(key=lambda name: min(_START.index(word) for word in words_of(name) if word in _START))
+    arrivals = starts or others
     if arrivals:
         first = arrivals[0]
         apart = [name for name in arrivals[1:] if _apart_s(sample, first, name) > SAME_S]
         if apart:
             doubts.append(f"{' and '.join([first, *apart][:4])} may both be the arrival")
         return first, "", "", {}
-    if not by["end"]:
+    if not ends:
         return _numeric_arrival(sample), "", "", {}
-    end = by["end"][0]
+    end = ends[0]
     if not spans:
         return "", end, "", {}
     unit = span_unit(spans[0], sample.columns)
     numbers = as_numbers(sample[spans[0]])
-    carries_unit = bool(np.isnan(numbers).mean() > 0.5)  # "1.5s" is no number, and says its own unit.
-    if not unit and not carries_unit:
+    # Values such as "1.5s" are no numbers, and say their own unit.
+    values_have_units = bool(np.isnan(numbers).mean() > 0.5)
+    if not unit and not values_have_units:
         doubts.append(f"{spans[0]} has no unit")
         unit = "ms" if float(np.nanmedian(numbers)) > _LIKELY_MS else "s"
-    # A unit in the name need not be said.
+    # Where the column's name says its unit, the map need not.
     return "", end, spans[0], {"duration": unit} if unit and unit_of_name(spans[0]) != unit else {}
 
 
@@ -475,18 +483,17 @@ def _column_named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], take
     by_words = {
         "_".join(words_of(name)): name for name in reversed(list(sample.columns)) if name not in taken
     }
-    # Without gen_ai in front.
-    by_end = {words.removeprefix("gen_ai_"): name for words, name in by_words.items()}
+    without_prefix = {words.removeprefix("gen_ai_"): name for words, name in by_words.items()}
     for likely_name in likely:
-        name = by_words.get(likely_name) or by_end.get(likely_name)
-        # A status in other words is none.
+        name = by_words.get(likely_name) or without_prefix.get(likely_name)
+        # A status whose values we do not understand is not used.
         if name and not is_missing(sample[name]).all() and (role != "status" or tells_status(sample[name])):
             return name
     return ""
 
 
-# Values of a status that tell a request that was answered, and one that was not.
-_FINE = {
+# Values of a status that say that the request was answered, and those that say that it was not.
+_ANSWERED = {
     *(
         "success",
         "successful",
@@ -502,7 +509,7 @@ _FINE = {
     *("stop", "length", "eos", "status_code_ok", "status_code_unset", "unset", "default", "served", "2xx"),
     *("tool_calls", "end_turn", "max_tokens", "streaming_complete", "1"),
 }
-_BROKEN = {
+_FAILED = {
     *("failure", "failed", "fail", "error", "errored", "false", "aborted", "abort", "cancelled", "canceled"),
     *("timeout", "timed_out", "rejected", "status_code_error", "exception", "rate_limited", "denied", "0"),
     *("incomplete", "client_closed", "disconnected", "4xx", "5xx", "preempted"),
@@ -518,31 +525,33 @@ def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool
     for code, value in enumerate(values):
         text = str(value).strip().lower()
         number = pd.to_numeric(text, errors="coerce") if text else np.nan
-        if 100 <= number < 600:  # It is a status of HTTP.
+        if 100 <= number < 600:  # It is a status of HTTP, where 400 and above are errors.
             failed_by_code[code] = number >= 400
-        elif text in _BROKEN or text in ("000", "0.0"):  # A status of 0 stands for no answer.
+        elif text in _FAILED or text in ("000", "0.0"):  # A status of 0 says that there was no answer.
             failed_by_code[code] = True
-        elif text and text not in _FINE:
+        elif text and text not in _ANSWERED:
             unknown.append(str(value))
     return failed_by_code[codes], unknown
 
 
 def tells_status(column: pd.Series[Any]) -> bool:
-    """Whether at least half of its values are understood as a status; the others are refused later."""
+    """Whether _FITTING_FRAC of the values or more are understood as a status. The others are refused when the
+    log is read.
+    """
     unknown = has_failed(column)[1]
     return float(column.astype(str).isin(unknown).mean()) <= 1 - _FITTING_FRAC
 
 
-# Why calls are left out, as the trace's `dropped` says it.
+# Reasons for which calls are left out, as `Trace.dropped` names them.
 EMBEDDINGS, OTHER_CALLS = "embeddings", "other calls that generate no text"
-# Paths and kinds of calls that generate no text.
-_OTHER = re.compile(
+# Parts of paths and of kinds of calls that generate no text.
+_NO_TEXT = re.compile(
     r"rerank|moderat|image|speech|audio|transcri|/health|/metrics|/models\b|/tokenize|/detokenize|/version"
     r"|/ping|/score|/classify|/pooling|/files|/batches|favicon|/ready|/live"
 )
-# Kinds of observations that Langfuse has beside generations.
+# Kinds of observations in logs of Langfuse. Its generations are of no kind listed here.
 _SPAN_KINDS = {"span", "event", "trace", "tool", "retriever", "evaluator", "guardrail", "agent", "chain"}
-# Operations of OpenTelemetry that enclose calls.
+# Operations of OpenTelemetry that enclose calls of an LLM, which have rows of their own.
 _OPERATIONS = {"execute_tool", "invoke_agent", "create_agent", "invoke_workflow"}
 
 
@@ -551,4 +560,4 @@ def other_kind(value: object) -> str:
     text = str(value).strip().lower()
     if "embed" in text:
         return EMBEDDINGS
-    return OTHER_CALLS if text in _SPAN_KINDS or text in _OPERATIONS or _OTHER.search(text) else ""
+    return OTHER_CALLS if text in _SPAN_KINDS or text in _OPERATIONS or _NO_TEXT.search(text) else ""
