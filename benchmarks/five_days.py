@@ -28,8 +28,8 @@ from benchmarks.day import SLO, STEP_S, drawn
 from planner.api.inputs import read_trace
 from planner.day import day_causes
 from planner.day.day_api import DayResult, day
-from planner.day.search.causal_bound import HOUR_S
 from planner.traffic.trace import Trace
+from planner.units import HOUR_S
 
 LARGE = {"llm": SLO["llm"], "workers": [{"name": "h100", "gpu": "h100-80g", "tp": 4, "count": 6}]}
 SMALL_SLO = {

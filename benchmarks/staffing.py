@@ -32,10 +32,11 @@ from benchmarks.five_days import SMALL, SMALL_SLO, curve_day
 from planner.api.inputs import read_fleet
 from planner.api.questions import read_task
 from planner.day.search.capacity import engine_profile
-from planner.day.search.causal_bound import HOUR_S, CausalBound, causal_bound
+from planner.day.search.causal_bound import CausalBound, causal_bound
 from planner.day.search.day_runs import DayRuns
 from planner.day.search.load_rules import _fit_rule
 from planner.simulator.elastic import ElasticPool
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
 """Quantities as people write them ("200 ms", "50 GB/s", "80 kW") to the library's units, and back.
 
 Inside the library a quantity has one unit, carried by its name: seconds, bytes, tokens, Watts, dollars
-per hour. Only the edges (files, command line, report) call this module.
+per hour. Only the edges (files, command line, report) call its functions.
 """
 
 import math
@@ -9,6 +9,7 @@ import re
 
 from planner.errors import InputError
 
+HOUR_S = 3600.0
 HOURS_PER_MONTH = 730  # A twelfth of 8,760 hours.
 _FACTORS: dict[str, dict[str, float]] = {
     "s": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},

@@ -18,7 +18,7 @@ import numpy as np
 from planner.day import day_causes
 from planner.day.day_study import STATIC, ControllerDay, DayAnswer, Optimum, workers_over_time
 from planner.day.search.capacity import slo_text
-from planner.day.search.causal_bound import BLOCKS_S, HOUR_S
+from planner.day.search.causal_bound import BLOCKS_S
 from planner.domain import row_of
 from planner.reports import charts
 from planner.reports.drawing import Figure
@@ -29,7 +29,7 @@ from planner.reports.words import Rows, describe, usd
 from planner.simulator.simulation import STATUS
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.whole_nodes import node_of
-from planner.units import counted, show_clock, show_s, show_span
+from planner.units import HOUR_S, counted, show_clock, show_s, show_span
 
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
 HEAD = (

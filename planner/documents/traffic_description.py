@@ -50,7 +50,7 @@ from planner.files.document_values import (
 from planner.traffic.described import Clients, Description, Prefixes, Sessions, check_description
 from planner.traffic.lengths import Fixed, LengthHistogram, Lengths, Lognormal, Percentiles
 from planner.traffic.trace import MAX_TOKENS
-from planner.units import quantity, shortest_digits, show_span
+from planner.units import HOUR_S, quantity, shortest_digits, show_span
 
 SHAPE_KEYS = (
     *("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants", "agents"),
@@ -65,7 +65,6 @@ USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 # Without `duration`, agents work long enough for this many tasks each.
 USUAL_TASKS = 3.0
 WEEK_H = 168
-HOUR_S = 3600.0
 DRAWN_RPS = 5.0  # Where the rate is what is sought, traffic of this rate is drawn and then scaled.
 # The next seven refuse what is most likely a slip: a larger value than any trace has.
 MOST_INTERVALS = 100_000  # Of a curve of rates; ten weeks have about so many minutes.

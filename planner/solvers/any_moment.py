@@ -36,16 +36,16 @@ several pools share a kind, idle GPUs cost nothing here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csc_matrix
 
-from planner.solvers.backend import Program, minimise
+from planner.solvers.backend import ProgramBuilder, minimise
 from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import SAME_S, DayTerms
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Need = tuple[float, float, int, int]
@@ -71,59 +71,26 @@ class LeastLives:
 
 
 @dataclass(slots=True, eq=False)
-class _Columns:
-    """The columns of a program, each from 0 to `high`, and its rows `sum of value * column >= least`. The
-    entries of the rows are lists of equal length: `row`, `column` and `value`.
-    """
-
-    cost: list[float] = field(default_factory=list)
-    high: list[float] = field(default_factory=list)
-    is_whole: list[bool] = field(default_factory=list)
-    row: list[int] = field(default_factory=list)
-    column: list[int] = field(default_factory=list)
-    value: list[float] = field(default_factory=list)
-    least: list[float] = field(default_factory=list)
-
-    def add(self, high: float, *, cost: float = 0.0, is_whole: bool = False) -> int:
-        """Add a column, and return its number."""
-        self.cost.append(cost)
-        self.high.append(high)
-        self.is_whole.append(is_whole)
-        return len(self.cost) - 1
-
-    def at_least(self, terms: Mapping[int, float], least: float) -> None:
-        """Add a row; `terms` are its coefficients by column."""
-        self.row += [len(self.least)] * len(terms)
-        self.column += list(terms)
-        self.value += list(terms.values())
-        self.least.append(least)
-
-    def program(self) -> Program:
-        shape = len(self.least), len(self.cost)
-        matrix = csc_matrix((np.array(self.value), (self.row, self.column)), shape=shape)
-        low, high = np.zeros(shape[1]), np.array(self.high)
-        return Program(
-            np.array(self.cost), matrix, np.array(self.least), low, high, np.array(self.is_whole, bool)
-        )
-
-
-@dataclass(slots=True, eq=False)
 class _Level:
-    """The columns of one level: `up` (I + 1,) has y_-1, y_0, ...; `comes` (I,) has w_i, -1 where it is 0."""
+    """The columns of one level, whose I points in time are `points_s`. `up` (I + 1,) has y_-1, y_0, ...;
+    `comes` (I,) has w_i, or -1 where w_i = 0 has no column.
+    """
 
     points_s: Floats
     up: list[int]
     comes: list[int]
 
     def met_by(self, begin_s: float, end_s: float) -> dict[int, float]:
-        """The coefficients, by column, of a need on this level in the row of its cut."""
+        """The coefficients, by column, of a need from `begin_s` to `end_s` in the row of its cut."""
         first = int(np.searchsorted(self.points_s, begin_s - SAME_S))
-        last = int(np.searchsorted(self.points_s, end_s + SAME_S))
-        columns = [self.up[first], *(w for w in self.comes[first:last] if w >= 0)]
+        after_last = int(np.searchsorted(self.points_s, end_s + SAME_S))
+        columns = [self.up[first], *(w for w in self.comes[first:after_last] if w >= 0)]
         return dict.fromkeys(columns, 1.0)
 
     def stretches(self, x: Floats) -> Stretches:
-        """When the level is up in the solution x, whose 0s and 1s may be off by the solver's tolerance."""
+        """When the level is up in the solution x. Its 0s and 1s may be off by the solver's tolerance, so they
+        are compared with 0.5.
+        """
         spans_up: Stretches = []
         begin_s = 0.0 if x[self.up[0]] > 0.5 else None
         for i, at_s in enumerate(self.points_s.tolist()):
@@ -144,7 +111,8 @@ def prices_by_level(day: DayTerms, c: int) -> Floats:
         if pools == [c]:
             idle_gpus = -(counts * pool.gpus) % node.gpus
             usd_per_h = usd_per_h + idle_gpus * node.idle_usd_per_h
-    # More workers may cost less only by the electricity of idle GPUs.
+    # A worker more may cost less only where its GPUs take less electricity than idle ones. The least over all
+    # larger counts then makes the prices rise.
     return np.minimum.accumulate(usd_per_h[::-1])[::-1]
 
 
@@ -152,9 +120,9 @@ def least_lives(
     day: DayTerms, cuts: Sequence[Needs], work: LeastPaid, *, gap_frac: float, time_limit_s: float
 ) -> LeastLives:
     """The program above, solved to `gap_frac` or until the time is up."""
-    columns, paid = _Columns(), _PaidByStretch.of(work)
+    builder, paid = ProgramBuilder(), _PaidByStretch.of(work)
     prices = [prices_by_level(day, c) for c in range(len(day.pools))]
-    # The least workers of each pool are always up; no level stands for them.
+    # The least workers of each pool are always up, so they have no levels.
     always_usd_per_h = sum(float(price[pool.least]) for price, pool in zip(prices, day.pools, strict=True))
     # A need for no more than the least workers of a pool is always met, and with it its cut.
     needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
@@ -164,15 +132,15 @@ def least_lives(
     levels: dict[tuple[int, int], _Level] = {}
     for c, k in sorted(points):
         usd_per_h = float(prices[c][k] - prices[c][k - 1])
-        levels[c, k] = _add_level(columns, paid, _distinct(points[c, k]), day.pools[c].start_s, usd_per_h)
+        levels[c, k] = _add_level(builder, paid, _distinct(points[c, k]), day.pools[c].start_s, usd_per_h)
     for cut in needed:
         terms: dict[int, float] = {}
         for begin_s, end_s, c, n in cut:
             terms |= levels[c, n + 1].met_by(begin_s, end_s)
-        columns.at_least(terms, 1.0)
-    _add_work(day, columns, work, paid.usd_of, always_usd_per_h)
-    point = minimise(columns.program(), gap_frac=gap_frac, time_limit_s=time_limit_s)
-    always_usd = always_usd_per_h * float(day.edges_s[-1]) / 3600
+        builder.add_row(terms, 1.0)
+    _add_work_rows(day, builder, work, paid.usd_of, always_usd_per_h)
+    point = minimise(builder.to_program(), gap_frac=gap_frac, time_limit_s=time_limit_s)
+    always_usd = always_usd_per_h * float(day.edges_s[-1]) / HOUR_S
     bound_usd = max((point.bound + always_usd) * (1 - TOLERANCE), 0.0)
     if point.x is None:
         return LeastLives(None, bound_usd)
@@ -182,8 +150,8 @@ def least_lives(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PaidByStretch:
-    """What columns pay in each stretch v of work_v. `usd_of[v]` is USD by column; the stretch goes from
-    `starts_s[v]` to `ends_s[v]`.
+    """What the columns of levels pay in each stretch v of work_v, if their variables are 1: `usd_of[v]` is
+    USD by column. The stretch goes from `starts_s[v]` to `ends_s[v]`.
     """
 
     starts_s: Floats
@@ -194,7 +162,7 @@ class _PaidByStretch:
     def of(cls, work: LeastPaid) -> _PaidByStretch:
         """Nothing paid yet, in the stretches of `work`."""
         stretches = len(work.in_stretch_usd)
-        # The last stretch has no end, and every level is over by the last moment.
+        # The last stretch needs no end, since every level ends with the day.
         ends_s = np.append(work.edges_s[1:stretches], math.inf)
         return cls(work.edges_s, ends_s, [{} for _ in range(stretches)])
 
@@ -205,39 +173,40 @@ class _PaidByStretch:
             if self.starts_s[v] >= to_s:
                 break
             inside_s = min(to_s, float(self.ends_s[v])) - max(from_s, float(self.starts_s[v]))
-            self.usd_of[v][column] = self.usd_of[v].get(column, 0.0) + inside_s / 3600 * usd_per_h
+            self.usd_of[v][column] = self.usd_of[v].get(column, 0.0) + inside_s / HOUR_S * usd_per_h
 
 
 def _add_level(
-    columns: _Columns, paid: _PaidByStretch, points_s: Floats, start_s: float, usd_per_h: float
+    builder: ProgramBuilder, paid: _PaidByStretch, points_s: Floats, start_s: float, usd_per_h: float
 ) -> _Level:
-    """Add the columns and the rows comes_i of one level, with what its columns pay in each stretch.
+    """Add the columns and the rows comes_i of one level, and to `paid` what its columns pay in each stretch.
     `usd_per_h` is p_ck of the level, `start_s` the start-up of its pool.
     """
-    around_s = np.concatenate((points_s[:1], points_s, points_s[-1:]))  # Point i has number i + 1 here.
-    up = [columns.add(1.0, is_whole=True)]
+    # The points with the first and the last one repeated, so that each has a neighbour on both sides.
+    padded_s = np.concatenate((points_s[:1], points_s, points_s[-1:]))
+    up = [builder.add_variable(1.0)]
     comes: list[int] = []
     for i, at_s in enumerate(points_s.tolist()):
-        before_s, after_s = float(around_s[i]), float(around_s[i + 2])
+        before_s, after_s = float(padded_s[i]), float(padded_s[i + 2])
         comes.append(-1)
         if at_s >= start_s - SAME_S:
-            comes[-1] = columns.add(1.0, cost=start_s / 3600 * usd_per_h, is_whole=True)
+            comes[-1] = builder.add_variable(1.0, cost=start_s / HOUR_S * usd_per_h)
             paid.count(comes[-1], max(before_s - start_s, 0.0), after_s, usd_per_h)
         length_s = after_s - at_s
+        # After the last point nothing is needed, so the level is not up there.
         is_last = i + 1 == len(points_s)
-        up.append(
-            columns.add(0.0 if is_last else 1.0, cost=length_s / 3600 * usd_per_h, is_whole=not is_last)
-        )
+        usd = length_s / HOUR_S * usd_per_h
+        up.append(builder.add_variable(0.0 if is_last else 1.0, cost=usd, is_integer=not is_last))
         if not is_last:
             paid.count(up[-1], at_s, at_s + length_s, usd_per_h)
-        came = {comes[-1]: 1.0} if comes[-1] >= 0 else {}
-        columns.at_least({up[-1]: -1.0, up[-2]: 1.0} | came, 0.0)
+        w_i = {comes[-1]: 1.0} if comes[-1] >= 0 else {}
+        builder.add_row({up[-1]: -1.0, up[-2]: 1.0} | w_i, 0.0)
     return _Level(points_s, up, comes)
 
 
 def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
-    """These cuts, each once. A cut of one need is left out where that of a shorter stretch, inside its own
-    and on the same level, implies it.
+    """These cuts, each once. A cut of a single need is left out if another such cut on the same level, whose
+    stretch lies inside its own, implies it.
     """
     several = [cut for cut in cuts if len(cut) > 1]
     alone: dict[tuple[int, int], set[tuple[float, float]]] = {}
@@ -259,19 +228,25 @@ def _distinct(times_s: set[float]) -> Floats:
     return ordered[np.concatenate(([True], np.diff(ordered) > SAME_S))]
 
 
-def _add_work(
-    day: DayTerms, columns: _Columns, work: LeastPaid, usd_of: list[dict[int, float]], always_usd_per_h: float
+def _add_work_rows(
+    day: DayTerms,
+    builder: ProgramBuilder,
+    work: LeastPaid,
+    usd_of: list[dict[int, float]],
+    always_usd_per_h: float,
 ) -> None:
-    """Add work_v; `usd_of` are the USD of each column in each stretch."""
+    """Add the columns e_v and the rows work_v. `usd_of[v]` is what each column of a level pays in stretch v;
+    `always_usd_per_h` is what workers cost that are always up.
+    """
     last_s = float(day.edges_s[-1])
     bounds_s = np.minimum(np.append(work.edges_s[: len(usd_of)], last_s), last_s)
-    later: dict[int, float] = {}
-    later_usd = 0.0
+    later: dict[int, float] = {}  # What columns pay from stretch v on.
+    later_always_usd = 0.0
     for v in reversed(range(len(usd_of))):
-        own_usd = always_usd_per_h * float(bounds_s[v + 1] - bounds_s[v]) / 3600
-        terms = {columns.add(math.inf, cost=1.0): 1.0} | usd_of[v]
-        columns.at_least(terms, float(work.in_stretch_usd[v]) - own_usd)
+        always_usd = always_usd_per_h * float(bounds_s[v + 1] - bounds_s[v]) / HOUR_S
+        terms = {builder.add_variable(math.inf, cost=1.0, is_integer=False): 1.0} | usd_of[v]
+        builder.add_row(terms, float(work.in_stretch_usd[v]) - always_usd)
         for column, usd in terms.items():
             later[column] = later.get(column, 0.0) + usd
-        later_usd += own_usd
-        columns.at_least(dict(later), float(work.from_stretch_usd[v]) - later_usd)
+        later_always_usd += always_usd
+        builder.add_row(later, float(work.from_stretch_usd[v]) - later_always_usd)

@@ -14,7 +14,7 @@ A problem with too many rows to be written term by term, or one of which many ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -132,6 +132,58 @@ class Program:
     low: Floats
     high: Floats
     is_integer: npt.NDArray[np.bool_]
+
+
+class ProgramBuilder:
+    """A `Program` built column by column and row by row. A variable is known by the number of its column.
+    `cost` holds the coefficient of each in the objective.
+    """
+
+    def __init__(self) -> None:
+        self.cost: list[float] = []
+        self._low: list[float] = []
+        self._high: list[float] = []
+        self._is_integer: list[bool] = []
+        # The coefficients of the rows, as three lists of equal length; and the least value of each row.
+        self._row: list[int] = []
+        self._column: list[int] = []
+        self._coefficient: list[float] = []
+        self._least: list[float] = []
+
+    def add_variable(
+        self, high: float, *, low: float = 0.0, cost: float = 0.0, is_integer: bool = True
+    ) -> int:
+        """Add a variable from `low` to `high`; returns the number of its column."""
+        self.cost.append(cost)
+        self._low.append(low)
+        self._high.append(high)
+        self._is_integer.append(is_integer)
+        return len(self.cost) - 1
+
+    def add_row(self, coefficients: Mapping[int, float], least: float) -> None:
+        """Add a row: the sum over columns of coefficient times variable is `least` or more."""
+        self._row += [len(self._least)] * len(coefficients)
+        self._column += list(coefficients)
+        self._coefficient += list(coefficients.values())
+        self._least.append(least)
+
+    def add_any_of(self, columns: Iterable[int]) -> None:
+        """Add a row: at least one of these variables, which are 0 or 1, is 1."""
+        self.add_row(dict.fromkeys(columns, 1.0), 1.0)
+
+    def to_program(self) -> Program:
+        """The program with all columns and rows so far."""
+        shape = len(self._least), len(self.cost)
+        entries = np.array(self._coefficient, float), (self._row, self._column)
+        low, high = np.array(self._low, float), np.array(self._high, float)
+        return Program(
+            cost=np.array(self.cost, float),
+            matrix=csc_matrix(entries, shape=shape),
+            least=np.array(self._least, float),
+            low=low,
+            high=high,
+            is_integer=np.array(self._is_integer, bool),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

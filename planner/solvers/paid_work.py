@@ -43,6 +43,7 @@ from planner.solvers.master import Option
 from planner.solvers.required_work import find_deadlines
 from planner.traffic.trace import Trace, window_numbers
 from planner.traffic.workload import TraceLengths, distinct_lengths
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 
@@ -93,7 +94,7 @@ def least_paid(
 
     # The warm-up, if there is one, is a stretch before those of the windows.
     starts_s = np.concatenate(([0.0] if edges_s[0] > 0 else [], edges_s))
-    floors_usd = least_workers.usd_per_h * np.diff(starts_s) / 3600
+    floors_usd = least_workers.usd_per_h * np.diff(starts_s) / HOUR_S
     warm_up, of_slo_usd = len(starts_s) - len(edges_s), 0.0
     inside = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
     window_of = window_numbers(arrival_s[inside], edges_s)
@@ -105,7 +106,7 @@ def least_paid(
         floors_usd[warm_up + v] = max(floors_usd[warm_up + v], _without_dearest(prefill_usd[due], late))
     occupied_s = _occupied_s(trace, slo, edges_s, least_workers.start_s)
     floors_usd[warm_up:] = np.maximum(
-        floors_usd[warm_up:], least_workers.prefill_usd_per_h * occupied_s / 3600
+        floors_usd[warm_up:], least_workers.prefill_usd_per_h * occupied_s / HOUR_S
     )
     total_usd, from_usd = 0.0, np.zeros(len(floors_usd))
     for v in reversed(range(len(floors_usd))):
@@ -153,7 +154,7 @@ def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool,
     is_served = np.isfinite(usd_s)
     if is_cached:
         usd_s = work_prices(options, replace(lengths, input_tokens=np.ones(len(is_served))), whole=whole)[0]
-    return np.where(is_served, usd_s, 0.0) / 3600
+    return np.where(is_served, usd_s, 0.0) / HOUR_S
 
 
 def _without_dearest(usd: Floats, late: int) -> float:

@@ -1,13 +1,14 @@
 """Workers onto nodes: the fewest nodes, then the least KV between nodes, then the widest spread.
 
 A worker's stages are TP groups that stay inside a node. All of them go onto one node, or in equal parts onto
-as few nodes as can hold them. Nodes of a kind are alike, so what is counted is how often a node is filled in
-each possible way (a pattern); no node has a number, and no symmetry is left to search.
+as few nodes as can hold them. Nodes of a kind are alike, so the model only counts how often a node is filled
+in each possible way (a pattern). Nodes have no numbers, so the solver does not search placements that differ
+in numbers alone.
 
 Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failure domain
-       g node kind (the GPU without its cap)
+       g node kind (the GPU without its power cap)
 Data   a_pq  parts of q's workers in p;   W_q  parts of the whole pool
-       N_gf  nodes there are
+       N_gf  nodes of kind g in domain f
        l_p   pairs of a prefill and a decode worker whose KV stays inside p: min(m P_p, n D_p), if p has
              P_p of the n prefill and D_p of the m decode workers
 Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest failure domain
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 Affinity = Literal["high", "low"]
 MOST_PATTERNS = 50_000  # With more ways to fill a node the placement is refused.
+BOUND_TOLERANCE = 1e-6  # CP-SAT's bounds are off by less than this.
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class FailureDomain:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPart:
-    """The stages `first` to `last`, of `pp` in all, or the ranks, of `dp`, of one worker, and the GPUs of the
-    node that they use.
+    """What one node has of a worker: the stages `first` to `last` of its `pp`, or with `dp` > 1 the ranks
+    `first` to `last`, and the GPUs of the node that they use.
     """
 
     pool: str
@@ -85,8 +87,9 @@ class PlacedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """The nodes in use. `cross_frac` of the KV goes between nodes, None where none is handed over. No
-    placement by the same rules uses fewer than `bound` nodes; `is_optimal` holds for all objectives.
+    """The nodes in use. `cross_frac` of the KV goes between nodes; None where nothing is handed over. No
+    placement by the same rules uses fewer than `bound` nodes. `is_optimal` says that all objectives were
+    solved to the end.
     """
 
     nodes: tuple[PlacedNode, ...]
@@ -109,8 +112,8 @@ class NodePlacement:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """A pool whose workers are spread over `span` nodes each, `stages` on every one: TP groups, of pipeline
-    stages or of data-parallel ranks.
+    """A pool whose workers are spread over `span` nodes each, with `stages` TP groups on each of these. A TP
+    group is a pipeline stage or a data-parallel rank.
     """
 
     pool: Pool
@@ -131,7 +134,9 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """`counts` of every slice on each of `span` nodes of a kind, and `local_pairs` (l_p)."""
+    """A way to fill `span` nodes of a kind: each holds `counts` parts of every slice. `local_pairs` is
+    l_p.
+    """
 
     kind: str
     span: int
@@ -161,12 +166,12 @@ def place_fleet(
     parts = [each.pool.count * each.span for each in slices]
 
     model = cp_model.CpModel()
-    most = sum(parts)
+    most = sum(parts)  # No placement needs more nodes than there are parts.
     z = [[model.new_int_var(0, most, f"z_{p}_{f}") for f in range(len(racks))] for p in range(len(patterns))]
     uses = [
         (pattern, f, z_pf) for pattern, row in zip(patterns, z, strict=True) for f, z_pf in enumerate(row)
     ]
-    e, nodes = {}, {}
+    e, nodes = {}, {}  # By (kind of node, number of the failure domain).
     for kind, (f, rack) in itertools.product(kinds, enumerate(racks)):
         nodes[kind, f] = sum(p.span * z_pf for p, domain, z_pf in uses if (p.kind, domain) == (kind, f))
         if (node_count := rack.nodes.get(kind, 0)) is not None:
@@ -219,7 +224,9 @@ def _refuse_missing(missing: Mapping[str, int]) -> None:
 
 
 def placement_of_topology(fleet: Fleet) -> NodePlacement:
-    """The placement that the simulator assumes where the network has a topology; nothing is solved."""
+    """The placement that the simulator assumes where the network has a topology
+    (simulator/worker_places.py). Nothing is solved.
+    """
     pools = fleet.running_pools
     owners = [(pool, number) for pool in pools for number in range(pool.count)]
     parts: dict[int, list[WorkerPart]] = {}
@@ -232,7 +239,7 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
             first, end = (stages * k // len(nodes) for k in (i, i + 1))
             used = sum(len(part.gpus) for part in parts.get(node, []))
             gpus = tuple(range(used, used + kind.gpus // len(nodes)))
-            # A node may have less than a stage, where a TP group spans nodes; it is shown with that stage.
+            # If a TP group spans nodes, a node has less than a stage. Then the node is shown with that stage.
             last = max(end, first + 1) - 1
             parts.setdefault(node, []).append(
                 WorkerPart(
@@ -287,8 +294,8 @@ def _check_groups(pools: Sequence[Pool]) -> None:
 
 
 def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
-    """The parts of each pool that are placed on one node each: as few as can hold its workers, or with low
-    affinity one for every pair.
+    """The slice of each pool: its workers are spread over as few nodes as can hold them. With low affinity
+    prefill and decode workers are spread over as many nodes, so that each pair shares its nodes.
     """
     pairs = [pool for pool in pools if pool.role != "mixed"] if affinity == "low" else []
     if len(kinds := sorted({pool.type.gpu.base for pool in pairs})) > 1:
@@ -300,9 +307,11 @@ def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
         )
 
     def fits(group: Sequence[Pool], span: int) -> bool:
+        """Whether a node can hold its part of one worker of each pool."""
         return _fit_node([_Slice(pool, span) for pool in group], [1] * len(group))
 
     def least_span(groups: Sequence[Sequence[Pool]]) -> int:
+        """The fewest nodes over which every group of workers can be spread in equal parts."""
         stages = math.gcd(*(pool.type.pp * pool.type.dp for group in groups for pool in group))
         for span in range(1, stages + 1):
             if stages % span == 0 and all(fits(group, span) for group in groups):
@@ -325,7 +334,7 @@ def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
 
 
 def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
-    """Every way to fill a node, or the nodes of a spanning pair."""
+    """Every way to fill a node; with low affinity also the nodes over which a pair is spread."""
     workers = {role: _workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
     patterns: list[_Pattern] = []
     for kind in dict.fromkeys(each.kind for each in slices):
@@ -346,7 +355,7 @@ def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
                 prefills, decodes = parts_by_role["prefill"], parts_by_role["decode"]
                 if affinity == "low" and bool(prefills) != bool(decodes):
                     continue
-                # A part of a worker keeps no KV inside: its other parts are on other nodes.
+                # Where a worker has parts on other nodes, no pair's KV stays inside this one.
                 is_whole = all(slices[q].span == span for q in in_pairs if counts[q])
                 local_pairs = min(prefills * workers["decode"], decodes * workers["prefill"])
                 patterns.append(_Pattern(kind, span, tuple(counts), local_pairs if is_whole else 0))
@@ -358,7 +367,7 @@ def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
 
 
 def _contents(slices: Sequence[_Slice]) -> Iterator[tuple[int, ...]]:
-    """Every tuple of counts, not all 0, that fits a node."""
+    """Every tuple of counts, one for each slice and not all 0, whose parts fit a node together."""
 
     def extend(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(counts) == len(slices):
@@ -381,8 +390,8 @@ def _fit_node(slices: Sequence[_Slice], counts: Sequence[int]) -> bool:
 
 
 def _deal_gpus(slices: Sequence[_Slice], counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """The GPUs of every part on a node, as (index of its slice, GPUs). Parts with the largest TP come first,
-    so that groups of 2, 4 and 8 begin at multiples of their size.
+    """The GPUs of every part on a node, as (index of its slice, GPUs). Parts with the largest TP come first.
+    So groups of 2, 4 and 8 begin at multiples of their size, where GPUs have the fastest links.
     """
     parts, first = [], 0
     for q in sorted(range(len(slices)), key=lambda q: -slices[q].pool.type.tp):
@@ -401,8 +410,8 @@ def _minimise_in_turn(
     """Minimise one objective after another. Returns the last solver that has a solution (None: infeasible),
     the bound of each objective, and whether all are optimal.
 
-    An objective that runs out of time may not get worse than it got, and the next one is minimised under
-    that.
+    Each value that was reached becomes a limit under which the next objective is minimised, also where the
+    time ended before it was optimal.
     """
     from ortools.sat.python import cp_model
 
@@ -414,7 +423,8 @@ def _minimise_in_turn(
         status = solver.solve(model)
         if status == cp_model.INFEASIBLE:
             return None, bounds, False
-        bounds.append(math.ceil(solver.best_objective_bound - 1e-6))
+        # Objectives are integers, so a bound is rounded up, but not for a rounding error.
+        bounds.append(math.ceil(solver.best_objective_bound - BOUND_TOLERANCE))
         is_optimal &= status == cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             best = solver
@@ -433,8 +443,10 @@ def _number_nodes(
     counts: Sequence[Sequence[int]],
     racks: Sequence[FailureDomain],
 ) -> tuple[PlacedNode, ...]:
-    """Give nodes and workers numbers: of a pattern's nodes the i-th holds the i-th part of each worker."""
-    dealt = [0] * len(slices)  # The parts of each slice that have a node, in the order of workers.
+    """The nodes with their workers, both numbered. Of the nodes of one pattern the i-th holds the i-th part
+    of each worker. `counts` (patterns, domains) are the z_pf.
+    """
+    dealt = [0] * len(slices)  # How many parts of each slice have a node; workers get theirs in order.
     nodes: list[PlacedNode] = []
     for f, rack in enumerate(racks):
         for pattern, uses in zip(patterns, counts, strict=True):

@@ -43,12 +43,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csc_matrix
 
 from planner.domain import row_of
 from planner.errors import InputError
-from planner.solvers.backend import Program, minimise
+from planner.solvers.backend import ProgramBuilder, minimise
 from planner.solvers.whole_nodes import PricedNode
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -57,7 +57,6 @@ Cut = tuple[tuple[int, int, int], ...]
 `size`.
 """
 
-HOUR_S = 3600.0
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
 # For billing units no longer than this the model does not round lives up to whole units. What it leaves out
 # is at most a minute of a worker that lives for hours.
@@ -425,7 +424,7 @@ def solve(
     # An empty cut names no pool that must be larger, so no sequence keeps it.
     if not all(cuts) or (least > most).any():
         return Sizes(None, math.inf, math.inf, is_optimal=True)
-    rows = _Rows(day, least)
+    rows = _DayProgram(day, least)
     paid = _add_paid_rows(rows)
     if day.is_paid_all_day:
         _add_day_rows(rows, paid)
@@ -466,42 +465,20 @@ def least_sizes(day: DayTerms, cuts: Sequence[Cut]) -> Ints:
     return least
 
 
-class _Rows:
-    """The integer program, built row by row. All variables are integers, and each is known by its column.
-    `size_columns` (T, C) are the columns of x_tc, whose values lie between `least` and `most` (T, C).
+class _DayProgram(ProgramBuilder):
+    """The integer program. `size_columns` (T, C) are the columns of x_tc, whose values lie between `least`
+    and `most` (T, C).
     """
 
     def __init__(self, day: DayTerms, least: Ints):
+        super().__init__()
         self.day, self.least, self.most = day, least, day.most
-        # One value per column: its coefficient in the objective, and the bounds of the variable.
-        self.cost: list[float] = []
-        self._lower_bounds: list[float] = []
-        self._upper_bounds: list[float] = []
-        # One value per row: its coefficients by column, and the smallest value that their sum may have.
-        self._rows: list[dict[int, float]] = []
-        self._right_sides: list[float] = []
         # The 0/1 columns that say on which side of a size x_tc is, by (step, pool, size, whether larger).
         # They are remembered, because several cuts may need the same one.
         self._side_columns: dict[tuple[int, int, int, bool], int] = {}
         self.size_columns = np.zeros(day.shape, np.int64)
         for t, c in np.ndindex(*day.shape):
-            self.size_columns[t, c] = self.add_variable(float(self.most[t, c]), least=float(least[t, c]))
-
-    def add_variable(self, most: float, *, least: float = 0.0, cost: float = 0.0) -> int:
-        """Add an integer variable from `least` to `most`; returns its column."""
-        self._lower_bounds.append(least)
-        self._upper_bounds.append(most)
-        self.cost.append(cost)
-        return len(self.cost) - 1
-
-    def add_row(self, terms: Mapping[int, float], least: float) -> None:
-        """Add a row: the sum of these coefficients by column is `least` or more."""
-        self._rows.append(dict(terms))
-        self._right_sides.append(least)
-
-    def add_any_of(self, columns: Sequence[int]) -> None:
-        """Add a row: at least one of these columns, which are 0 or 1, must be 1."""
-        self.add_row(dict.fromkeys(columns, 1.0), 1.0)
+            self.size_columns[t, c] = self.add_variable(float(self.most[t, c]), low=float(least[t, c]))
 
     def exclude(self, workers: Ints) -> None:
         """Add a row: at least one size must be larger or smaller than in `workers` (T, C)."""
@@ -528,24 +505,8 @@ class _Rows:
             self.add_row({int(self.size_columns[t, c]): -1.0, is_smaller: size - 1 - most}, -most)
         return self._side_columns[t, c, size, False]
 
-    def to_program(self) -> Program:
-        """The program with all rows so far."""
-        lengths = [len(row) for row in self._rows]
-        values = np.array([value for row in self._rows for value in row.values()], float)
-        columns = np.array([column for row in self._rows for column in row], np.int64)
-        positions = np.repeat(np.arange(len(lengths)), lengths), columns
-        matrix = csc_matrix((values, positions), shape=(len(lengths), len(self.cost)))
-        return Program(
-            np.array(self.cost),
-            matrix,
-            np.array(self._right_sides, float),
-            np.array(self._lower_bounds, float),
-            np.array(self._upper_bounds, float),
-            np.ones(len(self.cost), bool),
-        )
 
-
-def _add_paid_rows(rows: _Rows) -> Ints:
+def _add_paid_rows(rows: _DayProgram) -> Ints:
     """Add asked_qct and stock_qk; returns the columns of y (Q, C)."""
     day = rows.day
     paid = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
@@ -554,7 +515,7 @@ def _add_paid_rows(rows: _Rows) -> Ints:
             if len(steps) == 1:  # One step alone is paid in the cell, so y_qc is its x_tc.
                 paid[q, c] = rows.size_columns[steps.start, c]
                 continue
-            paid[q, c] = rows.add_variable(float(pool.most), least=float(pool.least))
+            paid[q, c] = rows.add_variable(float(pool.most), low=float(pool.least))
             for t in steps:
                 rows.add_row({int(paid[q, c]): 1.0, int(rows.size_columns[t, c]): -1.0}, 0.0)
     for gpu, count in day.stock.items():
@@ -566,7 +527,7 @@ def _add_paid_rows(rows: _Rows) -> Ints:
     return paid
 
 
-def _add_node_rows(rows: _Rows, paid: Ints) -> None:
+def _add_node_rows(rows: _DayProgram, paid: Ints) -> None:
     """Add node_qk, and to the objective what the idle GPUs of nodes cost. `paid` (Q, C): the columns of y."""
     hours = rows.day.cells_h()
     for node, pools in rows.day.pools_by_node_kind().values():
@@ -581,7 +542,7 @@ def _add_node_rows(rows: _Rows, paid: Ints) -> None:
             rows.add_row(terms | {nodes: float(node.gpus)}, 0.0)
 
 
-def _add_day_rows(rows: _Rows, paid: Ints) -> None:
+def _add_day_rows(rows: _DayProgram, paid: Ints) -> None:
     """Add day_qk, and to the objective what is paid all day. `paid` (Q, C): the columns of y."""
     day, hours = rows.day, float(rows.day.edges_s[-1]) / HOUR_S
     for gpu_usd_per_h, node_gpus, pools in day.gpu_kinds():
@@ -593,7 +554,7 @@ def _add_day_rows(rows: _Rows, paid: Ints) -> None:
             rows.add_row(terms | {nodes: float(node_gpus)}, 0.0)
 
 
-def _add_life_rows(rows: _Rows) -> None:
+def _add_life_rows(rows: _DayProgram) -> None:
     """Add lives_tc, and to the objective what the lives cost, for the pools whose GPUs are sold singly."""
     day, prices = rows.day, rows.day.prices()
     for c, pool in enumerate(day.pools):

@@ -2,7 +2,7 @@
 
 Sets   m LLM     c worker type of an LLM (`Capacity`)     g GPU     t window; after the last comes the first
 Data   r_mt   arrival rate                                                          [requests/s]
-       k_c    rate one worker sustains within the SLO;  a_c  what interruptions leave of it on spot GPUs
+       k_c    rate one worker sustains within the SLO;  a_c  share of it that interruptions leave on spot
        n_cg, w_c  GPUs of each kind, and Watts, of a worker
        p_g, o_g, s_g  price of a GPU reserved for all windows, on demand, on spot       [USD/h]
        b_c    cost of starting a worker: its GPUs while it loads, at their highest price        [USD]
@@ -42,21 +42,24 @@ from planner.errors import Change, InfeasibleError, InputError, PlannerError
 from planner.solvers.backend import minimise
 from planner.solvers.schedule_pricing import Cover, Windows, search
 from planner.solvers.worker_rule import fit_worker_rule
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap: demand is not known better.
-PEAK_GAP_FRAC = 1e-4  # The gap at which the fleet for the peak stops, which has one window and is quick.
-MOST_CELLS = 200_000  # Most windows times worker types, as memory and time allow.
-EXCESS_MOST = 1e7  # More GPUs or Watts than any limit has to give way.
+GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the demand more exactly.
+PEAK_GAP_FRAC = (
+    1e-4  # The search for the fleet for the peak stops at this gap. It has one window and is quick.
+)
+MOST_CELLS = 200_000  # At most so many windows times worker types fit into memory and time.
+MOST_EXCESS = 1e7  # More GPUs or Watts than any schedule exceeds a limit by.
 RATE_FRAC = 1e-6  # Rates and the budget are kept to within this share, as the solver keeps rows.
 
 
 @dataclass(frozen=True, slots=True)
 class GpuOffer:
-    """What a GPU costs, None where it is not sold that way, how many there are, and how many of them at the
-    price of reserved ones (None: any number).
+    """What a GPU costs on each market (None: it is not sold there), how many there are, and how many of them
+    may be reserved (None: any number).
     """
 
     gpu: str
@@ -100,7 +103,7 @@ class Capacity:
 
     @property
     def on(self) -> dict[str, int]:
-        """GPUs of each kind that one worker has."""
+        """How many GPUs of each kind one worker has, by name."""
         return {self.gpu: self.gpus, **dict(self.beside)}
 
 
@@ -116,7 +119,7 @@ class Market:
     slos: Mapping[str, Slo] = field(default_factory=dict)
 
     def offers_of(self, capacity: Capacity) -> list[tuple[GpuOffer, int]]:
-        """What the GPUs of a worker cost, and how many there are of each kind."""
+        """The offer of each kind of GPU that a worker has, and how many of them it has."""
         return [(offer, capacity.on[offer.gpu]) for offer in self.offers if offer.gpu in capacity.on]
 
     def highest_usd_per_h(self, capacity: Capacity) -> float:
@@ -139,22 +142,22 @@ class Market:
         return limits
 
     def spot_worker_usd_per_h(self, capacity: Capacity) -> float:
-        """A spot worker's GPUs and, for every interruption, a start."""
+        """What a spot worker costs: its GPUs, and a start for every interruption."""
         rent = sum((offer.spot_usd_per_h or 0.0) * gpus for offer, gpus in self.offers_of(capacity))
         return rent + self.interruptions_per_h(capacity) * self.start_usd(capacity)
 
     def start_usd(self, capacity: Capacity) -> float:
-        """b_c."""
-        return capacity.start_s / 3600 * self.highest_usd_per_h(capacity)
+        """b_c: what starting a worker costs."""
+        return capacity.start_s / HOUR_S * self.highest_usd_per_h(capacity)
 
     def spot_share(self, capacity: Capacity) -> float:
-        """a_c: an interrupted worker is away for the time of a start."""
-        return max(1 - self.interruptions_per_h(capacity) * capacity.start_s / 3600, 0.0)
+        """a_c: an interrupted worker serves nothing for the time of a start."""
+        return max(1 - self.interruptions_per_h(capacity) * capacity.start_s / HOUR_S, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """`rate_rps` (M, T) of every LLM in windows of `window_s`; `note` says what of traffic is not in it."""
+    """`rate_rps` (M, T) of every LLM in windows of `window_s`; `note` says what traffic was left out."""
 
     llms: tuple[str, ...]
     rate_rps: Floats
@@ -164,9 +167,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`workers` and `spot_workers` (C, T), `reserved_gpus` (G,), `on_demand_gpus` (G, T); USD/h on average.
-
-    No schedule costs less than `bound_usd_per_h`.
+    """`workers` and `spot_workers` (C, T), `reserved_gpus` (G,), `on_demand_gpus` (G, T); costs are means
+    over the windows. No schedule costs less than `bound_usd_per_h`.
     """
 
     workers: Counts
@@ -184,13 +186,14 @@ class Schedule:
 def schedule(
     market: Market, demand: Demand, *, gap_frac: float = GOOD_ENOUGH_FRAC, time_limit_s: float = 60.0
 ) -> Schedule:
-    """Solve the model above to `gap_frac`, or as far as the time allows. Within the time it is repeatable.
+    """Solve the model above to `gap_frac`, or as far as the time allows. If the time does not end it, the
+    answer is the same on every machine.
 
     Raises InfeasibleError: "latency" for an LLM that no type serves, "capacity" for too tight a limit.
     """
     _check(market, demand)
     deadline = time.monotonic() + time_limit_s
-    # The solver's counts (2 C, T) are firm workers, then spot workers; its costs are sums over windows.
+    # The counts (2 C, T) of `search` are firm workers, then spot workers; its costs are sums over windows.
     windows, count = demand.rate_rps.shape[1], len(market.capacities)
     budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
     unlimited = replace(market, cost_usd_per_h=None)
@@ -217,19 +220,22 @@ def schedule(
 
 
 def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Schedule | None:
-    """The cheapest fleet for every LLM's highest rate, kept through all windows; None beyond a limit."""
+    """The cheapest fleet for every LLM's highest rate, kept through all windows; None if it exceeds a
+    limit.
+    """
     highest = replace(demand, rate_rps=demand.rate_rps.max(axis=1, keepdims=True))
     try:
         return schedule(market, highest, gap_frac=PEAK_GAP_FRAC, time_limit_s=time_limit_s)
-    except InfeasibleError:  # Peaks at different hours need not fit together.
+    except InfeasibleError:  # Peaks of different hours may exceed a limit together, though no hour does.
         return None
 
 
 def by_rule(market: Market, demand: Demand) -> Schedule | None:
-    """Aladdin's rule: ceil(k5 r + c5) firm workers per window, of each LLM's type with the cheapest rate.
+    """Aladdin's rule: ceil(k5 r + c5) firm workers per window, of the type with the lowest price per request
+    for each LLM.
 
-    The rule covers every window it was fitted on. Reserved GPUs are then bought as cheaply as can be. None if
-    that exceeds a limit, which the rule does not know.
+    The rule covers every window it was fitted on. Reserved GPUs are then bought as cheaply as can be. The
+    rule knows no limits; None if its schedule exceeds one.
     """
     _check(market, demand)
     workers = np.zeros((len(market.capacities), demand.rate_rps.shape[1]), np.int64)
@@ -273,13 +279,13 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
         cost += market.spot_worker_usd_per_h(capacity) * float(spot_workers[c].mean())
         for counts in (workers[c], spot_workers[c]):
             starts = np.maximum(counts - np.roll(counts, 1), 0).mean()
-            cost += start * float(starts) / (demand.window_s / 3600)
+            cost += start * float(starts) / (demand.window_s / HOUR_S)
     return Schedule(workers, spot_workers, reserved, on_demand, cost, 0.0)
 
 
 def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int) -> list[int]:
-    """How many GPUs may be reserved where so many `gpus` are held, one count per window or moment, beside the
-    spot GPUs that count against the stock too: one of these makes the bill least.
+    """Numbers of GPUs to reserve, one of which makes the bill least. `gpus` (T,) are in use in each window or
+    at each moment, beside at most `most_spot_gpus` on spot, which count against the stock too.
     """
     if offer.on_demand_usd_per_h is None:
         levels = [int(gpus.max())]
@@ -294,9 +300,8 @@ def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int)
 
 
 def cost_by_window(market: Market, demand: Demand, priced_schedule: Schedule) -> Floats:
-    """(T,) USD/h of every window: GPUs reserved and on demand, spot workers, and what starts in it.
-
-    Its mean is the cost of the schedule.
+    """(T,) USD/h of every window: GPUs reserved and on demand, spot workers, and the starts in it. The mean
+    is the cost of the schedule.
     """
     cost = np.zeros(priced_schedule.workers.shape[1])
     for g, offer in enumerate(market.offers):
@@ -306,7 +311,7 @@ def cost_by_window(market: Market, demand: Demand, priced_schedule: Schedule) ->
         cost += market.spot_worker_usd_per_h(capacity) * priced_schedule.spot_workers[c]
         for counts in (priced_schedule.workers[c], priced_schedule.spot_workers[c]):
             started = np.maximum(counts - np.roll(counts, 1), 0)
-            cost += market.start_usd(capacity) * started / (demand.window_s / 3600)
+            cost += market.start_usd(capacity) * started / (demand.window_s / HOUR_S)
     return cost
 
 
@@ -340,11 +345,12 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
 
 
 def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> Windows:
-    """The model but for the budget, in the arrays of schedule_pricing.py. Costs are summed over windows. The
+    """The model without the budget, in the arrays of schedule_pricing.py. Costs are summed over windows. The
     columns of a window are firm workers (C,), spot workers (C,), GPUs on demand (G,) and reserved GPUs (G,).
 
-    With `gives_way` stock and power may be exceeded, for that price per GPU or Watt (of `Market.limits`), and
-    nothing else costs anything. How much they are exceeded by are further columns after the reserved GPUs.
+    With `gives_way` every limit of stock and power may be exceeded, at that price per GPU or Watt (in the
+    order of `_window_limits`), and nothing else costs anything. The excess over each limit is a further
+    column after the reserved GPUs.
     """
     capacities, offers = market.capacities, market.offers
     count, gpus, windows = len(capacities), len(offers), demand.rate_rps.shape[1]
@@ -380,12 +386,12 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]
     cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
     reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])
-    starts = np.tile(start_usd / (demand.window_s / 3600), 2)
+    starts = np.tile(start_usd / (demand.window_s / HOUR_S), 2)
     most = np.concatenate((most, rented, reservable))
     if gives_way:
         limits = np.array(list(_window_limits(market).values()))
         excess = np.vstack((np.zeros((gpus, len(limits))), np.eye(len(limits))))
-        rows, most = np.hstack((rows, excess)), np.concatenate((most, np.full(len(limits), EXCESS_MOST)))
+        rows, most = np.hstack((rows, excess)), np.concatenate((most, np.full(len(limits), MOST_EXCESS)))
         cost, starts, reserved = 0 * cost, 0 * starts, np.concatenate((0 * reserved, gives_way))
     return Windows(covers, rows, least, cost, reserved, starts, most, windows)
 
@@ -412,7 +418,9 @@ def _check(market: Market, demand: Demand) -> None:
 
 
 def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerError:
-    """Which limits have to give way, and by how much at least, each weighed as a share of what it is."""
+    """The error that no schedule is within the limits, with the smallest changes that would help. To compare
+    GPUs with Watts, a change counts as a share of its limit.
+    """
     limits = _window_limits(market)
     model = _model(market, demand, [1 / max(limit, 1.0) for limit in limits.values()])
     point = minimise(model.program(range(model.windows), model.true_prices()), time_limit_s=time_limit_s)
@@ -440,7 +448,9 @@ def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerEr
 
 
 def _too_dear(cost: float, bound: float, budget: float, time_limit_s: float) -> PlannerError:
-    """The best schedule costs more than the budget: whether all do, and how much more would do."""
+    """The error that the best schedule costs more than the budget. It says whether every schedule does, and
+    how much more money would do.
+    """
     if bound <= budget:
         return PlannerError(
             f"no schedule within the budget of {budget:g} USD/h was found in {time_limit_s:g} s: the best "

@@ -42,12 +42,12 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 ROUNDING_ROUNDS = 8  # The relaxation is tightened at most this often.
-ROWS_EACH = 3  # Each time it gets at most this many rows per LLM and window.
+ROWS_PER_ROUND = 3  # In each round it gets at most this many rows per LLM and window.
 LEAST_VIOLATION = 1e-3  # A row is added if the solution is farther than this from satisfying it.
 DIVISOR_PARTS = 8  # The divisors d are the rates divided by 1 to this number, and differences of rates.
 SAME_RATE_FRAC = 1e-3  # Two rates that differ by less make no divisor of their own.
-LEAST_PART = 1e-4  # A b/d whose fraction is below this counts as whole.
-PART_GAP_SHARE = 0.04  # Parts are solved to this share of the gap that the caller allows.
+LEAST_FRACTION = 1e-4  # If the fraction of b/d is below this, b/d counts as whole.
+PART_GAP_SHARE = 0.04  # Parts of the windows are solved to this share of the gap that the caller allows.
 RATE_TOLERANCE = 5e-7  # Needed rates are lowered by this share, so that rounding errors refuse no exact fit.
 LEAST_NORM = 1e-9  # Rows of zeros, which nothing violates, are divided by this.
 
@@ -217,7 +217,7 @@ class Windows:
             reached = np.einsum("dtn,nt->dt", rows, workers[cover.columns])
             missing = (least - reached) / np.linalg.norm(rows, axis=2).clip(LEAST_NORM)
             for t in range(self.windows):
-                for d in np.argsort(-missing[:, t], kind="stable")[:ROWS_EACH]:
+                for d in np.argsort(-missing[:, t], kind="stable")[:ROWS_PER_ROUND]:
                     if missing[d, t] > LEAST_VIOLATION:
                         self._add_row(t, cover, rows[d, t], float(least[d, t]))
                         is_new = True
@@ -233,15 +233,15 @@ def _divisors(rates: Floats) -> list[float]:
 
 
 def _round_cover(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
-    """Rows (T, n) and what they must reach (T,), by mixed-integer rounding; 0 >= 0 where b / d is whole, as
-    rounding gains nothing there.
+    """Rows (T, n) and what they must reach (T,), by the formula of mixed-integer rounding above. Where b / d
+    is whole rounding gains nothing, and the row is 0 >= 0.
     """
-    needed = cover.needed_rps * (1 - RATE_TOLERANCE) / divisor
-    part = needed - np.floor(needed)
-    steps = np.floor(cover.rate_rps / divisor + ROUNDING)
-    rest = np.clip(cover.rate_rps / divisor - steps, 0.0, 1.0)
-    is_useful = part > LEAST_PART
-    rows = steps + np.minimum(rest / np.where(is_useful, part, 1.0)[:, None], 1.0)
+    needed = cover.needed_rps * (1 - RATE_TOLERANCE) / divisor  # b / d
+    needed_fraction = needed - np.floor(needed)
+    whole = np.floor(cover.rate_rps / divisor + ROUNDING)  # floor(f_j / d)
+    fraction = np.clip(cover.rate_rps / divisor - whole, 0.0, 1.0)
+    is_useful = needed_fraction > LEAST_FRACTION
+    rows = whole + np.minimum(fraction / np.where(is_useful, needed_fraction, 1.0)[:, None], 1.0)
     return np.where(is_useful[:, None], rows, 0.0), np.where(is_useful, np.ceil(needed), 0.0)
 
 
@@ -252,17 +252,18 @@ Proposal = tuple[Counts, Counts]
 def search(
     model: Windows, cost_of: Callable[[Counts], float], gap_frac: float, budget: float, deadline: float
 ) -> tuple[float, Counts | None]:
-    """A lower bound, infinite where there is no schedule; and the counts (K, T) of the best one found.
+    """A lower bound, infinite where there is no schedule; and the counts (K, T) of the best schedule found.
 
-    `cost_of` is infinite for counts that violate a constraint over several windows that `model` leaves out.
-    The search ends when the gap is closed within the budget, when the bound exceeds the budget, or in time.
+    `cost_of` gives the cost of such counts; it is infinite if they violate a constraint that `model` leaves
+    out, since it ties several windows. The search ends when the gap is closed within the budget, when the
+    bound exceeds the budget, or at `deadline`.
     """
     bound, relaxed_reserved, prices = solve_windows_relaxation(model, deadline)
     parts = _PricedParts(model, prices, PART_GAP_SHARE * gap_frac, deadline)
     best: Proposal | None = None
     cost = math.inf
 
-    def try_out(proposal: Proposal | None) -> None:
+    def keep_if_cheaper(proposal: Proposal | None) -> None:
         nonlocal best, cost
         if proposal is not None and (value := cost_of(proposal[0])) < cost:
             best, cost = proposal, value
@@ -273,7 +274,7 @@ def search(
 
     if relaxed_reserved is not None:
         for proposal in parts.first_schedules(relaxed_reserved):
-            try_out(proposal)
+            keep_if_cheaper(proposal)
             if best is not None:
                 break
     length = 1
@@ -281,10 +282,10 @@ def search(
         lower, chosen = parts.solve_parts_apart(length)
         bound = max(bound, lower)
         if length == model.windows:  # The only part is the whole model.
-            try_out(chosen[0] if chosen else None)
+            keep_if_cheaper(chosen[0] if chosen else None)
             break
         if best is not None and not is_done():
-            try_out(parts.improve_parts(2 * length, best))
+            keep_if_cheaper(parts.improve_parts(2 * length, best))
         length = min(2 * length, model.windows)
     return bound, None if best is None else best[0]
 
@@ -320,7 +321,7 @@ class _PricedParts:
         """
         is_on_demand = self.model.most[self.model.kinds : self.model.local] > 0
         needed = np.zeros(len(relaxed_reserved), np.int64)
-        if not is_on_demand.all():  # What is not to be had on demand must be reserved for the largest need.
+        if not is_on_demand.all():  # GPUs that are not sold on demand are reserved, for the largest need.
             _, chosen = self.solve_parts_apart(1)
             needed = np.max([needed, *(reserved for _, reserved in chosen)], axis=0)
         rounded = np.round(relaxed_reserved).astype(np.int64)
@@ -328,7 +329,9 @@ class _PricedParts:
         yield self.schedule_in_order(np.where(is_on_demand, 0, needed))
 
     def solve_parts_apart(self, length: int) -> tuple[float, list[Proposal]]:
-        """The bound by parts that are solved at prices, and their choices; no choices if a part has none."""
+        """The bound by parts of `length` windows that are solved apart, at the prices, and their solutions;
+        an empty list if a part has none.
+        """
         bound = 0.0
         proposals: list[Proposal] = []
         windows_of_parts = self._windows_of_parts(length)
@@ -343,8 +346,8 @@ class _PricedParts:
         return bound, proposals if len(proposals) == len(windows_of_parts) else []
 
     def schedule_in_order(self, reserved: Counts) -> Proposal | None:
-        """A schedule made window after window, each from the counts before it, the last also up to those of
-        the first; None if a window has no solution.
+        """A schedule made window after window. Each starts from the counts of the one before, and the last is
+        followed by the first. None if a window has no solution.
         """
         model = self.model
         counts = np.zeros((model.kinds, model.windows), np.int64)
@@ -365,7 +368,8 @@ class _PricedParts:
         model, counts, reserved = self.model, best[0].copy(), best[1]
         if length >= model.windows:
             return None
-        # Shifted by half a part, so that the seam from the last window to the first is usually within one.
+        # Parts are shifted by half their length. So the step from the last window to the first, where
+        # `schedule_in_order` chose last, is usually inside a part.
         for part in self._windows_of_parts(length, first=length // 2):
             before, after = counts[:, part[0] - 1], counts[:, (part[-1] + 1) % model.windows]
             program = model.program(part, self.prices, before=before, after=after, reserved=reserved)

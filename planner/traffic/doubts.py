@@ -7,11 +7,11 @@ from __future__ import annotations
 import numpy as np
 
 from planner.traffic.trace import FloatArray
-from planner.units import show_s
+from planner.units import HOUR_S, show_s
 
 # A long gap is judged among at least FEWEST_JUDGED requests, a very long one among at least FEWEST_GAPS.
 FEWEST_JUDGED, FEWEST_GAPS = 20, 5
-LONG_GAP_S, VERY_LONG_GAP_S = 3600.0, 60.0  # Shorter gaps are never doubted.
+LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # Shorter gaps are never doubted.
 # A very long gap is this many times as long as all others together. Of 5 random arrivals one in 300 has one.
 VERY_LONG_FACTOR = 10.0
 # Fewer requests/s than this make us ask whether the clock counts a finer unit than seconds: of a clock of
@@ -41,7 +41,7 @@ def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
     if not is_long and gap_s <= max(VERY_LONG_FACTOR * others_s, VERY_LONG_GAP_S):
         return ()
     total_s = gap_s + others_s
-    unit_s, unit = (3600.0, "h") if total_s >= 7200 else (1.0, "s")  # Hours from two hours on.
+    unit_s, unit = (HOUR_S, "h") if total_s >= 7200 else (1.0, "s")  # Hours from two hours on.
     span = f"{gap_s / unit_s:.1f} {unit} of {total_s / unit_s:.1f} {unit}"
     return (
         f"{name}: nothing arrives for {span}, after {longest + 1} of {len(arrival_s)} requests: is a time "

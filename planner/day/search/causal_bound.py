@@ -47,10 +47,10 @@ from planner.day.search.day_optimum import least_that_holds, misses_with_size
 from planner.day.search.day_runs import RUN_IN_S, DayRuns
 from planner.simulator.slo_verdict import missed_windows
 from planner.solvers.master import paid_usd_per_h
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-HOUR_S = 3600.0
 # Windows come in any order within blocks of these lengths.
 BLOCKS_S = (HOUR_S, 2 * HOUR_S)
 AMONG_S = 12 * HOUR_S  # A block is drawn from those of a half day.
@@ -113,7 +113,7 @@ class CausalBound:
         states = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(own)}
         for k in range(max(map(len, group))):
             places = [block.start + k for block in group if len(block) > k]
-            hours = float(self.lengths_s[places].sum()) / 3600
+            hours = float(self.lengths_s[places].sum()) / HOUR_S
             following: dict[tuple[int, ...], Floats] = {}
             for seen, probability in states.items():
                 usd = prices_usd_per_h * probability.sum() * hours
@@ -132,7 +132,7 @@ class CausalBound:
         points = []
         for sizes in itertools.product(*choices):
             missed = float((needs > np.array(sizes)).any(axis=1).sum())
-            points.append((self.price_usd_per_h(sizes) * float(lengths_s.sum()) / 3600, missed))
+            points.append((self.price_usd_per_h(sizes) * float(lengths_s.sum()) / HOUR_S, missed))
         return _lower_hull(points)
 
 

@@ -45,6 +45,7 @@ from planner.traffic.described import Description
 from planner.traffic.kinds import quarters_apart
 from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
+from planner.units import HOUR_S
 
 # A measured window of fewer than so many mean residence times (E2E) is called short: the fleet may not have
 # come to its steady state.
@@ -54,9 +55,9 @@ FEW_RESIDENCES = 20
 # p90 fewer than 45 %.
 FEW_KEEP = 0.5
 
-HOUR_S = 3600.0  # A trace that is shorter is called short.
-# The worst hour is reported of a measured window of at least this length: of a shorter one it tells little
-# more than the whole.
+SHORT_TRACE_S = HOUR_S  # A trace that is shorter is called short.
+# The worst hour of a measured window is reported if the window is at least this long. In a shorter one it
+# says little more than the whole.
 LONG_S = 2 * HOUR_S
 
 # The search for a fleet that keeps every hour begins with this many times the plan's workers.
@@ -672,7 +673,7 @@ def one_trace_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
         return ()
     growth_frac = 0.0 if problem.task.safety is None else problem.task.safety.growth_frac
     trace = problem.searched.trace
-    is_short, (prompts_frac, outputs_frac) = trace.duration_s < HOUR_S, quarters_apart(trace)
+    is_short, (prompts_frac, outputs_frac) = trace.duration_s < SHORT_TRACE_S, quarters_apart(trace)
     if not (is_short or prompts_frac or outputs_frac):
         return ()
     return (facts.OneTraceRedrawn(trace.duration_s, is_short, prompts_frac, outputs_frac, growth_frac),)

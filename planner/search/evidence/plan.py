@@ -21,6 +21,7 @@ from planner.solvers.placement import NodePlacement
 from planner.traffic.described import Description
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
+from planner.units import HOUR_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +97,7 @@ class Plan:
         return agent_figures(self.trace, self.simulation, self.bill.usd_per_h)
 
     def _usd_per_million(self, tokens: float) -> float:
-        hours = served_s(self.trace, self.simulation) / 3600
+        hours = served_s(self.trace, self.simulation) / HOUR_S
         return float(self.bill.usd_per_h * hours / tokens * 1e6)
 
 
@@ -132,7 +133,7 @@ def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> Age
         np.minimum.at(begins_s, agent, simulation.arrival_s)
         tasks = np.bincount(agent[simulation.tasks.last], minlength=agents)
         per_s = float((tasks / (ends_s - begins_s)).sum())
-    return AgentFigures(agents, 3600 * per_s, usd_per_h / (3600 * per_s) if per_s > 0 else np.inf)
+    return AgentFigures(agents, HOUR_S * per_s, usd_per_h / (HOUR_S * per_s) if per_s > 0 else np.inf)
 
 
 def served_s(trace: Trace, simulation: Simulation) -> float:

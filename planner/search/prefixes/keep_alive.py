@@ -19,6 +19,7 @@ from planner.fleet import Fleet, Pool
 from planner.search.prefixes.prefix_placing import KeepAlive, Leaf, PoolPrefixes, leaves_of
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.units import HOUR_S
 
 TURNOVER_FRAC = 0.5  # A margin, because traffic may be denser than the trace.
 LEAST_S = 1.0  # The router looks for unused prefixes once per second, so no prefix is requested more often.
@@ -87,7 +88,7 @@ def find_keep_alive(
             busy_s += router_requests * float(step_s)
         busiest_s = max(busiest_s, busy_s)
     return KeepAlive(
-        tuple(all_every_s), 3600 * request_count / trace.duration_s, busiest_s / trace.duration_s
+        tuple(all_every_s), HOUR_S * request_count / trace.duration_s, busiest_s / trace.duration_s
     )
 
 

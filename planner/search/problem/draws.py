@@ -30,6 +30,7 @@ from planner.simulator.slo_verdict import Verdict
 from planner.solvers.repeats import Repeats, run_until_decided
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
+from planner.units import HOUR_S
 
 # Further draws may simulate so many requests in all, within these numbers of runs. Requests are counted, not
 # seconds, so that a plan does not depend on the machine.
@@ -95,7 +96,7 @@ def interruptions(
         terms = spot.get(gpu)
         if terms is None or terms.interruptions_per_h <= 0:
             continue
-        mean_up_s, now_s = 3600 / terms.interruptions_per_h, 0.0
+        mean_up_s, now_s = HOUR_S / terms.interruptions_per_h, 0.0
         if rng.random() < terms.down_frac:
             now_s = rng.uniform(0.0, terms.restart_s)
             events += [Disturbance(0.0, "down", worker), Disturbance(now_s, "up", worker)]
