@@ -2,15 +2,16 @@
 
     t' = m f(1) + c (f(N) - f(1)) + c a A_p + m b D + m d K + c e P + h_s + h
 
-c scales the compute-bound part of a step, m the bandwidth-bound part (as `StepLatency.scale_times` splits
-them), h is host overhead [s]. Measurements are step times, or latencies of end-to-end runs, which our own
-simulator predicts. With r the logs of predicted over measured,
+with the letters of models/latency.py. c scales the compute-bound part of a step, m the bandwidth-bound part
+(as `StepLatency.scale_times` splits them), h is host overhead [s]. Measurements are step times, or latencies
+of end-to-end runs, which our own simulator predicts. r is the log of predicted over measured, and we solve
 
     min  sum r(c, m, h)^2 / sigma^2  +  (log c)^2 / s^2  +  (log m)^2 / s^2  +  h^2 / s_h^2
 
-so a part that no measurement depends on keeps its value. sigma, the scatter of measurements around the
-corrected fit, is estimated with it, starting at SIGMA. The covariance is the inverse of the Hessian of the
-sum; the standard error of a step time joins it with sigma.
+The last three terms are priors. They keep the value of a factor on which no measurement depends. sigma, the
+scatter of measurements around the corrected fit, is estimated in turn with the fit, starting at SIGMA. The
+covariance is the inverse of the Hessian of the sum; the standard error of a step time follows from it and
+from sigma.
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ from planner.models.memory import Served, kv_cache_tokens
 from planner.models.step_tables import StepTable
 from planner.parallel import executors
 from planner.simulator import simulate
+from planner.simulator.layout import FINISHED
 from planner.traffic.trace import Trace
 
-FACTOR_PRIOR = 0.3  # s in the formula: the prior standard deviation of log c and log m.
-HOST_PRIOR_S = 5e-3  # s_h: that of h.
-SIGMA = 0.05  # The prior of sigma,
-SIGMA_POINTS = 2.0  # and how many measurements it counts as.
-SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these.
-ROUNDS = 3  # How often the constants are fitted, each time with the sigma of the fit before.
-# The relative step of derivatives of runs: large, as simulated percentiles jump where requests swap places.
+FACTOR_PRIOR = 0.3  # s: the prior standard deviation of log c and of log m.
+HOST_PRIOR_S = 5e-3  # s_h: the prior standard deviation of h.
+SIGMA = 0.05  # The prior of sigma. It counts as SIGMA_POINTS measurements.
+SIGMA_POINTS = 2.0
+SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these seeds.
+ROUNDS = 3  # The factors are fitted so often, each time with the sigma of the fit before.
+# Derivatives with respect to z are differences over these steps. Simulated percentiles jump where requests
+# change their order, so runs need a large step; step times are smooth.
 RUN_STEP = 0.05
-FORMULA_STEP = 1e-4  # The same for derivatives of step times alone, which are smooth.
+FORMULA_STEP = 1e-4
 FACTOR_RANGE = (0.1, 10.0)  # The range of c and of m.
 MOST_HOST_S = 1.0  # The upper limit of h.
-# Steps over which the standard error is averaged: N, A_p, D, K, P of prefills and of decodes.
+# Steps over which the standard error is averaged: four prefills, then four decodes. Columns: N, A_p, D, K, P.
 USUAL_STEPS = np.array(
     [[n, n * (n + 1) / 2, 0, 0, 1] for n in (128, 512, 2048, 8192)]
     + [[d, 0, d, d * 1024, 0] for d in (1, 8, 32, 128)],
@@ -73,7 +76,8 @@ class Calibrated:
     log m, and of h [s].
 
     `before_frac` and `after_frac` are the root mean squares of the log errors before and after the
-    correction. `errors` are predicted / measured - 1 after it, by (run, statistic).
+    correction. `errors` are predicted / measured - 1 after the correction, by (run, statistic). `points` is
+    the number of measurements.
     """
 
     latency: StepLatency
@@ -107,8 +111,8 @@ class Calibrated:
         }
 
 
-def corrected(latency: StepLatency, compute: float, bandwidth: float, host_s: float) -> StepLatency:
-    """The formula at the top of this module."""
+def correct_latency(latency: StepLatency, compute: float, bandwidth: float, host_s: float) -> StepLatency:
+    """The step times t' of the formula at the top of this module."""
     return replace(latency.scale_times(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0))
 
 
@@ -119,39 +123,44 @@ def calibrate(
     runs: Sequence[MeasuredRun] = (),
     engine: MeasuredEngine | None = None,
 ) -> Calibrated:
-    """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them. What its
-    host adds to kernel times is where h starts, so the result includes host time.
+    """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them.
+
+    Runs include the engine's host time. So the known part of it (models/engine.py) is added to the latency
+    first, and h is what differs from that.
     """
     if not steps and not runs:
         raise InputError("calibration: nothing was measured; give a step table or a runs.json")
     if runs:
-        latency = with_host(latency, engine)
+        latency = add_host_time(latency, engine)
     X = np.vstack([np.empty((0, 5)), *(table.X for table in steps)])
     y = np.concatenate([np.empty(0), *(table.y for table in steps)])
     targets = [target for run in runs for target in _targets(run)]
     weights = np.concatenate([np.ones(len(y)), [target.weight for target in targets]])
 
     def log_errors(z: Array) -> Array:
-        """log(predicted / measured) of the steps, then of the runs' statistics, for the z of `_fitted`."""
-        moved = corrected(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
-        logs = [np.log(moved.steps_s(X) / y)]
-        of_runs = executors.run_items(_predicted, runs, shared=(engine, moved))
-        for run, predicted in zip(runs, of_runs, strict=True):
+        """log(predicted / measured) of the steps, then of the runs' statistics, for the z of
+        `_fit_factors`.
+        """
+        trial = correct_latency(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
+        logs = [np.log(trial.steps_s(X) / y)]
+        predictions = executors.run_items(_predict_run, runs, shared=(engine, trial))
+        for run, predicted in zip(runs, predictions, strict=True):
             logs.append(np.log([predicted[t.key] / t.measured_s for t in targets if t.run is run]))
         return np.concatenate(logs)
 
     before = log_errors(np.ones(3))
-    z, covariance, sigma = _fitted(log_errors, weights, latency.h_s, RUN_STEP if runs else FORMULA_STEP)
+    step = RUN_STEP if runs else FORMULA_STEP
+    z, covariance, sigma = _fit_factors(log_errors, weights, latency.h_s, step)
     after = log_errors(z)
     compute, bandwidth = float(z[0]), float(z[1])
     host_s = max(float((z[2] - 1) * HOST_PRIOR_S), -latency.h_s)
-    moved = corrected(latency, compute, bandwidth, host_s)
+    corrected = correct_latency(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
     kind = latency.kind if all(table.is_kernel_time for table in steps) and not runs else "steps"
     error = np.sqrt(np.diag(covariance))
     return Calibrated(
         latency=replace(
-            moved,
+            corrected,
             basis=f"{latency.basis}; calibrated on {_measured_text(len(y), len(runs))}: "
             f"compute x{compute:.3g}, bandwidth x{bandwidth:.3g}, host overhead {host_s * 1e3:+.3g} ms; "
             f"standard error {100 * uncertainty_frac:.1f} %",
@@ -172,10 +181,11 @@ def calibrate(
     )
 
 
-def _fitted(
+def _fit_factors(
     log_errors: Callable[[Array], Array], weights: Array, h_s: float, step: float
 ) -> tuple[Array, Array, float]:
-    """Minimise the sum at the top of this module. Returns z, its covariance, and sigma.
+    """Minimise the sum at the top of this module. Returns z, its covariance, and sigma. `h_s` is the host
+    time of the latency, which h may lower to 0 at most.
 
     z = (c, m, 1 + h / HOST_PRIOR_S): all near 1, so that one relative `step` suits the numerical derivatives.
     """
@@ -185,16 +195,18 @@ def _fitted(
         return np.concatenate([log_errors(z) * weights / sigma, prior])
 
     points = float(np.sum(weights**2))
-    low = [FACTOR_RANGE[0], FACTOR_RANGE[0], 1 - h_s / HOST_PRIOR_S - 1e-9]
-    high = [FACTOR_RANGE[1], FACTOR_RANGE[1], 1 + MOST_HOST_S / HOST_PRIOR_S]
-    z, sigma, used = np.ones(3) + 1e-6, SIGMA, SIGMA
-    for _ in range(ROUNDS):  # The fit depends on sigma and sigma on the fit: each follows from the other.
-        used = sigma
+    # The solver wants z strictly inside its bounds, so the lower one is a little below and z a little above
+    # 1.
+    lowest = [FACTOR_RANGE[0], FACTOR_RANGE[0], 1 - h_s / HOST_PRIOR_S - 1e-9]
+    highest = [FACTOR_RANGE[1], FACTOR_RANGE[1], 1 + MOST_HOST_S / HOST_PRIOR_S]
+    z, sigma, used_sigma = np.ones(3) + 1e-6, SIGMA, SIGMA
+    for _ in range(ROUNDS):  # The fit depends on sigma and sigma on the fit, so they are computed in turn.
+        used_sigma = sigma
         solution = least_squares(
             residuals,
             z,
-            bounds=(low, high),
-            args=(used,),
+            bounds=(lowest, highest),
+            args=(used_sigma,),
             xtol=1e-5,
             ftol=1e-6,
             jac="3-point",
@@ -202,13 +214,16 @@ def _fitted(
             max_nfev=30,
         )
         z = np.asarray(solution.x)
-        square = float(np.sum((log_errors(z) * weights) ** 2))
-        sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + square) / (SIGMA_POINTS + points)))
-    jacobian = np.asarray(solution.jac) * np.append(np.full(len(weights), used / sigma), [1.0] * 3)[:, None]
+        squares = float(np.sum((log_errors(z) * weights) ** 2))
+        sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + squares) / (SIGMA_POINTS + points)))
+    # The solver's Jacobian is of residuals over the sigma before the last; the priors' rows do not depend on
+    # it.
+    rescaled = np.append(np.full(len(weights), used_sigma / sigma), [1.0] * 3)
+    jacobian = np.asarray(solution.jac) * rescaled[:, None]
     return z, np.linalg.inv(jacobian.T @ jacobian), sigma
 
 
-def with_host(latency: StepLatency, engine: MeasuredEngine | None) -> StepLatency:
+def add_host_time(latency: StepLatency, engine: MeasuredEngine | None) -> StepLatency:
     """The latency plus the engine's host time, unless that is included already or no version is known."""
     if engine is None:
         raise InputError("calibration: runs need the engine that served them")
@@ -218,16 +233,19 @@ def with_host(latency: StepLatency, engine: MeasuredEngine | None) -> StepLatenc
     return replace(latency, h_s=latency.h_s + step_s, b_s=latency.b_s + sequence_s, kind="steps")
 
 
-def _predicted(
-    served: tuple[MeasuredEngine | None, StepLatency], run: MeasuredRun
+def _predict_run(
+    shared: tuple[MeasuredEngine | None, StepLatency], run: MeasuredRun
 ) -> dict[tuple[str, str], float]:
-    engine, latency = served
+    """`predict`, with arguments as `executors.run_items` gives them."""
+    engine, latency = shared
     assert engine is not None
     return predict(run, engine, latency)
 
 
 def predict(run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency) -> dict[tuple[str, str], float]:
-    """Our simulator's statistics of a run, by (metric, statistic), for those that were measured."""
+    """The statistics of a run [s] as our simulator predicts them, by (metric, statistic), for those that were
+    measured. Runs whose requests are drawn are simulated with all SEEDS, and the mean is taken.
+    """
     budget = run.max_num_batched_tokens or engine.max_num_batched_tokens
     seats = min(run.max_num_seqs or engine.max_num_seqs, budget)
     kv_tokens = run.kv_tokens or engine.kv_tokens or _kv_tokens(engine, budget, seats)
@@ -236,24 +254,26 @@ def predict(run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency) -> d
     ).with_llm(engine.llm)
     fleet = Fleet(engine.llm, (Pool("measured", "mixed", worker, 1),))
     is_drawn = run.length_spread_frac > 0 or not (run.concurrency or run.arrival_s)
-    of_seeds = []
+    by_seed = []
     for seed in SEEDS if is_drawn else SEEDS[:1]:
         trace = _trace(run, seed)
         simulation = simulate(fleet, trace, closed_loop=run.concurrency or 0)
-        if not (simulation.status == 0).all():
+        if rejected := int((simulation.status != FINISHED).sum()):
             raise InputError(
-                f"run {run.name}: {int((simulation.status != 0).sum())} of {run.requests} requests do not "
+                f"run {run.name}: {rejected} of {run.requests} requests do not "
                 f"fit the {kv_tokens} KV tokens of {engine.tp} x {engine.gpu.name}; give --kv-tokens"
             )
         values = {"ttft": simulation.ttft_s, "tpot": simulation.tpot_s, "e2e": simulation.e2e_s}
         gaps = np.maximum(simulation.output_tokens - 1, 0)
-        of_seeds.append({target.key: _statistic(values, gaps, target.key, run) for target in _targets(run)})
-    return {key: float(np.mean([statistics[key] for statistics in of_seeds])) for key in of_seeds[0]}
+        by_seed.append({target.key: _statistic(values, gaps, target.key, run) for target in _targets(run)})
+    return {key: float(np.mean([statistics[key] for statistics in by_seed])) for key in by_seed[0]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Target:
-    """One measured statistic. `weight` makes all statistics of a metric together count as one measurement."""
+    """One measured statistic. Several statistics of one metric depend on each other, so `weight` makes them
+    count as one measurement together.
+    """
 
     run: MeasuredRun
     key: tuple[str, str]
@@ -262,7 +282,9 @@ class _Target:
 
 
 def _targets(run: MeasuredRun) -> list[_Target]:
-    """The fit compares TTFT and TPOT (or the mean TBT); E2E only if one of these two is missing."""
+    """The statistics that the fit compares: of TTFT and TPOT (or the mean TBT), and of E2E only if one of
+    these two is missing. Shares of requests within a limit (`_at_most`) are no times.
+    """
     usable = {
         metric: {name: value for name, value in values.items() if not name.endswith("_at_most")}
         for metric, values in run.latency_s.items()
@@ -327,6 +349,7 @@ def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], r
 
 
 def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
+    """KV tokens of the measured engine by the memory model; raises InputError where the LLM does not fit."""
     kv_tokens = kv_cache_tokens(
         engine.llm,
         engine.gpu,
@@ -341,13 +364,13 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
 
 
 def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
-    """The variance of the log of a step time that follows from the `covariance` of z; the mean over
+    """The variance of the log of a step time that follows from the `covariance` of z, as a mean over
     USUAL_STEPS.
     """
 
     def logs(at: Array) -> Array:
-        moved = corrected(latency, at[0], at[1], (at[2] - 1) * HOST_PRIOR_S)
-        return np.asarray(np.log(moved.steps_s(USUAL_STEPS)))
+        trial = correct_latency(latency, at[0], at[1], (at[2] - 1) * HOST_PRIOR_S)
+        return np.asarray(np.log(trial.steps_s(USUAL_STEPS)))
 
     gradient = np.column_stack(
         [(logs(z + FORMULA_STEP * unit) - logs(z)) / FORMULA_STEP for unit in np.eye(3)]
@@ -356,6 +379,7 @@ def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
 
 
 def _rms(log_errors: Array, weights: Array) -> float:
+    """The weighted root mean square."""
     return float(np.sqrt(np.sum((log_errors * weights) ** 2) / np.sum(weights**2)))
 
 

@@ -1,8 +1,7 @@
 """Distributions of lengths of requests, in the forms that people know: a mean, percentiles, a histogram.
 
-Each gives the lengths that belong to standard normal scores: a score of 0 is the median, one of 1.645 the
-95th percentile. So correlated lengths, such as those of a prompt and its answer, are drawn from correlated
-scores.
+`of_scores` of each gives the lengths at standard normal scores: at a score of 0 the median, at 1.645 the 95th
+percentile. So correlated lengths, such as those of a prompt and its answer, are drawn from correlated scores.
 """
 
 from __future__ import annotations
@@ -18,18 +17,19 @@ import numpy as np
 from planner.errors import InputError
 from planner.traffic.trace import MAX_TOKENS, FloatArray, IntArray
 
-# Means are sums over these standard normal scores, weighted by the density. Beyond 6 lies 1e-9 of all.
+# Means are sums over these standard normal scores, weighted by the density. Scores beyond 6 have a
+# probability of 2e-9 and are left out.
 _SCORES = np.linspace(-6.0, 6.0, 4001)
 _WEIGHTS = np.exp(-(_SCORES**2) / 2)
 _WEIGHTS /= _WEIGHTS.sum()
 STEEPEST = 4.0  # The steepest slope of a tail, in logarithms of tokens per standard deviation.
-# To reach a given mean, lengths between two percentiles are bent: the way from one to the next, a share in
-# [0, 1], is raised to a power up to MOST_BEND (shorter lengths), or down to its inverse (longer ones).
+# To reach a given mean, lengths between two percentiles are bent. Where a length lies between them, as a
+# share in [0, 1], is raised to a power: up to MOST_BEND, which makes lengths shorter, or down to its inverse.
 MOST_BEND = 60.0
 
 
 def _tokens(lengths: FloatArray) -> IntArray:
-    """Whole tokens, from one to as many as a trace may hold."""
+    """Lengths rounded to whole tokens, from one to MAX_TOKENS, the most of a request in a trace."""
     tokens: IntArray = np.clip(np.rint(lengths), 1, MAX_TOKENS).astype(np.int64)
     return tokens
 
@@ -101,9 +101,10 @@ class LengthHistogram:
 class Percentiles:
     """`tokens[i]` is the `fracs[i]` quantile; between two the logarithm of the length is linear in the score.
 
-    Below the first percentile the first slope goes on. Above the last one the slope is chosen that gives the
-    mean, if a mean is given. If no slope gives it, lengths between percentiles are bent towards their shorter
-    or longer ends. No request is longer than `most_tokens`. A mean or most of 0 means that none is given.
+    Below the first percentile the slope is that between the first two. Above the last percentile the slope is
+    that between the last two, or if a mean is given the one with which the lengths have that mean. If no
+    slope gives it, lengths between percentiles are bent (MOST_BEND). No request is longer than `most_tokens`.
+    A mean or `most_tokens` of 0 means that none is given.
     """
 
     fracs: tuple[float, ...]
@@ -116,7 +117,9 @@ class Percentiles:
         return _mean_over_scores(_curve(self)(_SCORES))
 
     def check(self) -> None:
-        """Raise InputError where the mean cannot be, with what the percentiles allow; no curve is fitted."""
+        """Raise InputError for a mean that no lengths with these percentiles have. No curve is fitted, so it
+        is fast.
+        """
         normal = NormalDist().inv_cdf  # Not scipy's: every command checks catalogs, and scipy loads slowly.
         scores, logs = np.array([normal(frac) for frac in self.fracs]), np.log(self.tokens)
         if len(scores) == 1:  # One percentile needs a mean, by which it is a lognormal.
@@ -141,7 +144,9 @@ Lengths = Fixed | Lognormal | LengthHistogram | Percentiles
 
 @lru_cache(maxsize=64)
 def _curve(percentiles: Percentiles) -> Callable[[FloatArray], FloatArray]:
-    """Tokens by score. Raises InputError where the mean cannot be, with what the percentiles allow."""
+    """The function from scores to tokens. Raises InputError for a mean that no lengths with these percentiles
+    have.
+    """
     from scipy.special import ndtri
 
     scores, logs = ndtri(np.array(percentiles.fracs)), np.log(percentiles.tokens)
@@ -151,30 +156,30 @@ def _curve(percentiles: Percentiles) -> Callable[[FloatArray], FloatArray]:
         return _curve_through(scores, logs, sigma, sigma, 1.0, percentiles.most_tokens)
     slopes = np.diff(logs) / np.diff(scores)
     mean_of = _mean_of(percentiles, scores, logs)
-    steep, bend = float(slopes[-1]), 1.0
-    # A flat tail with bent lengths reaches the smallest means, a steepest one with the inverse bend the
-    # largest.
+    tail_slope, bend = float(slopes[-1]), 1.0
+    # The slope of the tail gives most means. Smaller means have a flat tail and lengths bent to be shorter;
+    # larger ones have the steepest tail and lengths bent to be longer.
     if mean:
         _check_mean(percentiles, mean_of)
         if mean < mean_of(0.0, 1.0):
-            steep, bend = 0.0, _solve_rising(lambda bend: -mean_of(0.0, bend), -mean, 1.0, MOST_BEND)
+            tail_slope, bend = 0.0, _solve_rising(lambda bend: -mean_of(0.0, bend), -mean, 1.0, MOST_BEND)
         elif mean <= mean_of(STEEPEST, 1.0):
-            steep = _solve_rising(lambda slope: mean_of(slope, 1.0), mean, 0.0, STEEPEST)
+            tail_slope = _solve_rising(lambda slope: mean_of(slope, 1.0), mean, 0.0, STEEPEST)
         else:
-            steep = STEEPEST
+            tail_slope = STEEPEST
             bend = 1 / _solve_rising(lambda inverse: mean_of(STEEPEST, 1 / inverse), mean, 1.0, MOST_BEND)
-    return _curve_through(scores, logs, float(slopes[0]), steep, bend, percentiles.most_tokens)
+    return _curve_through(scores, logs, float(slopes[0]), tail_slope, bend, percentiles.most_tokens)
 
 
 def _mean_of(
     percentiles: Percentiles, scores: FloatArray, logs: FloatArray
 ) -> Callable[[float, float], float]:
-    """A function that gives the mean for a slope above the last percentile and a bend."""
-    first = float((logs[1] - logs[0]) / (scores[1] - scores[0]))
+    """The function from a slope above the last percentile, and a bend, to the mean [tokens]."""
+    first_slope = float((logs[1] - logs[0]) / (scores[1] - scores[0]))
 
-    def mean_of(steep: float, bend: float) -> float:
+    def mean_of(tail_slope: float, bend: float) -> float:
         return _mean_over_scores(
-            _curve_through(scores, logs, first, steep, bend, percentiles.most_tokens)(_SCORES)
+            _curve_through(scores, logs, first_slope, tail_slope, bend, percentiles.most_tokens)(_SCORES)
         )
 
     return mean_of

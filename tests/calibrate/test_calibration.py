@@ -17,10 +17,10 @@ from planner.calibrate.measured_runs import (
     SIGMA,
     USUAL_STEPS,
     MeasuredEngine,
+    add_host_time,
     calibrate,
-    corrected,
+    correct_latency,
     predict,
-    with_host,
 )
 from planner.cli import app
 from planner.documents.catalog import Catalog, read_catalog
@@ -104,7 +104,7 @@ PLANTED = [(1.2, 0.9, 0.002), (0.8, 1.3, 0.0), (1.0, 1.0, 0.004)]
 
 def test_corrected_by_hand() -> None:
     """f is 10 ms at 1 token, 30 at 1000; compute x2, bandwidth x3: 3 x 10, 3 x 10 + 2 x 20; host 1 + 4."""
-    latency = corrected(
+    latency = correct_latency(
         StepLatency((1.0, 1000.0), (0.01, 0.03), 1e-9, 1e-6, 1e-8, 1e-4, 0.001, "b"), 2, 3, 0.004
     )
     assert latency.f_s == pytest.approx((0.03, 0.07))
@@ -117,7 +117,7 @@ def test_corrected_by_hand() -> None:
 def test_planted_corrections_are_found_from_steps(
     compute: float, bandwidth: float, host_s: float, base: StepLatency
 ) -> None:
-    truth = corrected(base, compute, bandwidth, host_s)
+    truth = correct_latency(base, compute, bandwidth, host_s)
     found = calibrate(base, steps=[steps_of(truth, USUAL_STEPS)])
     assert found.compute == pytest.approx(compute, rel=0.02)
     assert found.latency.step_s(*USUAL_STEPS.T) == pytest.approx(truth.step_s(*USUAL_STEPS.T), rel=0.01)
@@ -132,7 +132,7 @@ def test_planted_corrections_are_found_from_runs(
     compute: float, bandwidth: float, host_s: float, base: StepLatency, engine: MeasuredEngine
 ) -> None:
     """Four runs, closed and open loop, TTFT and TPOT alone: the steps of the true engine come out."""
-    truth = corrected(base, compute, bandwidth, host_s)
+    truth = correct_latency(base, compute, bandwidth, host_s)
     found = calibrate(base, runs=several(truth, engine, 0), engine=engine)
     assert found.compute == pytest.approx(compute, rel=0.03)
     assert found.latency.step_s(*USUAL_STEPS.T) == pytest.approx(truth.step_s(*USUAL_STEPS.T), rel=0.05)
@@ -150,7 +150,7 @@ def test_nothing_to_correct_leaves_the_fit_alone(base: StepLatency, engine: Meas
 def test_what_was_not_measured_stays_and_stays_uncertain(base: StepLatency) -> None:
     """Small decodes say little of prefill: its factor keeps the prior, 1 with an error of 0.3."""
     decodes = USUAL_STEPS[(USUAL_STEPS[:, 4] == 0) & (USUAL_STEPS[:, 2] <= 8)]
-    truth = corrected(base, 1.5, 1.2, 0.0)
+    truth = correct_latency(base, 1.5, 1.2, 0.0)
     found = calibrate(base, steps=[steps_of(truth, decodes)])
     assert found.compute == pytest.approx(1.0, abs=0.05)
     assert found.standard_errors[0] > 0.8 * FACTOR_PRIOR
@@ -163,7 +163,7 @@ def test_standard_errors_cover_the_truth(seed: int, base: StepLatency) -> None:
     """24 steps with 5 % of noise: in log compute the error is that noise over the root of 12 prefills."""
     rng = np.random.default_rng(seed)
     X = np.vstack([USUAL_STEPS] * 3)
-    truth = corrected(base, 1.3, 1.1, 0.001)
+    truth = correct_latency(base, 1.3, 1.1, 0.001)
     found = calibrate(base, steps=[steps_of(truth, X, np.exp(rng.normal(0, 0.05, len(X))))])
     assert abs(np.log(found.compute / 1.3)) < 3 * found.standard_errors[0]
     assert 0.3 * SIGMA / np.sqrt(12) < found.standard_errors[0] < 3 * SIGMA / np.sqrt(12)
@@ -171,7 +171,7 @@ def test_standard_errors_cover_the_truth(seed: int, base: StepLatency) -> None:
 
 
 def test_more_measurements_make_it_surer(base: StepLatency) -> None:
-    truth = corrected(base, 1.2, 1.1, 0.002)
+    truth = correct_latency(base, 1.2, 1.1, 0.002)
     rng = np.random.default_rng(0)
     errors = []
     for repeats in (1, 4, 16):
@@ -182,9 +182,9 @@ def test_more_measurements_make_it_surer(base: StepLatency) -> None:
 
 
 def test_a_batch_latency_alone_moves_the_fit(base: StepLatency, engine: MeasuredEngine) -> None:
-    """One number, 20 % above the prediction: the corrected fit predicts it much nearer."""
+    """One number, 20 % above the prediction: the correct_latency fit predicts it much nearer."""
     run = MeasuredRun("batch", 8, (512.0,), (128.0,), {"e2e": {"max": 1.0}}, concurrency=8)
-    truth = measured(run, engine, corrected(base, 1.2, 1.2, 0.0))
+    truth = measured(run, engine, correct_latency(base, 1.2, 1.2, 0.0))
     found = calibrate(base, runs=[truth], engine=engine)
     assert abs(found.errors["batch", "e2e max"]) < 0.02
     assert found.before_frac == pytest.approx(np.log(1.2), abs=0.01)
@@ -243,7 +243,7 @@ def test_a_calibrated_fit_tells_the_planner_how_sure_it_is(
     """Steps and runs of one engine -> fit.yaml -> fleet.yaml and catalog, with its standard error."""
     monkeypatch.chdir(tmp_path)
     engine = replace(engine, version=default_engine(read_catalog().engines.values()))
-    truth = corrected(with_host(base, engine), 1.3, 1.1, 0.001)
+    truth = correct_latency(add_host_time(base, engine), 1.3, 1.1, 0.001)
     Path("steps.csv").write_text(steps_of(truth, USUAL_STEPS).to_csv())
     runs = MeasuredRuns(LLM, GPU, 1, "test", tuple(several(truth, engine, 2)[:2]))
     Path("runs.json").write_text(runs.to_json())
@@ -274,7 +274,7 @@ def test_the_certificate_names_correction_and_standard_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("latency").mkdir()
-    Path("steps.csv").write_text(steps_of(corrected(base, 1.3, 1.1, 0.001), USUAL_STEPS).to_csv())
+    Path("steps.csv").write_text(steps_of(correct_latency(base, 1.3, 1.1, 0.001), USUAL_STEPS).to_csv())
     Path("slo.yaml").write_text(f"llm: {LLM}\nslo: {{ttft: {{p90: 2 s}}}}\nfleet: {{gpus: {{{GPU}: 1}}}}\n")
     rows = "".join(f"{i},{200 + 10 * (i % 7)},20\n" for i in range(60))
     Path("trace.csv").write_text(f"timestamp,input_tokens,output_tokens\n{rows}")

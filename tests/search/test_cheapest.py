@@ -236,7 +236,7 @@ def questions_until_known(pool: DesignPool, least: int, most: int) -> list[int]:
         assert pool.learned.failed < question.count < pool.learned.least_holding and question.count <= most
         asked.append(question.count)
         question.answer = question.count >= least
-        question.conclude()
+        question.record_answer()
     return asked
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from random_questions import question
 
-from planner.search.level0.filling import filled
+from planner.search.level0.filling import list_filled_fleets
 from planner.search.oracle.fleet_counts import objective
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
@@ -40,7 +40,7 @@ def test_they_are_those_that_no_worker_of_their_last_type_fits_into(
         within = limits.first_exceeded([(option.type, n) for option, n in fleet]) is None
         return within and objective(fleet) < value * (1 - 1e-9)
 
-    found = {tuple(vector) for vector in filled(options, limits, value, 3).tolist()}
+    found = {tuple(vector) for vector in list_filled_fleets(options, limits, value, 3).tolist()}
     assert len(found) < 4_000 and max(map(max, found)) <= 12
     expected = set()
     of_size = (itertools.combinations(range(len(options)), size) for size in (1, 2, 3))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from random_questions import question
 
-from planner.search.level0.filling import filled
+from planner.search.level0.filling import list_filled_fleets
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
 from planner.search.mixed.mixtures import estimated, improve_nearby
@@ -46,7 +46,7 @@ def test_filled_fleets_cost_less_and_take_no_further_worker_of_their_last_type()
     problem = posed(42)
     options = problem_options(problem)[:4]
     value = 6.5 * max(option.objective for option in options)
-    vectors = filled(options, problem.limits, value, 3)
+    vectors = list_filled_fleets(options, problem.limits, value, 3)
     assert len(vectors)
     assert len({tuple(vector) for vector in vectors.tolist()}) == len(vectors)
     for vector in vectors.tolist():

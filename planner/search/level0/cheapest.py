@@ -173,14 +173,14 @@ def _best_in_words(value: float) -> str:
 def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
     """Simulate all questions; answers count even where the time limit comes before all are answered."""
     try:
-        run([question.ask for question in questions])
+        run([question.simulate for question in questions])
     except StoppedError:
         for question in questions:
             if isinstance(question, RowQuestion) and question.least_fleet is not None:
-                question.conclude()
+                question.record_answer()
         raise
     for question in questions:
-        question.conclude()
+        question.record_answer()
 
 
 @dataclass(frozen=True, slots=True)

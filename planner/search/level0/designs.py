@@ -1,14 +1,14 @@
 """Designs of level 0, and what simulations have shown about their counts of workers.
 
 A design is one mixed option, or a prefill option with a decode option. Its fleets differ only in their counts
-and are sorted into rows: each count of prefill workers is one row of a pair; a mixed pool is a single row.
-Within a row more workers of the last pool are assumed never to hurt, so two counts hold all that is known of
-it: the largest that failed and the least that held. One row says nothing about another, because more prefill
-workers hand requests over in larger bursts.
+and are sorted into rows: the fleets of a pair with one prefill count are a row; a mixed pool is a single row.
+We assume that within a row more workers of the last pool never hurt. So all that simulations have shown of a
+row are two counts: the largest that failed and the least that held. One row says nothing about another,
+because more prefill workers hand requests over in larger bursts.
 
 A pool is also simulated by itself, beside a perfect partner, and the answer serves every pair that it is part
-of: a prefill pool that misses TTFT when every request leaves with its first token misses it in any pair, and
-a decode pool whose backlog grows when every prompt arrives prefilled has a growing backlog in any pair. Both
+of. A prefill pool that misses TTFT when every request leaves with its first token misses it in any pair. A
+decode pool whose backlog grows when every prompt arrives prefilled has a growing backlog in any pair. Both
 are assumptions (pruning_rules.py).
 
 The corner of a row is its least count that is not refuted: every fleet of the row that holds has at least as
@@ -28,25 +28,28 @@ from planner.search.level0 import pruning_rules
 from planner.search.level0.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
 from planner.search.oracle.fleet_counts import Counts, Verdicts, objective
 
-LEAP = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
-FAR = 8  # The first stride away from the guess `likely`, which is seldom exact, is one FAR-th of it.
+LEAP_FACTOR = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
+# The first stride away from the guess `likely`, which is seldom exact, is the guess over this number.
+FIRST_STRIDE_PARTS = 8
 # A row is searched upwards from the least count that suffices beside a perfect partner, if counts up to more
-# than so many times that one are open.
+# than NEAR_CORNER times that one are possible; otherwise by bisection.
 NEAR_CORNER = 1.1
-# If the most workers that could pay are less than so many times the guess, they are simulated at once: one
-# failure rules the pool out.
-CLOSE = 1.5
+# If the most workers that could pay are less than so many times the guess, these are simulated at once,
+# because one failure rules the pool out.
+NEAR_GUESS = 1.5
 
 Vector = tuple[int, ...]
 """Counts of the pools of a design; all but the last are its row."""
 
 
 class DesignQuery(Protocol):
-    def ask(self) -> None:
-        """Simulate; may run beside others."""
+    """A question about a design that simulations answer: `PoolQuestion` or `RowQuestion`."""
 
-    def conclude(self) -> None:
-        """Put the answer where the search finds it."""
+    def simulate(self) -> None:
+        """Find the answer. Several queries may do so at the same time, so it changes nothing else."""
+
+    def record_answer(self) -> None:
+        """Put the answer where the search looks for it. Queries do so one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class DesignPool:
         return self.learned.failed + 1
 
     def assume_few_fail(self) -> None:
-        """Take a pool of fewer than `few` workers to fail without a simulation (pruning_rules.SEATS)."""
+        """Assume, without a simulation, that fewer than `item.few` workers fail (pruning_rules.SEATS)."""
         if self.least < self.item.few < self.learned.least_holding:
             self.learned.failed = self.item.few - 1
             self.search.assumed.add(pruning_rules.SEATS)
@@ -98,7 +101,7 @@ def record_why_not(item: Bounded, search: Search) -> None:
         search.refuted.pop(option.name, None)
     elif failed >= item.least:
         role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
-        is_assumed = failed == item.few - 1  # DesignPool.assume_few_fail
+        is_assumed = failed == item.few - 1  # As `DesignPool.assume_few_fail` has set it.
         search.refuted[option.name] = (
             facts.SeatsTooFew(failed) if is_assumed else facts.AloneFails(role, failed)
         )
@@ -118,28 +121,28 @@ class PoolQuestion:
     def of(cls, pool: DesignPool, most: int) -> PoolQuestion:
         """The next question about a pool: first whether any count up to `most` suffices, then how few do.
 
-        Counts are asked about from the first guess upwards in growing strides until one suffices, then
-        downwards, and last by bisection.
+        The counts go from the first guess upwards in growing strides until one suffices, then downwards, and
+        last by bisection.
         """
         failed, holding, item = pool.learned.failed, pool.learned.least_holding, pool.item
-        guess, stride = item.likely, max(item.likely // FAR, 1)
-        if item.busy is not None:  # This guess is often exact.
+        guess, stride = item.likely, max(item.likely // FIRST_STRIDE_PARTS, 1)
+        if item.busy is not None:  # This guess is often exact, so strides begin at 1.
             guess, stride = item.busy, 1
-        if holding > most:  # No count that pays is known to suffice: go up from the guess.
+        if holding > most:  # No count that could pay is known to suffice, so the counts go up from the guess.
             # The distance from the guess doubles with each failure, and grows by a stride.
             count = guess if failed < guess else 2 * failed - guess + stride
-            is_most_near = item.busy is None and most < CLOSE * guess
+            is_most_near = item.busy is None and most < NEAR_GUESS * guess
             return cls(pool, most if is_most_near else min(count, most))
         suffices = int(holding)
-        # Go down in the same way, then halve what is open.
+        # They go down in the same way, until only counts between a failed and a sufficient one are open.
         count = 2 * suffices - guess - stride if suffices <= guess else guess
         return cls(pool, count if failed < count < suffices else (failed + suffices) // 2)
 
-    def ask(self) -> None:
+    def simulate(self) -> None:
         assert self.pool.alone is not None
         self.answer = self.pool.alone([((self.pool.item.option, self.count),)])[0]
 
-    def conclude(self) -> None:
+    def record_answer(self) -> None:
         pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
         for design in pool.designs:
             design.version += 1
@@ -158,10 +161,10 @@ class PoolQuestion:
 class Design:
     """Fleets of one mixed pool, or of a prefill and a decode pool.
 
-    `holds` simulates fleets. A row is the counts of all pools but the last; `failed` maps it to the largest
-    last count known to fail, `least_holding` to the least known to hold. `leap` is the prefill count that is
-    looked at next as long as no fleet that holds is known. `llm_problem` is the problem of the LLM that the
-    design serves, in a joint search of several LLMs.
+    `holds` simulates fleets. A row is given by the counts of all pools but the last: `failed` maps it to the
+    largest count of the last pool that failed, `least_holding` to the least that held. `leap` is the prefill
+    count that is simulated next as long as no fleet that holds is known. `llm_problem` is the problem of the
+    LLM that the design serves, in a joint search of several LLMs.
     """
 
     pools: tuple[DesignPool, ...]
@@ -181,8 +184,8 @@ class Design:
         """The fleet with these counts."""
         return tuple((pool.item.option, count) for pool, count in zip(self.pools, vector, strict=True))
 
-    def ask(self, vector: Vector) -> bool:
-        """Whether these counts hold; simulated only where no earlier answer of the row implies it."""
+    def find_if_holds(self, vector: Vector) -> bool:
+        """Whether these counts hold. They are simulated only if no earlier answer of their row implies it."""
         row, count = vector[:-1], vector[-1]
         if count >= self.least_holding.get(row, math.inf):
             return True
@@ -206,8 +209,8 @@ class Design:
         return [(*row, count) for row, count in self.least_holding.items()]
 
     def corners(self, *, leaping: bool = False) -> list[Vector]:
-        """The corner of each row up to the last of which something is known, and one corner for all rows with
-        more prefill workers. With `leaping` only the corner of the row that is to be looked at next.
+        """The corner of each row, up to the last row that was simulated, and one corner that stands for all
+        rows with more prefill workers. With `leaping` only the corner of the row that is simulated next.
         """
         last = self.pools[-1].least
         if len(self.pools) == 1:
@@ -215,34 +218,37 @@ class Design:
         first = self.pools[0].least
         if leaping and self.leap:
             return [(max(self.leap, first), last)]
-        seen = [n for n, *_ in (*self.failed, *self.least_holding) if n >= first]
-        unseen = max(seen, default=first - 1) + 1  # The first prefill count of which nothing is known.
-        corners = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, unseen)]
-        return [*corners, (unseen, last)]
+        simulated = [n for n, *_ in (*self.failed, *self.least_holding) if n >= first]
+        unknown = max(simulated, default=first - 1) + 1  # The first prefill count of which nothing is known.
+        corners = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, unknown)]
+        return [*corners, (unknown, last)]
 
     def pool_questions(
         self, terms: Sequence[DesignTerms], most: Callable[[int], float], *, each: bool = False
     ) -> list[PoolQuestion]:
-        """The pools to simulate by themselves before this design is simulated: at most one, or `each`.
+        """The pools to simulate by themselves before this design is simulated: at most one of them, or with
+        `each` all whose least count is not known.
 
-        `most(k)` is how many workers of the k-th pool could pay beside the least of the other pool. A pool
-        of which even the most might not suffice comes first, as its failure rules the design out; then the
-        pool whose open range of counts weighs most.
+        `most(k)` is how many workers of the k-th pool could pay beside the least of the other pool. If even
+        these might not suffice, that pool comes first, because its failure rules the design out. Otherwise it
+        is the pool for which the range of possible counts costs most.
         """
         if len(self.pools) == 1:
             return []
-        doubtful = [
-            (pool, own, max(int(min(most(k), pool.item.too_many)), pool.least))
-            for k, (pool, own) in enumerate(zip(self.pools, terms, strict=True))
+        unknown = [
+            (pool, own_terms, max(int(min(most(k), pool.item.too_many)), pool.least))
+            for k, (pool, own_terms) in enumerate(zip(self.pools, terms, strict=True))
             if not pool.is_known
         ]
-        if not doubtful or each:
-            return [PoolQuestion.of(pool, at_most) for pool, _, at_most in doubtful]
-        for pool, _, at_most in doubtful:
+        if not unknown or each:
+            return [PoolQuestion.of(pool, at_most) for pool, _, at_most in unknown]
+        for pool, _, at_most in unknown:
             if pool.learned.least_holding > at_most:
                 return [PoolQuestion.of(pool, at_most)]
-        open_ranges = [(pool.learned.least_holding - pool.least) * own.weight for pool, own, _ in doubtful]
-        pool, _, at_most = doubtful[open_ranges.index(max(open_ranges))]
+        costs = [
+            (pool.learned.least_holding - pool.least) * own_terms.weight for pool, own_terms, _ in unknown
+        ]
+        pool, _, at_most = unknown[costs.index(max(costs))]
         return [PoolQuestion.of(pool, at_most)]
 
 
@@ -258,15 +264,17 @@ class RowQuestion:
     leaping: bool = False
     least_fleet: Counts | None = None
 
-    def ask(self) -> None:
+    def simulate(self) -> None:
         row, last, least = self.corner[:-1], self.design.pools[-1], self.corner[-1]
         # The corner is a good guess where the least count beside a perfect partner is known and did not fail.
         is_guess = last.alone is not None and least == last.least and self.most > NEAR_CORNER * least
         guess = least if is_guess else None
-        n = least_that_holds(lambda n: self.design.ask((*row, n)), least, self.most, last.item, guess)
+        n = least_that_holds(
+            lambda n: self.design.find_if_holds((*row, n)), least, self.most, last.item, guess
+        )
         self.least_fleet = None if n is None else self.design.counts((*row, n))
 
-    def conclude(self) -> None:
+    def record_answer(self) -> None:
         design, search = self.design, self.design.search
         search.assumed.add(pruning_rules.MORE_DECODE if len(design.pools) == 2 else pruning_rules.MORE_MIXED)
         if self.least_fleet is not None:
@@ -278,7 +286,7 @@ class RowQuestion:
         prefills = self.corner[0]
         if self.leaping:
             design.version += 1
-            design.leap = math.ceil(LEAP * prefills)
+            design.leap = math.ceil(LEAP_FACTOR * prefills)
             if design.leap > design.pools[0].item.too_many:
                 search.refuted[label] = facts.PairFails(prefills)
                 return
@@ -287,7 +295,9 @@ class RowQuestion:
 
 
 def learn_from(designs: Iterable[Design], verdicts: Verdicts) -> None:
-    """Tell each design which of its fleets are known to hold or fail; `verdicts` has names and counts."""
+    """Record in each design which of its fleets are known to hold or fail. `verdicts` holds this by the names
+    and counts of a fleet's options.
+    """
     named = {tuple(pool.item.option.name for pool in design.pools): design for design in designs}
     for fleet, holds in verdicts.items():
         design = named.get(tuple(name for name, _ in fleet))

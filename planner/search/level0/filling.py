@@ -1,7 +1,8 @@
 """Lists fleets of a few worker types to which no worker can be added within a price and the limits.
 
-Many combinations of options are filled at once. Row r of the arrays (R, k) is a fleet of k options: their
-numbers, and the count of workers of each.
+Many combinations of options are filled with workers at once, in arrays (R, k). A row stands for a fleet of k
+options: `chosen` holds the numbers of these options, `counts` their workers. Fleets of fewer than k options
+have the filler option in their first columns, with 0 workers.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from planner.search.oracle.fleet_counts import FEWER_FRAC, objective, own_drafts
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import PricedNode, node_of
 
-MOST_CANDIDATES = 4_000  # Fleets that are listed at most.
-TOGETHER = 2_000  # Combinations of options that are filled in one turn.
-MOST_COUNTS = 12  # Different counts of an option that are tried beside those of others.
-NONE = -1  # Role and draft of the filler option, of which fleets of fewer than k options have 0 workers.
+MOST_CANDIDATES = 4_000  # At most so many fleets are listed.
+BATCH_COMBINATIONS = 2_000  # So many combinations of options are filled at once.
+MOST_COUNTS = 12  # At most so many counts of an option are combined with those of the others.
+NONE = -1  # The number of the filler option's role, and of its drafts.
 
 Ints = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.int32]
 
 
-def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_types: int) -> Vectors:
-    """Fleets (C, J) of up to `most_types` options, below `value`, to which no worker can be added.
-
-    Where there are more than MOST_CANDIDATES, only those of the first options are listed.
+def list_filled_fleets(
+    options: Sequence[Option], limits: FleetLimits, value: float, most_types: int
+) -> Vectors:
+    """Fleets, as workers per option (C, J), of up to `most_types` options, below `value`, to which no worker
+    can be added. If there are more than MOST_CANDIDATES, only those of the first options are listed.
     """
     fleets: list[Vectors] = []
     count, table = 0, _Table(options, limits, value)
@@ -47,16 +49,17 @@ def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_ty
         for others in itertools.combinations(possible[:before_last], size)
     )
     while count <= MOST_CANDIDATES:
-        chosen = np.array([*itertools.islice(combinations, TOGETHER)], dtype=np.int64)
+        chosen = np.array([*itertools.islice(combinations, BATCH_COMBINATIONS)], dtype=np.int64)
         if not len(chosen):
             break
         combination_of, chosen, counts = table.fill(chosen)
-        # The combination that exceeds MOST_CANDIDATES is listed whole, and is the last one.
-        left = MOST_CANDIDATES - count
-        if len(combination_of) <= left:
+        # The combination with which MOST_CANDIDATES is exceeded is the last one, and all its fleets are
+        # listed.
+        room = MOST_CANDIDATES - count
+        if len(combination_of) <= room:
             end = len(combination_of)
         else:
-            end = int(np.searchsorted(combination_of, combination_of[left], side="right"))
+            end = int(np.searchsorted(combination_of, combination_of[room], side="right"))
         vectors = np.zeros((end, len(options) + 1), np.int32)
         np.put_along_axis(vectors, chosen[:end], counts[:end].astype(np.int32), axis=1)
         fleets.append(vectors[:, :-1])
@@ -65,9 +68,8 @@ def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_ty
 
 
 class _Table:
-    """Role, objective and use of each limit of one worker of each option, as arrays (J + 1,).
-
-    The last entry is the filler option; fleets of fewer than k options have 0 workers of it.
+    """One worker of each option, as arrays (J + 1,): its role, its objective, what it uses of each limit. The
+    last entry is the filler option.
     """
 
     def __init__(self, options: Sequence[Option], limits: FleetLimits, value: float) -> None:
@@ -83,119 +85,126 @@ class _Table:
             (amount * (1 + ROUNDING), np.array([*(limits.use(row, option.type) for option in options), 0.0]))
             for row, amount in limits.rows()
         ]
-        # Nodes whose idle GPUs the objective counts, and nodes whose idle GPUs are billed.
-        self.searched = _Nodes([*(option.node for option in options), None])
-        self.paid = _Nodes([*(node_of(option.type.gpu) for option in options), None])
+        # Idle GPUs of `objective_nodes` count in the objective, those of `billed_nodes` in the limit on
+        # money.
+        self.objective_nodes = _Nodes([*(option.node for option in options), None])
+        self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None])
 
     def fill(self, chosen: Ints) -> tuple[Ints, Ints, Floats]:
-        """Fleets of these combinations (C, k): the combination of each (R,), its options and counts (R, k).
+        """Fleets of the combinations `chosen` (C, k). Returns the combination of each fleet (R,), its options
+        and its counts (R, k).
 
-        Options are filled from left to right. All but the last branch over several counts; the last one takes
-        as many workers as the price and the limits leave room for.
+        Options are filled from left to right. Every option but the last takes several counts in turn, each in
+        a row of its own; the last one takes as many workers as the price and the limits allow.
         """
-        none = len(self.objective) - 1  # The number of the filler option.
-        ones = (chosen < none).astype(float)
-        # Others cannot serve, or cost too much with one worker of each option.
-        is_open = self._serve(chosen) & (self._objective(chosen, ones) < self.value)
-        filled_of, chosen = np.flatnonzero(is_open), chosen[is_open]
+        filler = len(self.objective) - 1
+        ones = (chosen < filler).astype(float)
+        # Left out are combinations that cannot serve, or cost too much with one worker of each option.
+        is_open = self._can_serve(chosen) & (self._objective(chosen, ones) < self.value)
+        combination_of, chosen = np.flatnonzero(is_open), chosen[is_open]
         counts, spent = np.zeros((len(chosen), 0)), np.zeros(len(chosen))
-        left = [np.full(len(chosen), amount) for amount, _ in self.rows]
+        unused = [np.full(len(chosen), amount) for amount, _ in self.rows]  # What is left of each limit.
         for k in range(chosen.shape[1]):
             option = chosen[:, k]
-            most = np.where(option < none, self._most(option, spent, left), 0.0)
-            has_room = ((most >= 1) & np.isfinite(most)) | (option == none)
-            filled_of, chosen, counts, spent, option, most = (
-                each[has_room] for each in (filled_of, chosen, counts, spent, option, most)
+            most = np.where(option < filler, self._most_workers(option, spent, unused), 0.0)
+            has_room = ((most >= 1) & np.isfinite(most)) | (option == filler)
+            combination_of, chosen, counts, spent, option, most = (
+                each[has_room] for each in (combination_of, chosen, counts, spent, option, most)
             )
-            left = [each[has_room] for each in left]
+            unused = [each[has_room] for each in unused]
             if k == chosen.shape[1] - 1:
                 counts = np.column_stack([counts, most])
                 break
+            # Row r is repeated once for each of its counts n.
             ranges = [_spread(int(n)) for n in most.tolist()]
-            times = np.array([len(each) for each in ranges], dtype=np.int64)
+            repeats = np.array([len(each) for each in ranges], dtype=np.int64)
             n = np.array([*itertools.chain.from_iterable(ranges)], dtype=float)
-            filled_of, chosen, counts, spent, option = (
-                np.repeat(each, times, axis=0) for each in (filled_of, chosen, counts, spent, option)
+            combination_of, chosen, counts, spent, option = (
+                np.repeat(each, repeats, axis=0) for each in (combination_of, chosen, counts, spent, option)
             )
             counts, spent = np.column_stack([counts, n]), spent + n * self.objective[option]
-            left = [
-                np.repeat(each, times) - n * use[option]
-                for each, (_, use) in zip(left, self.rows, strict=True)
+            unused = [
+                np.repeat(each, repeats) - n * use[option]
+                for each, (_, use) in zip(unused, self.rows, strict=True)
             ]
-        return self._on_whole_nodes(filled_of, chosen, counts)
+        return self._on_whole_nodes(combination_of, chosen, counts)
 
-    def _most(self, option: Ints, spent: Floats, left: Sequence[Floats]) -> Floats:
-        """Most workers (R,) of an option with which a fleet stays below the value, of which `spent` is used,
-        and within what is `left` of every limit.
+    def _most_workers(self, option: Ints, spent: Floats, unused: Sequence[Floats]) -> Floats:
+        """The most workers (R,) of an `option` (R,) with which fleets that have `spent` so much of the value
+        stay below it, and within what is `unused` of every limit.
         """
-        each = self.objective[option]
+        of_worker = self.objective[option]
         with np.errstate(divide="ignore", invalid="ignore"):
-            # Strictly below the value: a count that would just reach it is one too many.
-            most = np.ceil((self.value * (1 - ROUNDING) - spent) / each) - 1
-        most = np.where(each > 0, most, np.where(spent < self.value, math.inf, -1.0))
-        for amount, (_, uses) in zip(left, self.rows, strict=True):
+            # A fleet must stay below the value, so a count that just reaches it is one too many.
+            most = np.ceil((self.value * (1 - ROUNDING) - spent) / of_worker) - 1
+        most = np.where(of_worker > 0, most, np.where(spent < self.value, math.inf, -1.0))
+        for amount, (_, uses) in zip(unused, self.rows, strict=True):
             use = uses[option]
-            some = use > 0
-            most[some] = np.minimum(most[some], amount[some] // use[some])
+            is_used = use > 0
+            most[is_used] = np.minimum(most[is_used], amount[is_used] // use[is_used])
         return most
 
-    def _on_whole_nodes(self, of: Ints, chosen: Ints, counts: Floats) -> tuple[Ints, Ints, Floats]:
-        """The same fleets where whole nodes are paid: fewer of the last option if they would be too dear.
-
-        Fleets of which even one worker of the last option is too many are left out.
+    def _on_whole_nodes(
+        self, combination_of: Ints, chosen: Ints, counts: Floats
+    ) -> tuple[Ints, Ints, Floats]:
+        """The same fleets where whole nodes are paid, with fewer workers of the last option if they would be
+        too dear. Fleets that are too dear with one worker of it are left out.
         """
-        is_below = self._below(chosen, counts)
+        is_below = self._price_test(chosen, counts)
         if is_below is not None and len(counts):
             counts[:, -1] = largest_of_each(1, counts[:, -1], is_below)
-            some = counts[:, -1] > 0
-            of, chosen, counts = of[some], chosen[some], counts[some]
-        return of, chosen, counts
+            fits = counts[:, -1] > 0
+            combination_of, chosen, counts = combination_of[fits], chosen[fits], counts[fits]
+        return combination_of, chosen, counts
 
-    def _below(self, chosen: Ints, counts: Floats) -> Callable[[Floats], npt.NDArray[np.bool_]] | None:
-        """A test whether fleets are cheap enough with n of their last option; None where no nodes are paid.
-
-        Whole nodes change only what is paid; all other limits were kept when the counts were made.
+    def _price_test(self, chosen: Ints, counts: Floats) -> Callable[[Floats], npt.NDArray[np.bool_]] | None:
+        """A test whether fleets are cheap enough with n (R,) workers of their last option; None where no
+        whole nodes are paid. Whole nodes change only what is paid, and the counts are within all other
+        limits.
         """
-        if not self.limits.pays_nodes and not self.searched.is_any:
+        if not self.limits.pays_nodes and not self.objective_nodes.is_any:
             return None
         budget = next((amount for row, amount in self.limits.rows() if row == COST), 0.0) * (1 + ROUNDING)
 
         def fits(n: Floats) -> npt.NDArray[np.bool_]:
-            each = np.column_stack([counts[:, :-1], n])
-            is_better = self._objective(chosen, each) < self.value * (1 - ROUNDING)
+            with_n = np.column_stack([counts[:, :-1], n])
+            is_cheap = self._objective(chosen, with_n) < self.value * (1 - ROUNDING)
             if self.limits.pays_nodes:
-                paid = (self.price_usd_per_h[chosen] * each).sum(axis=1)
-                is_better &= paid + self.paid.idle_usd_per_h(chosen, each * self.gpus[chosen]) <= budget
-            return is_better
+                by_gpu = (self.price_usd_per_h[chosen] * with_n).sum(axis=1)
+                idle = self.billed_nodes.idle_usd_per_h(chosen, with_n * self.gpus[chosen])
+                is_cheap &= by_gpu + idle <= budget
+            return is_cheap
 
         return fits
 
     def _objective(self, chosen: Ints, counts: Floats) -> Floats:
-        """`fleet_counts.objective` of each row."""
-        total = (self.objective[chosen] * counts).sum(axis=1)
-        if not self.searched.is_any:
-            return np.asarray(total)
-        whole = (self.searched.of[chosen] >= 0).any(axis=1)
-        idle = self.searched.idle_usd_per_h(chosen, counts * self.gpus[chosen])
-        return np.asarray(np.where(whole, total * (1 + FEWER_FRAC) + idle, total))
+        """`fleet_counts.objective` of each row (R,)."""
+        by_gpu = (self.objective[chosen] * counts).sum(axis=1)
+        if not self.objective_nodes.is_any:
+            return np.asarray(by_gpu)
+        has_nodes = (self.objective_nodes.of[chosen] >= 0).any(axis=1)
+        idle = self.objective_nodes.idle_usd_per_h(chosen, counts * self.gpus[chosen])
+        return np.asarray(np.where(has_nodes, by_gpu * (1 + FEWER_FRAC) + idle, by_gpu))
 
-    def _serve(self, chosen: Ints) -> npt.NDArray[np.bool_]:
-        """Whether a combination can serve: prefill and decode only together, and all of these draft alike
-        (`fleet_counts.may_hand_over`).
+    def _can_serve(self, chosen: Ints) -> npt.NDArray[np.bool_]:
+        """Whether each combination can serve: it has prefill and decode workers or neither, and all of these
+        have the same drafts (`fleet_counts.may_hand_over`).
         """
         prefill, decode = (get_args(Role).index(role) for role in ("prefill", "decode"))
         roles = self.roles[chosen]
         has_prefill, has_decode = (roles == prefill).any(axis=1), (roles == decode).any(axis=1)
         hands_over = (roles == prefill) | (roles == decode)
         drafts = self.drafts[chosen]
-        # Drafts are alike where the largest number is the smallest; other pools count in neither.
-        most = np.where(hands_over, drafts, -1).max(axis=1)
-        least = np.where(hands_over, drafts, len(self.drafts)).min(axis=1)
-        return np.asarray((has_prefill == has_decode) & (~hands_over.any(axis=1) | (most == least)))
+        # Drafts are the same if the largest of their numbers is the smallest. Mixed pools do not count.
+        largest = np.where(hands_over, drafts, -1).max(axis=1)
+        smallest = np.where(hands_over, drafts, len(self.drafts)).min(axis=1)
+        return np.asarray((has_prefill == has_decode) & (~hands_over.any(axis=1) | (largest == smallest)))
 
 
 class _Nodes:
-    """The nodes of options: `of` (J,) numbers each option's node, -1 where its GPUs are sold singly."""
+    """The nodes on which options run. `of` (J + 1,) is the number of each option's node, -1 if its GPUs are
+    sold singly. The other arrays are by the number of a node; their last entry, at -1, is for no node.
+    """
 
     def __init__(self, nodes: Sequence[PricedNode | None]) -> None:
         sold_nodes = [*dict.fromkeys(node for node in nodes if node is not None)]
@@ -208,7 +217,7 @@ class _Nodes:
         self.gpu_idle_usd_per_h = np.array([*(node.idle_usd_per_h for node in sold_nodes), 0.0])
 
     def idle_usd_per_h(self, chosen: Ints, gpus: Floats) -> Floats:
-        """`whole_nodes.idle_usd_per_h` of each row."""
+        """`whole_nodes.idle_usd_per_h` of each row (R,), where `gpus` (R, k) are in use."""
         node = self.of[chosen]
         kinds, prices = self.kind[node], self.gpu_usd_per_h[node]
         total = np.zeros(len(chosen))
@@ -219,16 +228,17 @@ class _Nodes:
             price = self.gpu_usd_per_h[dearest]
             used = np.where(is_alike, gpus, 0.0)
             idle = (-used.sum(axis=1) % self.size[dearest]) * self.gpu_idle_usd_per_h[dearest]
-            cheaper = (used * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
-            total += np.where(is_alike.any(axis=1), idle + cheaper, 0.0)
+            # GPUs on nodes of one kind all cost as much as the dearest of them.
+            surcharge = (used * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
+            total += np.where(is_alike.any(axis=1), idle + surcharge, 0.0)
         return total
 
 
 @cache
 def _spread(largest: int) -> list[int]:
-    """The counts 1 to `largest`, or MOST_COUNTS evenly spread ones of these; 0 for the filler option."""
-    return (
-        [0]
-        if largest == 0
-        else sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))})
-    )
+    """The counts 1 to `largest`, or MOST_COUNTS of them evenly spread; just 0 for the filler option, of which
+    `largest` is 0.
+    """
+    if largest == 0:
+        return [0]
+    return sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))})

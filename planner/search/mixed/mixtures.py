@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from planner.domain import ROUNDING
 from planner.fleet import Role
-from planner.search.level0.filling import Vectors, filled
+from planner.search.level0.filling import Vectors, list_filled_fleets
 from planner.search.oracle import fleet_counts
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.problem.options import by_hardware, hardware
@@ -59,7 +59,7 @@ def improve_mixture(
     failed: list[Vectors] = []
     most_types = FIRST_TYPES
     while may_go_on():
-        candidates = filled(options, limits, fleet_counts.objective(best), most_types)
+        candidates = list_filled_fleets(options, limits, fleet_counts.objective(best), most_types)
 
         def holds(vector: Vectors) -> bool:
             return oracle.holds([fleet_counts.in_order(_counts(vector, options), in_pool_order)])[0]

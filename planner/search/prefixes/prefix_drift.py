@@ -2,11 +2,11 @@
 
 A random permutation maps each prefix to another one. A share of the sessions, drawn at random, is replaced:
 a session that begins with prefix p becomes a copy of a random session (the donor) that begins with the prefix
-to which p is mapped, and starts when the old one did. So hot prefixes may become cold and cold ones hot. A
-request outside of sessions is a session by itself.
+to which p is mapped, and starts when the old one did. So much used prefixes may become rare, and rare ones
+much used. A request outside of sessions is a session by itself.
 
-Only the longest stable prefixes (prefix_placing.py) take part, those that no other stable one continues.
-Requests that begin with a shorter stable prefix, or with none, stay.
+Only the longest stable prefixes (prefix_placing.py) take part: those that no other stable prefix continues.
+Requests that begin with a shorter stable prefix, or with none, are not replaced.
 """
 
 from __future__ import annotations
@@ -23,52 +23,53 @@ from planner.traffic.trace import IntArray, Trace
 
 
 def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) -> Trace:
-    """The trace with this share of the popularity of its prefixes moved to others; the trace itself where it
-    has fewer than two such prefixes.
+    """The trace with a share `drift_frac` of its sessions replaced; the trace itself if it has fewer than two
+    prefixes that take part.
     """
     if not trace.duration_s > 0:  # Requests that all arrive at once have no stable prefixes.
         return trace
     session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
-    first = np.full(session.max() + 1, len(trace))  # The first request of each session.
-    np.minimum.at(first, session, np.arange(len(trace)))
-    prefix = popular_prefixes(trace)[first]  # By session.
+    first_request = np.full(session.max() + 1, len(trace))  # The first request of each session.
+    np.minimum.at(first_request, session, np.arange(len(trace)))
+    prefix = popular_prefixes(trace)[first_request]  # The prefix of each session.
     prefixes = np.unique(prefix[prefix >= 0])
     if len(prefixes) < 2 or not drift_frac > 0:
         return trace
     order = rng.permutation(prefixes)
     # Each prefix is mapped to the next one in a random circle, so never to itself.
-    next_of = dict(zip(order.tolist(), np.roll(order, -1).tolist(), strict=True))
-    members = {p: np.flatnonzero(prefix == p) for p in prefixes.tolist()}
-    moved = np.flatnonzero((prefix >= 0) & (rng.random(len(prefix)) < drift_frac))
-    # `combine_parts` takes each session at most once per part: the k-th copy of a session is in part k, and
-    # part 0 has the sessions that stay.
+    next_prefix = dict(zip(order.tolist(), np.roll(order, -1).tolist(), strict=True))
+    sessions_of = {p: np.flatnonzero(prefix == p) for p in prefixes.tolist()}
+    replaced = np.flatnonzero((prefix >= 0) & (rng.random(len(prefix)) < drift_frac))
+    # `combine_parts` takes each session at most once per part. So the k-th copy of a session is in part k,
+    # and part 0 has the sessions that are not replaced.
     copies = np.zeros(len(prefix), np.int64)
     parts: list[list[tuple[int, float]]] = []
-    for place in moved.tolist():
-        donor = int(rng.choice(members[next_of[int(prefix[place])]]))
+    for old in replaced.tolist():
+        donor = int(rng.choice(sessions_of[next_prefix[int(prefix[old])]]))
         if copies[donor] == len(parts):
             parts.append([])
-        shift_s = float(trace.arrival_s[first[place]] - trace.arrival_s[first[donor]])
+        shift_s = float(trace.arrival_s[first_request[old]] - trace.arrival_s[first_request[donor]])
         parts[copies[donor]].append((donor, shift_s))
         copies[donor] += 1
     stays = np.ones(len(prefix), bool)
-    stays[moved] = False
+    stays[replaced] = False
     rows = [np.flatnonzero(stays[session])]
     arrival_s = [trace.arrival_s[rows[0]]]
     for part in parts:
-        shift_of = np.full(len(prefix), np.nan)
+        shift_by_session = np.full(len(prefix), np.nan)
         for donor, shift_s in part:
-            shift_of[donor] = shift_s
-        row = np.flatnonzero(~np.isnan(shift_of[session]))
-        rows.append(row)
-        arrival_s.append(trace.arrival_s[row] + shift_of[session[row]])
+            shift_by_session[donor] = shift_s
+        copied_rows = np.flatnonzero(~np.isnan(shift_by_session[session]))
+        rows.append(copied_rows)
+        arrival_s.append(trace.arrival_s[copied_rows] + shift_by_session[session[copied_rows]])
     combined = combine_parts(trace, rows, arrival_s)
     if not trace.after.size:
-        # A copy shares with its donor no more than others do: blocks of the donor alone get new ids.
-        copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        copy = copy[np.argsort(np.concatenate(arrival_s), kind="stable")]
+        # A copy must share no more with its donor than any other request does. So the blocks that only the
+        # donor has get new ids in the copy.
+        part_number = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        part_number = part_number[np.argsort(np.concatenate(arrival_s), kind="stable")]
         combined = replace(
-            with_own_blocks(combined, trace, copy), copies_share_prefixes=trace.copies_share_prefixes
+            with_own_blocks(combined, trace, part_number), copies_share_prefixes=trace.copies_share_prefixes
         )
     note = f"{100 * drift_frac:g} % of the popularity of {len(prefixes)} prefixes moved to others"
     start_s = combined.arrival_s[0]
@@ -87,12 +88,12 @@ def popular_prefixes(trace: Trace) -> IntArray:
     """
     tree = prefix_tree(block_uses(trace))
     stable = stable_nodes(trace, tree)
-    # By node: whether it is stable, and no stable one continues it. One more entry for the index -1 (no
-    # parent).
+    # Whether a node is stable and no stable node continues it. The entry at the end is for the index -1, the
+    # parent of the root.
     is_end = np.zeros(len(tree) + 1, bool)
     is_end[stable] = True
     is_end[tree.parent[stable]] = False
-    # From each request's deepest node up to such a node, or to the root's parent, -1.
+    # Each round moves the requests that have not come to such a node one level up, at last to -1.
     node = tree.end.copy()
     while len(unfinished := np.flatnonzero((node >= 0) & ~is_end[node])):
         node[unfinished] = tree.parent[node[unfinished]]

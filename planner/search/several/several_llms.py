@@ -1,13 +1,14 @@
 """Several LLMs on one stock, planned together by the master problem of search/level0/cheapest.py.
 
-    alone       Each LLM is planned with all of the fleet for itself. Where all fit, that is the answer.
-    share       Else one master covers all LLMs, and the simulator judges its proposals LLM by LLM.
-    plans       Each LLM is searched within what the others leave, for its plan and certificate.
-    prices      For each limit the least increase that saves something, and what it saves.
-    production  Fleets keep each SLO in enough scenarios (shared_production.py), where safety is required.
-    bill        All of it again on fewer kinds of GPUs, where GPUs of whole nodes idle (shared_bill.py).
+    alone       Each LLM is planned as if it had the limits for itself. If these fleets are within the limits
+                together, they are the answer.
+    share       Otherwise one master problem covers all LLMs, and the simulator judges its proposals for each.
+    plans       Each LLM is searched again within what the others leave of the limits.
+    prices      For each limit: the least increase that makes the fleets cheaper, and by how much.
+    production  Fleets that keep each SLO in enough scenarios (shared_production.py), if safety is required.
+    bill        If GPUs of whole nodes idle: all of this again on fewer kinds of GPUs (shared_bill.py).
 
-All but the last two are on paper (shared_paper.py).
+All stages but the last two are on paper (shared_paper.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Progress, on_all_draws, report_nothing
+from planner.search.production.three_answers import Production
 from planner.search.several import shared_paper
 from planner.search.several.joint_limits import limits_beside
 from planner.search.several.shared_bill import plan_by_bill
@@ -52,12 +54,12 @@ def plan_together(
     adds_robustness: bool = False,
 ) -> SharedPlan:
     """The cheapest fleets that keep the SLO of every LLM within the limits that they share. With
-    `adds_robustness` each plan has what holds around its fleet, as a plan for one LLM does.
+    `adds_robustness` each plan also says what more traffic would do to its fleet (evidence/robustness.py), as
+    a plan for one LLM does.
 
     Raises InputError for what cannot be planned, and InfeasibleError if one LLM cannot be served even alone
     or all of them cannot be served together; the message names the limits and the least increase of each that
-    would do. Where work or time do not suffice (work_clock.py) the best fleets so far are returned with their
-    bound.
+    would help. If work or time runs out (work_clock.py) the best fleets so far are returned with their bound.
     """
     with time_limit(time_limit_s) as deadline:
 
@@ -78,14 +80,15 @@ def _plan_together(
     *,
     adds_robustness: bool,
 ) -> SharedPlan:
-    parts, task = question.parts, question.parts[0].task  # Limits and objective are the same in all parts.
+    # A part is the question for one LLM. Limits and objective are the same in all parts.
+    parts, task = question.parts, question.parts[0].task
     is_safe = any(part.task.safety is not None for part in parts)
     limits = FleetLimits(
         task.stock_and_owned,
         task.power_limit_w,
         task.cost_limit_usd_per_h,
         task.gpu_limit,
-        by_gpu=len(parts) > 1,  # LLMs share nodes, so limits count GPUs.
+        by_gpu=len(parts) > 1,  # LLMs share nodes, so what one LLM pays is counted by its GPUs in use.
     )
     alone, paper = shared_paper.plan_on_paper(
         parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
@@ -143,7 +146,7 @@ def _plan_together(
 
 
 def _paid_values(on_paper: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> list[float]:
-    """What the fleet of each LLM adds up to in the objective's unit."""
+    """The objective of each LLM's fleet, in its unit."""
     return [objective_paid(one.problem, each) for one, each in zip(on_paper, fleets, strict=True)]
 
 
@@ -154,13 +157,15 @@ def _paper_of_llm(
     limits: FleetLimits,
     deadline: float,
 ) -> LlmOnPaper:
-    """One LLM as the search for production needs it, under the policies of its fleet on paper."""
+    """One LLM as the search for production needs it, under the policies of its fleet on paper: that fleet,
+    and its best fleet alone under the same policies.
+    """
     problem, best = best_of(paper)
-    by_itself = next(
-        (each for other, each in alone if other.oracle.policies == problem.oracle.policies), best
+    best_alone = next(
+        (search for other, search in alone if other.oracle.policies == problem.oracle.policies), best
     )
     problem = on_all_draws(replace(problem, task=part.task, limits=limits, deadline=deadline))
-    return LlmOnPaper(part.name, problem, by_itself, best)
+    return LlmOnPaper(part.name, problem, best_alone, best)
 
 
 def _searches_as_run(
@@ -170,10 +175,10 @@ def _searches_as_run(
     limits: FleetLimits,
     deadline: float,
 ) -> tuple[list[shared_paper.Searched], list[OthersLeave | None]]:
-    """The search that each LLM's certificate is about, and what the others leave it.
+    """For each LLM the search that its certificate describes, and what the others leave it.
 
-    That is the search on paper. Where an LLM requires no safety and the others use more of the limits in
-    production, it is searched again within what they leave.
+    That is the search on paper, with one exception: if an LLM requires no safety, and the others use more of
+    the limits in production, it is searched again within what they leave then.
     """
     searched, leave = list(paper.searched), list(paper.within)
     if (
@@ -205,11 +210,13 @@ def _certify_plans(
     """Certify the plan of each LLM, with a note of what the others leave it."""
     plans = []
     for k, (part, each) in enumerate(zip(parts, searched, strict=True)):
-        until = [(replace(problem, deadline=deadline), best) for problem, best in each]
-        own = None if shared_production is None else shared_production.productions[k]
-        plan = certify_plan(until, part.trace, catalog, seed=seed, deadline=deadline, production=own)
+        with_deadline = [(replace(problem, deadline=deadline), best) for problem, best in each]
+        production = None if shared_production is None else shared_production.productions[k]
+        plan = certify_plan(
+            with_deadline, part.trace, catalog, seed=seed, deadline=deadline, production=production
+        )
         if adds_robustness:
-            plan = add_robustness(plan, best_of(until), own)
+            plan = add_robustness(plan, best_of(with_deadline), production)
         if (left := leave[k]) is not None:
             certificate = replace(plan.certificate, assumptions=(left, *plan.certificate.assumptions))
             plan = replace(plan, certificate=certificate)
@@ -220,36 +227,43 @@ def _certify_plans(
 def _answer_totals(
     on_paper: Sequence[LlmOnPaper], shared_production: SharedProduction | None
 ) -> tuple[AnswerTotal, ...]:
-    """The three answers for all LLMs, where each of them has three; else none."""
+    """The three answers summed over all LLMs; none unless every LLM has a production search. An answer that
+    some LLM lacks has no value, and names these LLMs.
+    """
     if shared_production is None:
         return ()
-    each = [
-        (one, production)
-        for one, production in zip(on_paper, shared_production.productions, strict=True)
+    llms = [
+        (llm, production)
+        for llm, production in zip(on_paper, shared_production.productions, strict=True)
         if production
     ]
-    if len(each) < len(on_paper):
+    if len(llms) < len(on_paper):
         return ()
     totals: list[AnswerTotal] = []
     for name in get_args(AnswerName):
-        if any(name not in [answer.name for answer in production.answers] for _, production in each):
-            continue  # There was no time for this answer, or nobody asked for it.
-        fleets = {
-            one.name: {
-                "on-paper": one.paper.best,
-                "production": production.best if production.why_on_paper is None else None,
-                "with-a-loss": production.with_loss,
-            }[name]
-            for one, production in each
-        }
-        if lacks := tuple(llm for llm, counts in fleets.items() if counts is None):
+        if any(name not in [answer.name for answer in production.answers] for _, production in llms):
+            continue  # Some LLM was not searched for this answer.
+        fleets = [(llm, _fleet_of_answer(llm, production, name)) for llm, production in llms]
+        if lacks := tuple(llm.name for llm, counts in fleets if counts is None):
             totals.append(AnswerTotal(name, None, None, lacks))
             continue
-        all_counts = [(one, counts) for (one, _), counts in zip(each, fleets.values(), strict=True) if counts]
-        value = sum(objective_paid(one.problem, counts) for one, counts in all_counts)
-        pools = tuple(pool for one, counts in all_counts for pool in one.problem.oracle.fleet(counts).pools)
-        totals.append(AnswerTotal(name, value, bill_fleet(Fleet(on_paper[0].problem.llm, pools)).usd_per_h))
+        value, pools = 0.0, list[Pool]()
+        for llm, counts in fleets:
+            assert counts is not None
+            value += objective_paid(llm.problem, counts)
+            pools += llm.problem.oracle.fleet(counts).pools
+        bill = bill_fleet(Fleet(on_paper[0].problem.llm, tuple(pools)))
+        totals.append(AnswerTotal(name, value, bill.usd_per_h))
     return tuple(totals)
+
+
+def _fleet_of_answer(llm: LlmOnPaper, production: Production, name: AnswerName) -> Counts | None:
+    """The fleet of one LLM in one of the three answers; None if there is none."""
+    if name == "on-paper":
+        return llm.paper.best
+    if name == "with-a-loss":
+        return production.with_loss
+    return production.best if production.why_on_paper is None else None
 
 
 def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[OfLlm]:
@@ -262,7 +276,9 @@ def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[O
 
 
 def _place_all(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> NodePlacement | None:
-    """All workers on the fewest nodes, which LLMs may share. KV traffic between nodes is not minimised."""
+    """All workers on the fewest nodes, which LLMs may share. Pools are placed as mixed ones, so KV traffic
+    between nodes is not minimised.
+    """
     pools = tuple(
         Pool(f"{part.name}-{pool.name}", "mixed", pool.type, pool.count)
         for part, plan in zip(parts, plans, strict=True)

@@ -1,8 +1,8 @@
 """Several LLMs on one stock, on paper: the master problem of search/level0/cheapest.py over all of them
 (several_llms.py).
 
-Later stages reuse what earlier ones simulated. The sum of the best fleets alone bounds every choice, so an
-LLM that gives way to others does so at a stated price.
+Later stages reuse the simulations of earlier ones. Alone, with the limits for itself, an LLM costs the least.
+So the certificate can say what each LLM pays for sharing them (`gives_way_facts`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ Searched = list[tuple[Problem, FleetSearch]]
 
 @dataclass(frozen=True, slots=True)
 class SharedPaper:
-    """The searches of each LLM's fleet on paper and what the others leave it, with the result of level 0, the
-    limits that bind, and the oracles that were used beyond the searches alone.
+    """For each LLM the search of its fleet on paper (`searched`), and what the others leave it (`within`).
+    With the result of level 0 over all LLMs, whether every cheaper fleet was simulated (`is_walked`), the
+    limits that bind, and the oracles that were used beyond the searches of each LLM alone.
     """
 
     searched: Sequence[Searched]
@@ -65,7 +66,8 @@ def plan_on_paper(
 ) -> tuple[list[Searched], SharedPaper]:
     """The searches of each LLM alone, and the fleets of all together.
 
-    With `keeps_half` half of the time left after the first stage is reserved for what comes after the second.
+    With `keeps_half` the search of all together may take half of the time that the searches alone leave; the
+    other half is for production.
     """
     alone: list[Searched] = []
     answers = Answers()
@@ -102,7 +104,9 @@ def _plan_shared(
     deadline: float,
     progress: Progress,
 ) -> SharedPaper:
-    """The fleets within limits that bind: the best choice for all, then each LLM within what others leave."""
+    """The fleets of LLMs that do not fit within the limits as they would be alone: the best choice for all,
+    then each LLM searched within what the others leave.
+    """
     searched = [[(on_all_draws(problem), best) for problem, best in each] for each in alone]
     until, rows = slice_of(deadline, 1), shared_limits(limits)
     _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
@@ -116,7 +120,7 @@ def _plan_shared(
         raise joint_limits.infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
-        # Some of the simulated fleets may hold although a larger one fails, and make a better choice.
+        # If a simulated fleet holds although a larger one fails, there may be a better choice.
         better = designs.find_cheapest(rows, below=shared.value)
         is_walked, shared = (True, shared) if better.best is None else (False, better)
     together, leave = _search_within_others(parts, shared, deadline)
@@ -124,7 +128,7 @@ def _plan_shared(
     gives = gives_way_facts(parts, [best_value(each) for each in alone], values, unit)
     binding = (*gives, *joint_limits.price_limits(designs, rows, shared.value, unit))
     shared = _without_tie_breaks(shared, alone)
-    # If more workers hurt, a smaller fleet may hold that the master's cuts had excluded.
+    # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
     oracles = [problem.oracle for each in searched for problem, _ in each]
@@ -132,7 +136,7 @@ def _plan_shared(
 
 
 def _level0_value(searched: Searched) -> float:
-    """The best value with one worker type per pool."""
+    """The value of the best fleet with one worker type per pool."""
     problem, best = best_of(searched)
     level0 = best.level0.search
     return level0.value if level0.best is None else objective_paid(problem, level0.best)
@@ -141,18 +145,19 @@ def _level0_value(searched: Searched) -> float:
 def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Cheapest:
     """The result of level 0 if the best fleets of all LLMs, which may have several types, fit together.
 
-    The sum of the least values of level 0 is known to be reached if it is no more than that of these fleets,
-    or if the fleets of level 0 fit together too.
+    The sum of the least values of level 0 is known to be reachable if it is no more than that of these
+    fleets, or if the fleets of level 0 fit together too.
     """
     best = [best_of(searched)[1] for searched in alone]
     level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
     least = sum(search.value for search in level0)
-    is_exact = all(own.level0.search.is_exhausted for each in alone for _, own in each)
+    is_exact = all(search.level0.search.is_exhausted for each in alone for _, search in each)
     # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
     has_draws = any(problem.draws for each in alone for problem, _ in each)
-    is_known = least <= sum(own.value for own in best) * (1 + ROUNDING)
-    is_known |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
-    level0_of_all = Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
+    is_reachable = least <= sum(search.value for search in best) * (1 + ROUNDING)
+    is_reachable |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
+    value, bound = least if is_reachable else math.inf, least if is_exact else 0.0
+    level0_of_all = Cheapest(None, value, bound, is_exact, 0)
     return _without_tie_breaks(level0_of_all, alone)
 
 
@@ -164,7 +169,7 @@ def _without_tie_breaks(level0: Cheapest, alone: Sequence[Searched]) -> Cheapest
 
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> bool:
-    """Whether some limit does not allow even one worker of each LLM, the one that uses least of it."""
+    """Whether some limit is too small for one worker of each LLM, of the type that uses least of it."""
     types = [problem.types for (problem, _), *_ in searched]
     return any(
         sum(min(limits.use(name, worker) for worker in each) for each in types) > amount
@@ -178,17 +183,18 @@ def _simulate_all_cheaper(
     """Simulate every fleet of level 0 that a better choice could contain, and record in the designs which
     ones hold.
 
-    A better choice leaves an LLM at most the shared value less the least values of the others alone, which
-    must be exact. Returns whether all such fleets were simulated.
+    In a better choice an LLM costs at most the value of `shared` less the least values of the others alone;
+    these must be exact. Returns whether all such fleets were simulated.
     """
-    alone = [min(own.level0.search.value for _, own in each) for each in searched]
-    if any(not own.level0.search.is_exact or problem.draws for each in searched for problem, own in each):
-        return False
+    alone = [min(search.level0.search.value for _, search in each) for each in searched]
+    for problem, fleet_search in itertools.chain.from_iterable(searched):
+        if not fleet_search.level0.search.is_exact or problem.draws:
+            return False
     effort = 0
     for i, each in enumerate(searched):
         ceiling = shared.value - (sum(alone) - alone[i])
-        for problem, own in each:
-            level0 = own.level0
+        for problem, fleet_search in each:
+            level0 = fleet_search.level0
             mixed = level0.with_role("mixed")
             pairs = list(itertools.product(level0.with_role("prefill"), level0.with_role("decode")))
             search = Search(problem.limits)
@@ -268,20 +274,21 @@ def _search_alone(part: LlmQuestion, catalog: Catalog, seed: int, conditions: Co
 def _simulate_in_turn(
     alone: Sequence[Searched], limits: FleetLimits, until: float, progress: Progress
 ) -> None:
-    """Search the LLMs in turn on what is left, beginning with each of them, until all are served once.
+    """Search the LLMs one after another, each within what those before it leave, in orders that begin with
+    each of them, until one order serves all.
 
-    The fleets are not returned: the purpose is that the oracles keep the verdicts for the master.
+    Nothing is returned. The oracles keep the verdicts, and the master problem begins with them.
     """
 
     def serve(k: int, left: FleetLimits) -> Counts | None:
-        by_policies: dict[Counts, float] = {}  # The value of the best fleet under each choice of policies.
+        value_of: dict[Counts, float] = {}  # The best fleet under each choice of policies, with its value.
         for problem, _ in alone[k]:
             if is_over(until):
                 return None
             progress("LLMs one after another on what is left")
             level0 = search_level0(replace(problem, limits=left, deadline=until)).search
             if level0.best is not None:
-                by_policies.setdefault(level0.best, level0.value)
-        return min(by_policies, key=by_policies.__getitem__, default=None)
+                value_of.setdefault(level0.best, level0.value)
+        return min(value_of, key=value_of.__getitem__, default=None)
 
     joint_limits.serve_in_turn(len(alone), limits, serve)
