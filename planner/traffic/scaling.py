@@ -1,21 +1,22 @@
 """Another amount of traffic from a trace, or a part of it.
 
-Three ways to another rate. Each keeps the two lengths of a request together, and the requests of one copy in
-their order of arrival (around the circle, where the copy is shifted):
+There are three ways to another rate. Each keeps the two lengths of a request together, and the requests of
+one copy in their order of arrival (a shifted copy begins again where its end was):
 
-    superpose   more users: copies of the trace, each turned by its own random shift around the trace's
-                duration, the last one thinned. A copy keeps its bursts; their sum is smoother, as a sum of
-                independent users is. The duration stays.
+    superpose   more users: copies of the trace, each shifted in a circle around the trace's duration by a
+                random time of its own, the last copy thinned. A copy keeps its bursts; their sum is smoother,
+                as a sum of independent users is. The duration stays.
     compress    a faster or slower clock: arrival / factor. Bursts grow with the rate, the horizon shrinks.
     thin        fewer users: a random part of the requests. The duration stays.
 
 A rate is requests / duration everywhere (`Trace.rate_rps`).
 
-Where requests wait for others (planner/traffic/sessions.py) all of this goes by nominal arrivals, as if
-answers took no time: what fleets see comes later. Sessions stay whole: whole ones are drawn, a faster clock
-shortens the pauses too, and a copy has its own waits. Only where a session crosses an edge, of a window or of
-the circle, its later part begins at its nominal time and waits no longer. Copies are other users: they share
-the blocks that several sessions share, and none of those that only one session has.
+Where requests wait for others (planner/traffic/sessions.py) all of this uses nominal arrivals, as if answers
+took no time. In a simulation such requests arrive later. Sessions stay whole: whole sessions are drawn, a
+faster clock shortens the pauses too, and the sessions of a copy wait within that copy. One case is different:
+if a session crosses the edge of a window, or the seam of the circle, its later requests arrive at their
+nominal times and wait no longer. Copies are other users. They share the blocks that several sessions share,
+and none of those that only one session has.
 """
 
 from __future__ import annotations
@@ -40,21 +41,20 @@ if TYPE_CHECKING:
 Scaling = Literal["superpose", "compress", "thin"]
 
 # `find_busiest_window` tests so many requests at a time, so that its arrays stay small.
-BLOCK = 1_000_000
+BLOCK_REQUESTS = 1_000_000
 # A window is cut into at most WINDOW_BINS bins and the trace into at most TRACE_BINS, to see where the
 # busiest window may begin. More bins leave fewer requests to sort, and cost more memory.
 WINDOW_BINS, TRACE_BINS = 4096, 1 << 18
-AROUND = 3  # Bins by which a request may lie beside its own: `_may_be_busiest` says why.
-LEAST_BINS = 16  # In a window of fewer bins they leave nearly all requests: then all are sorted.
+MOST_BINS_OFF = 3  # A request may be counted so many bins beside its own; `_may_be_busiest` says why.
+LEAST_BINS = 16  # With fewer bins in a window hardly a request could be left out, so all are sorted.
 SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
 
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """Which traffic is meant: a trace at this rate (None: its own), and which part of it.
-
-    With `described` there is no trace: every seed draws requests of that description. `reading` says how a
-    log is read, where slo.yaml says it.
+    """Which traffic to plan for: a trace at this rate (None: its own), scaled by `how`, and the `part` of it
+    (`select_window`). With `described` there is no trace: requests of that description are drawn. `reading`
+    are the options of slo.yaml for a log.
     """
 
     rate_rps: float | None = None
@@ -64,7 +64,9 @@ class RateRequest:
     reading: LogOptions | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
-        """The requests meant; the seed draws what `rescale` draws, or all of them."""
+        """The requests to plan for. The seed is for what `rescale` draws, or for all requests of a
+        description.
+        """
         if self.described is not None:
             rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
             return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.part)
@@ -83,17 +85,17 @@ def same_requests(trace: Trace, other: Trace) -> bool:
 
 def sped_up(trace: Trace, factor: float) -> Trace:
     """The same requests, arriving `factor` times as fast."""
-    # A faster clock draws nothing; the generator is only asked for.
+    # A faster clock draws nothing, so the generator is not used.
     return rescale(trace, trace.rate_rps * factor, how="compress", rng=np.random.default_rng(0))
 
 
 def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: np.random.Generator) -> Trace:
-    """The trace at `rate_rps`, by one of the ways above; itself where it has that rate already.
+    """The trace at `rate_rps`, by one of the ways above; the trace itself if it has that rate already.
 
-    The asked rate is met up to one request (or half a session) in the duration: "superpose" leaves its first
-    copy unshifted, and thinning keeps the first and the last request. "superpose" below the trace's rate
-    thins. Copies keep their tenants and, but for sessions, all prefix ids: users share system prompts, which
-    favours prefix caches.
+    The rate is met up to one request (or half a session) in the duration, since "superpose" does not shift
+    its first copy, and thinning keeps the first and the last request. "superpose" below the trace's rate
+    thins. Copies keep their tenants. They also keep all prefix ids if there are no sessions, since users
+    share system prompts; this favours prefix caches.
     """
     return _rescaled(trace, rate_rps, how, rng)
 
@@ -101,8 +103,8 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
 def busiest_at(
     trace: Trace, rate_rps: float, spec: str, *, how: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
-    """`select_window(rescale(...), spec)`, faster: only requests that may be in the busiest window are
-    sorted.
+    """The same as `select_window(rescale(...), spec)`. It is faster if `spec` is a busiest window of copies,
+    because only requests that may be in that window are sorted.
     """
     match = _window_spec(spec)
     length_s = _length_s(match) if match is not None and match[1] == "busiest" else np.inf
@@ -112,9 +114,8 @@ def busiest_at(
     if not (can_skip and has_enough_bins and raises_rate):
         return select_window(rescale(trace, rate_rps, how=how, rng=rng), spec)
     scaled = _rescaled(trace, rate_rps, how, rng, length_s)
-    return _part(
-        scaled, spec, find_busiest_window(scaled, length_s), length_s, of=round(rate_rps * trace.duration_s)
-    )
+    first, requests = find_busiest_window(scaled, length_s), round(rate_rps * trace.duration_s)
+    return _cut_window(scaled, spec, first, length_s, requests)
 
 
 def _rescaled(
@@ -149,7 +150,7 @@ def _rescaled(
         )
     if how == "superpose" and factor > 1:
         return _superpose(trace, requests, note, rng, busiest_s)
-    # Only "thin" is left.
+    # All that is left is to thin.
     if factor > 1:
         raise InputError(
             f"rate: thin cannot raise {trace.rate_rps:.4g} to {rate_rps:g} requests/s; "
@@ -175,16 +176,20 @@ def _whole_sessions(
     order = rng.permutation(session.max() + 1)
     forced_sessions = session[list(always)]
     order = np.concatenate((np.unique(forced_sessions), order[~np.isin(order, forced_sessions)]))
-    # Requests in the first 0, 1, 2, ... sessions of this order; the nearest to `requests` is taken.
+    # How many requests the first 0, 1, 2, ... sessions of this order have. The number nearest to `requests`
+    # decides how many sessions are kept.
     reached = np.concatenate(([0], np.cumsum(np.bincount(session)[order])))
     forced = len(np.unique(forced_sessions))
-    taken = forced + int(np.abs(reached[forced:] - requests).argmin())
-    return np.flatnonzero(np.isin(session, order[:taken]))
+    kept = forced + int(np.abs(reached[forced:] - requests).argmin())
+    return np.flatnonzero(np.isin(session, order[:kept]))
 
 
 def _superpose(
     trace: Trace, requests: int, how_note: str, rng: np.random.Generator, busiest_s: float | None
 ) -> Trace:
+    """Copies of the trace with `requests` requests together; with `busiest_s` only those that may be in the
+    busiest window of that length.
+    """
     whole, rest = divmod(requests, len(trace))  # The last copy has `rest` requests.
     copies = [_Copy(None, None)]  # The first copy is not shifted.
     for copy in range(1, whole + (rest > 0)):
@@ -200,7 +205,7 @@ def _superpose(
         turned = [copy.turned(trace, row) for copy, row in zip(copies, rows, strict=True)]
         arrival_s, laps = zip(*turned, strict=True)
         superposed = combine_parts(trace, rows, arrival_s, np.concatenate(laps))
-        rest = len(superposed) - whole * len(trace)  # Whole sessions may miss the number by half a session.
+        rest = len(superposed) - whole * len(trace)  # Of whole sessions, not always as many as planned.
     else:
         superposed = combine_parts(trace, *_may_be_busiest(trace, copies, busiest_s))
     note = f"{how_note}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
@@ -211,16 +216,21 @@ def _superpose(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """The requests `some` of a trace (None: all), shifted around its duration by `shift_s` (None: not)."""
+    """The requests `some` of a trace (None: all), shifted by `shift_s` in a circle around its duration (None:
+    not shifted).
+    """
 
     some: IntArray | None
     shift_s: float | None
 
     def rows(self, trace: Trace) -> IntArray:
+        """The numbers of its requests in the trace."""
         return np.arange(len(trace)) if self.some is None else self.some
 
     def turned(self, trace: Trace, rows: IntArray) -> tuple[FloatArray, FloatArray]:
-        """When the requests `rows` arrive, and 1.0 for those that the shift moved past the end, else 0.0."""
+        """When the requests `rows` arrive after the shift, and for each 1.0 if it passed the seam of the
+        circle, else 0.0.
+        """
         arrival_s = trace.arrival_s[rows]
         if self.shift_s is None:
             return arrival_s, np.zeros(len(rows))
@@ -228,18 +238,19 @@ class _Copy:
         turned_s = arrival_s - start_s + self.shift_s
         laps = (turned_s >= trace.duration_s).astype(float)
         turned_s -= laps * trace.duration_s
-        # Rounding must not leave the trace's span.
+        # Rounding must not move a request behind the last one of the trace.
         return np.minimum(start_s + turned_s, trace.arrival_s[-1]), laps
 
 
 def combine_parts(
     trace: Trace, rows: Sequence[IntArray], arrival_s: Sequence[FloatArray], laps: FloatArray | None = None
 ) -> Trace:
-    """Parts of a trace at new arrivals, as one: `rows` of it each, whole sessions, perhaps several times.
+    """One trace from several parts of `trace`. Part k has its requests `rows[k]`, whole sessions, at the
+    times `arrival_s[k]`; a request may be in several parts.
 
-    Where requests wait for others they still do within their part; blocks that only one session has are its
-    own in each part. `laps` (all requests,) says how often each went around a circle, so that no request
-    waits across its seam.
+    Requests that wait for others do so within their part. Blocks that only one session has are distinct in
+    each part. `laps` (all requests,) says how often each went around a circle; no request waits for one of
+    another lap.
     """
     row, at_s = np.concatenate(rows), np.concatenate(arrival_s)
     order = np.argsort(at_s, kind="stable")
@@ -252,21 +263,21 @@ def combine_parts(
 def _with_waits(
     merged_trace: Trace, trace: Trace, rows: Sequence[IntArray], laps: FloatArray, order: IntArray
 ) -> Trace:
-    """Give `merged_trace` the waits inside each copy, except across the seam of the circle, and give each
-    copy blocks of its own.
+    """Give `merged_trace` the waits inside each part, except those across the seam of the circle, and give
+    each part blocks of its own.
 
-    `rows` are the requests of each copy. `laps` says, copy by copy, which of them went around the circle;
-    `order` sorts them into `merged_trace`.
+    `rows` are the requests of each part. Part after part, `laps` says how often each went around the circle,
+    and `order` sorts them into `merged_trace`.
     """
-    place = np.argsort(order, kind="stable")
+    position = np.argsort(order, kind="stable")  # In `merged_trace`, of each request part after part.
     edges, first = [], 0
     for row in rows:
-        new_place = np.full(len(trace), -1)
-        # -1 for requests that are not in this copy.
-        new_place[row] = np.arange(first, first + len(row))
-        between = new_place[trace.after]
-        between = between[(between >= 0).all(axis=1)]
-        edges.append(place[between[laps[between[:, 0]] == laps[between[:, 1]]]])
+        number = np.full(len(trace), -1)  # Of each request of the trace; -1 if it is not in this part.
+        number[row] = np.arange(first, first + len(row))
+        pairs = number[trace.after]
+        pairs = pairs[(pairs >= 0).all(axis=1)]
+        is_same_lap = laps[pairs[:, 0]] == laps[pairs[:, 1]]
+        edges.append(position[pairs[is_same_lap]])
         first += len(row)
     after = np.concatenate(edges)
     merged_trace = replace(merged_trace, after=after[np.lexsort((after[:, 0], after[:, 1]))])
@@ -281,63 +292,67 @@ def with_own_blocks(merged_trace: Trace, trace: Trace, copy: IntArray) -> Trace:
 
     Request i of `merged_trace` belongs to copy number `copy[i]`. Copy 0 keeps all its ids.
     """
-    ids, which = np.unique(trace.prefix_ids, return_inverse=True)
-    session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))  # Of each block.
-    # The lowest and the highest session that use each id.
-    low, high = np.full(len(ids), len(trace)), np.full(len(ids), -1)
-    np.minimum.at(low, which, session)
-    np.maximum.at(high, which, session)
-    used = np.searchsorted(ids, merged_trace.prefix_ids)
-    # A block that one session alone uses gets an id of its own in each copy, above all ids of the trace.
-    own = np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
-    beyond = int(ids[-1]) + 1
-    return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + own * beyond)
+    ids, id_of_block = np.unique(trace.prefix_ids, return_inverse=True)
+    session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))  # The session of each block.
+    # An id is of one session alone if the lowest and the highest session that use it are the same.
+    lowest, highest = np.full(len(ids), len(trace)), np.full(len(ids), -1)
+    np.minimum.at(lowest, id_of_block, session)
+    np.maximum.at(highest, id_of_block, session)
+    is_of_one = (lowest == highest)[np.searchsorted(ids, merged_trace.prefix_ids)]
+    # In copy k the ids of such blocks are moved up by k times a number above all ids of the trace.
+    copy_of_block = np.repeat(copy, np.diff(merged_trace.prefix_offsets))
+    above_all = int(ids[-1]) + 1
+    return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + copy_of_block * is_of_one * above_all)
 
 
 def _may_be_busiest(
     trace: Trace, copies: Sequence[_Copy], length_s: float
 ) -> tuple[list[IntArray], list[FloatArray]]:
-    """Of these copies of a trace, the requests that may be in the busiest window of `length_s`.
+    """Of these copies of a trace, the requests that may be in the busiest window of `length_s`, with their
+    arrivals; as `combine_parts` takes both.
 
     Tokens are counted in bins of time. A window that begins in a bin holds at most the tokens of all bins
     that it touches, and at least those of the bins inside it. A copy moves the trace by whole bins, which
-    puts a request at most one bin before its own; two more on either side allow for rounded times.
+    counts a request at most one bin before its own; two more bins on either side allow for rounded times
+    (MOST_BINS_OFF).
     """
-    whole = min(WINDOW_BINS, int(TRACE_BINS * length_s / trace.duration_s))
-    bin_s, since_s = length_s / whole, trace.arrival_s - trace.arrival_s[0]
-    count = int(trace.duration_s / bin_s) + 1  # The trace's duration in bins, begun ones included.
+    window_bins = min(WINDOW_BINS, int(TRACE_BINS * length_s / trace.duration_s))
+    bin_s, since_s = length_s / window_bins, trace.arrival_s - trace.arrival_s[0]
+    trace_bins = int(trace.duration_s / bin_s) + 1  # The last bin may be longer than the trace.
     tokens = trace.input_tokens + trace.output_tokens
-    bin_tokens = np.zeros(2 * AROUND + count + whole)  # Bin b is bin_tokens[AROUND + b].
+    # Bin b is bin_tokens[MOST_BINS_OFF + b].
+    bin_tokens = np.zeros(2 * MOST_BINS_OFF + trace_bins + window_bins)
     for copy in copies:
-        of_copy, some = since_s, tokens
+        copy_since_s, copy_tokens = since_s, tokens
         if copy.some is not None:
-            of_copy, some = since_s[copy.some], tokens[copy.some]
-        for part, shift_s in _either_side(of_copy, copy.shift_s, trace.duration_s):
-            bins = (of_copy[part] / bin_s).astype(np.int64) + (AROUND + math.floor(shift_s / bin_s))
+            copy_since_s, copy_tokens = since_s[copy.some], tokens[copy.some]
+        for part, shift_s in _split_at_seam(copy_since_s, copy.shift_s, trace.duration_s):
+            shift_bins = MOST_BINS_OFF + math.floor(shift_s / bin_s)
+            bins = (copy_since_s[part] / bin_s).astype(np.int64) + shift_bins
             if len(bins):
-                bin_tokens[bins[0] : bins[-1] + 1] += np.bincount(bins - bins[0], some[part])
+                bin_tokens[bins[0] : bins[-1] + 1] += np.bincount(bins - bins[0], copy_tokens[part])
     before = np.concatenate(([0], np.cumsum(bin_tokens)))
-    b = np.arange(count)
-    at_most = before[b + 2 * AROUND + whole] - before[b]
-    at_least = before[b + whole] - before[b + 2 * AROUND]
+    b = np.arange(trace_bins)  # The bin in which a window begins.
+    at_most = before[b + 2 * MOST_BINS_OFF + window_bins] - before[b]
+    at_least = before[b + window_bins] - before[b + 2 * MOST_BINS_OFF]
     may_begin = np.flatnonzero(at_most >= at_least.max())
-    # A request is kept if it lies in a window that begins in one of these bins, rounding allowed for.
-    edges_s = _spans(may_begin - AROUND, may_begin + whole + AROUND) * bin_s
+    # Requests are kept if they lie in a window that begins in one of these bins, or MOST_BINS_OFF beside it.
+    edges_s = _join_intervals(may_begin - MOST_BINS_OFF, may_begin + window_bins + MOST_BINS_OFF) * bin_s
     rows, arrival_s = [], []
     for copy in copies:
-        own = copy.rows(trace)
-        of_copy = since_s[own]
-        for part, shift_s in _either_side(of_copy, copy.shift_s, trace.duration_s):
-            first, end = (part.start + np.searchsorted(of_copy[part], edges_s - shift_s)).T
-            row = np.concatenate([own[i:j] for i, j in zip(first, end, strict=True)])
+        copy_rows = copy.rows(trace)
+        copy_since_s = since_s[copy_rows]
+        for part, shift_s in _split_at_seam(copy_since_s, copy.shift_s, trace.duration_s):
+            first, end = (part.start + np.searchsorted(copy_since_s[part], edges_s - shift_s)).T
+            row = np.concatenate([copy_rows[i:j] for i, j in zip(first, end, strict=True)])
             rows.append(row)
             arrival_s.append(copy.turned(trace, row)[0])
     return rows, arrival_s
 
 
-def _either_side(since_s: FloatArray, shift_s: float | None, period_s: float) -> list[tuple[slice, float]]:
-    """Requests in order of time on a circle of `period_s`: those that stay before its seam and those that
-    pass it, with how many seconds each part moves.
+def _split_at_seam(since_s: FloatArray, shift_s: float | None, period_s: float) -> list[tuple[slice, float]]:
+    """Requests at the times `since_s` (n,), in order, that are shifted in a circle of `period_s`: those that
+    stay before its seam and those that pass it, each as a slice with the seconds by which it moves.
     """
     if shift_s is None:
         return [(slice(0, len(since_s)), 0.0)]
@@ -345,10 +360,11 @@ def _either_side(since_s: FloatArray, shift_s: float | None, period_s: float) ->
     return [(slice(0, seam), shift_s), (slice(seam, len(since_s)), shift_s - period_s)]
 
 
-def _spans(begins: IntArray, ends: IntArray) -> IntArray:
-    """(first, end) rows: the union of the intervals from `begins` to `ends`, both in rising order."""
+def _join_intervals(begins: IntArray, ends: IntArray) -> IntArray:
+    """The union of the intervals from `begins` to `ends`, both in rising order, as rows (begin, end)."""
     is_new = np.concatenate(([True], begins[1:] > ends[:-1]))
-    return np.column_stack([begins[is_new], ends[np.concatenate((np.flatnonzero(is_new)[1:] - 1, [-1]))]])
+    last_before_new = np.flatnonzero(is_new)[1:] - 1
+    return np.column_stack([begins[is_new], np.append(ends[last_before_new], ends[-1])])
 
 
 def find_busiest_window(trace: Trace, length_s: float) -> int:
@@ -358,8 +374,8 @@ def find_busiest_window(trace: Trace, length_s: float) -> int:
     np.add(trace.input_tokens, trace.output_tokens, out=tokens[1:])
     np.cumsum(tokens, out=tokens)
     most, first = -1, 0
-    for block in range(0, len(trace), BLOCK):
-        starts_s = arrival_s[block : block + BLOCK]
+    for block in range(0, len(trace), BLOCK_REQUESTS):
+        starts_s = arrival_s[block : block + BLOCK_REQUESTS]
         ends = np.searchsorted(arrival_s, starts_s + length_s, side="left")
         window_tokens = tokens[ends] - tokens[block : block + len(starts_s)]
         fullest = int(np.argmax(window_tokens))
@@ -383,11 +399,11 @@ def select_window(trace: Trace, spec: str = "whole") -> Trace:
         note = f"window: {spec.strip()} is the whole trace of {trace.duration_s:.4g} s"
         return replace(trace, notes=(*trace.notes, note))
     first = find_busiest_window(trace, length_s) if match[1] == "busiest" else 0
-    return _part(trace, spec, first, length_s, of=len(trace))
+    return _cut_window(trace, spec, first, length_s, len(trace))
 
 
 def _window_spec(spec: str) -> re.Match[str] | None:
-    """Which window and its length; None for the whole."""
+    """The groups "busiest" or "first", and the length as written; None for the whole."""
     if spec.strip() == "whole":
         return None
     match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)
@@ -397,22 +413,25 @@ def _window_spec(spec: str) -> re.Match[str] | None:
 
 
 def _length_s(match: re.Match[str]) -> float:
+    """The length of the window in a match of `_window_spec`."""
     length_s = quantity(match[2], "s", where="window")
     if length_s <= 0:
         raise InputError(f"window: expected a length > 0, found {match[2]!r}")
     return length_s
 
 
-def _part(trace: Trace, spec: str, first: int, length_s: float, *, of: int) -> Trace:
-    """What arrives within `length_s` from request `first` on. Its note counts the requests as of `of`."""
+def _cut_window(trace: Trace, spec: str, first: int, length_s: float, requests: int) -> Trace:
+    """The requests that arrive within `length_s` from request `first` on. `requests` is how many there are in
+    all, for the note.
+    """
     arrival_s = trace.arrival_s
     start_s = float(arrival_s[first])
     end = int(np.searchsorted(arrival_s, start_s + length_s, side="left"))
     # A length below the clock's resolution still holds the request it starts with.
-    part = trace.select(np.arange(first, max(end, first + 1)))
+    window = trace.select(np.arange(first, max(end, first + 1)))
     measure = " by tokens" if spec.strip().startswith("busiest") else ""
-    note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(part)} of {of} requests"
-    # Waits of the part's requests in the whole trace, less those that are left in it.
-    if cut := int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum()) - len(part.after):
+    note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(window)} of {requests} requests"
+    waits = int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum())  # In the whole trace.
+    if cut := waits - len(window.after):
         note += f"; {cut} waits for what came before the window were cut"
-    return replace(part, arrival_s=part.arrival_s - start_s, notes=(*trace.notes, note))
+    return replace(window, arrival_s=window.arrival_s - start_s, notes=(*trace.notes, note))

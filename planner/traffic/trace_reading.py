@@ -1,8 +1,9 @@
 """Reading a trace: a CSV or JSONL file, plain or packed (.gz), in any of formats.FORMATS, or a log.
 
-A file's format is recognised by its content, never by its name. What is changed on reading (failed requests
-left out, coarse clocks spread) is recorded in the trace's `dropped`, `notes` and `warnings`. Other modules
-read logs (logs/log_reading.py) and files of agents' sessions (agent_files.py).
+A file's format is recognised by its content, not by its name; Parquet alone is known by its ending. What is
+changed on reading (failed requests left out, coarse clocks spread) is recorded in the trace's `dropped`,
+`notes` and `warnings`. Other modules read logs (logs/log_reading.py) and files of agents' sessions
+(agent_files.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_cache import read_once
 
 _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in blocks of this size.
-# How files begin whose lines may be long, as each line is a whole document.
+# Lines are limited in length, unless a file begins like this: then each line may be a whole document.
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
 
 
@@ -59,7 +60,7 @@ def read_files(
     with ExitStack() as stack:
         sources = [_open_source(path, stack) for path in paths]
         kind = None
-        # With options the user says that it is a log.
+        # With options for logs the user says that the file is a log.
         if len(sources) == 1 and not how.says_something and sources[0].first[:1] == b"{":
             kind = agent_files.kind_of(sources[0].first, sources[0].sample_lines())
         if kind is not None:
@@ -128,7 +129,7 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
     rows = TraceRows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid)
     lengths = rows.counts  # The columns of input and output tokens.
     figures = (rows.clock, *lengths)
-    # pandas would lose digits of a time; float() keeps them.
+    # Times are read as text, because pandas would lose digits of them and float() does not.
     as_text = [name for name in rows.needed if name not in rows.counts]
     blocks = csv_tables.read_columns(
         path, stream, at, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
@@ -136,7 +137,8 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
     for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.doubts):
         line_numbers = block.starts
         blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
-        if blank.any():  # A row with text in columns that we do not read is not blank: it lacks ours.
+        # A row that is empty in our columns but has text in others is not blank. It is refused.
+        if blank.any():
             lines = block.text.split(b"\n")
             blank[blank] = [
                 not lines[line - line_numbers[0]].strip(b', \t\r"') for line in line_numbers[blank]
@@ -153,8 +155,10 @@ def ids_of(value: object) -> list[int] | None:
 
 
 def _ids_of_text(text: object) -> list[int] | None:
-    """'[3, 4]' and '3 4' are blocks 3 and 4, a missing value is none; None for any other text."""
-    if not isinstance(text, str):  # A missing value has no ids.
+    """The block ids in a text: '[3, 4]' and '3 4' are blocks 3 and 4. A missing value has no ids; None for
+    any other text.
+    """
+    if not isinstance(text, str):
         return []
     inner = text.strip()
     if inner[:1] == "[" and inner[-1:] == "]":

@@ -1,5 +1,5 @@
-"""A log to a trace: tells which kind of file it is and which of its columns is what, and has gather.py put
-its rows together. trace_reading.py calls it for whatever is no trace of formats.FORMATS.
+"""From a log to a trace: finds the kind of the file and the role of each column; gather.py then puts the rows
+together. trace_reading.py calls it for every file that is no trace of formats.FORMATS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace
 
 COLUMN_MAP = "columns"  # The format of a log whose columns are guessed or mapped.
-# What --format takes.
+# The values of --format. `_opened` relies on their order: vllm and access-log are not JSON, the others may
+# be.
 NAMES = (
     COLUMN_MAP,
     "vllm",
@@ -39,20 +40,20 @@ _SUMS = {
     *("num_model_requests", "n_requests", "num_requests", "request_count", "requests", "api_requests"),
     *("total_requests", "successful_requests", "requests_count", "calls", "n_context_tokens_total"),
 }
-# Of traces alone: not read from logs.
-_OF_TRACES = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
+# Columns that are read from traces and not from logs.
+_TRACE_COLUMNS = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
 # Keys under which an object may hold the list of all rows, such as a page of an API.
 _LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
-_MOST_OF_A_PAGE = 6  # The most keys that such an object has.
-_MOST_BYTES = 512 * 2**20  # The most of a file that is one object, which is read as a whole.
+_MOST_PAGE_KEYS = 6  # Such an object has at most so many keys.
+_MOST_BYTES = 512 * 2**20  # A file that is one object is read as a whole, at most so much of it.
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How files are to be read where they do not say it: options of `plan trace`, or keys of slo.yaml.
+    """How files are read where they do not say it themselves: options of `plan trace`, or keys of slo.yaml.
 
-    `columns` is used instead of a guess. `format` is one of NAMES. `zone` is the time zone of dates that name
-    none. `salt` hashes the names of tenants.
+    `columns` takes the place of a guess. `format` is one of NAMES. `zone` is the time zone of dates that name
+    none. With `salt` the names of tenants are hashed.
     """
 
     columns: Columns | None = None
@@ -70,17 +71,17 @@ class LogOptions:
 
     @property
     def says_something(self) -> bool:
-        """Whether the file is a log even where its columns are those of a trace."""
+        """Whether the user says that the file is a log, even if its columns are those of a trace."""
         return self.columns is not None or self.format is not None
 
 
-ANY = LogOptions()  # Everything is found from the file.
+ANY = LogOptions()  # Nothing is given, so all is found from the file.
 
 
 @dataclass(slots=True)
 class LogSource:
-    """An open file. `first` is its first line that is not blank, number `at`, and `stream` gives what follows
-    it. Parquet, which is no text, has only a path.
+    """An open file. `first` is its first line that is not blank, `at` the number of that line, and `stream`
+    gives the lines after it. Parquet, which is no text, has a path alone.
     """
 
     path: Path
@@ -88,10 +89,10 @@ class LogSource:
     first: bytes = b""
     at: int = 1
 
-    def ahead(self) -> bytes:
-        """What comes next, a MiB at most, without taking it."""
-        first_bytes: bytes = self.stream.peek(2**20)
-        return first_bytes
+    def peek(self) -> bytes:
+        """The next bytes of the stream, a MiB at most. They are not taken from it."""
+        next_bytes: bytes = self.stream.peek(2**20)
+        return next_bytes
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """All lines with their numbers."""
@@ -99,16 +100,18 @@ class LogSource:
         yield from enumerate(self.stream, start=self.at + 1)
 
     def sample_lines(self) -> list[bytes]:
-        """Some whole lines from the first on."""
-        ahead = self.ahead().split(b"\n")
-        # The last line may be cut off, unless it is the only one.
-        return [self.first, *ahead[: log_tables.SAMPLE_ROWS][: len(ahead) - 1 if len(ahead) > 1 else 1]]
+        """The first line and the whole lines after it that `peek` sees, at most SAMPLE_ROWS of them."""
+        lines = self.peek().split(b"\n")
+        if len(lines) > 1:  # The last line may be cut off.
+            lines = lines[:-1]
+        return [self.first, *lines[: log_tables.SAMPLE_ROWS]]
 
 
 @dataclass(slots=True)
 class _Log:
-    """A log whose kind is known. `counted` is what its messages count; `say` are notes for the trace, and
-    `doubts` warnings, both complete when all blocks were read.
+    """A log whose kind is known: its format's `name`, its columns, and the blocks of its rows. `is_guess`
+    says that the columns were guessed. `counted` is what errors count: "line", "row" or "object". `notes` and
+    `doubts` (warnings) are for the trace; both are complete when all blocks were read.
     """
 
     name: str
@@ -116,13 +119,15 @@ class _Log:
     blocks: Iterator[log_tables.Block]
     counted: str = "line"
     is_guess: bool = False
-    say: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A trace, the format it was read from, and what its columns were taken as (none of a fixed format)."""
+    """A trace, the format that it was read from, and the roles of its columns; None for a format whose
+    columns are fixed.
+    """
 
     trace: Trace
     format: str
@@ -132,8 +137,8 @@ class Read:
 def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
     """Read files of one clock that are no trace of `formats.FORMATS`, as one trace.
 
-    Raises UnsureError with the likeliest map where the columns could be several things, TraceError naming
-    file, line and column where a value is wrong.
+    Raises UnsureError with the likeliest map if a column may have several roles, and TraceError with file,
+    line and column if a value is wrong.
     """
     gatherer: Gatherer | None = None
     log: _Log | None = None
@@ -149,7 +154,7 @@ def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: 
             )
         for line, columns in log.blocks:
             gatherer.add(line, columns, f"{source.path}, {log.counted}")
-        gatherer.notes += [note for note in log.say if note not in gatherer.notes]
+        gatherer.notes += [note for note in log.notes if note not in gatherer.notes]
         gatherer.doubts += log.doubts
     assert gatherer is not None and log is not None
     if len(sources) > 1 and gatherer.clock.since_zero:
@@ -180,9 +185,11 @@ def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
 
 
 def _opened(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
-    """The log with its columns. Told by content, unless `how` says the format. Spans are put into `tree`."""
+    """The log with its columns. The content decides its format, unless `how` names it. Spans go into `tree`,
+    which later finds the requests that wait for others.
+    """
     text = source.first
-    # Formats between the first two and the last are JSON.
+    # All formats of NAMES but vllm and access-log may be JSON.
     if how.format in (None, "otlp", *NAMES[3:-1], COLUMN_MAP) and text[:1] in (b"{", b"["):
         if how.format is None and vllm_log.is_log([text]):
             return _vllm(source)
@@ -197,22 +204,24 @@ def _opened(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
 
 
 def _vllm(source: LogSource) -> _Log:
+    """The log of a vLLM server."""
     log = vllm_log.VllmLog(source.path)
 
     def blocks() -> Iterator[log_tables.Block]:
         log.read(source.lines())
         yield from log_tables.object_blocks(log.rows(), set(vllm_log.COLUMNS.by_role().values()))
 
-    return _Log("vllm", vllm_log.COLUMNS, blocks(), say=log.notes)
+    return _Log("vllm", vllm_log.COLUMNS, blocks(), notes=log.notes)
 
 
 def _access(source: LogSource, how: LogOptions, kind: str) -> _Log:
+    """The access log of a proxy; `kind` is that of access.py, empty if the lines are of no kind."""
     if not kind:
         raise TraceError(
             f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or "
             "Envoy's default"
         )
-    # The last line of the sample may be cut.
+    # One line less is parsed than was read, since a file that is being written may end within a line.
     sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
     columns = how.columns or access.columns_of(
@@ -225,6 +234,7 @@ def _access(source: LogSource, how: LogOptions, kind: str) -> _Log:
 
 
 def _parquet(path: Path, how: LogOptions) -> _Log:
+    """A log in Parquet."""
     file = log_tables.parquet_file(path)
     names = log_tables.parquet_names(file)
     sample_of = next(iter(log_tables.parquet_blocks(path, file, names)), None)
@@ -232,7 +242,7 @@ def _parquet(path: Path, how: LogOptions) -> _Log:
         raise TraceError(f"{path}: has no row; expected at least one request")
     where = f"{path}, row 1"
     table = _table(names, how)
-    # A table with made columns is written as JSON or CSV only.
+    # Programs whose tables need `prepare` write JSON or CSV, not Parquet.
     table_columns = table.columns(names) if table is not None and table.prepare is None else None
     if table_columns is None:
         _refuse_format(how, where)
@@ -250,6 +260,7 @@ def _parquet(path: Path, how: LogOptions) -> _Log:
 
 
 def _csv(source: LogSource, how: LogOptions) -> _Log:
+    """A log in CSV: the table of a known program, or columns that are mapped or guessed."""
     names = log_tables.csv_names(source.path, source.first, source.at)
     doubts: list[str] = []
     table = _table(names, how)
@@ -265,17 +276,17 @@ def _csv(source: LogSource, how: LogOptions) -> _Log:
         return _Log(table.name, columns, blocks, doubts=doubts)
     _refuse_format(how, where)
     _refuse_sums(names, where)
-    # A header of numbers is a row.
+    # Names that are all numbers are no header but a row.
     if how.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
         raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
-    columns = how.columns or guess_columns(log_tables.csv_sample(names, source.ahead()), where)
+    columns = how.columns or guess_columns(log_tables.csv_sample(names, source.peek()), where)
     _check_there(columns, names, where)
     given = columns.by_role()
     figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
     lengths = [given[role] for role in ("input", "output") if role in given]
     blocks = _csv_blocks(source, names, set(given.values()), figures, lengths, doubts)
-    say = _not_read(names)
-    return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, say=say, doubts=doubts)
+    notes = _not_read(names)
+    return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, notes=notes, doubts=doubts)
 
 
 def _csv_blocks(
@@ -286,6 +297,9 @@ def _csv_blocks(
     lengths: Collection[str],
     doubts: list[str],
 ) -> Iterator[log_tables.Block]:
+    """The `wanted` columns of a CSV, block by block. `figures` hold numbers or times, `lengths` token counts;
+    what is doubtful in them is added to `doubts`.
+    """
     column_blocks = csv_tables.read_columns(
         source.path, source.stream, source.at, names, wanted, figures, doubts=doubts
     )
@@ -294,7 +308,9 @@ def _csv_blocks(
 
 
 def _read_columns(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
-    """Columns to read: those of the map that the file has, and those that `prepare` makes others of."""
+    """The columns to read: those of the map that the file has, and those from which `prepare` makes
+    others.
+    """
     needed = {*columns.by_role().values(), *(table.reads if table.prepare else ())}
     return needed & set(names)
 
@@ -302,11 +318,11 @@ def _read_columns(columns: Columns, table: known.ProgramTable, names: Collection
 def _prepared(
     blocks: Iterator[log_tables.Block], columns: Columns, table: known.ProgramTable
 ) -> Iterator[log_tables.Block]:
-    """Blocks of a CSV with the columns that are made of others."""
+    """The blocks of a CSV, with the columns that the program's `prepare` makes from others."""
     assert table.prepare is not None
     wanted = set(columns.by_role().values())
     for line, block in blocks:
-        plain = {  # As JSON has it.
+        plain = {  # Missing values are None, as in JSON.
             name: column.astype(object).where(column.notna(), None).tolist() for name, column in block.items()
         }
         rows = [
@@ -317,18 +333,20 @@ def _prepared(
 
 
 def _table(names: Collection[str], how: LogOptions) -> known.ProgramTable | None:
-    """The program whose table has these columns, or the one that `how` names, if the columns are its own."""
+    """The known program whose table has these columns; None if there is none, or if `how` names another
+    format or maps the columns.
+    """
     if how.columns is not None or how.format == COLUMN_MAP:
         return None
-    for one in known.TABLES:
-        is_requested = how.format in (None, one.name.lower().replace(" ", "-"))
-        if is_requested and one.columns(names) is not None:
-            return one
+    for program in known.TABLES:
+        is_allowed = how.format in (None, program.name.lower().replace(" ", "-"))
+        if is_allowed and program.columns(names) is not None:
+            return program
     return None
 
 
 def read_frame(name: str, frame: pd.DataFrame, how: LogOptions = ANY, *, drop_invalid: bool = False) -> Trace:
-    """Read a table in memory whose columns are those of a log. Messages count its rows from 0."""
+    """Read a table in memory whose columns are those of a log. Errors count its rows from 0."""
     names = [str(column) for column in frame.columns]
     frame = frame.set_axis(names, axis=1).reset_index(drop=True)
     _refuse_sums(names, name)
@@ -344,9 +362,11 @@ def read_frame(name: str, frame: pd.DataFrame, how: LogOptions = ANY, *, drop_in
 
 
 def _not_read(names: Collection[str]) -> list[str]:
-    """A note on columns that a trace may have and a log may not."""
-    lost = [name for name in names if name.lower() in _OF_TRACES]
-    return [f"not read from a log: {', '.join(lost)}; name all columns as a trace has them"] if lost else []
+    """A note on columns that would be read from a trace and are not read from a log; none without such."""
+    ignored = [name for name in names if name.lower() in _TRACE_COLUMNS]
+    if not ignored:
+        return []
+    return [f"not read from a log: {', '.join(ignored)}; name all columns as a trace has them"]
 
 
 def _refuse_sums(names: Collection[str], where: str) -> None:
@@ -378,8 +398,8 @@ def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
 
 
 def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
-    """A log of JSON objects: one a line, in a list, or within one document."""
-    rows, sample, counted = _objects(source)
+    """A log of JSON objects: one on each line, in a list, or within one document."""
+    rows, sample, counted = _json_objects(source)
     if any(otlp.MARK in row for row in sample[:1]) or how.format == "otlp":
         if not any(otlp.MARK in row for row in sample):
             raise TraceError(f"{source.path}: holds no {otlp.MARK}; expected spans in OTLP's JSON")
@@ -397,61 +417,55 @@ def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
     _refuse_format(how, where)
     _refuse_sums(names, where)
     columns = how.columns or guess_columns(log_tables.json_sample(sample), where)
-    # A guess names columns of the sample; later rows may have others.
-    if how.columns is not None:
+    if how.columns is not None:  # A guess names columns that the sample has, so it needs no check.
         _check_there(columns, names, where)
     blocks = log_tables.object_blocks(rows, set(columns.by_role().values()))
     return _Log(COLUMN_MAP, columns, blocks, counted, how.columns is None, _not_read(names))
 
 
-def _objects(source: LogSource) -> tuple[Iterator[tuple[int, log_tables.Row]], list[log_tables.Row], str]:
+def _json_objects(
+    source: LogSource,
+) -> tuple[Iterator[tuple[int, log_tables.Row]], list[log_tables.Row], str]:
     """All objects with their numbers, the first of them as a sample, and what the numbers count."""
-    each: Iterator[tuple[int, log_tables.Row]]
+    rows: Iterator[tuple[int, log_tables.Row]]
     if source.first[:1] == b"[":
-        each, counted = log_tables.json_list(source.path, source.first, source.stream), "object"
+        rows, counted = log_tables.json_list(source.path, source.first, source.stream), "object"
     elif (document := _document(source)) is not None:
-        each, counted = iter(enumerate(document, start=1)), "object"
+        rows, counted = iter(enumerate(document, start=1)), "object"
     else:
-        each, counted = log_tables.json_lines(source.path, source.first, source.at, source.stream), "line"
-    head = list(itertools.islice(each, log_tables.SAMPLE_ROWS))
-
-    def every() -> Iterator[tuple[int, log_tables.Row]]:
-        yield from head
-        yield from each
-
-    return every(), [row for _, row in head if row], counted
+        rows, counted = log_tables.json_lines(source.path, source.first, source.at, source.stream), "line"
+    head = list(itertools.islice(rows, log_tables.SAMPLE_ROWS))
+    return itertools.chain(head, rows), [row for _, row in head if row], counted
 
 
 def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
-    """The objects of a file that is one object over several lines, or of lists in objects; None where each
-    line is an object of its own.
+    """The objects of a file that is one object over several lines, or whose lines are pages: objects that
+    hold a list of objects. None if each line is an object of its own.
     """
     try:
         first = parse_json(source.first, has_nan=True, counts_digits=False)
     except ValueError:
-        # The first line is not the whole object.
+        # A line that ends like an object but is none will be refused where lines are read, with its number.
         if source.first.rstrip().endswith(b"}"):
             return None
-        rest = source.stream.read(_MOST_BYTES)
+        other_lines = source.stream.read(_MOST_BYTES)
         try:
-            first = parse_json(source.first + b"\n" + rest, has_nan=True, counts_digits=False)
+            first = parse_json(source.first + b"\n" + other_lines, has_nan=True, counts_digits=False)
         except ValueError as error:
             raise TraceError(f"{source.path}, line {source.at}: is not JSON ({str(error)[:100]})") from None
-        return iter(_inner(first) or [first])
-    if not isinstance(first, dict) or _inner(first) is None:
+        return iter(_rows_of_page(first) or [first])
+    if not isinstance(first, dict) or _rows_of_page(first) is None:
         return None
     pages = (json_object(source.path, number, line) for number, line in source.lines() if line.strip())
-    return (row for page in pages for row in _inner(page) or [])
+    return (row for page in pages for row in _rows_of_page(page) or [])
 
 
-def _inner(document: dict[str, Any]) -> list[log_tables.Row] | None:
-    """The list of an object that holds hardly anything else, such as a page of an API; None for another
+def _rows_of_page(document: dict[str, Any]) -> list[log_tables.Row] | None:
+    """The rows of a page, an object that holds a list of objects and hardly anything else; None for any other
     object.
     """
-    inner_list = next((document[name] for name in _LISTS if isinstance(document.get(name), list)), None)
-    is_page = (
-        inner_list is not None
-        and len(document) <= _MOST_OF_A_PAGE
-        and all(isinstance(r, dict) for r in inner_list)
-    )
-    return inner_list if is_page else None
+    lists = (document[name] for name in _LISTS if isinstance(document.get(name), list))
+    rows: list[log_tables.Row] | None = next(lists, None)
+    if rows is None or len(document) > _MOST_PAGE_KEYS or not all(isinstance(row, dict) for row in rows):
+        return None
+    return rows

@@ -1,12 +1,12 @@
 """Finds which calls of a model waited for which others, from the tree of spans that holds them. otlp.py reads
 the spans.
 
-A span's parent says whose work it is, not what it waited for; that follows from the times. Of two children of
-one span the later one waits for the earlier one if the earlier one had ended when the later one began. So a
-call waits for the last calls before it of its agent and of all sub-agents that had come back, and the first
-call of a sub-agent waits for what its caller had done before. The time that a call waited beyond that, for
-tools or for a person, is its pause. The traces of one conversation count as children of one span; each is a
-task.
+The parent of a span says whose work it is, not what it waited for. That follows from the times: of two
+children of one span the later one waits for the earlier one if the earlier one had ended when the later one
+began. So a call waits for the last calls of its agent before it, and of all sub-agents that had returned. The
+first call of a sub-agent waits for what its caller had done before. The pause of a call is the time that it
+began after the last of these had ended, for tools or for a person. The traces of one conversation count as
+children of one span; each is a task.
 
     [ agent                                                    ]
       [ call 1 ]   [ tool: sub-agent [ call a ] [ call b ] ]
@@ -28,21 +28,25 @@ SERIAL = "serial"  # The column that says which call of a SpanTree a row is.
 # A call waits for at most so many others, those that ended last. Without a limit 20,000 calls after 20,000
 # others would be 4e8 pairs.
 MOST_WAITS = 64
-_Enclosing = tuple[str, ...]  # Conversation, trace and spans around a call, from the outermost in.
+_Path = tuple[str, ...]  # Conversation, trace and spans that enclose a call, the outermost first.
 
 
 @dataclass(slots=True)
 class SpanTree:
-    """Spans as they are read. `add` takes any span; `add_call` takes one that is a request too and numbers
-    it, and by these numbers `with_waits` finds the calls again. Times are ns since 1970.
+    """Spans as they are read. Every span is added with `add`; one that is a request is also added with
+    `add_call`, which numbers it. By these numbers `with_waits` finds the calls again. Times are ns since
+    1970.
     """
 
-    # By span: its parent, start and end.
+    # Parent, start and end of each span, by its id.
     _spans: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     _calls: list[tuple[str, str, int, int]] = field(default_factory=list)  # Span, trace, start and end.
-    _conversations: dict[str, str] = field(default_factory=dict)  # By trace.
+    _conversations: dict[str, str] = field(default_factory=dict)  # The conversation of each trace.
 
     def add(self, span: str, parent: str, trace: str, conversation: str, start: object, end: object) -> None:
+        """Take a span: the ids of itself, of its parent, its trace and its conversation, which may be empty,
+        and its times as the log has them.
+        """
         start_ns = _parse_ns(start, 0)
         if span:
             self._spans[span] = (parent, start_ns, _parse_ns(end, start_ns))
@@ -50,9 +54,9 @@ class SpanTree:
             self._conversations.setdefault(trace, conversation)
 
     def add_call(self, span: str, trace: str, start: object, end: object) -> int:
-        """The number of a request; one without a trace waits for nobody."""
+        """Take a request; returns its number. A request without a trace waits for no other."""
         start_ns = _parse_ns(start, 0)
-        # Clocks may disagree.
+        # Where clocks disagree a call may seem to end before it began.
         self._calls.append((span, trace, start_ns, max(_parse_ns(end, start_ns), start_ns)))
         return len(self._calls) - 1
 
@@ -82,13 +86,13 @@ class SpanTree:
         linked = replace(trace, after=after, think_s=think_s, task=task, notes=(*trace.notes, note))
         return linked.select(order, arrival_s=arrival_s[order] - arrival_s[order[0]])
 
-    def _enclosing(self, span: str, trace: str) -> _Enclosing:
+    def _path(self, span: str, trace: str) -> _Path:
         """What encloses a call, the outermost first: conversation, trace, spans. A trace without a
         conversation has one of its own.
         """
         ancestors: list[str] = []
         parent = self._spans[span][0] if span in self._spans else ""
-        while parent and parent not in ancestors:  # A broken log may have a span within itself.
+        while parent and parent not in ancestors:  # In a broken log a span may be its own ancestor.
             ancestors.append(parent)
             parent = self._spans[parent][0] if parent in self._spans else ""
         logged = [each for each in ancestors if each in self._spans]
@@ -96,21 +100,22 @@ class SpanTree:
         return (f"conversation {conversation or trace}", f"trace {trace}", *reversed(logged))
 
     def _wait_edges(self, serials: Sequence[int]) -> list[tuple[int, int]]:
-        """Pairs of a request and one that it waits for, both as indices into `serials`. Enclosing spans are
-        worked through from the innermost out; the calls of each become one group.
+        """Pairs of a request and one that it waits for, both as indices into `serials`. The innermost spans
+        come first. The calls of each span become one group, which is a child of the span around it.
         """
-        children: dict[_Enclosing, list[_CallGroup]] = {}
-        for place, serial in enumerate(serials):
+        children: dict[_Path, list[_CallGroup]] = {}
+        for i, serial in enumerate(serials):
             span, trace, start_ns, end_ns = self._calls[serial]
             if trace:
-                path = self._enclosing(span, trace)
-                children.setdefault(path, []).append(_CallGroup(start_ns, end_ns, [place], [place]))
-                for depth in range(1, len(path)):  # Levels without calls of their own.
+                path = self._path(span, trace)
+                children.setdefault(path, []).append(_CallGroup(start_ns, end_ns, [i], [i]))
+                for depth in range(1, len(path)):  # A span may have no calls of its own.
                     children.setdefault(path[:depth], [])
         edges: list[tuple[int, int]] = []
         for path in sorted(children, key=len, reverse=True):
-            group = _join_parts(children[path], edges)
-            if len(path) > 2 and path[-1] in self._spans:  # A span may begin before its first call.
+            group = _join_groups(children[path], edges)
+            # A span may begin before its first call, and end after its last one.
+            if len(path) > 2 and path[-1] in self._spans:
                 _, start_ns, end_ns = self._spans[path[-1]]
                 group.start_ns, group.end_ns = min(start_ns, group.start_ns), max(end_ns, group.end_ns)
             if len(path) > 1:
@@ -121,8 +126,8 @@ class SpanTree:
 
 @dataclass(slots=True)
 class _CallGroup:
-    """One call, or all calls within a span. None of `firsts` waits for another call of the group, and no call
-    of the group waits for one of `lasts`.
+    """One call, or all calls within a span. `firsts` are its calls that wait for no other call of the group,
+    `lasts` those for which no other call of the group waits.
     """
 
     start_ns: int
@@ -131,42 +136,47 @@ class _CallGroup:
     lasts: list[int]
 
 
-def _join_parts(parts: list[_CallGroup], edges: list[tuple[int, int]]) -> _CallGroup:
-    """One span's children joined into one group; `edges` gets the pairs of who waits for whom among them."""
-    parts.sort(key=lambda part: (part.start_ns, part.end_ns))
-    by_end = sorted(range(len(parts)), key=lambda k: parts[k].end_ns)
-    ends_ns = [parts[k].end_ns for k in by_end]
-    latest = list(accumulate(by_end, max))  # [k]: of the first k + 1 to end, the one that began last
-    firsts: list[int] = []  # A part waits for earlier parts only.
-    is_waited_for = [False] * len(parts)
-    for k, part in enumerate(parts):
-        ended = bisect_right(ends_ns, part.start_ns)  # So many had ended when this one began.
-        while ended and by_end[ended - 1] >= k:  # A span of no length may have ended as it began.
+def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _CallGroup:
+    """The children of one span, joined into one group. The pairs (child, parent) of calls of which one waits
+    for the other are added to `edges`.
+    """
+    groups.sort(key=lambda group: (group.start_ns, group.end_ns))
+    by_end = sorted(range(len(groups)), key=lambda k: groups[k].end_ns)
+    ends_ns = [groups[k].end_ns for k in by_end]
+    latest = list(accumulate(by_end, max))  # latest[k]: of the first k + 1 that end, the one that began last.
+    firsts: list[int] = []
+    is_waited_for = [False] * len(groups)
+    for k, group in enumerate(groups):
+        ended = bisect_right(ends_ns, group.start_ns)  # So many groups had ended when this one began.
+        while (
+            ended and by_end[ended - 1] >= k
+        ):  # A span of no length ends as it begins: it is not before itself.
             ended -= 1
         if not ended:
-            firsts += part.firsts
+            firsts += group.firsts
             continue
-        # Waited for are the ended part that began last, and those that ended after it began: the part waits
-        # for any earlier one through the former.
+        # The group waits for the ended one that began last, and for those that ended after that one began. It
+        # waits for all earlier ones too, because the one that began last does.
         newest = latest[ended - 1]
-        since = bisect_right(ends_ns, parts[newest].start_ns, hi=ended)
-        before = {newest, *by_end[max(since, ended - MOST_WAITS) : ended]}
+        first_after = bisect_right(ends_ns, groups[newest].start_ns, hi=ended)
+        before = {newest, *by_end[max(first_after, ended - MOST_WAITS) : ended]}
         parents: list[int] = []
-        # Parts that ended last come first, as the limit of waits cuts the others off.
-        for i in sorted(before, key=lambda i: -parts[i].end_ns):
+        # Groups that ended last come first, because MOST_WAITS cuts off the others.
+        for i in sorted(before, key=lambda i: -groups[i].end_ns):
             is_waited_for[i] = True
-            parents += parts[i].lasts
-        edges += [(child, parent) for child in part.firsts for parent in parents[:MOST_WAITS]]
-    lasts = [
-        last for part, waited in zip(parts, is_waited_for, strict=True) if not waited for last in part.lasts
-    ]
-    return _CallGroup(parts[0].start_ns, max(part.end_ns for part in parts), firsts, lasts)
+            parents += groups[i].lasts
+        edges += [(child, parent) for child in group.firsts for parent in parents[:MOST_WAITS]]
+    lasts: list[int] = []
+    for group, is_waited in zip(groups, is_waited_for, strict=True):
+        if not is_waited:
+            lasts += group.lasts
+    return _CallGroup(groups[0].start_ns, max(group.end_ns for group in groups), firsts, lasts)
 
 
 def _nominal_s(start_s: FloatArray, after: IntArray, think_s: FloatArray) -> FloatArray:
-    """(n,): when calls would arrive if answers took no time. Parents have lower numbers than children. A call
-    with parents arrives when the last of them is ready; its own start in the log included their answers'
-    times.
+    """(n,): when calls would arrive if answers took no time. A call with parents arrives after the last of
+    them and its own pause; its start in the log does not count, since it includes the time of their answers.
+    Parents have lower numbers than their children.
     """
     nominal_s = start_s.tolist()
     pause_s = think_s.tolist()

@@ -1,5 +1,5 @@
-"""Reads the times of a log as nanoseconds since 1970: finds which unit its numbers have, and takes the zone
-of its dates. log_columns_map.py and gather.py call it.
+"""Reads the times of a log as nanoseconds since 1970. It finds the unit of numbers and applies the time zone
+of dates. log_columns_map.py and gather.py call it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from planner.traffic.trace import FloatArray, IntArray
 from planner.traffic.zones import says_zone
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-# A log was written in the years 2000 to 2100 (Unix times). Numbers outside of them are in another unit, or
-# count from zero.
+# A log was written in the years 2000 to 2100 (Unix times). Numbers outside of these are in another unit, or
+# count from another zero than 1970.
 FIRST_S, LAST_S = 946_684_800.0, 4_102_444_800.0
-LONGEST_COUNT_S = 100 * 366 * 86400.0  # A clock that counts from zero has run no longer.
+LONGEST_COUNT_S = 100 * 366 * 86400.0  # A clock with a zero of its own has run for 100 years at most.
 LONGEST_SPAN_NS = 7 * 86400e9  # A longer duration of a request is an error.
 SAMPLE_VALUES = 1000  # The unit of a column is chosen by its first values, at most so many.
 # Words with which a column's name may say its unit.
@@ -40,14 +40,15 @@ _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")  # The beginning of ISO 8601.
 _LOCAL_DATE = re.compile(
     r"(\d{1,2})([./-])(\d{1,2})\2\d{4}([ T])\d{1,2}:\d\d(:\d\d)?([.,]\d{1,6})?( ?[AaPp][Mm])?"
 )
-_APACHE = "%d/%b/%Y:%H:%M:%S %z"  # For strptime.
+_APACHE = "%d/%b/%Y:%H:%M:%S %z"  # The pattern of strptime for the dates of Apache's logs.
 _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")  # A duration that says its unit.
 _SPAN_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
 _EMPTY_TEXTS = ("", " ", "-", "null", "None", "NULL", "\\N")  # PostgreSQL's COPY writes \N.
-# `_to_utc_ns`: a fall of more than this in the file means that clocks were put back before,
+# For `_to_utc_ns`: if ambiguous times fall by more than _STEP_BACK_NS in the file, clocks were put back
+# between them. If they rise by more than _NEXT_YEAR_NS they are of two years, each with its own ambiguous
+# hour.
 _STEP_BACK_NS = 30 * 60 * 10**9
-# and ambiguous times further apart than this are of two years, each with its own hour that comes twice.
 _NEXT_YEAR_NS = 2 * 3600 * 10**9
 
 
@@ -79,7 +80,7 @@ def zone_of(name: str, where: object = "--tz") -> ZoneInfo:
 
 
 def as_numbers(column: pd.Series[Any]) -> FloatArray:
-    """As float64, NaN where it is not a number; true and false are none."""
+    """(n,) as float64, NaN where a value is not a number. True and false are not numbers."""
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
     floats = as_floats(column)
@@ -89,29 +90,29 @@ def as_numbers(column: pd.Series[Any]) -> FloatArray:
 
 
 def is_missing(column: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Where nothing stands: no value, an empty text, or the dash of access logs."""
+    """Which values (n,) are missing: no value, an empty text, or the dash of access logs."""
     missing: npt.NDArray[np.bool_] = column.isna().to_numpy(dtype=bool)
     if column.dtype.kind not in "iufMb":
         missing = missing | column.isin(_EMPTY_TEXTS).to_numpy(dtype=bool)
     return missing
 
 
-_A_TIME = "a time such as 2026-11-16T18:17:03Z"  # What messages expect.
+_A_TIME = "a time such as 2026-11-16T18:17:03Z"  # Errors say that they expected this.
 
 
-def _as_before(has_zone: bool) -> str:
-    """What messages expect of a date in a column whose first dates have a zone, or have none."""
+def _like_first_dates(has_zone: bool) -> str:
+    """What errors expect of a date in a column whose first dates have a zone, or have none."""
     return f"a time {'with' if has_zone else 'without'} a zone as before"
 
 
 @dataclass(slots=True)
 class LogClock:
-    """How the times of a column are read. The first values decide, and what they decide holds for all.
+    """How the times of a column are read. The first values decide it for all.
 
     `unit` is one of NS_PER, "date", or a pattern of strptime; empty until `choose_unit` finds it. `zone` is
-    that of dates without one. `has_offsets`: dates carry their zone; None until the first are read.
-    `since_zero`: numbers count from a zero that is not 1970. Methods raise TraceError at the first time that
-    does not fit.
+    the time zone of dates that name none. `has_offsets` says whether dates name their zone; None until the
+    first are read. `since_zero`: numbers count from another zero than 1970. Methods raise TraceError at the
+    first value that does not fit.
     """
 
     name: str
@@ -120,15 +121,15 @@ class LogClock:
     has_offsets: bool | None = None
     since_zero: bool = False
     _has_chosen_unit: bool = field(default=False, repr=False)
-    # Of `_to_utc_ns`: the latest ambiguous local time so far, and whether clocks were put back before it.
+    # `_to_utc_ns` keeps the latest ambiguous local time so far, and whether clocks were put back before it.
     _latest_ns: int = field(default=0, repr=False)
     _is_put_back: bool = field(default=False, repr=False)
 
     def choose_unit(self, column: pd.Series[Any], where: str) -> None:
-        """Choose the unit by the first values. Raises UnsureError where they and the column's name do not
-        tell it.
+        """Choose the unit by the first values. Raises UnsureError if neither they nor the column's name tell
+        it.
         """
-        if self.unit:  # A user or a format gave it.
+        if self.unit:  # The user or the format has given it.
             self.since_zero = self.unit in NS_PER and self._is_small(column, self.unit)
             return
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
@@ -138,10 +139,10 @@ class LogClock:
         if not len(sample):
             raise UnsureError(f"{where}: column {self.name} holds no time", "")
         values = as_numbers(sample)
-        if np.isnan(values).mean() >= 0.5:  # Most are texts.
+        if np.isnan(values).mean() >= 0.5:  # Most values are texts.
             self.unit = _date_pattern(sample, where, self.name)
             return
-        # A value of the column, not between two.
+        # The median, as a value of the column, so that an error can show it.
         middle = float(np.nanpercentile(values, 50, method="lower"))
         named_unit = unit_of_name(self.name)
         for unit, ns in NS_PER.items():
@@ -154,10 +155,10 @@ class LogClock:
                     )
                 self.unit = unit
                 return
-        # Not in the years of logs in any unit: the clock has a zero of its own.
+        # In no unit is the median in the years of logs, so the clock has a zero of its own.
         self.since_zero = True
         if named_unit is None and (values != np.floor(values)).any():
-            named_unit = "s"  # Programs count smaller units in whole numbers.
+            named_unit = "s"  # Programs write all other units as whole numbers.
         if named_unit is None:
             raise UnsureError(
                 f"{where}: column {self.name} counts from {values[0]:g}, in s, ms, us or ns; say which, for "
@@ -167,7 +168,7 @@ class LogClock:
         self.unit = named_unit
 
     def fitting_frac(self, column: pd.Series[Any]) -> float:
-        """The share of values that are times of the kind of the first ones; 0 where those are no times."""
+        """The share of values that are times in the unit of the first ones; 0 if these are no times."""
         sample = column[~is_missing(column)].iloc[:SAMPLE_VALUES]
         if not len(sample):
             return 0.0
@@ -182,7 +183,7 @@ class LogClock:
             return 1.0
         else:
             strptime_form = "ISO8601" if self.unit == "date" else self.unit
-            # Python's logging.
+            # Python's logging writes a comma before the fraction of a second.
             text = sample.astype(str).str.strip().str.replace(r",(\d{1,9})$", r".\1", regex=True)
             fits = pd.to_datetime(text, errors="coerce", utc=True, format=strptime_form).notna().to_numpy()
         return float(np.mean(fits))
@@ -207,69 +208,74 @@ class LogClock:
             whole_values: IntArray | None = column.to_numpy(dtype=np.int64)
         else:
             values, whole_values = as_numbers(column), None
-        low, high = (0.0, LONGEST_COUNT_S) if self.since_zero else (FIRST_S, LAST_S)
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and huge numbers are bad.
-            is_bad = ~((values * per / 1e9 >= low) & (values * per / 1e9 < high))
+        earliest_s, latest_s = (0.0, LONGEST_COUNT_S) if self.since_zero else (FIRST_S, LAST_S)
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and huge numbers are refused below.
+            is_bad = ~((values * per / 1e9 >= earliest_s) & (values * per / 1e9 < latest_s))
         expected = (
             f"number of {self.unit} from 0 on" if self.since_zero else f"time in {self.unit} since 1970"
         )
         self._refuse_rows(is_bad, where, line, f"a {expected}", column)
-        if whole_values is not None:  # Exact, where a float64 of nanoseconds would not be.
+        # Nanoseconds since 1970 need more digits than a float64 has. So whole numbers stay integers, and
+        # other numbers are split into a whole part and a fraction.
+        if whole_values is not None:
             return whole_values * per
         whole = np.floor(values)
-        # Whole and part apart: together they need more digits than a float64 has.
         time_ns: IntArray = whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
         return time_ns
 
     def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Dates as nanoseconds since 1970. All of a column must have a zone, or none."""
+        """Dates as nanoseconds since 1970. Either all dates of a column name a zone, or none does."""
         dates = self._parse_dates(line, column, where)
         has_offsets = dates.dt.tz is not None
         if self.has_offsets is None:
             self.has_offsets = has_offsets
         elif self.has_offsets != has_offsets:
-            self._refuse(where, line[0], _as_before(self.has_offsets), column.iloc[0])
+            self._refuse(where, line[0], _like_first_dates(self.has_offsets), column.iloc[0])
         self._refuse_rows(~dates.dt.year.between(2000, 2099).to_numpy(), where, line, _A_TIME, column)
         naive_dates = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
         ns = np.asarray(naive_dates.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
         return ns if has_offsets or self.zone is None else self._to_utc_ns(ns, line, column, where)
 
     def _parse_dates(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
-        """The values as dates. Refuses what is no date, and dates with and without a zone in one column."""
+        """The values as dates. It refuses values that are no dates, and columns in which some dates have a
+        zone and others have none.
+        """
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
             return column
         text = column.astype(str) if column.dtype.kind in "iuf" else column
         form: dict[str, Any] = {"format": "ISO8601" if self.unit == "date" else self.unit}
-        try:  # The quick way, for columns without a fault.
+        try:  # This is fast, and enough if nothing is wrong in the column.
             return pd.to_datetime(text, errors="raise", cache=False, **form)
         except (ValueError, TypeError, OverflowError):
             pass
         plain = text.where(text.notna(), "").astype(str).str.strip()
         if self.unit == "date":
-            plain = plain.str.replace(r",(\d{1,9})$", r".\1", regex=True)  # Python's logging
+            # Python's logging writes a comma before the fraction of a second.
+            plain = plain.str.replace(r",(\d{1,9})$", r".\1", regex=True)
         try:
-            dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, **form)  # Zones may differ.
+            # Dates of one column may have different zones, so all are converted to UTC.
+            dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, **form)
         except (ValueError, TypeError, OverflowError):
             self._refuse(where, line[0], self._expected(), column.iloc[0])
         self._refuse_rows(dates.isna().to_numpy(), where, line, self._expected(), column)
         has_zone = np.array([says_zone(one) for one in plain])
-        # says_zone does not know Apache's form, which always has a zone.
-        if self.unit == _APACHE:
+        if self.unit == _APACHE:  # `says_zone` does not know these dates, which always have a zone.
             has_zone[:] = True
-        self._refuse_rows(has_zone != has_zone[0], where, line, _as_before(bool(has_zone[0])), column)
+        self._refuse_rows(has_zone != has_zone[0], where, line, _like_first_dates(bool(has_zone[0])), column)
         return dates if has_zone[0] else dates.dt.tz_localize(None)
 
     def _expected(self) -> str:
-        """What messages expect of a value: the pattern that the user gave, where there is one."""
+        """What errors expect of a value: the pattern that the user gave, if there is one."""
         return _A_TIME if self.unit in ("date", _APACHE) else f"a time written as {self.unit}"
 
     def _to_utc_ns(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Local times of `zone` as UTC. When clocks are put back an hour comes twice: a time in it is of the
-        second hour once times in the file have fallen.
+        """Local times of `zone` as UTC. When clocks are put back, an hour comes twice, and a time in it is
+        ambiguous. We take it to be in the first of the two hours until times in the file fall, and then in
+        the second.
         """
         zone = zone_of(str(self.zone))
         naive = pd.DatetimeIndex(ns.view("M8[ns]"))
-        # The first of two.
+        # An ambiguous time is taken as in the first hour here, and as in the second one in `late`.
         early = naive.tz_localize(zone, ambiguous=np.ones(len(ns), bool), nonexistent="NaT")
         self._refuse_rows(
             np.asarray(early.isna()), where, line, f"a time that there is in {self.zone}", column
@@ -277,7 +283,7 @@ class LogClock:
         late = naive.tz_localize(zone, ambiguous=np.zeros(len(ns), bool), nonexistent="NaT")
         first = early.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
         second = late.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
-        # Times that are the same in both are not ambiguous.
+        # Only ambiguous times differ.
         for k in np.flatnonzero(first != second).tolist():
             if ns[k] - self._latest_ns > _NEXT_YEAR_NS:
                 self._is_put_back = False
@@ -337,15 +343,19 @@ def is_local_date(text: str) -> bool:
 
 
 def is_month_first(texts: Iterable[str]) -> bool | None:
-    """Whether the month comes first in these dates; None where every number of both places may be a month."""
-    parts = [match for text in texts if (match := _LOCAL_DATE.fullmatch(text.strip()))]
-    if any(int(match[3]) > 12 for match in parts):
+    """Whether the month comes first in these dates. A number above 12 is a day and decides it; None if there
+    is none.
+    """
+    matches = [match for text in texts if (match := _LOCAL_DATE.fullmatch(text.strip()))]
+    if any(int(match[3]) > 12 for match in matches):
         return True
-    return False if any(int(match[1]) > 12 for match in parts) else None
+    return False if any(int(match[1]) > 12 for match in matches) else None
 
 
 def guess_form(text: str, *, month_first: bool = False) -> str:
-    """The pattern of strptime for a date such as 05.10.2026 09:00:00.036."""
+    """The pattern of strptime for a date such as 05.10.2026 09:00:00.036, or an example of a pattern for any
+    other text.
+    """
     match = _LOCAL_DATE.fullmatch(text.strip())
     if match is None:
         return "%d/%m/%Y %H:%M:%S"
@@ -356,7 +366,9 @@ def guess_form(text: str, *, month_first: bool = False) -> str:
 
 
 def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
-    """Durations as nanoseconds; a value may carry its own unit (350ms). A missing value counts as 0."""
+    """Durations (n,) as nanoseconds. A value may say its own unit (350ms); `unit` is that of plain numbers.
+    A missing value counts as 0.
+    """
     missing = is_missing(column)
     values = as_numbers(column) * (NS_PER[unit] if unit else np.nan)
     for k in np.flatnonzero(np.isnan(values) & ~missing).tolist():

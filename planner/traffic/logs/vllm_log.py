@@ -6,8 +6,8 @@
 
 The last line is written with `--enable-log-outputs`, for chats alone (vLLM 0.32,
 entrypoints/serve/utils/request_logger.py). Up to vLLM 0.10 the first line held `prompt_token_ids` itself.
-Where answers are not logged, that of a request with ignore_eos has max_tokens tokens, and any other has an
-unknown length. Token ids are counted, prompts are not kept.
+Where answers are not logged, the length of an answer is known only for requests with ignore_eos: it is their
+max_tokens. We count token ids and do not keep prompts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ COLUMNS = Columns(
     status="status",
     units={"arrival": "ns"},
 )
-# A container's log has a date, its stream and F or P (a whole line or a part) before the line itself.
+# The log of a container has a date, the stream (stdout or stderr), and F or P for a full or a partial line,
+# before the line itself.
 LINE = re.compile(
     rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] "
     rb")?)?(?:\([^)]{0,80}\) )?"
@@ -40,7 +41,7 @@ LINE = re.compile(
 JSON_LINE = re.compile(
     rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<message>(?:[^"\\]|\\.)*)"'
 )
-_VLLM_LOGGER = b'"name": "vllm'  # Tells JSON lines of vLLM from those of other programs.
+_VLLM_LOGGER = b'"name": "vllm'  # JSON lines with this text are vLLM's, not those of another program.
 _RECEIVED = re.compile(rb"Received request (\S+?): ")
 _DETAILS = re.compile(rb"Request (\S+) details: ")
 _GENERATED = re.compile(rb"Generated response (\S+)(?: \((streaming delta|streaming complete)\))? details: ")
@@ -51,17 +52,22 @@ _LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
 # The lists of token ids of a prompt and of an answer.
 _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
 _PROMPT = b"prompt: "
-DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # In a leap year.
-_DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366  # Every year counts as a leap year; `_time_ns` takes the 29th off.
-_FEB_28 = 58  # Days since the beginning of the year.
+# vLLM writes no year. Every year counts as a leap year, so that February 29 has a place; `_time_ns` takes
+# that day out again if the log has none.
+DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
+_DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366
+_FEB_28 = 58  # The number of that day in its year, from 0.
 _NEW_YEAR_NS = 978_307_200 * 10**9  # The start of 2001, from which dates without a year count.
-# With so many prompts of as many characters as token ids, the log was cut at that length (--max-log-len).
+# --max-log-len cuts prompts and lists of token ids at the same length. If so many prompts have as many
+# characters as token ids, and all the same number, the log was cut there.
 CUT_PROMPTS = 3
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request by the line where it came first; `max_tokens` is set only where the answer has as many."""
+    """A request, with the number and the time of the first line on it. `max_tokens` is set only if the answer
+    has exactly as many tokens (ignore_eos).
+    """
 
     line: int
     time_ns: int
@@ -78,21 +84,26 @@ def is_log(lines: Iterable[bytes]) -> bool:
 
 
 class VllmLog:
-    """Reads lines; `rows` gives the requests at the end, `notes` what a reader should know."""
+    """Reads the lines of a log (`read`). At the end `rows` gives the requests; while it does so `notes` are
+    filled with what a user should know of the trace.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.requests: dict[bytes, _Request] = {}
+        self.requests: dict[bytes, _Request] = {}  # By vLLM's request id.
         self.notes: list[str] = []
-        self.has_stamps: bool | None = None
-        # Days to add to the number of the day in its year, and that number of the line before.
+        self.has_stamps: bool | None = None  # Whether lines begin with a whole date; None before the first.
+        # Days of the years before, and the number in its year of the day of the line before.
         self._days, self._previous_day = 0, -1
-        self._cut: Counter[int] = Counter()  # Prompts with as many characters as ids, by number.
+        # How many prompts have as many characters as token ids, by that number.
+        self._cut: Counter[int] = Counter()
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> None:
         """Take the lines of a log, with their numbers."""
         for number, raw in lines:
-            if b"equest" not in raw and b"Generated" not in raw:  # Quick: other lines are many.
+            # Most lines are on other things. This test is faster than the patterns. Lines have "Request" or
+            # "request".
+            if b"equest" not in raw and b"Generated" not in raw:
                 continue
             match = LINE.match(raw) or JSON_LINE.match(raw)
             if match is None:
@@ -103,7 +114,7 @@ class VllmLog:
             elif details := _DETAILS.match(message):
                 # The lines of a request may come in any order.
                 request = self.requests.setdefault(details[1], _Request(number, self._time_ns(number, match)))
-                request.prompt_tokens = self._ids("in", message)
+                request.prompt_tokens = self._count_ids("in", message)
             elif generated := _GENERATED.match(message):
                 self._generated(generated, message)
             elif (ended := _ENDED.match(message)) and ended[1] in self.requests:
@@ -111,26 +122,27 @@ class VllmLog:
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """A row for each request. Raises TraceError where the log does not tell lengths."""
-        every = list(self.requests.values())
-        if not every:
+        requests = list(self.requests.values())
+        if not requests:
             raise TraceError(
                 f"{self.path}: is a log of vLLM without requests; start it with --enable-log-requests and "
                 "VLLM_LOGGING_LEVEL=DEBUG, or export its spans (--otlp-traces-endpoint)"
             )
-        length, times = max(self._cut.items(), key=lambda pair: pair[1], default=(0, 0))
-        if times >= CUT_PROMPTS:
+        length, prompts = max(self._cut.items(), key=lambda pair: pair[1], default=(0, 0))
+        if prompts >= CUT_PROMPTS:
             raise TraceError(
-                f"{self.path}: {times} prompts are cut at {length} characters and token ids (--max-log-len), "
-                "so lengths are lost; leave that option out, or export spans (--otlp-traces-endpoint)"
-            )
-        if all(request.prompt_tokens is None for request in every):
-            raise TraceError(
-                f"{self.path}: tells when {len(every)} requests came, but not how long they are; start vLLM "
-                "with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
+                f"{self.path}: {prompts} prompts are cut at {length} characters and token ids "
+                "(--max-log-len), so lengths are lost; leave that option out, or export spans "
                 "(--otlp-traces-endpoint)"
             )
-        # An answer with ignore_eos has all its tokens.
-        assumed = [r for r in every if r.output_tokens is None and r.max_tokens and r.status == "ok"]
+        if all(request.prompt_tokens is None for request in requests):
+            raise TraceError(
+                f"{self.path}: tells when {len(requests)} requests came, but not how long they are; start "
+                "vLLM with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
+                "(--otlp-traces-endpoint)"
+            )
+        # With ignore_eos an answer has all of its max_tokens.
+        assumed = [r for r in requests if r.output_tokens is None and r.max_tokens and r.status == "ok"]
         for request in assumed:
             request.output_tokens = request.max_tokens
         if assumed:
@@ -138,7 +150,7 @@ class VllmLog:
                 f"{len(assumed)} answers are not in the log; they have ignore_eos and are taken as long as "
                 "asked"
             )
-        for request in every:
+        for request in requests:
             yield (
                 request.line,
                 {
@@ -151,9 +163,11 @@ class VllmLog:
             )
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
-        """Take a request, with the settings that stand at the end of its line, behind any prompt."""
+        """Take the line of a request that arrived. Its settings are at the end of the line; the prompt before
+        them may hold any text.
+        """
         request = self.requests.setdefault(name, _Request(number, time_ns))
-        if (tokens := self._ids("in", message)) is not None:  # vLLM up to 0.10 writes ids.
+        if (tokens := self._count_ids("in", message)) is not None:  # vLLM up to 0.10 writes the ids here.
             request.prompt_tokens = tokens
         tail = message[message.rfind(b"SamplingParams(") :]
         if b"ignore_eos=True" in tail and (match := _MAX_TOKENS.search(tail)):
@@ -163,16 +177,19 @@ class VllmLog:
             request.lora = lora[1].decode(errors="replace")
 
     def _generated(self, match: re.Match[bytes], message: bytes) -> None:
-        """Add the tokens of an answer, or of a piece of a stream. The line at the end of a stream is left
-        out, as its pieces were counted.
+        """Add the tokens of an answer, or of one piece of a streamed answer. The line at the end of a stream
+        repeats the tokens of all pieces, so it does not count.
         """
-        request, tokens = self.requests.get(match[1]), self._ids("out", message)
+        request, tokens = self.requests.get(match[1]), self._count_ids("out", message)
         if request is not None and tokens is not None and match[2] != b"streaming complete":
             request.output_tokens = (request.output_tokens or 0) + tokens
 
-    def _ids(self, side: str, message: bytes) -> int | None:
-        """How many token ids a line lists; None where it has no list. A prompt may hold the words before a
-        list, so their last place counts.
+    def _count_ids(self, side: str, message: bytes) -> int | None:
+        """How many token ids a line lists; None if it has no list. The prompt itself may hold the words that
+        come before a list, so we look for their last place.
+
+        It also notes a prompt with as many characters as ids in `_cut`, by which `rows` refuses logs that
+        were cut.
         """
         mark = _IDS[side]
         if (mark_at := message.rfind(mark)) < 0:
@@ -180,12 +197,10 @@ class VllmLog:
         end = message.find(b"]", mark_at)
         listed = message[mark_at + len(mark) : end if end >= 0 else len(message)]
         tokens = listed.count(b",") + 1 if listed.strip() else 0
-        prompt_at = message.find(_PROMPT)  # For `rows`, which refuses logs that were cut.
+        prompt_at = message.find(_PROMPT)
         if side == "in" and tokens and 0 <= prompt_at < mark_at:
-            characters = (  # Without quotes.
-                len(message[prompt_at + len(_PROMPT) : mark_at].rstrip(b", ").decode(errors="replace")) - 2
-            )
-            if characters == tokens:
+            quoted = message[prompt_at + len(_PROMPT) : mark_at].rstrip(b", ").decode(errors="replace")
+            if len(quoted) - 2 == tokens:  # Less the two quotes around the prompt.
                 self._cut[tokens] += 1
         return tokens
 
