@@ -1,19 +1,20 @@
 """The cheapest fleets of level 0, of one LLM or of several within limits that they share.
 
-A design is the worker types of a fleet, with one fleet for each choice of counts. A row of it are the fleets
-that differ only in the count of the last pool; its corner is the least one that is not known to fail
-(designs.py). For each LLM one corner, or one fleet known to hold, is chosen from one of its designs, so that
-all are within the limits and together cheapest: for one LLM that is a minimum, for several LLMs the answer of
-solvers/multiple_choice.py. Chosen corners are simulated until every fleet chosen is known to hold.
+A design is the worker types of a fleet; each choice of counts makes a fleet of it. A row of a design are its
+fleets that differ only in the count of the last pool; the corner of a row is its least fleet that is not
+known to fail (designs.py). For each LLM one corner, or one fleet known to hold, is chosen from one of its
+designs, so that all are within the limits and together cheapest: for one LLM that is a minimum, for several
+LLMs the answer of solvers/multiple_choice.py. Chosen corners are simulated until every chosen fleet is known
+to hold.
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so there is one subproblem
 for each: the simulator says whether the chosen fleet keeps the SLO of its LLM. Corners that fail move up in
-their row. A design begins at the least counts that the SLO obliges (master.least_workers), so the optimum of
-the master bounds every choice of designs and counts, if in a row more workers never hurt and if what was
-learned of pools alone is true in a pair.
+their row. A design begins at the least counts that the SLO requires (master.least_workers). So the optimum of
+the master bounds every choice of designs and counts, on two assumptions: in a row more workers never hurt,
+and a pool that fails beside a perfect partner fails in a pair.
 
 For one LLM the next cheapest corners are simulated as well, WAVE at a time: one answer seldom makes another
-needless, as all corners below the best fleet must be ruled out. For several LLMs one corner of each is
+needless, because all corners below the best fleet must be ruled out. For several LLMs one corner of each is
 simulated at a time, because which corner is worth it depends on what is chosen for the others.
 """
 
@@ -40,18 +41,17 @@ Weigh = Callable[[Option], float]
 """What one worker of an option adds to a sum that is minimised or limited."""
 Run = Callable[[Sequence[Callable[[], None]]], None]
 """Executes closures, in parallel or one after the other."""
-MOST_LOOKED_AT = (
-    4 * WAVE
-)  # Of one LLM so many of the cheapest corners are looked at for the next WAVE questions.
+# The next WAVE questions are chosen among so many of the cheapest corners of one LLM.
+MOST_LOOKED_AT = 4 * WAVE
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
     """A limit `amount` on what the workers of all LLMs take together. If `limit` is None, it is on their
-    value.
+    objective.
 
-    `use` is what one worker takes. `total` is given for one LLM whose nodes are sold whole: then a fleet
-    costs more than the sum of its workers.
+    `use` is what one worker takes. If nodes are sold whole a fleet costs more than the sum of its workers;
+    then `total` gives what a fleet takes. It is set for one LLM alone.
     """
 
     limit: FleetLimit | None
@@ -77,9 +77,9 @@ def shared_limits(limits: FleetLimits) -> tuple[SharedLimit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cheapest:
-    """The best choice found, None if there is none; no choice of these designs has a value below `bound`.
-
-    `is_exact`: the search came to its end. Then `bound` is the value, or what the value had to stay below.
+    """The best choice found, None if there is none, and its value. No choice of these designs has a value
+    below `bound`. `is_exact`: the search came to its end; `bound` is then the value, or, if there is no
+    choice, the value that it had to stay below.
     """
 
     best: tuple[tuple[Design, Vector], ...] | None
@@ -106,12 +106,12 @@ def cheapest(
     progress: Callable[[str], None] = lambda _: None,
     leaping: bool = False,
 ) -> Cheapest:
-    """The choice of one fleet for each LLM, of its designs, whose weights sum to the least; the sum is
+    """The choice of one fleet for each LLM, of its designs, with the smallest sum of weights; the sum must be
     strictly `below` a value.
 
-    The weight of a worker is given by `weigh`; without it, that of a fleet is its objective with whole nodes.
-    `run` executes closures that simulate. What they learn stays in the designs, so another search of the same
-    designs costs little. Where `leaping`, prefill counts without an upper limit grow by leaps until a choice
+    `weigh` gives the weight of a worker; without it the weight of a fleet is its objective with whole nodes.
+    `run` executes closures that simulate. Their answers stay in the designs, so another search of the same
+    designs costs little. With `leaping` prefill counts without an upper limit grow by a factor until a choice
     is known. The counts that were passed over are looked at afterwards, and only then `bound` is valid.
     """
     tables = [_Table(designs, limits, weigh) for designs in llms]
@@ -124,14 +124,15 @@ def cheapest(
         return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
 
     while True:
-        # The best choice of fleets that are known to hold.
+        # First the best choice among fleets that are known to hold: an upper bound.
         holding = _choose([table.holding() for table in tables], limits)[0]
         value = math.inf if holding is None else sum(column.weight for column in holding)
         if value < upper * (1 - ROUNDING):
             best, upper = holding, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
-        # What the fleet of each LLM may weigh if those of the others weigh the least that they can.
+        # Then the most that the fleet of each LLM may weigh in a better choice: the others weigh at least
+        # `least`.
         ceilings = [upper - (sum(least) - own_least) for own_least in least]
         columns = [table.columns(ceiling) for table, ceiling in zip(tables, ceilings, strict=True)]
         if not all(columns):  # Some LLM has no fleet that could be part of a better choice.
@@ -171,7 +172,9 @@ def _best_in_words(value: float) -> str:
 
 
 def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
-    """Simulate all questions; answers count even where the time limit comes before all are answered."""
+    """Simulate all questions and record their answers. If the time limit ends this, fleets that were found to
+    hold are recorded all the same.
+    """
     try:
         run([question.simulate for question in questions])
     except StoppedError:
@@ -185,7 +188,9 @@ def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Column(GroupChoice):
-    """A corner of a design, or a fleet of it known to hold, with weight and uses of all its workers."""
+    """A corner of a design, or a fleet of it that is known to hold (`holds`), by its counts `vector`; with
+    the weight of all its workers and what they use of each limit.
+    """
 
     design: Design
     vector: Vector
@@ -213,7 +218,7 @@ class _Table:
         self.all_columns: list[_Column] = []
 
     def _refresh(self) -> list[_Column]:
-        """All columns; those of designs about which something was learned are made anew."""
+        """All columns. Those of a design are made again if an answer has changed the design since."""
         versions = [(design.version, self.leaping) for design in self.designs]
         if versions != self.versions:
             for k, design in enumerate(self.designs):
@@ -267,25 +272,25 @@ class _Table:
         return [column for column in self._refresh() if column.weight < below]
 
     def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
-        """About WAVE questions about these columns: of each design its pools are simulated alone first, and
-        once these are known, the row of its cheapest column.
+        """Questions about the designs of these columns, WAVE or a few more. First the pools of a design are
+        simulated alone; once their least counts are known, the row of its cheapest column is.
         """
         questions: list[DesignQuery] = []
-        seen: set[Design | DesignPool] = set()
+        has_question: set[Design | DesignPool] = set()
         for column in columns:
             design = column.design
-            if column.holds or design in seen:
+            if column.holds or design in has_question:
                 continue
             terms = [self.terms[pool] for pool in design.pools]
             leasts = tuple(pool.least for pool in design.pools)
             most_of = partial(self._most, design, leasts, ceiling)
-            doubts = design.pool_questions(terms, most_of, each=len(self.designs) == 1)
-            if not doubts:
-                seen.add(design)
+            pool_questions = design.pool_questions(terms, most_of, each=len(self.designs) == 1)
+            if not pool_questions:
+                has_question.add(design)
                 most = self._most(design, column.vector, ceiling, len(design.pools) - 1)
                 questions.append(RowQuestion(design, column.vector, most, self._leaps(design)))
-            questions += [question for question in doubts if question.pool not in seen]
-            seen.update(question.pool for question in doubts)
+            questions += [question for question in pool_questions if question.pool not in has_question]
+            has_question.update(question.pool for question in pool_questions)
             if len(questions) >= WAVE:
                 break
         return questions
@@ -300,7 +305,8 @@ class _Table:
         else:
             most = min(terms.most, count_below(terms.weight, ceiling, other_weight))
         rows = zip(self.amounts, terms.uses, other_uses, self.totals, strict=True)
-        # Limits with a `total` come last: they are searched up to a count that the others may have lowered.
+        # Limits with a `total` need a bisection, so they come last, when the other limits have lowered the
+        # count.
         for amount, use, other_use, total in sorted(rows, key=lambda row: row[-1] is not None):
             if total is None and use > 0:
                 most = min(most, math.floor((amount - other_use) / use + ROUNDING))
@@ -319,7 +325,9 @@ def _most_within(
 def _choose(
     columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit]
 ) -> tuple[list[_Column] | None, float]:
-    """Each LLM's column, None if no choice is within the limits; and what any choice weighs at least."""
+    """The column chosen for each LLM, None if no choice is within the limits; and a lower bound on the weight
+    of any choice.
+    """
     if not all(columns):
         return None, math.inf
     if len(columns) == 1:  # Every column is within the limits by itself.
@@ -333,15 +341,15 @@ def _choose(
 
 
 def _undominated(columns: Sequence[_Column]) -> list[_Column]:
-    """The columns without those that a column known to hold dominates: it weighs no more and uses no more of
-    any limit. Of columns with equal figures one stays: the first that holds, otherwise the first.
+    """The columns that no other column dominates, one that is known to hold, weighs no more and uses no more
+    of any limit. Of columns with equal figures one stays: the first that holds, otherwise the first.
     """
-    first: dict[tuple[float, ...], _Column] = {}
+    by_figures: dict[tuple[float, ...], _Column] = {}
     for column in columns:
-        key = (column.weight, *column.uses)
-        if key not in first or (column.holds and not first[key].holds):
-            first[key] = column
-    columns, costs = list(first.values()), np.array(list(first))
+        figures = (column.weight, *column.uses)
+        if figures not in by_figures or (column.holds and not by_figures[figures].holds):
+            by_figures[figures] = column
+    columns, costs = list(by_figures.values()), np.array(list(by_figures))
     keep = np.ones(len(columns), bool)
     for k, column in enumerate(columns):
         if column.holds and keep[k]:

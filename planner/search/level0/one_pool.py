@@ -1,12 +1,12 @@
 """Level 0 with one pool: the cheapest fleet of n workers of one mixed option.
 
-A fleet "holds" if the SLO is kept in its simulation. The search assumes that what holds with some workers
-holds with more (pruning_rules.py says how often that was wrong). Then the least count that holds follows by
-bisection, and one failure refutes an option: at the largest count that would still be cheaper than the best
-fleet known, the incumbent.
+A fleet "holds" if the SLO is kept in its simulation. The search assumes that a fleet that holds also holds
+with more workers (pruning_rules.py says how often that was wrong). Then the least count that holds follows by
+bisection. And one failure rules an option out: with the most workers that are still cheaper than the
+incumbent, the best fleet so far.
 
-No option is simulated below the count that the SLO forces under any policy (master.least_workers). Fleets of
-a prefill and a decode pool: two_pools.py.
+No option is simulated below the count that the SLO requires under any policy (master.least_workers). Fleets
+of a prefill and a decode pool: two_pools.py.
 """
 
 from __future__ import annotations
@@ -29,16 +29,23 @@ Holds = Callable[[Sequence[Counts]], list[bool]]
 """Simulates fleets, in parallel where it can, and returns which of them keep the SLO."""
 
 WAVE = 4
-"""Searches that run in parallel against one incumbent; fixed, so that answers do not depend on the cores."""
+"""So many searches run in parallel and are compared with the same incumbent. The number is fixed, so that
+answers do not depend on the number of cores.
+"""
+
+_PRICE_GROWTH = 1.3  # The price of `first_incumbent` grows by this factor until an option holds.
+_COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
+_NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
+_TOO_MANY = 64  # `Bounded.too_many` is so many times the least or the likely count.
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
     """An option with a proved least count and the most that stock, power and budget allow.
 
-    Two guesses say where to look first, and no conclusion rests on them. `likely` is for any pool. `busy` is
-    for a decode pool: the workers that keep up when every seat is taken, often the right count. Fewer than
-    `few` decode workers are assumed to fall behind (pruning_rules.SEATS).
+    The search begins at a guess, on which no conclusion rests: `likely` for any pool, `busy` for a decode
+    pool: the workers that keep up when every seat is taken, which is often the right count. Fewer than `few`
+    decode workers are assumed to fall behind (pruning_rules.SEATS).
     """
 
     option: Option
@@ -68,14 +75,15 @@ class Learned:
 
 @dataclass(slots=True)
 class Search:
-    """State of a level-0 search: the incumbent, why each option is out, and counts learned on the way.
+    """State of a level-0 search: the incumbent (`best`, with its `value`), and what was learned on the way.
 
     By the name of an option: `least_holding` is the least count known to hold, `most_failed` the largest
-    known to fail, `learned` what is known of its pool beside a perfect partner, `refuted` why it is out.
-    `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper fleet was simulated or has
-    too few workers for the work. `assumed` are the pruning rules that were relied on. `cheaper` counts the
-    fleets of level 0 below the best one (None: there is no end to them), `cheaper_simulated` those of them
-    that were simulated. `counted` caches a value and the number of fleets below it.
+    known to fail, `learned` what is known of its pool beside a perfect partner, `refuted` why it is not in
+    the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper fleet was
+    simulated or has too few workers for the work. `assumed` are the pruning rules that were relied on.
+    `cheaper` is how many fleets of level 0 are cheaper than the best one (None: infinitely many),
+    `cheaper_simulated` how many of these were simulated. `counted` caches a value and the number of fleets
+    below it.
     """
 
     limits: FleetLimits
@@ -111,46 +119,46 @@ def first_incumbent(
 ) -> None:
     """Offer the search a fleet that holds and is nearly as cheap as the best of these options.
 
-    All options are simulated with the most workers that cost less than a price, which grows until one of them
-    holds. Then the price is narrowed between that one and the last one at which none held. Fleets that are
-    far too small fail within a fraction of the trace, so this costs little more than the simulations that
-    succeed.
+    All options are simulated with the most workers that cost less than a price. The price grows until an
+    option holds. Then it is narrowed between its value and the last price at which no option held. Fleets
+    that are far too small fail within a fraction of the trace, so this costs little more than the simulations
+    that succeed.
     """
-    alive = [item for item in bounded if item.least <= item.most]
+    available = [item for item in bounded if item.least <= item.most]
 
     def any_holds_below(value: float) -> bool:
         """Whether some option holds with the most workers that cost less; such fleets are offered."""
         holding: dict[str, Counts] = {}
 
-        def try_option(item: Bounded) -> None:
+        def simulate_option(item: Bounded) -> None:
             option, name = item.option, item.option.name
             count = int(min(item.most, largest_below(option, value), item.too_many))
             if count < item.least or count <= search.most_failed.get(name, 0):
-                return  # It is known to fail.
+                return  # This count is known to fail.
             if holds([((option, count),)])[0]:
                 holding[name] = ((option, count),)
             else:
                 search.most_failed[name] = count
 
         try:
-            for wave in _waves(alive):
-                run([lambda item=item: try_option(item) for item in wave])  # type: ignore[misc]
+            for wave in _waves(available):
+                run([lambda item=item: simulate_option(item) for item in wave])  # type: ignore[misc]
         finally:  # Fleets that hold are offered even if the time limit ends the wave.
-            for item in alive:
+            for item in available:
                 if item.option.name in holding:
                     search.offer(holding[item.option.name])
         return bool(holding)
 
-    failed = min((item.least_objective for item in alive), default=0.0)
-    likely_value = min((objective(((item.option, item.likely),)) for item in alive), default=0.0)
+    failed = min((item.least_objective for item in available), default=0.0)
+    likely_value = min((objective(((item.option, item.likely),)) for item in available), default=0.0)
     value = _PRICE_GROWTH * max(failed, likely_value)
-    highest = max((objective(((item.option, item.too_many),)) for item in alive), default=0.0)
+    highest = max((objective(((item.option, item.too_many),)) for item in available), default=0.0)
     while 0 < value <= highest and not any_holds_below(value):
         if out_of_time():
             return
         failed, value = value, _PRICE_GROWTH * value
     while search.value > _NEAR * failed > 0 and math.isfinite(search.value) and not out_of_time():
-        middle = math.sqrt(failed * search.value)  # Half way on a scale of factors.
+        middle = math.sqrt(failed * search.value)  # The geometric mean of the two prices.
         if not any_holds_below(middle):
             failed = middle
 
@@ -162,10 +170,9 @@ def search_one_pool(
     run: Callable[[Sequence[Callable[[], None]]], None],
     out_of_time: Callable[[], bool],
 ) -> None:
-    """Search the cheapest fleet of one mixed option; the answer is in `search`. `run` executes closures side
-    by side.
-
-    Options come in the order in which they are simulated: a good first one makes the rest cheap to refute.
+    """Search the cheapest fleet of one mixed option; the answer is in `search`. `run` executes closures in
+    parallel. Options are simulated in the given order: if a good one comes first, the others are ruled out
+    with few simulations.
     """
     for wave in _waves(bounded):
         if out_of_time():
@@ -174,7 +181,7 @@ def search_one_pool(
         value = search.value
         holding: dict[str, Counts] = {}
 
-        def try_option(item: Bounded, value: float = value, holding: dict[str, Counts] = holding) -> None:
+        def search_option(item: Bounded, value: float = value, holding: dict[str, Counts] = holding) -> None:
             option, name = item.option, item.option.name
             most = min(item.most, largest_below(option, value))
             if most < item.least:
@@ -199,20 +206,16 @@ def search_one_pool(
             holding[name] = ((option, least),)
 
         try:
-            run([lambda item=item: try_option(item) for item in wave])  # type: ignore[misc]
+            run([lambda item=item: search_option(item) for item in wave])  # type: ignore[misc]
         finally:
             for item in wave:
                 name = item.option.name
-                if name in search.refuted:  # Taken out and put in again, the options are in their own order.
+                # Reasons are taken out and put in again, so that they are in the order of the options and not
+                # in that in which the parallel searches ended.
+                if name in search.refuted:
                     search.refuted[name] = search.refuted.pop(name)
                 if name in holding:
                     search.offer(holding[name])
-
-
-_PRICE_GROWTH = 1.3  # The price of `first_incumbent` grows by this factor until an option holds.
-_COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
-_NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
-_TOO_MANY = 64  # `Bounded.too_many` is so many times the least or the likely count.
 
 
 def least_that_holds(
@@ -227,7 +230,7 @@ def least_that_holds(
     infinite.
 
     `guess` is the answer or a little less: counts from there on are simulated in growing strides.
-    `least_holding` is a count known to hold.
+    `least_holding` is a count known to hold. Throughout `failed` fails, and `holding` holds.
     """
     failed = least - 1
     if guess is not None:
@@ -238,38 +241,40 @@ def least_that_holds(
                 break
             failed, guess, stride = guess, guess + stride, 2 * stride
     if math.isfinite(least_holding) and least_holding <= most + 1:
-        high = int(least_holding)
+        holding = int(least_holding)
     elif math.isfinite(most):
-        high = int(most)
-        if high <= failed or not holds(high):
+        holding = int(most)
+        if holding <= failed or not holds(holding):
             return None
     else:
-        high = max(failed + 1, math.ceil(_PRICE_GROWTH * item.likely))
-        while not holds(high):
-            if high >= item.too_many:
+        holding = max(failed + 1, math.ceil(_PRICE_GROWTH * item.likely))
+        while not holds(holding):
+            if holding >= item.too_many:
                 return None
-            failed, high = high, min(math.ceil(_COUNT_GROWTH * high), item.too_many)
+            failed, holding = holding, min(math.ceil(_COUNT_GROWTH * holding), item.too_many)
     middle = item.likely  # Counts that are far too small fail fast, so the bisection begins low.
-    while high - failed > 1:
-        if not failed < middle < high:
-            middle = (failed + high) // 2
+    while holding - failed > 1:
+        if not failed < middle < holding:
+            middle = (failed + holding) // 2
         if holds(middle):
-            high = middle
+            holding = middle
         else:
             failed = middle
-    return high
+    return holding
 
 
 def by_bound(item: Bounded, value: float) -> Reason:
-    """Why an option is out without a simulation: its least count is lacking, or costs `value` or more."""
+    """Why an option is ruled out without a simulation: its least workers are more than there are, or cost
+    `value` or more.
+    """
     if item.least > item.most:
         return facts.WorkersMissing(item.least, item.most)
     return facts.WorkTooDear(item.least, item.least_objective, value)
 
 
 def _waves(items: Sequence[Item]) -> list[list[Item]]:
-    """The items in groups that run in parallel: the first two, which give the others an incumbent to be
-    beaten, then WAVE at a time.
+    """The items in groups that run in parallel: the first two, so that the others have an incumbent, then
+    WAVE at a time.
     """
     waves = [list(items[:2])]
     waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]

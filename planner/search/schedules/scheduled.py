@@ -1,11 +1,11 @@
 """A schedule of workers, simulated on its traffic and repaired where windows miss the SLO.
 
 A schedule counts workers by the rate that one worker sustains. Here each LLM's requests run through its
-workers, which start before their window begins and drain after it, on the GPUs that all LLMs share. A window
-of the SLO that is missed gets more firm workers, of the kind that is cheapest for its rate: in the schedule's
-window in which it lies and, if it is missed again, in the one before too. In the end each added worker that
-no window needs is removed. The bill covers the GPUs that workers really held: the cheapest number of reserved
-GPUs, on-demand GPUs above it, and spot GPUs.
+workers, which start before their window begins and drain after it, on the GPUs that all LLMs share. Where a
+window misses the SLO, firm workers are added, of the type that is cheapest for its rate: in the window of the
+schedule in which it lies and, if it misses it again, in the one before too. (Firm workers are those that are
+not on spot GPUs.) In the end each added worker that no window needs is removed. The bill is for the GPUs that
+workers had in the simulation: the cheapest number of reserved GPUs, on-demand GPUs above it, and spot GPUs.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class ScheduleWindows:
 class SimulatedSchedule:
     """The repaired schedule, with the results of its simulation.
 
-    `held_gpus` (G, T) are the mean firm GPUs in each window, starting and draining ones included. Costs are
-    means in USD/h.
+    `held_gpus` (G, T) are the mean GPUs of firm workers in each window; workers that start or drain count
+    too. Costs are means in USD/h.
     """
 
     schedule: Schedule
@@ -93,7 +93,7 @@ class SimulatedSchedule:
     reserved_gpus: Counts
     held_gpus: Floats
     taken: int  # The number of spot workers that the market took away.
-    why_left: str  # The reason why windows are still missed; empty where none is.
+    why_left: str  # The reason why some windows still miss the SLO; empty if none does.
 
     @property
     def cost_usd_per_h(self) -> float:
@@ -113,10 +113,8 @@ def simulate_schedule(
     time_limit_s: float = 60.0,
     progress: Progress = report_nothing,
 ) -> SimulatedSchedule:
-    """Simulate a schedule, and repair it until every window holds, a limit forbids more workers, or the time
-    is up.
-
-    Raises InputError where a fleet does not match the market's worker.
+    """Simulate a schedule, and repair it until every window keeps the SLO, a limit forbids more workers, or
+    the time is up. Raises InputError if a fleet does not match the worker of the market for which it stands.
     """
     _check_fleets(market, demand, served)
     deadline, firm = time.monotonic() + time_limit_s, schedule.workers.copy()
@@ -126,15 +124,15 @@ def simulate_schedule(
     why = ""
     for repair in range(MOST_REPAIRS + 1):
         missed = _missed_windows(served, runs)
-        open_ones = [each for each in missed if failed.get(each, 0) < MOST_WINDOW_REPAIRS]
-        if not open_ones:
+        repairable = [window for window in missed if failed.get(window, 0) < MOST_WINDOW_REPAIRS]
+        if not repairable:
             why = "more workers do not help" if missed else ""
             break
         if repair == MOST_REPAIRS or time.monotonic() > deadline:
             why = f"the time was up after {repair} repairs"
             break
         progress(f"simulated: {len(missed)} windows miss the SLO")
-        more = _add_workers(market, demand, firm, schedule, served, runs, open_ones, failed)
+        more = _add_workers(market, demand, firm, schedule, served, runs, repairable, failed)
         if (more == firm).all():
             why = "no limit leaves room for more workers"
             break
@@ -160,7 +158,9 @@ def simulate_schedule(
 
 
 def _check_fleets(market: Market, demand: Demand, served: Sequence[ScheduledLlm]) -> None:
-    """Refuse fleets that are not the workers of the market, and windows of an SLO that are too long."""
+    """Raise InputError for fleets that do not match the workers of the market, and for windows of an SLO that
+    are longer than those of the schedule.
+    """
     for each in served:
         first = next(iter(each.units.values()))
         for c, unit in each.units.items():
@@ -170,7 +170,7 @@ def _check_fleets(market: Market, demand: Demand, served: Sequence[ScheduledLlm]
             market_gpus = sum(capacity.on.values())
             if gpus != market_gpus:
                 raise InputError(f"{where}: gpus is {market_gpus}, its fleet has {gpus}; make them one")
-            # A worker with one kind of GPU may have a fleet on another one, which stands for it.
+            # The fleet of a worker with one kind of GPU may name another GPU, which stands for it.
             for gpu in {pool.type.gpu.name for pool in unit.pools} if capacity.beside else ():
                 if row_of(gpu) not in capacity.on:
                     raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
@@ -195,7 +195,9 @@ class _ReplacingTimetable(Timetable):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ScheduledPool:
-    """One pool of an LLM: whether on spot, how it may change, and its sizes in the windows (T,)."""
+    """One pool of an LLM: whether it is on spot GPUs, how it may change, and its `sizes` (T,) in the windows
+    of the schedule.
+    """
 
     pool: Pool
     is_spot: bool
@@ -205,14 +207,14 @@ class _ScheduledPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LlmRun:
-    """The simulation of one LLM, and its pools in the order of `run`'s."""
+    """The simulation of one LLM, and its pools, in the same order as in `run`."""
 
     run: ElasticRun
     pools: tuple[_ScheduledPool, ...]
 
 
 def _pools_of(market: Market, firm: Counts, spot: Counts, each: ScheduledLlm) -> Iterator[_ScheduledPool]:
-    """The pools of an LLM, with GPUs named as the market's stock counts them."""
+    """The pools of an LLM. Their GPUs have the names under which the market's stock counts them."""
     for counts, is_spot in ((firm, False), (spot, True)):
         for c, unit in each.units.items():
             capacity = market.capacities[c]
@@ -224,7 +226,8 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, each: ScheduledLlm) ->
                 name = f"{capacity.name} {pool.name}{' spot' if is_spot else ''}"
                 elastic = ElasticPool(
                     start_s=capacity.start_s,
-                    most=2 * int(sizes.max()),  # Of two windows, as old workers drain while new ones start.
+                    # Workers of one window may drain while those of the next start.
+                    most=2 * int(sizes.max()),
                     interruptions_per_h=offer.interruptions_per_h if is_spot else 0.0,
                     notice_s=NOTICE_S if is_spot else 0.0,
                 )
@@ -234,34 +237,32 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, each: ScheduledLlm) ->
 def _simulate(
     market: Market, demand: Demand, firm: Counts, spot: Counts, served: Sequence[ScheduledLlm]
 ) -> list[_LlmRun]:
-    """The simulation of each LLM with these workers (C, T), all on one stock."""
-    fleets, pools_of_llm = [], []
+    """The simulation of each LLM with these firm and spot workers (C, T), all on one stock."""
+    fleets, pools_by_llm = [], []
     times_s = (np.arange(firm.shape[1]) * demand.window_s).tolist()
-    for each in served:
-        own = tuple(_pools_of(market, firm, spot, each))
-        make = _ReplacingTimetable if any(row.is_spot for row in own) else Timetable
-        table = make(
-            times_s, np.array([row.sizes for row in own]).T.tolist(), [row.elastic.start_s for row in own]
-        )
-        first = table.sizes_at(0.0)
-        pools = [replace(row.elastic, first=size) for row, size in zip(own, first, strict=True)]
-        fleet = replace(next(iter(each.units.values())), pools=tuple(row.pool for row in own))
-        every_s = each.slo.every_s or demand.window_s
-        fleets.append(ElasticFleet(fleet, each.trace, pools, table, each.slo.limits, every_s))
-        pools_of_llm.append(own)
+    for llm in served:
+        pools = tuple(_pools_of(market, firm, spot, llm))
+        timetable_type = _ReplacingTimetable if any(pool.is_spot for pool in pools) else Timetable
+        sizes = np.array([pool.sizes for pool in pools]).T.tolist()
+        timetable = timetable_type(times_s, sizes, [pool.elastic.start_s for pool in pools])
+        first_sizes = timetable.sizes_at(0.0)
+        elastic = [replace(pool.elastic, first=size) for pool, size in zip(pools, first_sizes, strict=True)]
+        fleet = replace(next(iter(llm.units.values())), pools=tuple(pool.pool for pool in pools))
+        every_s = llm.slo.every_s or demand.window_s
+        fleets.append(ElasticFleet(fleet, llm.trace, elastic, timetable, llm.slo.limits, every_s))
+        pools_by_llm.append(pools)
     stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
     runs = simulate_together(fleets, stock)
-    return [_LlmRun(run, own) for run, own in zip(runs, pools_of_llm, strict=True)]
+    return [_LlmRun(run, pools) for run, pools in zip(runs, pools_by_llm, strict=True)]
 
 
 def _missed_windows(served: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> list[tuple[int, int]]:
-    """The LLM and window of each miss, both by number."""
-    simulations = [ran.run.simulation for ran in runs]
-    return [
-        (m, v)
-        for m, (each, one) in enumerate(zip(served, simulations, strict=True))
-        for v in missed_windows(one, each.slo, one.edges_s)
-    ]
+    """Each window of an SLO that misses it, as (number of the LLM, number of the window)."""
+    missed: list[tuple[int, int]] = []
+    for m, (llm, llm_run) in enumerate(zip(served, runs, strict=True)):
+        simulation = llm_run.run.simulation
+        missed += [(m, v) for v in missed_windows(simulation, llm.slo, simulation.edges_s)]
+    return missed
 
 
 def _windows_by_llm(
@@ -269,12 +270,12 @@ def _windows_by_llm(
 ) -> Iterator[ScheduleWindows]:
     """The windows of each LLM, missed in the first simulation and in the last."""
     before, after = _missed_windows(served, first), _missed_windows(served, runs)
-    for m, (each, ran) in enumerate(zip(served, runs, strict=True)):
-        edges_s, status = ran.run.simulation.edges_s, ran.run.simulation.status
-        missed = tuple(float(edges_s[v]) for own, v in after if own == m)
-        missed_before = sum(own == m for own, _ in before)
+    for m, (llm, llm_run) in enumerate(zip(served, runs, strict=True)):
+        edges_s, status = llm_run.run.simulation.edges_s, llm_run.run.simulation.status
+        missed = tuple(float(edges_s[v]) for number, v in after if number == m)
+        missed_before = sum(number == m for number, _ in before)
         unfinished = int((status == UNFINISHED).sum())
-        yield ScheduleWindows(each.llm, len(edges_s) - 1, missed_before, missed, unfinished)
+        yield ScheduleWindows(llm.llm, len(edges_s) - 1, missed_before, missed, unfinished)
 
 
 def _add_workers(
@@ -299,17 +300,14 @@ def _add_workers(
             first -= 1  # Requests of the window before may still queue in this one.
         wanted |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
     firm = firm.copy()
-    without_budget = replace(market, cost_usd_per_h=None)  # The bill is what the repair comes to.
+    # The budget limits the schedule, not its repair: what that costs is an answer, not an error.
+    without_budget = replace(market, cost_usd_per_h=None)
     for m, t in sorted(wanted):
         for c in sorted(served[m].units, key=lambda c: _usd_per_rate(market, c)):
             more = firm.copy()
             more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))
-            if (
-                find_broken_constraint(
-                    without_budget, demand, buy_gpus(market, demand, more, schedule.spot_workers)
-                )
-                is None
-            ):
+            repaired = buy_gpus(market, demand, more, schedule.spot_workers)
+            if find_broken_constraint(without_budget, demand, repaired) is None:
                 firm = more
                 break
     return firm
@@ -324,15 +322,15 @@ def _remove_unneeded(
     runs: list[_LlmRun],
     deadline: float,
 ) -> tuple[Counts, list[_LlmRun]]:
-    """The firm workers without those added ones that no window needs, and the runs with them."""
+    """The firm workers without those that were added and that no window needs, and their simulation."""
     for c, t in np.argwhere(firm > schedule.workers).tolist():
         while firm[c, t] > schedule.workers[c, t] and time.monotonic() < deadline:
-            less = firm.copy()
-            less[c, t] -= 1
-            trial_runs = _simulate(market, demand, less, schedule.spot_workers, served)
+            fewer = firm.copy()
+            fewer[c, t] -= 1
+            trial_runs = _simulate(market, demand, fewer, schedule.spot_workers, served)
             if _missed_windows(served, trial_runs):
                 break
-            firm, runs = less, trial_runs
+            firm, runs = fewer, trial_runs
     return firm, runs
 
 
@@ -345,41 +343,44 @@ def _usd_per_rate(market: Market, c: int) -> float:
 def _gpus_over_time(
     market: Market, runs: Sequence[_LlmRun], end_s: float, *, is_spot: bool
 ) -> list[tuple[Floats, Floats]]:
-    """For each GPU of the market how many are held from each moment on: times (K,) and counts (K,).
+    """How many GPUs workers have from each moment on, for each GPU of the market: times (K,) and counts (K,).
 
-    Workers that are there when a run is over stay to the end.
+    Workers that are there when the simulation ends stay until `end_s`.
     """
     by_offer = []
     for offer in market.offers:
         changes = []
-        for ran in runs:
-            for span in ran.run.spans:
-                own = ran.pools[span.pool]
-                if own.pool.type.gpu.name != offer.gpu or own.is_spot != is_spot:
+        for llm_run in runs:
+            for span in llm_run.run.spans:
+                pool = llm_run.pools[span.pool]
+                if pool.pool.type.gpu.name != offer.gpu or pool.is_spot != is_spot:
                     continue
-                gpus = own.pool.type.gpus
+                gpus = pool.pool.type.gpus
                 changes.append((min(span.requested_s, end_s), gpus))
-                if span.gone_s < ran.run.end_s:
+                if span.gone_s < llm_run.run.end_s:
                     changes.append((min(span.gone_s, end_s), -gpus))
         ordered = sorted([(0.0, 0), *changes, (end_s, 0)])
-        by_offer.append((np.array([at_s for at_s, _ in ordered]), np.cumsum([more for _, more in ordered])))
+        times_s, gpu_changes = np.array([at_s for at_s, _ in ordered]), [change for _, change in ordered]
+        by_offer.append((times_s, np.cumsum(gpu_changes)))
     return by_offer
 
 
 def _cheapest_bill(
     market: Market, runs: Sequence[_LlmRun], end_s: float
 ) -> tuple[Counts, tuple[float, float, float]]:
-    """Reserved GPUs (G,) that make the bill least, and USD/h of reserved, on-demand and spot GPUs."""
+    """The reserved GPUs (G,) with which the bill is least, and what reserved, on-demand and spot GPUs then
+    cost [USD/h].
+    """
     reserved, totals = np.zeros(len(market.offers), np.int64), np.zeros(3)
     firm, spot = (_gpus_over_time(market, runs, end_s, is_spot=each) for each in (False, True))
     for g, offer in enumerate(market.offers):
         times_s, gpus = firm[g]
-        lasts = np.diff(times_s) / end_s
+        time_shares = np.diff(times_s) / end_s
         levels = reserved_levels(offer, gpus[:-1], int(spot[g][1].max()))
         bills = [
             (
                 (offer.reserved_usd_per_h or 0.0) * level,
-                (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus[:-1] - level, 0) @ lasts),
+                (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus[:-1] - level, 0) @ time_shares),
             )
             for level in levels
         ]

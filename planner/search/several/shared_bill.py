@@ -1,12 +1,13 @@
-"""Plans several LLMs by their common bill. They share nodes, so the search that places them together prices
-only GPUs in use (`by_gpu`). But nodes are paid whole, and a cheap GPU may leave seven beside it idle.
+"""Plans several LLMs by their common bill. They share nodes, so the search that plans them together counts
+only the price of GPUs in use (`by_gpu`). But nodes are paid whole, and one cheap GPU may leave seven GPUs of
+its node idle. So other choices of GPU kinds are planned too:
 
     1. Plan by GPU prices, on all of the stock.
     2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
        GPU that it uses, with each of these kinds alone, and without all kinds that idled in any plan.
-    3. Repeat 2 until no plan that is left has a value by GPU prices below the least bill.
+    3. Repeat 2 until every other plan with idle GPUs costs as much by GPU prices as the least bill.
 
-Not every choice of kinds is tried, so a smaller bill may exist. `limits: {cost}` is of the bill.
+Not every choice of kinds is planned, so a smaller bill may exist. `limits: {cost}` limits the bill.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import LimitUse, SharedPlan
 
-# Plans beyond the first, each of which takes as long: there are as many ways to leave out some of three kinds
-# of GPU.
+# So many plans are made after the first. Each takes as long as the first. With three kinds of GPUs there are
+# six ways to leave out one or two of them.
 MOST_PLANS = 6
-CHEAPER_FRAC = 1e-6  # A saving of a smaller share is rounding.
-_RANK = {"best found": 1, "not for production": 2}  # How much worse a status is; all others are 0.
-USD_DIGITS_SLACK = 1e-6  # Hundredths of a dollar are rounded up, but for rounding errors.
+CHEAPER_FRAC = 1e-6  # A saving of a smaller share is a rounding error.
+_STATUS_RANK = {
+    "best found": 1,
+    "not for production": 2,
+}  # A higher rank is worse; all other statuses have 0.
+CENT_TOLERANCE = 1e-6  # A bill this little above whole hundredths of a dollar is not rounded up to the next.
 
 PlanTogether = Callable[[SeveralLlmsQuestion], SharedPlan]
 
@@ -37,14 +41,16 @@ PlanTogether = Callable[[SeveralLlmsQuestion], SharedPlan]
 def plan_by_bill(
     plan: PlanTogether, question: SeveralLlmsQuestion, out_of_time: Callable[[], bool], progress: Progress
 ) -> SharedPlan:
-    """The least bill found for all LLMs, within `limits: {cost}`. `plan` answers a question by the GPU.
+    """The plan with the least bill found for all LLMs, within `limits: {cost}`. `plan` plans a question by
+    the prices of GPUs in use.
 
-    Raises InfeasibleError as `plan` does; where the limit on cost is too small, with the bill that was found
-    without it.
+    Raises InfeasibleError as `plan` does. If the limit on cost is too small, the error names the least bill
+    that was found without it.
     """
     task = question.parts[0].task
+    # The search for a single LLM counts whole nodes itself, and other objectives have no bill.
     if task.objective != "cost" or len(question.parts) < 2:
-        return plan(question)  # One LLM is searched by its bill; other objectives have none.
+        return plan(question)
     limit = task.cost_limit_usd_per_h
     if limit is None:
         return _fill_nodes(plan, question, out_of_time, progress)
@@ -63,7 +69,7 @@ def plan_by_bill(
     if bill <= limit * (1 + CHEAPER_FRAC):
         used = LimitUse(COST, limit, bill)
         return replace(free, limits=(*free.limits, used))
-    change = Change(COST.name, limit, math.ceil(bill * 100 - USD_DIGITS_SLACK) / 100, COST.unit)
+    change = Change(COST.name, limit, math.ceil(bill * 100 - CENT_TOLERANCE) / 100, COST.unit)
     raise InfeasibleError(
         f"capacity: no fleets of all LLMs were found for {limit:g} USD/h, as nodes are paid whole where GPUs "
         f"are sold so. Raise {change}; or, where you rent GPUs singly, say fleet: {{sold_as: {{GPU: gpu}}}}",
@@ -77,35 +83,38 @@ def plan_by_bill(
 def _fill_nodes(
     plan: PlanTogether, question: SeveralLlmsQuestion, out_of_time: Callable[[], bool], progress: Progress
 ) -> SharedPlan:
-    """The least bill found over the kinds of GPUs, whatever the limit on cost."""
+    """The plan with the least bill found over the kinds of GPUs, without regard to the limit on cost."""
     first = best = plan(question)
     left_out: frozenset[str] = frozenset()
-    # The plans by the kinds of GPUs that they leave out; None for kinds without which none is feasible.
+    # The plans by the kinds of GPUs that they leave out; None if no fleet is feasible without these kinds.
     plans: dict[frozenset[str], SharedPlan | None] = {left_out: first}
-    expanded: set[frozenset[str]] = set()
-    stocked = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
+    expanded: set[frozenset[str]] = set()  # Plans for which step 2 was done, by the same key.
+    kinds = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
         limit = best.bill.usd_per_h * (1 - CHEAPER_FRAC)
-        priced = {key: one for key, one in plans.items() if one is not None}
+        feasible = {key: shared for key, shared in plans.items() if shared is not None}
         parents = [
-            (key, one)
-            for key, one in priced.items()
-            if one.bill.idle_gpus and one.value < limit and key not in expanded
+            (key, shared)
+            for key, shared in feasible.items()
+            if shared.bill.idle_gpus and shared.value < limit and key not in expanded
         ]
         if not parents:
             break
         parent, parent_plan = min(parents, key=lambda pair: _bills(pair[1]))
         expanded.add(parent)
         used = _kinds_used(parent_plan)
-        alone = [stocked - {kind} for kind in used] if len(used) > 1 else []
-        for without in (*(parent | {kind} for kind in used), *alone, parent | _idle_kinds(priced.values())):
-            if without in plans or not stocked - without:
+        without_one = [parent | {kind} for kind in used]
+        with_one_alone = [kinds - {kind} for kind in used] if len(used) > 1 else []
+        without_idle = parent | _idle_kinds(feasible.values())
+        for without in (*without_one, *with_one_alone, without_idle):
+            if without in plans or not kinds - without:
                 continue
             if len(plans) > MOST_PLANS or out_of_time():
                 break
             progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
             try:
-                shared = plan(_with_tasks(question, lambda task, names=without: _without(task, names)))  # type: ignore[misc]
+                # type: ignore[misc]
+                shared = plan(_with_tasks(question, lambda task, names=without: _without(task, names)))
             except InfeasibleError:
                 plans[without] = None
                 continue
@@ -116,18 +125,20 @@ def _fill_nodes(
 
 
 def _is_less(shared: SharedPlan, best: SharedPlan) -> bool:
-    """Whether this plan is not worse in kind, and cheaper, first by its bill and then by that with a loss."""
-    if _RANK.get(shared.status, 0) > _RANK.get(best.status, 0):
+    """Whether this plan has no worse a status and a smaller bill; of plans with equal bills, whether its
+    fleets with a loss cost less.
+    """
+    if _STATUS_RANK.get(shared.status, 0) > _STATUS_RANK.get(best.status, 0):
         return False
-    for one, other in zip(_bills(shared), _bills(best), strict=True):
-        if abs(one - other) > CHEAPER_FRAC * other:
-            return one < other
+    for bill, best_bill in zip(_bills(shared), _bills(best), strict=True):
+        if abs(bill - best_bill) > CHEAPER_FRAC * best_bill:
+            return bill < best_bill
     return False
 
 
 def _bills(shared: SharedPlan) -> tuple[float, float]:
-    """What is paid for the plan and for the fleets with a loss [USD/h]. The second is 0 where the answer was
-    not asked for, infinite where it was not found.
+    """What is paid for the plan, and for the fleets with a loss [USD/h]. The second is 0 if these fleets were
+    not searched for, and infinite if none were found.
     """
     losses = [
         math.inf if total.paid_usd_per_h is None else total.paid_usd_per_h
@@ -137,20 +148,22 @@ def _bills(shared: SharedPlan) -> tuple[float, float]:
     return shared.bill.usd_per_h, losses[0] if losses else 0.0
 
 
-def _known(bill: float) -> float | None:
-    """A bill of `_bills`, None where it stands for no answer."""
+def _bill_or_none(bill: float) -> float | None:
+    """A bill of `_bills`; None for the 0 or the infinity of fleets that are missing."""
     return bill if 0.0 < bill < math.inf else None
 
 
 def _beside_first(
     best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], left_out: frozenset[str]
 ) -> SharedPlan:
-    """The plan `best`, with the facts that hold for all of the stock taken from the `first` plan: the bounds,
-    the fleets alone, and which kinds were left out.
+    """The plan `best`, made without the kinds `left_out`. What must hold for all of the stock is taken from
+    the `first` plan: the bounds, and the fleets of each LLM alone.
     """
     parts = list(parts)
     (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
-    filled = NodesFilled(tuple(sorted(left_out)), paid, _known(loss), was_paid, _known(was_loss))
+    filled = NodesFilled(
+        tuple(sorted(left_out)), paid, _bill_or_none(loss), was_paid, _bill_or_none(was_loss)
+    )
     names = [part.name for part in parts]
     gives = gives_way_facts(
         parts, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit
@@ -193,7 +206,7 @@ def _idle_kinds(plans: Iterable[SharedPlan]) -> frozenset[str]:
 
 
 def _kind(gpu: str) -> str:
-    """The GPU of a row, whatever its power cap and its market."""
+    """The kind of a GPU by its name in the catalog: without its power cap and its market."""
     return gpu.partition("@")[0]
 
 
@@ -205,7 +218,7 @@ def _with_tasks(
 
 
 def _without(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
-    """The task without what may be rented of these GPUs; owned ones stay."""
+    """The task without GPUs of these kinds to rent; owned ones stay."""
     stock = {
         gpu: task.owned[gpu] if _kind(gpu) in kinds else count
         for gpu, count in task.stock.items()
