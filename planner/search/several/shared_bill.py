@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from planner.documents.facts import Binding, Finding, NodesFilled, OthersLeave, ProductionShared, Remainder
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
@@ -113,8 +114,7 @@ def _fill_nodes(
                 break
             progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
             try:
-                # type: ignore[misc]
-                shared = plan(_with_tasks(question, lambda task, names=without: _without(task, names)))
+                shared = plan(_with_tasks(question, partial(_without, kinds=without)))
             except InfeasibleError:
                 plans[without] = None
                 continue
