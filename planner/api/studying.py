@@ -39,8 +39,9 @@ PLAN_TIME_LIMIT_S = 120.0  # The default for each plan that `pareto` and `replan
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WhatIfResult(Result):
-    """The best fleet before and after a change, and whether that of before still holds. `bounds` are the
-    bounds on the cost before and, if there is a fleet, after the change.
+    """The best fleet before and after a change, and whether the fleet from before still holds.
+
+    `bounds` are the bounds on the cost before and, if there is a fleet, after the change.
     """
 
     before: StudyAnswer
@@ -49,7 +50,7 @@ class WhatIfResult(Result):
 
     @property
     def holds(self) -> bool | None:
-        """Whether the fleet of before keeps the changed question; None where it may not be used there."""
+        """Whether the fleet from before keeps the changed question; None where it may not be used there."""
         return self.moved.kept
 
     @property
@@ -59,7 +60,7 @@ class WhatIfResult(Result):
 
     def headline(self) -> str:
         difference = what_if_study.difference(self.moved, self.before)
-        # The cost alone is meant: the fleet may be another.
+        # "The same" is said of the cost: the fleet may be another.
         return f"{self.moved.label}: {'costs the same' if difference == 'the same' else difference}"
 
     def sentences(self) -> list[str]:
@@ -86,8 +87,9 @@ class WhatIfResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SensitivityResult(Result):
-    """Whether a plan holds if step times, traffic or prices are off by a share, and what limits cost. A move
-    is the answer to one changed question.
+    """Whether a plan holds if step times, traffic or prices are off by a share, and what limits cost.
+
+    A move is the answer to one changed question.
     """
 
     before: StudyAnswer
@@ -169,6 +171,7 @@ class ReplanResult(Result):
 
     @property
     def fleet(self) -> Fleet:
+        """The fleet to have from now on."""
         return self.answer.best.fleet
 
     def headline(self) -> str:
@@ -251,7 +254,7 @@ def sensitivity(
 
 
 def share_of(by: str | float, where: str) -> float:
-    """How far things may be wrong. Raises InputError unless it lies between 0 and 1."""
+    """A share such as "10 %" or 0.1. Raises InputError unless it lies between 0 and 1, both excluded."""
     by_frac = read_share(by, where)
     if not 0 < by_frac < 1:
         raise InputError(f"{where}: expected a share between 0 and 1 such as '10 %', found {by!r}")
@@ -328,8 +331,9 @@ def replan_in(
     planned_on: Path | None,
     terms: tuple[float, float, float],
 ) -> ReplanResult:
-    """Replanning on the trace of a study, which was read before. `terms` are the horizon in hours, and what a
-    start and a stop of a worker cost in USD.
+    """Replanning on the trace of a study, which was read before.
+
+    `terms` are the horizon in hours, and what a start and a stop of a worker cost in USD.
     """
     horizon_h, start_usd, stop_usd = terms
     task = question.task()
@@ -363,6 +367,7 @@ def _changes_label(changes: Mapping[str, Any]) -> str:
 
 
 def _fleet_columns(answer: StudyAnswer | None) -> dict[str, Any]:
+    """The cells that describe a fleet; None in each without an answer."""
     if answer is None:
         return {"fleet": None, "gpus": None, "cost_usd_per_h": None}
     document = what_if_study.document(answer)

@@ -1,4 +1,4 @@
-"""Values out of a document that somebody wrote, checked: an error says where, what is valid, what was found.
+"""Checks values of documents that people write: an error says where, what is valid and what is there.
 
     limits = Section.from_document(document.get("limits"), "slo.yaml: limits", ("power", "gpus"))
     power_w, gpus = limits.positive("power", "w", default=None), limits.whole_number("gpus", default=8)
@@ -23,7 +23,8 @@ from planner.units import LARGEST, quantity
 
 LARGEST_COUNT = 10**12  # The largest count that is accepted; products of larger ones overflow 64 bits.
 MOST_SHOWN_CHARS = 60  # An error message shows at most this much of a value.
-LEAST_LIKENESS = 0.5  # Of a name that is suggested in place of an unknown one, as difflib measures it.
+# A name is suggested in place of an unknown one if difflib finds them at least so alike.
+LEAST_LIKENESS = 0.5
 
 Read = TypeVar("Read")
 Default = TypeVar("Default")
@@ -31,8 +32,9 @@ Default = TypeVar("Default")
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The words in which errors of one kind of document say what is valid; {} stands for the bound or the
-    names. With `missing` empty, a missing key is checked like a value of null.
+    """The words in which errors of one kind of document say what is valid.
+
+    {} stands for the bound or the names. With `missing` empty, a missing key is checked like a value of null.
     """
 
     one_of: str = "expected one of {}"
@@ -49,6 +51,8 @@ PLAIN = Wording()
 
 
 class _Required(Enum):
+    """A default that stands for none, as None may be one."""
+
     TOKEN = "no default"
 
 
@@ -107,6 +111,7 @@ def refuse_unknown(
 
 
 def check_mapping(value: object, where: object, such_as: str = "") -> Mapping[str, Any]:
+    """The value, checked to be keys and values; `such_as` is an example for the error."""
     if not isinstance(value, Mapping):
         raise refused_value(where, f"expected keys and values{such_as and ' such as ' + such_as}", value)
     return value
@@ -132,13 +137,14 @@ def check_flag(value: object, where: object, wording: Wording = PLAIN) -> bool:
 
 
 def check_text(value: object, where: object) -> str:
+    """The value, checked to be text that is not blank."""
     if not isinstance(value, str) or not value.strip():
         raise refused_value(where, "expected text", value)
     return value
 
 
 def check_plain_text(value: object, where: object) -> str:
-    """Text; also a number or a date, which YAML does not read as text."""
+    """The value as text: also a number or a date, which YAML does not read as text."""
     if isinstance(value, Mapping | list | bool) or value is None or not str(value).strip():
         raise refused_value(where, "expected text", value)
     return str(value).strip()
@@ -169,7 +175,7 @@ def check_number(
 
 
 def check_numbers(value: object, where: object, wording: Wording = PLAIN) -> tuple[float, ...]:
-    """A list of bare numbers."""
+    """The value, checked to be a list of numbers without units."""
     if not isinstance(value, list):
         raise refused_value(where, wording.numbers, value)
     return tuple(check_number(item, where, wording=wording) for item in value)
@@ -186,8 +192,10 @@ def check_whole_number(
 
 
 def read_share(value: object, where: object, *, most: float = 1.0, bare: float = 1.0) -> float:
-    """A share from 0 to `most`, written 0.1 or "10 %". A number without a % that is above `bare` is refused
-    even where `most` allows it, because 10 may mean 10 %.
+    """A share from 0 to `most`, written 0.1 or "10 %".
+
+    A number without a % that is above `bare` is refused even where `most` allows it, because 10 may mean 10
+    %.
     """
     text = str(value).strip()
     is_percent = text.endswith("%")
@@ -226,8 +234,10 @@ def read_positive(value: object, unit: str, where: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A mapping of a document. A key with null counts as missing. A key that is read without a default must
-    be there.
+    """A mapping of a document, and its place.
+
+    A method is named after what it expects under a key, and checks it. A key with null counts as missing. A
+    key that is read without a default must be there.
     """
 
     values: Mapping[str, Any]
@@ -245,8 +255,9 @@ class Section:
         such_as: str = "",
         elsewhere: Mapping[str, str] | None = None,
     ) -> Section:
-        """The section, empty for None. Raises InputError for a key that is not `known`; `elsewhere` is that
-        of `refuse_unknown`.
+        """The section, empty for None.
+
+        Raises InputError for a key that is not `known`; `elsewhere` is that of `refuse_unknown`.
         """
         values = {} if document is None else check_mapping(document, where, such_as)
         if known is not None:
@@ -277,6 +288,7 @@ class Section:
         such_as: str = "",
         elsewhere: Mapping[str, str] | None = None,
     ) -> Section:
+        """The mapping under a key, empty where it is missing; arguments are those of `from_document`."""
         return Section.from_document(
             self.get(key),
             self.path_of(key),
@@ -364,6 +376,7 @@ class Section:
     def _read_value(
         self, key: str, check: Callable[[object, str], Read], default: Default | _Required
     ) -> Read | Default:
+        """The default where the key is missing and there is one, else what `check` makes of the value."""
         if key not in self.values and not isinstance(default, _Required):
             return default
         return check(self.get_required(key), self.path_of(key))

@@ -6,7 +6,7 @@ Prometheus' samples over a range of time (prometheus_range.py) count finished re
 `vllm:request_success_total` and the histograms `vllm:request_prompt_tokens` and
 `vllm:request_generation_tokens`. Instances are added up. OpenAI's usage (GET
 /v1/organization/usage/completions, or the CSV of its page; openai/openai-openapi, schemas UsageTimeBucket and
-UsageCompletionsResult) holds requests and tokens per bucket: of lengths the mean alone.
+UsageCompletionsResult) holds requests and tokens per bucket, and so of lengths only the mean.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ from planner.units import quantity
 
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
-LENGTHS = {"input": PROMPT, "output": OUTPUT}
-MOST_UNKNOWN_FRAC = 0.5  # With more intervals without samples the curve would be invented.
-LEAST_EVERY_S = 1.0
+LENGTHS = {"input": PROMPT, "output": OUTPUT}  # vLLM's histogram of each length in slo.yaml.
+MOST_UNKNOWN_FRAC = 0.5  # If a larger share of intervals has no samples, the curve would be invented.
+LEAST_EVERY_S = 1.0  # Prometheus does not scrape more often.
 LEAST_GAP_S = 300.0  # Counters are read across gaps of this length even with shorter intervals.
-MOST_USAGE_BUCKETS = 100_000
+MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a slip in a time.
 SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is a warning.
-_SHIFT_FRAC = 0.02  # A larger difference of the histogram's mean from the counted one is mended, and a note.
-_WAITED = 1.0  # With at least this many waiting requests on average in an interval, engines were behind.
+# If the mean by the middles of buckets differs more from the mean by the sum, the histogram is shifted to the
+# latter, and a note says so.
+_SHIFT_FRAC = 0.02
+_WAITED = 1.0  # If so many requests waited on average in an interval, engines were behind.
 # Beginnings of Prometheus' formats: the text format, a dump of promtool, the API's JSON.
 _METRIC = re.compile(
     rb'\s*(?:#\s*(?:HELP|TYPE|EOF)|vllm:\w+(?:\{|\s)|\{(?:__name__|[A-Za-z_]\w*)=")|\s*\{\s*"status"\s*:\s*"(?:success|error)"'
@@ -60,8 +62,10 @@ _USAGE_COLUMNS = ("start_time", "end_time", "num_model_requests", "input_tokens"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Described:
-    """Rates (N,) [requests/s] of intervals of `every_s`, and `lengths`: the values of `input` and `output` in
-    slo.yaml. `facts` are other figures of the file, for `plan trace` to print.
+    """Traffic described by figures per interval.
+
+    `rate_rps` (N,) are request rates of intervals of `every_s`; `lengths` are the values of `input` and
+    `output` in slo.yaml. `facts` are other figures of the file, for `plan trace` to print.
     """
 
     format: str
@@ -141,7 +145,8 @@ def _detect_format(path: Path) -> str | None:
 
 
 def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
-    """Traffic from samples of vLLM's metrics over a range of time. A counter that falls has restarted from 0.
+    """Traffic from samples of vLLM's metrics over a range of time.
+
     Intervals without samples are filled, with a warning.
     """
     where = " and ".join(file.name for file in files[:3])
@@ -242,8 +247,11 @@ def _length_histogram(
 
 
 def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floats]:
-    """Edges and counts with every bucket cut into halves, of which the lower has the share w of its requests.
-    w, one for all, gives this mean: sum c (middle + (1/2 - w) width / 2) = mean sum c; at most all are there.
+    """Cut every bucket into halves such that the histogram has this mean; returns edges and counts.
+
+    The lower half of each bucket gets the share w of its c requests, the same in all buckets:
+    sum c (middle + (1/2 - w) width / 2) = mean sum c. w is kept within 0 and 1, so a mean may be out of
+    reach.
     """
     middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     shift = float((counts * middles).sum() / counts.sum()) - mean
@@ -255,7 +263,7 @@ def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floa
 def _more_facts(
     series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: list[str]
 ) -> dict[str, Any]:
-    """Number of requests, fill and hits of the caches, and waiting requests; warns if engines were behind."""
+    """Further figures: requests, use and hits of caches, waiting requests; warns if engines were behind."""
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}
     aborted = [r for r in series if r.name == FINISHED and r.label("finished_reason") == "abort"]
     if aborted and (count := float(np.nansum(counter_increase(aborted, edges_s)))) > 0:
@@ -270,11 +278,11 @@ def _more_facts(
                 f"requests waited in {behind:.0%} of the intervals (up to {facts['most_waiting']:.3g} at a "
                 "time): what finished then is less than what was asked"
             )
-    named = [[row for row in series if row.name == name] for name in KV_USE]
-    used = next((rows for rows in named if rows), [])  # Under the first of these names that there is.
-    if used:
-        share = mean_gauge(used, edges_s) / len(used)  # `mean_gauge` adds up instances.
-        facts["most_kv_cache_frac"] = None if np.isnan(share).all() else float(np.nanmax(share))
+    by_name = [[row for row in series if row.name == name] for name in KV_USE]
+    kv_use = next((rows for rows in by_name if rows), [])  # The series of the first name that there is.
+    if kv_use:
+        kv_frac = mean_gauge(kv_use, edges_s) / len(kv_use)  # `mean_gauge` adds up instances.
+        facts["most_kv_cache_frac"] = None if np.isnan(kv_frac).all() else float(np.nanmax(kv_frac))
 
     def total_of(name: str) -> float:
         return float(np.nansum(counter_increase([row for row in series if row.name == name], edges_s)))
@@ -295,8 +303,9 @@ def _more_facts(
 
 
 def usage_traffic(files: Sequence[Path]) -> Described:
-    """Traffic from OpenAI's buckets of time, with counts of requests and tokens: a curve of rates, and mean
-    lengths. Buckets that are missing had no requests.
+    """Traffic from OpenAI's buckets of time with counts of requests and tokens.
+
+    It has a curve of rates, and mean lengths. Buckets that are missing had no requests.
     """
     where = " and ".join(file.name for file in files[:3])
     rows = [row for file in files for row in _usage_rows(file)]
@@ -304,7 +313,7 @@ def usage_traffic(files: Sequence[Path]) -> Described:
     table = table[table[:, 1] > table[:, 0]]
     if not len(table) or not table[:, 2].sum() > 0:
         raise InputError(f"{where}: holds no request; ask for another time")
-    starts, widths = table[:, 0], table[:, 1] - table[:, 0]
+    starts, widths = table[:, 0], table[:, 1] - table[:, 0]  # Columns are those of _USAGE_COLUMNS.
     every_s = float(np.median(widths))
     first = float(starts.min())
     places = (starts - first) / every_s
@@ -339,6 +348,7 @@ def usage_traffic(files: Sequence[Path]) -> Described:
 
 
 def _usage_rows(path: Path) -> list[dict[str, float]]:
+    """The rows of a JSON or CSV file, each with _USAGE_COLUMNS."""
     text = read_text(path)
     if text.lstrip()[:1] in ("{", "["):
         return list(_usage_of_json(text, path))
@@ -381,6 +391,7 @@ def _usage_of_json(text: str, path: Path) -> Iterable[dict[str, float]]:
 
 
 def _usage_row(row: Mapping[Any, Any], where: str) -> dict[str, float]:
+    """The _USAGE_COLUMNS of a row as numbers; raises InputError for what is none."""
     columns = {}
     for name in _USAGE_COLUMNS:
         value = row.get(name)

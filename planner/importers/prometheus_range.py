@@ -1,8 +1,8 @@
 """A range of Prometheus' samples: counters, gauges and histograms as figures per interval.
 
-Formats: the matrix that `/api/v1/query_range` and `/api/v1/query?query=name[1h]` answer, and that `promtool
-query range -o json` prints; the text of `promtool tsdb dump` (milliseconds) and of `promtool tsdb
-dump-openmetrics` (seconds).
+These formats are read: the matrix that `/api/v1/query_range` and `/api/v1/query?query=name[1h]` answer, and
+that `promtool query range -o json` prints; the text of `promtool tsdb dump` (milliseconds) and of `promtool
+tsdb dump-openmetrics` (seconds).
 
 A counter that falls began anew at zero. A sample that is not a number marks the end of a series (Prometheus'
 staleness marker). The first value of a counter is no increase, as in Prometheus' own increase(). Where
@@ -33,9 +33,10 @@ Labels = tuple[tuple[str, str], ...]  # Sorted, without __name__.
 NamePredicate = Callable[[str], bool]
 
 GAP_S = 300.0  # A sample holds for this long: Prometheus' lookback.
-MOST_SAMPLES = 50_000_000
+MOST_SAMPLES = 50_000_000  # 800 MB of times and values.
 _LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
 _SAME_S = 1e-6  # Edges nearer to a sample than this are taken to lie at it.
+# A label `name="value"`; a line `name{labels} value time`, in which the name may be among the labels.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
 _LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
@@ -89,7 +90,7 @@ def read_series(paths: Sequence[Path], wanted: NamePredicate | None = None) -> t
 
 
 def parse_series(text: str, where: object, wanted: NamePredicate | None = None) -> tuple[Series, ...]:
-    """The series in a text of one of the formats above."""
+    """The series in a text of one of the formats of the module's docstring; arguments as in `read_series`."""
     start = text.lstrip()
     if not start:
         raise InputError(f"{where}: is empty; expected samples of Prometheus")
@@ -104,6 +105,7 @@ def parse_answer(document: Any, where: object) -> tuple[Series, ...]:
 
 
 def _any_name(name: str) -> bool:
+    """Accept every name."""
     return True
 
 
@@ -132,6 +134,7 @@ def _series_of_json(text: str, where: object, wanted: NamePredicate) -> list[Ser
 
 
 def _series_of_answer(document: Any, where: object, wanted: NamePredicate) -> Iterable[Series]:
+    """The series of one answer of the API."""
     if not isinstance(document, dict):
         raise InputError(
             f"{where}: expected an answer of /api/v1/query_range, an object, found {show_value(document)}"
@@ -154,6 +157,7 @@ def _series_of_answer(document: Any, where: object, wanted: NamePredicate) -> It
 
 
 def _series_of_row(row: Any, where: object, wanted: NamePredicate) -> list[Series]:
+    """The series of one row of a matrix; none if its name is not wanted."""
     metric = row.get("metric") if isinstance(row, dict) else None
     if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
         raise InputError(f"{where}: metric is {show_value(metric)}, expected an object of labels")
@@ -188,7 +192,9 @@ def _series_of_row(row: Any, where: object, wanted: NamePredicate) -> list[Serie
 
 
 def _series_of_lines(text: str, where: object, wanted: NamePredicate) -> list[Series]:
-    """`{__name__="x", ...} value ms` of tsdb dump, `x{...} value s` of dump-openmetrics."""
+    """The series of lines of tsdb dump, `{__name__="x", ...} value ms`, or of dump-openmetrics,
+    `x{...} value s`.
+    """
     samples_by_series: dict[tuple[str, str], list[tuple[float, float]]] = {}
     is_dump: bool | None = None
     for number, line in enumerate(text.split("\n"), start=1):
@@ -221,6 +227,7 @@ def _series_of_lines(text: str, where: object, wanted: NamePredicate) -> list[Se
 
 
 def _dump_name(labels: str, where: object) -> str:
+    """The name of a series among the labels of a line of tsdb dump."""
     match = re.search(r'(?:^|,\s*)__name__="([^"\\]+)"', labels)
     if match is None:
         raise InputError(f"{where}: has no __name__; expected a line of promtool tsdb dump")
@@ -239,6 +246,7 @@ def _parse_labels(text: str, where: object) -> dict[str, str]:
 
 
 def _parse_time_s(value: Any, where: object, *, per_s: float = 1.0) -> float:
+    """A time in Unix seconds, from one in units of which `per_s` are a second."""
     try:
         time_s = math.nan if isinstance(value, bool) else float(value) / per_s
     except (TypeError, ValueError, OverflowError):
@@ -320,6 +328,7 @@ def interval_edges(series: Iterable[Series], every_s: float) -> Floats:
     if not all_series:
         return np.empty(0)
     first, last = min(float(row.t_s[0]) for row in all_series), max(float(row.t_s[-1]) for row in all_series)
+    # A sample that rounding has moved off a multiple still counts as lying at it.
     low, high = math.ceil(first / every_s - 1e-9), math.floor(last / every_s + 1e-9)
     return np.asarray(np.arange(low, high + 1) * every_s, dtype=float)
 
@@ -341,8 +350,8 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
         first, last = min(first, float(t_s[0])), max(last, float(t_s[-1]))
         rises = np.diff(values)
         rises = np.where(rises < 0, values[1:], rises)  # A counter that falls began anew at zero.
-        risen = np.append(0.0, np.cumsum(rises))
-        total += np.diff(np.interp(edges_s, t_s, risen))
+        rise_since_first = np.append(0.0, np.cumsum(rises))
+        total += np.diff(np.interp(edges_s, t_s, rise_since_first))
         is_covered |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
         gaps = np.flatnonzero((np.diff(t_s) > gap_s) & ~is_stale[:-1])
         for k in gaps:
@@ -352,7 +361,7 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
 
 
 def _number_samples(row: Series) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
-    """Samples that are numbers, and whether a staleness marker follows each."""
+    """Times and values of samples that are numbers, and whether a staleness marker follows each."""
     is_number = np.isfinite(row.values)
     numbers_at = np.flatnonzero(is_number)
     following = np.append(numbers_at[1:], len(row.values))
@@ -360,7 +369,7 @@ def _number_samples(row: Series) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]
 
 
 def mean_gauge(series: Sequence[Series], edges_s: Floats) -> Floats:
-    """The mean over each interval of a gauge, of all its instances together (a sum); NaN where unknown.
+    """The mean of a gauge over each interval, summed over its instances; NaN where unknown.
 
     A sample holds until the next one, but no longer than GAP_S.
     """
@@ -413,6 +422,7 @@ def interval_histogram(
 
 
 def _parse_edge(le: str, name: str) -> float:
+    """The upper edge of a bucket from its label `le`."""
     try:
         edge = float(le)
     except ValueError:
@@ -423,4 +433,5 @@ def _parse_edge(le: str, name: str) -> float:
 
 
 def _without_le(row: Series) -> Labels:
+    """The labels of a bucket's series that tell its instance."""
     return tuple(label for label in row.labels if label[0] != "le")

@@ -1,9 +1,9 @@
 """A fleet whose pools change during a run: workers start, become ready, drain and are gone.
 
-At fixed times a controller sees the fleet's metrics and says how many workers it wants in each pool. A worker
-it asks for is paid from that moment on, and takes requests once it is ready. A worker it gives up drains: it
-takes no more requests, ends those it has, and is gone. Requests that it has not ended by the limit on
-draining are routed anew and computed again. Prefix caches are empty after a start.
+At fixed times a controller sees the fleet's metrics and decides how many workers it wants in each pool. A
+worker that it requests is paid from that moment on, and takes requests once it is ready. A worker that it
+gives up drains: it takes no more requests, ends those it has, and is gone. Requests that it has not ended by
+the limit on draining are routed anew and computed again. Prefix caches are empty after a start.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ Ints = npt.NDArray[np.int64]
 class ElasticPool:
     """How one pool of a fleet may change.
 
-    A worker is ready `start_s` after it is asked for. Of those that start at one time the first `warm` are
-    ready after `warm_start_s`: their nodes hold the image and the weights, and are not paid as workers. A
-    worker is stopped `drain_limit_s` after it is given up, even if it still runs requests. Spot workers are
-    interrupted `interruptions_per_h` times per hour of a worker, and told `notice_s` before.
+    A worker is ready `start_s` after it is requested. Of those that start at one time the first `warm` are
+    ready after `warm_start_s`: their nodes hold the image and the weights already. Such nodes are not paid as
+    workers before. A worker is stopped `drain_limit_s` after it is given up, even if it still runs requests.
+    Spot workers are interrupted `interruptions_per_h` times per hour of a worker, with a notice of
+    `notice_s`.
 
     `first` workers are there at time zero; None stands for the pool's count in the fleet. The controller gets
     `least` to `most` workers. Those that drain count among the `most`: a worker for which there is no room
@@ -72,8 +73,9 @@ class ElasticPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricsReading:
-    """The metrics of engines and router at `time_s`, and over the `interval_s` before it. Arrays (P,) are by
-    pool of the fleet. A rate or mean of nothing is NaN.
+    """The metrics of engines and router at `time_s`, and over the `interval_s` before it.
+
+    Arrays (P,) are by pool of the fleet. A rate or mean of nothing is NaN.
 
     At that time: `ready`, `starting` and `draining` workers; of the ready ones the prompts that wait
     (`waiting`), the requests that hold a seat (`running`) and the mean share of KV blocks in use (`kv_frac`);
@@ -130,9 +132,10 @@ class TimedController(Controller, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One life of a worker: when the controller asked for it, and when it was ready, given up (or told of a
-    spot interruption) and gone. Times after the end of the run are the end of the run. Workers that are there
-    at time zero are asked for and ready at 0.
+    """One life of a worker: when it was requested, ready, given up and gone.
+
+    The notice of a spot interruption counts as giving up. Times after the end of the run are the end of the
+    run. Workers that are there at time zero are requested and ready at 0.
     """
 
     worker: int  # Its number, counted over all pools.
@@ -147,9 +150,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticRun:
-    """What happened to the requests and the workers, and the D decisions of the controller: their times
-    `requested_s` (D,), the `requested_sizes` (D, P), kept within least and most, and the readings of the
-    metrics.
+    """What happened to the requests and the workers, and the D decisions of the controller.
+
+    Decisions are at `requested_s` (D,), for `requested_sizes` (D, P), kept within least and most. `readings`
+    are the metrics at the times when they were read.
     """
 
     simulation: Simulation
@@ -161,8 +165,9 @@ class ElasticRun:
 
 
 class Stock:
-    """GPUs that the pools of one fleet, or of several, share. A worker takes its GPUs when it starts and
-    gives them back when it is gone.
+    """GPUs that the pools of one fleet, or of several, share.
+
+    A worker takes its GPUs when it starts and gives them back when it is gone.
 
     The stock of "h100-80g" counts "h100-80g@spot" and "h100-80g@owned" too, as `master.FleetLimits` says.
     """
@@ -187,23 +192,24 @@ class Stock:
             self.free[name] -= workers * count
 
     def wake(self, now_s: float) -> None:
-        """GPUs were given back: all runs that wait look again, now, whether their workers can start."""
+        """Let all runs that wait for GPUs look again now, as some were given back."""
         woken, self.waiting = self.waiting, []
         for run in woken:
-            run.push(now_s, _LOOKS)
+            run.push(now_s, _LOOKS_FOR_ROOM)
 
 
 # A run whose requests have all arrived ends if none finishes for so long, beyond the time of a start: if they
 # all wait in limbo for a worker, or if workers are busy but never finish one.
 LIMBO_PATIENCE_S = 3600.0
 _BUSY_PATIENCE_S = 86400.0
-_ROOM_LOOK_S = 1.0  # A run that waits for draining workers to make room looks again after so long.
+# A run that waits for draining workers to make room looks again after so long: short against any start.
+_ROOM_LOOK_S = 1.0
 # What each of readings.SUMS, then the prompt and output tokens, are divided by to give means.
 _DIVISORS = [readings.TTFTS, readings.TPOTS, readings.KV_SHARES, readings.FINISHED_HERE, readings.OUTPUTS]
 _OFF, _STARTING, _READY, _DRAINING = range(4)  # Phases of a worker.
 # Kinds of events, in the order in which those of one moment happen: a worker becomes ready, is stopped by the
 # limit on draining, is interrupted; a run looks for room; the metrics are read; the controller decides.
-_BEGINS, _STOPS, _IS_TAKEN, _LOOKS, _READS, _DECIDES = range(6)
+_IS_READY, _IS_STOPPED, _IS_INTERRUPTED, _LOOKS_FOR_ROOM, _READS_METRICS, _DECIDES = range(6)
 
 
 def simulate_elastic(
@@ -220,10 +226,10 @@ def simulate_elastic(
     """Simulate `trace` on `fleet`, whose pools `controller` resizes, to the last token.
 
     `pools` (P,) say how each pool of the fleet may change. Of a pool that shrinks, workers that still start
-    are given up first, the latest asked for first; then ready ones, the latest ready first, and among equals
-    that of the highest number. A Kubernetes ReplicaSet chooses so too, whatever its pods run. A worker that
-    is gone leaves its number to the next one. Spot interruptions are drawn with the fleet's policies.seed,
-    for each life of each number by itself, from the moment the worker is ready.
+    are given up first, the latest requested first; then ready ones, the latest ready first, and among equals
+    the one with the highest number. A Kubernetes ReplicaSet chooses so too, whatever its pods run. A worker
+    that is gone leaves its number to the next one. Spot interruptions are drawn with the fleet's
+    policies.seed, for each life of each number by itself, from the moment the worker is ready.
 
     Requests that find no worker wait in limbo as long as one that is off could hold them. They are left
     unfinished if no request finishes for LIMBO_PATIENCE_S and a start after the last arrival. `limits`,
@@ -253,8 +259,10 @@ def simulate_in_windows(
     limits: Sequence[Limit],
     edges_s: Floats,
 ) -> ElasticRun:
-    """`simulate_elastic` with the limits counted from the first to the last of `edges_s` (V + 1,), and in
-    each window between two of them as well (`counted_in` and `violations_in`). Steps are not recorded.
+    """`simulate_elastic` with limits counted from the first to the last of `edges_s` (V + 1,).
+
+    They are also counted in each window between two edges (`counted_in` and `violations_in`). Steps are not
+    recorded.
     """
     _check_fleet(fleet, trace, pools)
     _check_controller(controller)
@@ -286,7 +294,7 @@ def simulate_together(parts: Sequence[ElasticFleet], stock: Mapping[str, int]) -
 
     All workers together, those that start or drain among them, never have more GPUs than that. If there are
     too few, the pool of a fleet that has the smallest share of the workers it wants goes first, and its
-    others wait. Between fleets the one that asked first goes first.
+    others wait. Between fleets the one that has waited longest goes first.
     """
     shared, runs, sizes = Stock(stock), [], []
     for part in parts:
@@ -306,8 +314,9 @@ def simulate_together(parts: Sequence[ElasticFleet], stock: Mapping[str, int]) -
 
 
 def run_to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop_early: bool = False) -> None:
-    """Advance several runs together, each time the one whose next pause is first, so that GPUs that one gives
-    back are there for the others from that moment on.
+    """Advance several runs together, each time the one whose next pause is first.
+
+    So GPUs that one run gives back are there for the others from that moment on.
     """
     steps = [run.steps(first, stop_early) for run, first in zip(runs, sizes, strict=True)]
     pauses = [(next(step), i) for i, step in enumerate(steps)]
@@ -363,6 +372,7 @@ def _check_fleet(fleet: Fleet, trace: Trace, pools: Sequence[ElasticPool]) -> No
 
 
 def _check_controller(controller: Controller) -> None:
+    """Raise InputError for times between decisions, or a lag, that no controller has."""
     name = type(controller).__name__
     if not controller.every_s > 0:
         raise InputError(f"{name}: every_s is {controller.every_s}, must be > 0")
@@ -372,7 +382,7 @@ def _check_controller(controller: Controller) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A worker's number, which several workers have one after the other, and the life of the present one."""
+    """A worker's number, which one worker has after the other, and the life of the present one."""
 
     number: int
     pool: int
@@ -418,7 +428,7 @@ class _Run:
         self.pushed = self.decisions = 0
         self.now_s = 0.0
         self.done, self.done_s = 0, 0.0  # How many requests are done, and when that number last rose.
-        self.is_looking = False  # Whether an event _LOOKS is under way.
+        self.has_look_planned = False  # Whether an event _LOOKS_FOR_ROOM is under way.
 
     # Events.
 
@@ -433,12 +443,13 @@ class _Run:
         """Add a decision of the controller, and `lag_s` before it the reading that it will see."""
         lag_s = self.controller.lag_s
         if time_s - lag_s > 0.0:
-            self.push(max(time_s - lag_s, self.now_s), _READS)
+            self.push(max(time_s - lag_s, self.now_s), _READS_METRICS)
         self.push(time_s, _DECIDES)
 
     def steps(self, sizes: Sequence[int], stop_early: bool) -> Iterator[float]:
-        """The run from pause to pause; it yields the time of the next one. Raises InputError if the stock has
-        too few GPUs for the workers at time zero.
+        """Simulate from pause to pause; each time, the time of the next pause is yielded.
+
+        Raises InputError if the stock has too few GPUs for the workers at time zero.
         """
         for p, size in enumerate(sizes):
             self.stock.take(self.claims[p], size)
@@ -453,12 +464,12 @@ class _Run:
                 )
         self.wanted = list(sizes)
         self.controller.start(list(sizes))
-        self.push(0.0, _READS)
+        self.push(0.0, _READS_METRICS)
         self.plan_decisions(-math.inf)
         yield self.pause_s()
         while self.advance(stop_early):
             kind = self.events[0][1]
-            while self.events and self.events[0][0] <= self.now_s and self.events[0][1] != _BEGINS:
+            while self.events and self.events[0][0] <= self.now_s and self.events[0][1] != _IS_READY:
                 if self.events[0][1] != kind and self.rows:
                     break  # The kernel first carries out what has happened, so that later events see it.
                 _, kind, _, s, life = heapq.heappop(self.events)
@@ -485,10 +496,11 @@ class _Run:
             self.decisions += 1
 
     def pause_s(self) -> float:
-        """When the next pause will be. Workers that become ready before it need no pause: the kernel carries
-        that out as a disturbance.
+        """When the next pause will be.
+
+        A worker that becomes ready before it needs no pause: the kernel carries that out as a disturbance.
         """
-        while self.events and self.events[0][1] == _BEGINS:
+        while self.events and self.events[0][1] == _IS_READY:
             time_s, _, _, s, life = heapq.heappop(self.events)
             slot = self.slots[s]
             if slot.lives == life and slot.phase == _STARTING:
@@ -522,24 +534,25 @@ class _Run:
     def carry_out(self, kind: int, s: int, life: int) -> None:
         """Carry out an event; one about a worker that is gone changes nothing."""
         slot, now_s = self.slots[s], self.now_s
-        if kind == _READS:
+        if kind == _READS_METRICS:
             self.read()
         elif kind == _DECIDES:
             self.decide()
-        elif kind == _LOOKS:
-            self.is_looking = False
+        elif kind == _LOOKS_FOR_ROOM:
+            self.has_look_planned = False
             self.resize()
         elif slot.lives == life and slot.phase != _OFF:
-            if kind == _STOPS:
+            if kind == _IS_STOPPED:
                 self.end(slot, now_s, was_stopped=True)
-            elif kind == _IS_TAKEN:
+            elif kind == _IS_INTERRUPTED:
                 slot.was_taken = True
                 notice_s = self.pools[slot.pool].notice_s
                 self.drain(slot, min(notice_s, self.pools[slot.pool].drain_limit_s))
 
     def is_stuck(self) -> bool:
-        """Whether all requests have arrived and none has finished for very long: all wait in limbo, or
-        workers are given up before they have computed anything.
+        """Whether all requests have arrived and none has finished for very long.
+
+        Then all wait in limbo, or workers are given up before they have computed anything.
         """
         counters = self.state.counters
         if counters[layout.ENTERED] < len(self.state.requests) or counters[layout.DONE] > self.done:
@@ -555,20 +568,20 @@ class _Run:
         per_h = self.pools[slot.pool].interruptions_per_h
         if per_h > 0:
             rng = np.random.default_rng((self.seed, slot.number, slot.lives))
-            self.push(slot.ready_s + float(rng.exponential(3600.0 / per_h)), _IS_TAKEN, slot.number)
+            self.push(slot.ready_s + float(rng.exponential(3600.0 / per_h)), _IS_INTERRUPTED, slot.number)
 
     def begin(self, slot: _Slot) -> None:
         """Start a worker, warm while fewer than `warm` of its pool start so."""
         pool = self.pools[slot.pool]
-        warm = sum(other.is_warm for other in self.of_pool[slot.pool] if other.phase == _STARTING)
+        warm_starts = sum(other.is_warm for other in self.of_pool[slot.pool] if other.phase == _STARTING)
         self.stock.take(self.claims[slot.pool])
-        slot.phase, slot.is_warm = _STARTING, warm < pool.warm
+        slot.phase, slot.is_warm = _STARTING, warm_starts < pool.warm
         slot.requested_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
         slot.ready_s = self.now_s + (pool.warm_start_s if slot.is_warm else pool.start_s)
-        self.push(slot.ready_s, _BEGINS, slot.number)
+        self.push(slot.ready_s, _IS_READY, slot.number)
 
     def give_up(self, slot: _Slot) -> None:
-        """The controller wants this worker no more: one that starts is gone, one that is ready drains."""
+        """Give up a worker for the controller: one that starts is gone, one that is ready drains."""
         if slot.phase == _STARTING:
             slot.given_up_s = slot.ready_s = self.now_s
             self.close(slot, self.now_s)
@@ -576,7 +589,7 @@ class _Run:
             self.drain(slot, self.pools[slot.pool].drain_limit_s)
 
     def drain(self, slot: _Slot, limit_s: float) -> None:
-        """The worker takes no more requests, and is stopped after `limit_s` if it is not empty by then."""
+        """Let a worker take no more requests; it is stopped after `limit_s` if it is not empty by then."""
         if slot.phase == _READY:
             slot.phase, slot.given_up_s = _DRAINING, self.now_s
             self.stock.draining.append(self)
@@ -585,7 +598,7 @@ class _Run:
         if self.is_empty(slot):
             self.end(slot, self.now_s)
         else:
-            self.push(self.now_s + limit_s, _STOPS, slot.number)
+            self.push(self.now_s + limit_s, _IS_STOPPED, slot.number)
 
     def is_empty(self, slot: _Slot) -> bool:
         """Whether no rank of the worker has a request or KV blocks."""
@@ -600,12 +613,12 @@ class _Run:
                 self.end(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
 
     def end(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
-        """The worker is gone; if it `was_stopped`, the kernel routes its requests anew."""
+        """Remove a worker; if it `was_stopped`, the kernel routes its requests anew."""
         self.rows.append((self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first))
         self.close(slot, gone_s, was_stopped)
 
     def close(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
-        """The worker's life is over: note it, give its GPUs back, and free its number."""
+        """Note the life of a worker, which is over, give its GPUs back and free its number."""
         self.spans.append(self.span(slot, slot.given_up_s, gone_s, was_stopped))
         if slot.phase == _DRAINING:
             self.stock.draining.remove(self)
@@ -688,9 +701,7 @@ class _Run:
         self.plan_decisions(self.now_s)
 
     def resize(self) -> None:
-        """Start workers, or give them up, until each pool has as many as are wanted, or numbers or GPUs
-        run out.
-        """
+        """Start workers or give them up until each pool has as many as wanted, or numbers or GPUs run out."""
         alive = []
         for slots, wanted in zip(self.of_pool, self.wanted, strict=True):
             present = [slot for slot in slots if slot.phase in (_STARTING, _READY)]
@@ -725,9 +736,9 @@ class _Run:
 
     def look_for_room(self, time_s: float) -> None:
         """Pause at `time_s` to resize again, if no such pause is planned yet."""
-        if not self.is_looking:
-            self.is_looking = True
-            self.push(time_s, _LOOKS)
+        if not self.has_look_planned:
+            self.has_look_planned = True
+            self.push(time_s, _LOOKS_FOR_ROOM)
 
     def result(self, simulation: Simulation) -> ElasticRun:
         """What happened, with the lives of workers that are still there at the end."""

@@ -6,7 +6,7 @@
                data of a season, the last bucket and its drift from the one before
     season_share  arrivals in the last three buckets, divided by those one season earlier; 1/3 to 3
     rate       the rate [requests/s] that a pool must carry, by controller (below)
-    asked      the workers that carry the rate
+    asked      the workers that the controller wants now: those that carry the rate
     workers    the highest `asked` during `hold_s`
 
     fleetplan  By rate: the highest of arrivals, bucket and expected up to `ahead_s` from now, times
@@ -45,7 +45,7 @@ ARRIVALS, BUCKET, PRESENT, SHARE = (
 EXPECTED, RATE, ASKED, HELD, WORKERS = (
     f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "held", "workers")
 )
-# Of an Autoscaler without these parameters; that of a plan has them all.
+# Values for an Autoscaler without these parameters. Those of a plan have them all.
 BUCKET_S, AHEAD_S, LEARN = 300, 300, 5
 HOLD_S = {"fleetplan": 600, "forecast": 300, "aladdin": 0}
 MOST_SEASON_S = 28 * DAY_S
@@ -62,7 +62,7 @@ HPA_RULES: dict[str, float] = {
 def write_recording_rules(
     targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str
 ) -> WrittenManifests:
-    """The rules, and ScaledObjects that follow them."""
+    """The files with the rules, what scrapes their metrics, and ScaledObjects that follow them."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     followed = keda_object.with_defaults(Autoscaler(autoscaler.controller, {}, autoscaler.pools), HPA_RULES)
     objects = [
@@ -197,6 +197,7 @@ def _larger_of_two_expr(one: str, other: str) -> str:
 
 
 def _bucket_s(autoscaler: Autoscaler) -> int:
+    """The length of the buckets of arrivals [s]; each must hold a decision of the controller."""
     bucket_s = autoscaler.read_seconds("bucket_s", BUCKET_S, least=10, most=7200)
     if bucket_s < (every_s := autoscaler.read_number("every_s", EVERY_S)):
         raise InputError(
@@ -206,12 +207,14 @@ def _bucket_s(autoscaler: Autoscaler) -> int:
 
 
 def _season_s(autoscaler: Autoscaler) -> int:
+    """The period of the traffic [s]."""
     return autoscaler.read_seconds("season_s", DAY_S, least=600, most=MOST_SEASON_S)
 
 
 def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: int = 0) -> str:
-    """The rate expected `ahead_s` from now, or the highest expected in the `over_s` before that. PromQL's
-    `or` takes the first of three that has a value: season, drift, last bucket.
+    """The rate expected `ahead_s` from now, or the highest expected in the `over_s` before that, as PromQL.
+
+    PromQL's `or` takes the first of three that has a value: season, drift, last bucket.
     """
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
     back_s = season_s - ahead_s - bucket_s // 2  # A bucket's mean is recorded half a bucket late.
@@ -221,8 +224,8 @@ def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: 
             f"a season of {season_s} s"
         )
     bucket = llm_series(BUCKET, app)
-    seen = f"max_over_time({bucket}[{over_s}s] offset {back_s}s)"
-    season = f"sum({seen})" if over_s else f"sum({bucket} offset {back_s}s)"
+    highest_then = f"max_over_time({bucket}[{over_s}s] offset {back_s}s)"
+    season = f"sum({highest_then})" if over_s else f"sum({bucket} offset {back_s}s)"
     drift = f"(sum({bucket}) - sum({bucket} offset {bucket_s}s)) * {ahead_s / bucket_s:.12g}"
     return (
         f"{season} * sum({llm_series(SHARE, app)}) or clamp_min(sum({bucket}) + {drift}, 0) or sum({bucket})"
@@ -230,7 +233,7 @@ def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: 
 
 
 def _expected_now(autoscaler: Autoscaler, app: str) -> str:
-    """The rate that the season says of now, or the last bucket's, as PromQL."""
+    """The rate that the season predicts for now, or that of the last bucket, as PromQL."""
     back_s = _season_s(autoscaler) - _bucket_s(autoscaler) // 2
     bucket = llm_series(BUCKET, app)
     return f"sum({bucket} offset {back_s}s) * sum({llm_series(SHARE, app)}) or sum({bucket})"
