@@ -28,7 +28,7 @@ def _is_before(state, a, b):
 
 @kernel_jit
 def set_time(state, entity, time_s):
-    """The entity's next event is at `time_s`; np.inf for none. Its sequence stays."""
+    """Set the time of the entity's next event; np.inf for none. Its sequence stays."""
     heap, heap_index = state.heap, state.heap_index
     state.due_s[entity] = time_s
     i, pending = heap_index[entity], state.counters[PENDING]
@@ -66,8 +66,9 @@ def set_time(state, entity, time_s):
 
 @kernel_jit
 def schedule(state, entity, time_s):
-    """The entity's next event is at `time_s`, np.inf for none. It comes after all events of that time which
-    were scheduled before it.
+    """Schedule the entity's next event at `time_s`; np.inf for none.
+
+    It comes after all events of that time that were scheduled before it.
     """
     state.sequence[entity] = state.counters[SCHEDULED]
     state.counters[SCHEDULED] += 1
@@ -82,8 +83,9 @@ def next_time_s(state):
 
 @small_jit
 def is_alone(state, time_s):
-    """Whether the first event, which is at `time_s`, is the only one at that time. The second one of the heap
-    is in place 1 or 2.
+    """Whether the first event, which is at `time_s`, is the only one at that time.
+
+    The second event of the heap is in place 1 or 2.
     """
     pending = state.counters[PENDING]
     return (pending < 2 or state.due_s[state.heap[1]] > time_s) and (
@@ -93,8 +95,9 @@ def is_alone(state, time_s):
 
 @kernel_jit
 def next_arrival(state):
-    """The request whose arrival comes next, before all events of the heap or at the time of the first; NONE
-    where an event comes before. The request then counts as entered.
+    """The request whose arrival comes next, before all events of the heap or at the time of the first.
+
+    It counts as entered from now on. NONE where an event comes before the next arrival.
     """
     r = state.counters[ENTERED]
     if r < state.counters[RELEASED] and state.requests[r].arrival_s <= next_time_s(state):

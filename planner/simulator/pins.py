@@ -17,8 +17,10 @@ from planner.traffic.trace import Trace
 
 
 def pin_prefixes(state: State, fleet: Fleet, trace: Trace) -> None:
-    """Put the fleet's pinned prefixes into fresh caches. Of each prefix only the blocks that some prompt of
-    the trace begins with are put there: no others can hit.
+    """Put the fleet's pinned prefixes into fresh caches.
+
+    Of each prefix only the blocks with which some prompt of the trace begins are put there: no others can
+    hit.
 
     Raises InputError for workers that do not exist or keep no prefixes, and where the longest request has no
     room beside the pinned prefixes.
@@ -73,7 +75,7 @@ def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
     return nodes_of_prefixes
 
 
-def _entry(sources):
+def _compiled_pin_nodes(sources):
     """The function that Python calls, compiled for this state of the sources (`numba_compile.SOURCES`)."""
 
     @entry_jit
@@ -86,5 +88,5 @@ def _entry(sources):
     return pin_nodes
 
 
-pin_nodes = _entry(SOURCES)
+pin_nodes = _compiled_pin_nodes(SOURCES)
 pin_nodes.__doc__ = "Worker w holds these nodes, a path from the root, from now on."

@@ -17,8 +17,10 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_predict
 
 @kernel_jit
 def _mean_longer(table, input_tokens, generated):
-    """`OutputTable.expected_tokens` in whole tokens: the mean output beyond `generated` tokens, of prompts of
-    about this length, or of any prompts if none of those was longer.
+    """The mean of the outputs longer than `generated` tokens, in whole tokens
+    (`OutputTable.expected_tokens`).
+
+    It is over prompts of about this length, or over all prompts if none of those had a longer output.
     """
     # Binary search for the bucket of this prompt length.
     first, last = ZERO, len(table.edges)
@@ -55,7 +57,7 @@ def predicted_at_first(state, r):
 
 
 @where_predicted(lambda state, r, generated: max(state.requests[r].predicted_later_tokens, generated + 1))
-def _predicted_again(state, r, generated):
+def _new_prediction(state, r, generated):
     """A prediction above `generated` tokens: the mean of longer outputs, renewed while it is too short."""
     request = state.requests[r]
     later = request.predicted_tokens
@@ -66,9 +68,11 @@ def _predicted_again(state, r, generated):
 
 @kernel_jit
 def renew_prediction(state, w, r, generated):
-    """Request r on worker w is longer than predicted: give it a new one, and add to the worker's errors."""
+    """Give request r on worker w, which is longer than predicted, a new prediction; add to the worker's
+    errors.
+    """
     worker, request = state.workers[w], state.requests[r]
-    later = _predicted_again(state, r, generated)
+    later = _new_prediction(state, r, generated)
     worker.future_tokens += state.policy[GAMMA] * (later - request.predicted_tokens)
     worker.error_tokens += later
     worker.error_sequences += 1.0
@@ -77,8 +81,10 @@ def renew_prediction(state, w, r, generated):
 
 @where_predicted(lambda state, w, r, generated: None)
 def outlive_if_longer(state, w, r, generated):
-    """`renew_prediction`, if request r has as many tokens as predicted. Compiled only where outputs are
-    predicted from those of other requests.
+    """Renew the prediction of request r if it has as many tokens as predicted.
+
+    Only outputs that are predicted from those of other requests can be longer, so elsewhere this is not
+    compiled.
     """
     if generated >= state.requests[r].predicted_tokens:
         renew_prediction(state, w, r, generated)
@@ -86,7 +92,10 @@ def outlive_if_longer(state, w, r, generated):
 
 @small_jit
 def note_end(state, w, r, tokens):
-    """Request r leaves worker w with `tokens` tokens of output; 0, no error, if it will come back."""
+    """Count the error of the prediction for request r, which leaves worker w with `tokens` tokens of output.
+
+    `tokens` is 0 if the request will come back; then there is no error.
+    """
     worker, request = state.workers[w], state.requests[r]
     if 0 < tokens < request.predicted_tokens:
         worker.error_tokens += tokens - request.predicted_tokens
@@ -95,7 +104,7 @@ def note_end(state, w, r, tokens):
 
 @small_jit
 def forget_errors(worker):
-    """The worker's errors begin anew."""
+    """Set the worker's errors to zero."""
     worker.error_tokens, worker.error_sequences = 0.0, 0.0
 
 

@@ -2,7 +2,7 @@
 
 Gauges are counted at that moment: prompts that wait, requests with a seat, KV blocks in use. All else counts
 what has happened since the reading before. For that the requests under way are looked at again at each
-reading, and marks (CAME, BEGAN, HANDED) say what of each was counted already.
+reading, and marks (HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF) say what of each was counted already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNTS, SUMS = 10, 3
 # Indices: how many requests are under way, and how many arrived up to the last reading.
 OPEN, SEEN = range(2)
 # Bits of a request's mark: its arrival at the first worker, its first token, its hand-off have been counted.
-CAME, BEGAN, HANDED = 1, 2, 4
+HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF = 1, 2, 4
 
 
 @kernel_jit
@@ -57,19 +57,22 @@ def _count_gauges(records, pool_of, results, time_s):
 
 
 @kernel_jit
-def _see(request, mark, pools, results):
-    """Count what has happened to a request since the reading before; returns its mark from now on."""
+def _count_request(request, mark, pools, results):
+    """Count what has happened to a request since the reading before; returns its marks from now on.
+
+    A mark is a bit that says what was counted already.
+    """
     pool_of, is_prefill = pools
     counts, sums = results
     w, v = request.prefill_worker, request.decode_worker
-    if w != NONE and mark & CAME == 0:
-        mark |= CAME
+    if w != NONE and mark & HAS_ARRIVED == 0:
+        mark |= HAS_ARRIVED
         counts[pool_of[w], ARRIVED] += 1
-    if v != NONE and mark & HANDED == 0:  # Its decode worker.
-        mark |= HANDED
+    if v != NONE and mark & IS_HANDED_OFF == 0:  # Its decode worker.
+        mark |= IS_HANDED_OFF
         counts[pool_of[v], ARRIVED] += 1
-    if mark & BEGAN == 0 and not np.isnan(request.first_token_s):
-        mark |= BEGAN
+    if mark & HAS_FIRST_TOKEN == 0 and not np.isnan(request.first_token_s):
+        mark |= HAS_FIRST_TOKEN
         p = pool_of[w]
         counts[p, TTFTS] += 1
         sums[p, TTFT_SUM] += request.first_token_s - request.arrival_s
@@ -110,7 +113,7 @@ def _heap_size(requests, root, scratch):
     return number
 
 
-def _entry(sources):
+def _compiled_read(sources):
     """The function that Python calls, compiled for this state of the sources (`numba_compile.SOURCES`)."""
 
     @entry_jit
@@ -134,7 +137,7 @@ def _entry(sources):
             last += 1
         for i in range(last):
             r = under_way[i]
-            marks[r] = _see(requests[r], marks[r], pools, results)
+            marks[r] = _count_request(requests[r], marks[r], pools, results)
             if requests[r].status == UNFINISHED:
                 under_way[still_under_way] = r
                 still_under_way += 1
@@ -144,7 +147,7 @@ def _entry(sources):
     return read
 
 
-_read = _entry(SOURCES)
+_read = _compiled_read(SOURCES)
 
 
 class Counting:

@@ -42,8 +42,9 @@ Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends of disjoint spans of 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """The least share of a tenant over its `windows`, and the window that has it; NaN and None without
-    windows.
+    """The least share of a tenant over its `windows`, and the window that has it.
+
+    They are NaN and None without windows.
     """
 
     tenant: str
@@ -65,7 +66,7 @@ class GuaranteeLine:
     @property
     def holds(self) -> bool:
         """Whether the least share is large enough; also where no tenant waited for a whole window."""
-        # Written so that NaN holds; less than rounding is no miss.
+        # `not <` in place of `>=`, so that NaN holds; and a miss within rounding is none.
         return not self.least.share_frac < self.guarantee.share_frac * (1 - 1e-9)
 
 
@@ -95,7 +96,7 @@ def tenant_shares(
         own, worst, windows = all_tenants[u], (math.nan, (0.0, 0.0)), 0
         for edges_s in _windows(own.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
             served, of_all = np.diff(own.until(edges_s)), np.diff(together.until(edges_s))
-            active = np.array([_meets(each.present, edges_s) for each in all_tenants])  # (U, windows)
+            active = np.array([_meets_windows(each.present, edges_s) for each in all_tenants])  # (U, windows)
             # The tenant's own weight counts, active or not.
             fair = weights[u] * of_all / np.maximum(weights @ active, weights[u])
             owed = np.minimum(fair, served + own.waiting_at(edges_s[1:]))
@@ -111,8 +112,9 @@ def tenant_shares(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ServiceOf:
-    """The service W of some requests over time, and the spans in which some of them wait (`waiting`), or wait
-    or run (`present`). Service is the sum of a piecewise linear curve and of jumps.
+    """The service W of some requests over time, as the sum of a piecewise linear curve and of jumps.
+
+    `waiting` are the spans in which some of them wait, `present` those in which some wait or run.
     """
 
     waiting: Spans
@@ -128,6 +130,7 @@ class _ServiceOf:
 
     @classmethod
     def requests(cls, simulation: Simulation, own: npt.NDArray[np.bool_]) -> _ServiceOf:
+        """The service of the requests in the mask `own` (n,), but for rejected ones."""
         own = own & (simulation.status != REJECTED)
         of_prompt, of_output = simulation.token_weights
         arrival_s = simulation.arrival_s[own]
@@ -209,14 +212,14 @@ def _windows(spans: Spans, within_s: tuple[float, float], window_s: float) -> li
     """The edges of the windows in each span, clipped to `within_s`: equal parts of at least `window_s`."""
     edges = []
     for start_s, end_s in np.clip(spans, *within_s).tolist():
-        # Rounding must not lose a window.
+        # A factor above 1, so that rounding does not lose a window.
         parts = math.floor((end_s - start_s) / window_s * (1 + 1e-12))
         if parts:
             edges.append(np.linspace(start_s, end_s, parts + 1))
     return edges
 
 
-def _meets(spans: Spans, edges_s: Floats) -> npt.NDArray[np.bool_]:
+def _meets_windows(spans: Spans, edges_s: Floats) -> npt.NDArray[np.bool_]:
     """Whether any of the spans has a part in each window between the edges."""
     first = np.searchsorted(spans[:, 1], edges_s[:-1], "right")  # The first span that ends after the start.
     starts_s = np.append(spans[:, 0], np.inf)[first]  # inf: no span after the window's start.

@@ -1,5 +1,6 @@
-"""Judge a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test. The search
-calls `judge`, and reports show its `Verdict`. What each metric is of a request: planner/slo_metrics.py.
+"""Judges a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test.
+
+The search calls `judge`, and reports show its `Verdict`. planner/slo_metrics.py says what each metric is.
 
 A step of an engine gives a token to each of its sequences, and a gap is the time between two tokens of one
 request. A run (`layout.RUN`) is a series of steps with the same sequences, of which step j takes `first_s` +
@@ -30,8 +31,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class InWindow:
-    """What a limit comes to in the window from `start_s` to `end_s`. `value_s` is its percentile, NaN for the
-    attainment, which has none. `kept_frac` is the share of its values within the limit.
+    """What a limit comes to in the window from `start_s` to `end_s`.
+
+    `value_s` is its percentile, NaN for the attainment, which has none. `kept_frac` is the share of its
+    values within the limit.
     """
 
     start_s: float
@@ -156,8 +159,9 @@ def _values_s(simulation: Simulation, metric: Metric) -> Floats:
 
 
 def request_values_s(simulation: Simulation, metric: Metric, limit: Limit | None = None) -> Floats:
-    """The measured requests' values of a metric; infinite where a request never got that far. With `limit`
-    those of its class.
+    """The measured requests' values of a metric; infinite where a request never got that far.
+
+    With `limit` only requests of its class count.
     """
     values_s = _values_s(simulation, metric)
     mask = _measured_with_value(simulation, metric, limit)
@@ -180,10 +184,9 @@ def _measured_with_value(
 
 
 def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[np.void]:
-    """The recorded runs that gave tokens, to a class if one is given, cut to the steps that ended inside the
-    measured window.
+    """The recorded runs that gave tokens, cut to the steps that ended inside the measured window.
 
-    Needs a simulation with `record=True`.
+    With `of_class` they are those that gave tokens to the class. The simulation needs `record=True`.
     """
     runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
     start_s, end_s = simulation.window_s
@@ -278,8 +281,9 @@ def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
 def value_s(
     simulation: Simulation, metric: Metric, percentile_frac: float, limit: Limit | None = None
 ) -> float:
-    """A percentile of a metric over the measured requests, or over the gaps between tokens; with `limit` over
-    those of its class.
+    """A percentile of a metric over the measured requests, or over the gaps between tokens.
+
+    With `limit` only those of its class count.
     """
     if METRICS[metric].is_of_gaps:
         if simulation.gaps is not None:

@@ -68,10 +68,11 @@ def blocks_of(tokens):
 
 @kernel_jit
 def blocks_for(lane, steps):
-    """KV blocks that the running decodes will take in their next `steps` steps. With speculative decoding
-    (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1. A decode takes a block in a step
-    before which its tokens, `context_offset` + step, fill whole blocks. `residue[k]` counts the decodes whose
-    `context_offset` is k modulo BLOCK.
+    """KV blocks that the running decodes will take in their next `steps` steps.
+
+    A decode takes a block in a step before which its tokens, `context_offset` + step, fill whole blocks;
+    `residue[k]` counts the decodes whose `context_offset` is k modulo BLOCK. With speculative decoding
+    (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1.
     """
     if lane.width > 1:
         return lane.coming_blocks if steps > 0 else ZERO
@@ -83,8 +84,9 @@ def blocks_for(lane, steps):
 
 @kernel_jit
 def steps_with_blocks(lane, free):
-    """How many steps the running decodes can take with `free` blocks before one of them finds none. In BLOCK
-    steps each takes one block, so whole rounds of BLOCK steps are counted first.
+    """How many steps the running decodes can take with `free` blocks before one of them finds none.
+
+    In BLOCK steps each takes one block, so whole rounds of BLOCK steps are counted first.
     """
     steps = (free // lane.decodes) * BLOCK
     rest = free % lane.decodes
@@ -97,8 +99,10 @@ def steps_with_blocks(lane, free):
 
 @kernel_jit
 def _add_load_alone(state, w, pending_tokens, requests, kv_tokens):
-    """`add_load` for a worker with one rank. Routers look for the lowest score among groups of GROUP workers:
-    `lowest` bounds the scores of a group from below, and the router renews it when a score has risen.
+    """`add_load` for a worker with one rank.
+
+    Routers look for the lowest score among groups of GROUP workers: `lowest` bounds the scores of a group
+    from below, and the router renews it when a score has risen.
     """
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
@@ -117,8 +121,11 @@ def _add_load_alone(state, w, pending_tokens, requests, kv_tokens):
 
 @where_ranked(_add_load_alone)
 def add_load(state, w, pending_tokens, requests, kv_tokens):
-    """Add to the load of rank w that the router sees. The router scores a worker with several ranks by the
-    sum of their loads; that sum stands in the `score` of its first rank.
+    """Add to the load of rank w that the router sees: pending prompt tokens, requests, and their prompt
+    tokens.
+
+    The router scores a worker with several ranks by the sum of their loads; that sum stands in the `score` of
+    its first rank.
     """
     ranks = state.dp_ranks[w]
     if ranks.count == 1:
@@ -145,8 +152,10 @@ def add_load(state, w, pending_tokens, requests, kv_tokens):
 
 @kernel_jit
 def see_computed(state, w, r, tokens):
-    """Rank w has computed `tokens` tokens of request r's prompt. A router that goes by pending tokens
-    (LOWEST_BY_LOT, planner/policies.py) learns of them only with the prompt's first token: `see_token`.
+    """Let the router know that rank w has computed `tokens` tokens of the prompt of request r.
+
+    A router that goes by pending tokens (LOWEST_BY_LOT, planner/policies.py) learns of them only with the
+    first token (`see_token`).
     """
     # `counters[ROUTING + FRONT]` holds the routing policy of prefills.
     if state.counters[ROUTING + FRONT] == LOWEST_BY_LOT and state.requests[r].prefill_worker == w:
@@ -157,7 +166,7 @@ def see_computed(state, w, r, tokens):
 
 @kernel_jit
 def see_token(state, r):
-    """The router sees a token of request r: the tokens of its prompt are not pending any more."""
+    """Let the router see a token of request r: the tokens of its prompt are not pending any more."""
     request = state.requests[r]
     if request.unseen_tokens > 0:
         add_load(state, request.prefill_worker, -float(request.unseen_tokens), 0.0, 0.0)
@@ -166,7 +175,7 @@ def see_token(state, r):
 
 @kernel_jit
 def assign_request(state, w, r, sign):
-    """Request r is assigned to worker w (sign 1.0), or no longer (-1.0)."""
+    """Assign request r to worker w (sign 1.0), or take the assignment back (-1.0)."""
     request = state.requests[r]
     add_load(state, w, 0.0, sign, sign * request.input_tokens)
     # Routing heavy-light counts requests with long outputs; best-fit weighs predicted outputs by gamma.
@@ -178,7 +187,7 @@ def assign_request(state, w, r, sign):
 
 @kernel_jit
 def assign_none(state, w):
-    """No request is assigned to worker w any more; its load and prediction errors are reset to 0."""
+    """Take back all assignments to worker w; its load and prediction errors are reset to 0."""
     worker = state.workers[w]
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.heavy = 0
@@ -188,7 +197,7 @@ def assign_none(state, w):
 
 @kernel_jit
 def finish_request(state, w, r, time_s):
-    """Request r is complete on worker w. The caller frees its seat and blocks."""
+    """Finish request r on worker w, and count its E2E and TPOT. The caller frees its seat and blocks."""
     request = state.requests[r]
     request.finish_s = time_s
     request.status = FINISHED
@@ -208,9 +217,10 @@ def finish_request(state, w, r, time_s):
 
 @kernel_jit
 def _free_children(state, r, time_s):
-    """Request r has finished: requests that waited for it alone now get their arrival time, and join the
-    queue of such arrivals, which begins at `counters[FREED]`. The children of r are a slice of
-    `state.children`.
+    """Let requests arrive that waited for request r, which has finished, and for no other one.
+
+    They get their arrival time and join the heap of such arrivals, whose root is `counters[FREED]`. The
+    children of r are a slice of `state.children`.
     """
     for i in range(state.after[r].child, state.after[r + 1].child):
         child = state.children[i]
@@ -243,7 +253,7 @@ def reject_request(state, r):
 
 @kernel_jit
 def _reject_one(state, r):
-    """Request r is done, and violates every limit that counts it."""
+    """Reject request r alone: it is done, and violates every limit that counts it."""
     request = state.requests[r]
     request.status = REJECTED
     state.counters[DONE] += 1
@@ -257,8 +267,9 @@ def _reject_one(state, r):
 
 @small_jit
 def cached_on_arrival(request):
-    """Tokens of a request that was handed over that count as cached: all, or all but the prompt's last one,
-    which makes the first token.
+    """Tokens that count as cached of a request that was handed over.
+
+    They are all, or all but the prompt's last one where that is to make the first token.
     """
     return request.length_tokens - (request.generated_tokens == 0)
 
@@ -272,8 +283,10 @@ def request_blocks(state, w, tokens):
 
 @small_jit
 def extra_blocks(kind, blocks):
-    """KV blocks that a sequence takes from its first token on besides those of its tokens, for recurrent
-    states and attention windows (planner/models/kv_layout.py); at its end its tokens fill `blocks`.
+    """KV blocks that a sequence takes from its first token on besides those of its tokens.
+
+    They are for recurrent states and attention windows (planner/models/kv_layout.py). At its end the tokens
+    of the sequence fill `blocks`.
     """
     if kind.window_ratio == 0.0:
         return kind.constant_blocks
@@ -291,9 +304,10 @@ def seat_blocks(state, w, r):
 
 @small_jit
 def blocks_checked(kind, lane, request, c):
-    """KV blocks that a decode with c tokens in the cache needs for its next step: those of its tokens, of the
-    drafted tokens that the step checks (`width`), and of tokens reserved ahead. They are no more than the
-    worker has, since otherwise a sequence that just fits could never run.
+    """KV blocks that a decode with c tokens in the cache needs for its next step.
+
+    They are those of its tokens, of the drafted tokens that the step checks (`width`), and of tokens reserved
+    ahead; but no more than the worker has, since otherwise a sequence that just fits could never run.
     """
     available = kind.kv_blocks - extra_blocks(kind, blocks_of(request.input_tokens + request.output_tokens))
     return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), available), blocks_of(c))
@@ -310,8 +324,9 @@ def blocks_to_begin(state, w, r):
 
 @kernel_jit
 def release_blocks(state, w, r, tokens, cached_tokens):
-    """Free the blocks of `tokens` tokens of request r, which is in no slot, on worker w. With a prefix cache
-    the first `cached_tokens` of them stay there for other requests.
+    """Free the blocks of `tokens` tokens of request r, which is in no slot, on worker w.
+
+    With a prefix cache the first `cached_tokens` of them stay there for other requests.
     """
     state.workers[w].used_blocks -= request_blocks(state, w, tokens) + seat_blocks(state, w, r)
     release_prefix(state, w, r, cached_tokens)
@@ -328,8 +343,9 @@ def depart_now(state, w, r):
 
 @kernel_jit
 def depart_late(state, w):
-    """Free seats and blocks of requests whose last token came with the step before: vLLM forms the next step
-    before it sees that they have ended.
+    """Free seats and blocks of requests whose last token came with the step before.
+
+    vLLM forms the next step before it sees that they have ended.
     """
     worker = state.workers[w]
     while worker.head[LEAVING] != NONE:
@@ -344,7 +360,7 @@ def _due_s(state, r):
 
 @kernel_jit
 def enqueue_request(state, w, r):
-    """Request r waits for its prefill on worker w, in the order of the queue policy."""
+    """Let request r wait for its prefill on worker w, in the order of the queue policy."""
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     worker.waiting += 1
@@ -362,7 +378,7 @@ def enqueue_request(state, w, r):
         if kind.queue_order == LJF:
             tokens = LONGEST - tokens
         elif kind.queue_order != SJF:
-            # By prompt and predicted rest of the answer.
+            # SRPT goes by the prompt and the predicted rest of the answer.
             tokens += request.predicted_tokens - request.generated_tokens
         if kind.queue_batch > 0:  # Requests are sorted inside scheduling batches, which are served in turn.
             # Batches fill in order of arrival: a new one begins when the last is being served, or is full.
@@ -381,7 +397,7 @@ def enqueue_request(state, w, r):
 
 @kernel_jit
 def enqueue_first(state, w, r):
-    """Request r was preempted: it waits before all others, and before those preempted earlier."""
+    """Let request r, which was preempted, wait before all others, also those preempted earlier."""
     worker = state.workers[w]
     worker.preemptions += 1
     worker.waiting += 1
@@ -397,7 +413,7 @@ def enqueue_first(state, w, r):
 
 @small_jit
 def clear_chunks(lane):
-    """Begin to form a step: it has no chunks of prompts yet."""
+    """Reset the chunks of prompts of the step that is about to be formed."""
     lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares = 0, 0, 0.0, 0.0
     lane.cached, lane.cached_64 = 0.0, 0.0
 
@@ -405,8 +421,10 @@ def clear_chunks(lane):
 @small_jit
 def add_chunk(lane, cached, tokens):
     """Add a chunk of `tokens` tokens, which come after `cached` ones of their prompt, to the step being
-    formed. Step times need the sums: pairs of tokens that attend, squares of chunks, cached tokens, and these
-    in 64s.
+    formed.
+
+    Step times need these sums: pairs of tokens that attend, squares of chunks, cached tokens, and these in
+    64s.
     """
     lane.prefills += 1
     lane.prefill_tokens += tokens
@@ -418,7 +436,7 @@ def add_chunk(lane, cached, tokens):
 
 @kernel_jit
 def join_lane(state, l, r):
-    """Request r becomes a running decode of lane l, with `length_tokens` of it in the KV cache.
+    """Make request r a running decode of lane l, with `length_tokens` of it in the KV cache.
 
     The slots are in two groups: first those whose last token came at `lane.last_token_s`, so that their next
     gap is the same, then the late ones, which came from elsewhere and whose first gap differs.
@@ -495,9 +513,11 @@ def refresh_next_finish_step(state, l):
 
 
 @kernel_jit
-def _send_back(state, w, r, tokens, cached, recomputed):
-    """Preempt request r, which is in no slot: free its seat and the blocks of `tokens` tokens, of which the
-    first `cached` stay in a prefix cache; it waits before all others to compute `recomputed` tokens again.
+def _preempt(state, w, r, tokens, cached, recomputed):
+    """Preempt request r, which is in no slot: free its seat and the blocks of `tokens` tokens.
+
+    The first `cached` of them stay in a prefix cache. It waits before all others, to compute `recomputed`
+    tokens again.
     """
     worker, request = state.workers[w], state.requests[r]
     request.preemptions += 1
@@ -517,8 +537,10 @@ def _send_back(state, w, r, tokens, cached, recomputed):
 
 @kernel_jit
 def cached_tokens(state, l, slot):
-    """Tokens of a running decode whose full blocks are in the prefix cache. An asynchronous engine has not
-    cached the token of the step under way, unless the request's prompt ended in that step.
+    """Tokens of a running decode whose full blocks are in the prefix cache.
+
+    An asynchronous engine has not cached the token of the step under way, unless the request's prompt ended
+    in that step.
     """
     c = state.slots[l, slot].context_offset + state.lanes[l].decode_step
     # A row has its length as of when it joined the lane; equal means that its prompt ended in this step.
@@ -536,7 +558,7 @@ def preempt_decode(state, l, slot):
     request = state.requests[r]
     tokens = np.int64(request.length_tokens)
     request.length_tokens = tokens + 1  # Its latest token has no KV yet, and is now part of the prompt.
-    _send_back(state, state.lanes[l].worker, r, tokens, cached, tokens + 1)
+    _preempt(state, state.lanes[l].worker, r, tokens, cached, tokens + 1)
 
 
 @kernel_jit
@@ -552,9 +574,11 @@ def rest_decode(state, l, slot):
 
 @kernel_jit
 def preempt_waiting(state, w, number, r):
-    """Preempt request r, which is in list `number` of worker w: a prompt computed in part, a decode that was
-    left out of the step, or a request whose last token the engine has not seen yet. What is computed again:
-    of a decode all its tokens and the newest, of a prompt what was computed of it.
+    """Preempt request r, which is in list `number` of worker w.
+
+    It is a prompt computed in part (PARTIAL), a decode that was left out of the step (RESTING), or a request
+    whose last token the engine has not seen yet (LEAVING). A decode computes all its tokens again, the newest
+    too; a prompt what was computed of it.
     """
     worker = state.workers[w]
     drop(state.requests, worker, number, r)
@@ -568,16 +592,14 @@ def preempt_waiting(state, w, number, r):
         cached = max(cached, tokens - 1)
     else:
         recomputed = cached
-        if (
-            kind.batching == VLLM_V1
-        ):  # vLLM V1 takes blocks chunk by chunk, other engines those of a whole prompt.
+        if kind.batching == VLLM_V1:  # It takes blocks chunk by chunk, other engines those of a whole prompt.
             tokens = cached
         if kind.vidur_restarts > 0:  # Vidur's simulator then decodes the missing part of the prompt.
             missing = request.length_tokens - cached
             request.length_tokens = cached
             request.output_tokens += missing
             recomputed -= missing
-    _send_back(state, w, r, tokens, cached, recomputed)
+    _preempt(state, w, r, tokens, cached, recomputed)
 
 
 @kernel_jit
@@ -604,8 +626,7 @@ def steps_done(lane, time_s):
 
 @kernel_jit
 def blocks_of_run(kind, lane, time_s):
-    """KV blocks that the decodes of a lane have taken since its run of steps began, the current step
-    included.
+    """KV blocks that the decodes of a lane have taken in its current run of steps, that of now included.
 
     They are added to the worker's used_blocks when the run ends. 0 if blocks are reserved for whole requests
     or lanes share a worker, since `used_blocks` is then always up to date.
@@ -622,8 +643,9 @@ def blocks_of_run(kind, lane, time_s):
 
 @where_rare(lambda state, w, r, time_s: ZERO)
 def foreseen_blocks(state, w, r, time_s):
-    """KV blocks in use if request r is admitted, as TetriInfer's admission of decodes foresees them (its
-    section 3.4).
+    """KV blocks in use if request r is admitted, as TetriInfer's admission of decodes foresees them.
+
+    The policies are those of section 3.4 of Hu et al. 2024, arXiv:2401.11181.
 
     reserve-static: those in use now and all that r is predicted to need. reserve-dynamic: those in use when
     the running decode that is predicted to end first does so. 0 if no request runs, since r must be admitted
