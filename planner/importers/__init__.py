@@ -1,10 +1,10 @@
-"""Measurements made elsewhere, one file per format.
+"""Reads measurements that were made elsewhere: one module per format.
 
     read("auto", [Path("result.json")], StatedSetup(gpu="h100-80g", tp=1), read_catalog())
 
 A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark becomes `MeasuredRuns`
-(latencies of requests under a load). Steps are fitted by
-`planner.calibrate.fitting`, either corrects a fit in `planner.calibrate.measured_runs`.
+(latencies of requests under a load). `planner.calibrate.fitting` fits step times to the former, and
+`planner.calibrate.measured_runs` corrects a fit by either.
 """
 
 from __future__ import annotations
@@ -35,16 +35,26 @@ from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, read_run
 from planner.importers.foreign_fields import StatedSetup
 from planner.models.step_tables import StepTable
 
-__all__ = ["FORMATS", "MeasuredRun", "MeasuredRuns", "StatedSetup", "detect", "read", "read_runs", "summary"]
+__all__ = [
+    "FORMATS",
+    "MeasuredRun",
+    "MeasuredRuns",
+    "StatedSetup",
+    "detect_format",
+    "read",
+    "read_runs",
+    "summarise_import",
+]
 
 Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredRuns"]
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignFormat:
-    """How a format is read, and told: any of `marks`, each a set of keys or columns a file must have.
+    """How a format is read, and how a file of it is recognised.
 
-    `inside` are patterns of the files in a folder of results; the first that finds some counts.
+    A file is of the format if it has all keys or columns of one of the sets in `marks`. `inside` are patterns
+    of the files in a folder of results; the first one that matches any file counts.
     """
 
     read: Reader
@@ -92,19 +102,20 @@ FORMATS: Mapping[str, ForeignFormat] = {
 
 
 def read(name: str, paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
-    """Read files of the format `name`, or of the one they look like for "auto". A folder stands for the
-    results in it, those of a sweep for instance.
+    """Read files of the format `name`; for "auto" it is detected from the first file.
+
+    A folder stands for the results in it, for instance those of a sweep.
     """
     if name != "auto" and name not in FORMATS:
         raise InputError(f"import: format {name!r} is not one of auto, {', '.join(FORMATS)}")
     if not paths and (name == "auto" or FORMATS[name].needs_file):
         raise InputError(f"import: format {name} needs a file")
     name = detect_format(paths[0]) if name == "auto" else name
-    files = [file for path in paths for file in (_results(path, name) if path.is_dir() else [path])]
+    files = [file for path in paths for file in (_result_files(path, name) if path.is_dir() else [path])]
     return FORMATS[name].read(files, stated, catalog)
 
 
-def _results(folder: Path, name: str) -> list[Path]:
+def _result_files(folder: Path, name: str) -> list[Path]:
     """The files of the format `name` that a folder holds."""
     for pattern in FORMATS[name].inside:
         if files := sorted(folder.glob(pattern)):
@@ -113,7 +124,7 @@ def _results(folder: Path, name: str) -> list[Path]:
 
 
 def summarise_import(measured: StepTable | MeasuredRuns) -> dict[str, Any]:
-    """What an import read, as plain values for JSON and the screen."""
+    """A summary of what was imported, as plain values for JSON and the screen."""
     if isinstance(measured, StepTable):
         note = measured.about.get("note")
         setup = {key: measured.about[key] for key in ("llm", "gpu", "tp", "source") if key in measured.about}
@@ -130,7 +141,9 @@ def summarise_import(measured: StepTable | MeasuredRuns) -> dict[str, Any]:
 
 
 def detect_format(path: Path) -> str:
-    """The format a file, or the first result in a folder, looks like; InputError where it is none of ours."""
+    """The format of a file, or of the first result in a folder. Raises InputError where it is none of
+    FORMATS.
+    """
     if path.is_dir():
         own = [row.inside[0] for row in FORMATS.values() if row.inside]
         for pattern in (*own, "**/*.json"):
@@ -151,7 +164,7 @@ def detect_format(path: Path) -> str:
 
 
 def _describe_file(text: str, path: Path) -> tuple[str, set[str]]:
-    """What kind of file it is, and its keys or columns."""
+    """The kind of a file, "json", "csv" or "text", and its keys or columns."""
     start = text.lstrip()
     if start.startswith("{__name__="):
         return "text", set()
@@ -160,14 +173,15 @@ def _describe_file(text: str, path: Path) -> tuple[str, set[str]]:
             document = foreign_fields.parse_json(text, path)
         except InputError:
             document = foreign_fields.parse_json(start.split("\n", 1)[0], path)
-        return "json", _keys(document)
+        return "json", _top_level_keys(document)
     if any(line.startswith(("# HELP ", "# TYPE ", "vllm:")) for line in start.split("\n")[:200]):
         return "text", set()
     lines = (line for line in start.split("\n") if line.strip() and not line.startswith("#"))
     return "csv", {cell.strip().strip('"') for cell in next(lines, "").split(",")}
 
 
-def _keys(document: Any) -> set[str]:
+def _top_level_keys(document: Any) -> set[str]:
+    """The keys of a JSON object, or of the first object of a list."""
     if isinstance(document, list):
         document = document[0] if document else {}
     return {str(key) for key in document} if isinstance(document, dict) else set()

@@ -90,6 +90,7 @@ def _run_of_records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
 
 
 def _run_of_summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
+    """The run of a summary, and the name of its LLM if it has one."""
     latency: dict[str, dict[str, float]] = {}
     for metric, key in NAMES.items():
         row = document.get(key)
@@ -130,8 +131,10 @@ def _run_of_summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple
 
 
 def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int | None, float | None]:
-    """LLM, concurrency and rate. Newer versions (0.10) have the load in `phases`, whose warm-up is left out
-    of the results; older ones have it in `loadgen`.
+    """LLM, concurrency and rate of a run, each None where it is not known.
+
+    Newer versions (0.10) have the load in `phases`, whose warm-up is left out of the results; older ones have
+    it in `loadgen`.
     """
     items = config.get("models")
     items = items.get("items") if isinstance(items, Mapping) else None

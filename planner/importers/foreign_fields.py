@@ -1,4 +1,4 @@
-"""Shared by the importers of benchmark files: checked values, and facts that the command line adds."""
+"""What importers of benchmark files share: checked values, and facts that the command line adds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from planner.files.document_values import check_rows, refused_value
 from planner.files.text_tables import read_text
 from planner.models.latency import Array
 
-MAX_TP = 1024
+MAX_TP = 1024  # A larger TP is a slip.
 # Input tokens and output tokens, a value for each request or one mean.
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 PERCENTILES = (50, 90, 95, 99)
 _LISTED = 6  # The most files that a source lists by name.
-CHUNKED_TOKENS = 1.01  # With more tokens per chunk, several tokens came at once.
-COALESCED_FRAC = 0.1  # With a median gap below this share of the mean, tokens came in bunches.
+CHUNKED_TOKENS = 1.01  # With more tokens per chunk of an answer, several tokens came at once.
+COALESCED_FRAC = 0.1  # With a median gap below this share of the mean gap, tokens came in bunches.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ def list_first(files: Sequence[str]) -> str:
 
 
 def parse_json(text: str, where: object) -> Any:
+    """A JSON value, in which NaN and Infinity may stand, as other programs write them."""
     try:
         return jsontext.parse_json(text, has_nan=True)
     except ValueError as error:
@@ -129,7 +130,10 @@ def read_optional(document: Mapping[str, Any], key: str, where: object) -> float
 
 
 def mean_and_percentiles(values_s: Sequence[float] | Array) -> dict[str, float]:
-    """Mean and percentiles (numpy's, linear, as the benchmarks do) of the values above zero."""
+    """Mean and PERCENTILES of the values above zero; empty if there are none.
+
+    Percentiles are NumPy's linear ones, as the benchmarks compute them.
+    """
     times_s = np.asarray(values_s, dtype=float)
     times_s = times_s[times_s > 0]
     if not times_s.size:
@@ -175,4 +179,5 @@ def run_remarks(
 
 
 def one_line(text: object) -> str:
+    """The text with all whitespace as single spaces."""
     return " ".join(str(text).split())

@@ -1,7 +1,7 @@
-"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or
-computed by it.
+"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or computed by
+it.
 
-Vidur adds up a step of N tokens as
+The time of a step of N tokens is, as Vidur adds it up,
 
     t = layers * ( sum of 9 ops (N) + attention + [TP > 1] 2 (all_reduce(N) + 0.02 ms launch) )
 
@@ -37,7 +37,7 @@ from planner.models.step_tables import (
 )
 
 NamedTable = tuple[Path, pd.DataFrame]
-OPS = (
+OPS = (  # The operators of a layer, as Vidur names them.
     "attn_pre_proj",
     "attn_post_proj",
     "mlp_up_proj",
@@ -66,12 +66,12 @@ PARTS = {  # Columns of computed steps -> operators of a StepTable.
 COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
 # Sets of columns, each of which marks a file as Vidur's.
 MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
-LAUNCH_MS = 0.02  # Vidur's constant for launching an all-reduce
+LAUNCH_MS = 0.02  # Vidur's constant for the launch of an all-reduce.
 BYTES = 2  # An activation has 16 bits.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
-    """Either one table of computed steps, or mlp.csv and attention.csv, and all_reduce.csv for TP > 1."""
+    """Read one table of computed steps; or mlp.csv and attention.csv, and all_reduce.csv for TP > 1."""
     tables = [(path, read_csv(path)) for path in paths]
     if len(tables) == 1 and set(COMPUTED) <= set(tables[0][1].columns):
         return _read_computed_steps(*tables[0], stated, catalog)
@@ -79,6 +79,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
 
 
 def _read_computed_steps(path: Path, table: pd.DataFrame, stated: StatedSetup, catalog: Catalog) -> StepTable:
+    """The steps of a file with the columns COMPUTED, and with their operators if it has those of PARTS."""
     step_columns = {}
     for key, name in (("llm", "model"), ("gpu", "device"), ("tp", "tp")):
         values = table[name].drop_duplicates().tolist() if name in table.columns else []
@@ -159,6 +160,7 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
 
 
 def _find_table(tables: Sequence[NamedTable], column: str, what: str) -> NamedTable:
+    """The table with this column; raises InputError that calls the missing file `what`."""
     for path, table in tables:
         if column in table.columns:
             return path, table
@@ -168,7 +170,7 @@ def _find_table(tables: Sequence[NamedTable], column: str, what: str) -> NamedTa
 
 
 def _rows_of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
-    """The rows of an LLM of this shape: older profiles hold several."""
+    """The rows of an LLM of this shape, as older profiles hold several LLMs."""
     for name, field in SHAPE.items():
         if name in table.columns:
             mine = getattr(shape, field)
@@ -183,6 +185,7 @@ def _rows_of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
 
 
 def _rows_of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
+    """The rows whose column `name` is `tp`."""
     if name not in table.columns:
         raise InputError(f"{path}: lacks the column {name}")
     of_tp: pd.DataFrame = table[as_floats(table[name]) == tp]

@@ -1,9 +1,9 @@
-"""Where clients come in: addresses bound before any engine starts, connections counted, silent ones ended.
+"""Accepts clients: addresses are bound before any engine starts, connections counted, silent ones ended.
 
 The HTTP server is aiohttp's. What it lacks is here: a limit on connections in all and of one client, below
-the number of files that the process may open. At the limit the connection that has been without a request
-for longest makes room, so that silent ones lock nobody out. A connection that has sent no whole head of
-a request after `idle_s` is ended.
+the number of files that the process may open. At the limit the connection that has been without a request for
+longest is ended to make room, so that silent ones lock nobody out. A connection that has sent no whole head
+of a request after `idle_s` is ended.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`connections` in all, and `connections_per_client` of one address. This machine's own addresses are not
-    limited, as a proxy may stand there for many clients. A connection may be `idle_s` without a request.
+    """The most connections in all, and of one client's address.
+
+    This machine's own addresses are not limited, as a proxy may stand there for many clients. A connection
+    may be `idle_s` without a request.
     """
 
     connections: int = 10_000
@@ -47,7 +49,7 @@ class ConnectionLimits:
 
 
 class Door:
-    """Counts the connections of one server, and decides which may stay."""
+    """Counts a server's connections, and decides which may stay; `refused` counts those that may not."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -74,6 +76,7 @@ class Door:
         return True
 
     def note_closed(self, transport: asyncio.BaseTransport, client: str) -> None:
+        """Take a connection that was closed off the counts."""
         self.open -= 1
         self.clients[client] -= 1
         if not self.clients[client]:
@@ -81,6 +84,7 @@ class Door:
         self.waiting.pop(transport, None)
 
     def _end_oldest(self) -> None:
+        """End the connection that has waited for a request for longest."""
         oldest = next(iter(self.waiting))
         del self.waiting[oldest]
         assert isinstance(oldest, asyncio.Transport)
@@ -88,7 +92,7 @@ class Door:
 
     @web.middleware
     async def track_waiting(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A connection has a request from the end of its head to the answer."""
+        """Count a connection as waiting but from the end of a request's head to its answer."""
         transport = request.transport
         if transport is not None:
             self.waiting.pop(transport, None)
@@ -223,6 +227,7 @@ def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]
 
 
 def url_of(bound: socket.socket) -> str:
+    """The URL of a bound socket."""
     name, port = bound.getsockname()[:2]
     return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 
@@ -237,8 +242,9 @@ async def listening(
     sockets: Sequence[socket.socket] = (),
     door: Door | None = None,
 ) -> AsyncIterator[str]:
-    """Serve `app` on `host` and `port`, or on `sockets` that were bound for it; yields its URL. Without a
-    `door` connections are not limited.
+    """Serve `app` on `host` and `port`, or on `sockets` that were bound for it; yields its URL.
+
+    Without a `door` connections are not limited.
 
     Compressed bodies reach the handler as they are: aiohttp would inflate all of them, read or not, before
     anybody looks at the key.
@@ -274,6 +280,7 @@ def _quiet_logger() -> logging.Logger:
 
 
 def _without_headers(record: logging.LogRecord) -> bool:
+    """A filter of logs that replaces what aiohttp says of a malformed request by the kind of error."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     if isinstance(error, HttpProcessingError):
         record.msg, record.args = "a malformed request was refused: %s", (type(error).__name__,)
@@ -282,6 +289,7 @@ def _without_headers(record: logging.LogRecord) -> bool:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether an address or name is this machine's own."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

@@ -1,5 +1,5 @@
-"""An engine that computes nothing: it has the endpoints of `vllm serve`, and waits for each step as long as a
-fit of step times says.
+"""An engine that computes nothing: it has vLLM's endpoints, and waits for each step as long as a fit
+predicts.
 
     python -m planner.runtime.fake_engine --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
 
@@ -40,7 +40,7 @@ from planner.runtime.step_log import StepLog
 CHAT_TOKENS = 7
 # The output length of a request that names none, as in vLLM.
 DEFAULT_OUTPUT_TOKENS = 16
-# The id of a token is its place in the request's context modulo this number.
+# The id of a token is its place in the request's context modulo this number, a prime.
 TOKEN_IDS = 997
 # Stands in a request's queue of tokens for the end of its answer.
 DONE = None
@@ -48,6 +48,8 @@ DONE = None
 
 @dataclass(eq=False, slots=True)
 class _Request:
+    """A request in the engine; times are those of the engine's clock [s]."""
+
     name: str
     prompt_tokens: int
     output_tokens: int
@@ -56,19 +58,20 @@ class _Request:
     priority: int = 0
     computed: int = 0
     generated: int = 0
-    came_s: float = field(default_factory=time.monotonic)
+    queued_s: float = field(default_factory=time.monotonic)
     first_s: float = 0.0
     last_s: float = 0.0
     tokens: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
 
     @property
     def blocks(self) -> int:
+        """KV blocks that the request reserves: those of its prompt and its whole output."""
         return -(-(self.prompt_tokens + self.output_tokens) // KV_BLOCK_TOKENS)
 
 
 class FakeEngine:
-    """The loop of steps. Its clock is the wall's; where the machine wakes too late, the next step is shorter
-    by as much, so the delay does not add up.
+    """Runs steps in real time. Where the machine wakes too late after one, the next is shorter by as much, so
+    that delays do not add up.
 
     With `prefix_cache` the blocks of prompts stay as long as they fit beside the blocks that requests
     reserve. A cached block that a request uses counts twice, once for the request. Blocks are evicted least
@@ -96,19 +99,20 @@ class FakeEngine:
         self.blocks = self.free_blocks
         self.waiting: deque[_Request] = deque()
         self.running: list[_Request] = []
-        self.came = asyncio.Event()
+        self.has_work = asyncio.Event()
         self.now_s = 0.0
         self.prompt_tokens = self.output_tokens = 0
         self.metrics = EngineMetrics("rehearsal", block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
 
     def add(self, request: _Request) -> None:
+        """Queue a request."""
         if self.log:
             self.log.queued(request.name, request.prompt_tokens, time.monotonic())
         if self.by_priority:
             insort(self.waiting, request, key=lambda each: each.priority)
         else:
             self.waiting.append(request)
-        self.came.set()
+        self.has_work.set()
 
     def drop(self, request: _Request) -> None:
         """Remove a request whose client has closed the connection."""
@@ -121,10 +125,11 @@ class FakeEngine:
             self.log.forget(request.name)
 
     async def run(self) -> None:
+        """Run steps until this is cancelled."""
         while True:
             if not self.running and not self.waiting:
-                self.came.clear()
-                await self.came.wait()
+                self.has_work.clear()
+                await self.has_work.wait()
                 self.now_s = max(self.now_s, time.monotonic())
             chunks = self._schedule()
             start_s = self.now_s
@@ -133,6 +138,7 @@ class FakeEngine:
             self._finish(chunks, start_s)
 
     def _schedule(self) -> list[tuple[_Request, int]]:
+        """The requests of the next step, each with how many tokens of it are computed."""
         budget = self.budget
         chunks = []
         for request in self.running:
@@ -147,7 +153,7 @@ class FakeEngine:
             self.waiting.popleft()
             self.free_blocks -= request.blocks
             self.running.append(request)
-            self.metrics.observe("queue", max(self.now_s - request.came_s, 0.0))
+            self.metrics.observe("queue", max(self.now_s - request.queued_s, 0.0))
             cached_tokens = (
                 self._take_cached_tokens(request) if self.prefix_cache and not request.is_transferred else 0
             )
@@ -160,8 +166,9 @@ class FakeEngine:
         return chunks
 
     def _take_cached_tokens(self, request: _Request) -> int:
-        """The number of cached tokens of the prompt, without its last token, which is always computed. Evicts
-        first what no longer fits.
+        """The number of cached tokens of the prompt, without its last token, which is always computed.
+
+        Blocks that no longer fit are evicted first.
         """
         while len(self.cached) > self.free_blocks:
             self.cached.popitem(last=False)
@@ -177,25 +184,27 @@ class FakeEngine:
         """Note the time of a token that the request has just received, for the engine's metrics."""
         if request.generated == 1:
             request.first_s = self.now_s
-            self.metrics.observe("ttft", max(self.now_s - request.came_s, 0.0))
+            self.metrics.observe("ttft", max(self.now_s - request.queued_s, 0.0))
         else:
             self.metrics.observe("tbt", self.now_s - request.last_s)
         request.last_s = self.now_s
         if request.generated < request.output_tokens:
             return
         self.metrics.count_finished()
-        self.metrics.observe("e2e", max(self.now_s - request.came_s, 0.0))
+        self.metrics.observe("e2e", max(self.now_s - request.queued_s, 0.0))
         self.metrics.observe("prompt", request.prompt_tokens)
         self.metrics.observe("output", request.output_tokens)
         gaps = request.output_tokens - 1
         self.metrics.observe("tpot", (self.now_s - request.first_s) / gaps if gaps else 0.0)
 
-    def _keep(self, request: _Request) -> None:
+    def _cache_prompt(self, request: _Request) -> None:
+        """Cache the blocks of a prompt; its first block becomes the most recently used."""
         for name in reversed(request.names):
             self.cached[name] = None
             self.cached.move_to_end(name)
 
     def _step_s(self, chunks: list[tuple[_Request, int]]) -> float:
+        """The seconds of a step by the fit. A chunk of one token behind its whole prompt is a decode."""
         decodes = [r for r, new in chunks if new == 1 and r.computed >= r.prompt_tokens - 1 > 0]
         prefills = [(r, new) for r, new in chunks if r not in decodes]
         pairs = sum(new * (2 * r.computed + new + 1) / 2 for r, new in prefills)
@@ -204,6 +213,7 @@ class FakeEngine:
         return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills), cached))
 
     def _finish(self, chunks: list[tuple[_Request, int]], start_s: float) -> None:
+        """Give each request the token of the step that has ended, and end those that have their last."""
         if self.log:
             self.log.step(start_s, self.now_s, [(r.name, new, r.computed) for r, new in chunks])
         for request, new in chunks:
@@ -211,7 +221,7 @@ class FakeEngine:
             if request.computed < request.prompt_tokens or request not in self.running:
                 continue
             if request.generated == 0:
-                self._keep(request)
+                self._cache_prompt(request)
             request.generated += 1
             request.tokens.put_nowait(request.computed % TOKEN_IDS)
             self.output_tokens += 1
@@ -227,8 +237,11 @@ class FakeEngine:
                     self.log.finished(request.name)
 
 
-class _Writing:
-    """An answer in OpenAI's format, with the parts that the request wants; its text has a word per token."""
+class _AnswerFormat:
+    """Writes an answer in OpenAI's format, with the parts that the request wants.
+
+    Its text has a word per token.
+    """
 
     def __init__(self, body: Mapping[str, Any], is_chat: bool) -> None:
         options = body.get("stream_options") or {}
@@ -254,11 +267,11 @@ class _Writing:
 
     def event(self, request: _Request, token: int) -> bytes:
         self.written += 1
-        # Our own replay asks for neither, and this way is quicker.
+        # Our own replay wants neither text nor usage, and this way is quicker.
         if not self.has_text and not self.has_usage:
             return b'data: {"choices":[{"index":0,"text":"","token_ids":[%d]}]}\n\n' % token
         content = {"delta": {"content": f"{token} "}} if self.is_chat else {"text": f"{token} "}
-        # As vLLM does, the last token brings it.
+        # As in vLLM, the reason to finish comes with the last token.
         finish = "length" if self.written == request.output_tokens else None
         choice = {"index": 0, "finish_reason": finish, "token_ids": [token], **content}
         event = {**self._head(".chunk"), "choices": [choice]}
@@ -279,8 +292,9 @@ def _event(document: Mapping[str, Any]) -> bytes:
 
 
 class Server:
-    """OpenAI's API, /health and the metrics that planner/runtime/ reads. Each word of a text prompt counts as
-    a token, and the template of a chat adds CHAT_TOKENS.
+    """Serves OpenAI's API, /health and the metrics that planner/runtime/ reads.
+
+    Each word of a text prompt counts as a token, and the template of a chat adds CHAT_TOKENS.
     """
 
     def __init__(self, engine: FakeEngine) -> None:
@@ -319,19 +333,21 @@ class Server:
         self.engine.add(request)
         try:
             if body.get("stream"):
-                return await self._stream(http, request, _Writing(body, is_chat))
+                return await self._stream(http, request, _AnswerFormat(body, is_chat))
             ids = []
             while (token := await request.tokens.get()) is not DONE:
                 ids.append(token)
         except BaseException:
             self.engine.drop(request)
             raise
-        answer = _Writing(body, is_chat).whole(request, ids)
+        answer = _AnswerFormat(body, is_chat).whole(request, ids)
         if transfer.get("do_remote_decode"):
             answer["kv_transfer_params"] = {"do_remote_prefill": True, "do_remote_decode": False}
         return web.json_response(answer)
 
-    async def _stream(self, http: web.Request, request: _Request, writing: _Writing) -> web.StreamResponse:
+    async def _stream(
+        self, http: web.Request, request: _Request, writing: _AnswerFormat
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         while (token := await request.tokens.get()) is not DONE:

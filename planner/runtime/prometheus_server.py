@@ -13,9 +13,9 @@ from typing import Any
 from planner.errors import InputError
 from planner.importers.prometheus_range import Series, parse_answer
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0  # A query of a long range takes Prometheus some time.
 MOST_POINTS = 10_000  # Points per series and query; Prometheus refuses more than 11,000.
-MOST_BYTES = 512 * 2**20
+MOST_BYTES = 512 * 2**20  # Of one answer.
 
 
 class PrometheusError(InputError):
@@ -49,6 +49,7 @@ def query_range(
 
 
 def _base_url(url: str) -> str:
+    """The address without a slash at its end. Raises InputError for what is no address of a server."""
     try:
         parts = urllib.parse.urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -62,6 +63,7 @@ def _base_url(url: str) -> str:
 
 
 def _post_query(url: str, parameters: Mapping[str, str]) -> Any:
+    """The answer to a query, parsed from JSON."""
     # A selector may be too long for the URL, so it goes in the body.
     data = urllib.parse.urlencode(parameters).encode()
     request = urllib.request.Request(url, data=data, headers={"Accept": "application/json"})
