@@ -327,6 +327,7 @@ _AMBIGUOUS = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|[yYnN
 
 
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """Text with several lines as a block; text that other readers misread in quotes."""
     style = "|" if "\n" in text else None
     if _AMBIGUOUS.fullmatch(text):
         style = "'"

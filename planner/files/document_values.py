@@ -184,6 +184,7 @@ def check_numbers(value: object, where: object, wording: Wording = PLAIN) -> tup
 def check_whole_number(
     value: object, where: object, *, least: int = 1, most: int = LARGEST_COUNT, wording: Wording = PLAIN
 ) -> int:
+    """The value, checked to be a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise refused_value(where, wording.whole.format(least), value)
     if value > most:

@@ -96,6 +96,7 @@ class MeasuredRun:
         return "unknown load" if self.rate_rps is None else f"{self.rate_rps:g} req/s"
 
     def as_dict(self) -> dict[str, Any]:
+        """The run as plain values, without what is not known."""
         document: dict[str, Any] = {
             "name": self.name,
             "requests": self.requests,
@@ -140,6 +141,7 @@ class MeasuredRuns:
         )
 
     def to_json(self) -> str:
+        """The runs as the text of a file that `read_runs` reads."""
         document = {
             "llm": self.llm,
             "gpu": self.gpu,
@@ -167,6 +169,7 @@ def read_runs(path: Path) -> MeasuredRuns:
 
 
 def parse_runs(document: Any, path: Path) -> MeasuredRuns:
+    """The runs in a document that `MeasuredRuns.to_json` wrote. Raises InputError for another one."""
     document = check_mapping(document, path)
     names = {key: document.get(key) for key in ("llm", "gpu")}
     for key, name in names.items():
@@ -184,6 +187,7 @@ def parse_runs(document: Any, path: Path) -> MeasuredRuns:
 
 
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
+    """One entry of `runs`."""
     latency_s: dict[str, dict[str, float]] = {}
     for metric, values in check_mapping(row.get("latency_s"), f"{where}: latency_s").items():
         statistics = check_mapping(values, f"{where}: {metric}")
@@ -219,6 +223,7 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
 
 
 def _lengths(value: object, where: str) -> tuple[float, ...]:
+    """The lengths of requests: a list, or one mean."""
     return tuple(
         foreign_fields.read_numbers(value, where)
         if isinstance(value, list)

@@ -31,6 +31,7 @@ _SUMMARY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
+    """Read results of `vllm bench serve`, one or several in a file."""
     documents: list[tuple[str, Mapping[str, Any]]] = []
     files = foreign_fields.file_labels(paths)
     for file, path in zip(files, paths, strict=True):
@@ -66,6 +67,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
 
 
 def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
+    """The run of one result."""
     completed = foreign_fields.read_count(row.get("completed"), f"{name}: completed", least=0)
     if not completed:
         raise InputError(f"{name}: no request completed; there is nothing to import")
@@ -137,6 +139,7 @@ def _load(
 
 
 def _summary_latency(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Mean and percentiles [s] by metric, of a result without single requests."""
     latency: dict[str, dict[str, float]] = {}
     for key, value in row.items():
         match = _SUMMARY.fullmatch(key)

@@ -185,6 +185,7 @@ def _write_readme(
     refused: dict[str, str],
     router_rows: Sequence[RouterRow],
 ) -> str:
+    """README.md: how each target is deployed, what it cannot run, and what differs from the simulation."""
     llm = engine_command.one_line(fleet.llm.name)
     missed = [row.target for row in router_rows if row.target in notes and row.kept is False]
     lines = [
@@ -222,6 +223,7 @@ def _write_readme(
 
 
 def _describe_routers(rows: Sequence[RouterRow]) -> list[str]:
+    """The lines of README.md on whether each target's router keeps the SLO; none without rows."""
     if not rows:
         return []
     return [
@@ -244,6 +246,7 @@ def _table_cell(text: str) -> str:
 
 
 def _power_cap_lines(fleet: Fleet) -> list[str]:
+    """The lines of README.md on how to cap the power of GPUs; none where no GPU is capped."""
     gpus = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running_pools}
     capped = [gpu for gpu in gpus.values() if engine_command.is_capped(gpu)]
     if not capped:
@@ -319,6 +322,7 @@ def _cache_notes(fleet: Fleet) -> list[str]:
 
 
 def _adapter_notes(lora: Lora) -> str:
+    """The note of README.md on where adapters' files must be, and on how requests find them."""
     files_text = (
         "each adapter's files"
         if isinstance(lora.adapters, tuple)
@@ -335,6 +339,7 @@ def _adapter_notes(lora: Lora) -> str:
 
 
 def _rank_notes(fleet: Fleet) -> str:
+    """The note of README.md on data-parallel ranks that are spread over several nodes."""
     speed = fleet.network.bandwidth_bytes_per_s / 1e9
     return (
         "- Ranks on several nodes meet by DeepEP, which the image must have, over a link of "
@@ -345,6 +350,7 @@ def _rank_notes(fleet: Fleet) -> str:
 
 
 def _offload_notes(fleet: Fleet, offload: KvOffload) -> str:
+    """The note of README.md on KV blocks in CPU memory, or in a store that workers share."""
     if offload.is_shared:
         return (
             f"- Workers that prefill share a store of {offload.size_bytes / 1e9:.4g} GB of KV blocks: "
@@ -365,6 +371,7 @@ def _offload_notes(fleet: Fleet, offload: KvOffload) -> str:
 
 
 def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
+    """The lines of README.md on what differs from the simulation whatever the target is."""
     policies = fleet.policies
     simulated_routing = policies.routing
     if fleet.is_disaggregated:

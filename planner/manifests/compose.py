@@ -49,6 +49,7 @@ def routing(fleet: Fleet) -> str:
 
 
 def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """compose.yaml for one node; for several a file for each, and one for the routers."""
     nodes = engine_command.place_on_nodes(fleet)
     name = engine_command.llm_label(fleet)
     if len(nodes) == 1:
@@ -77,6 +78,7 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def _file(about: str, name: str, services: Document, *, has_weights: bool = True) -> str:
+    """A compose file with a comment at its head."""
     document: Document = {"name": name, "services": services}
     if has_weights:  # Workers share the folder into which they load weights; the router has none.
         document["volumes"] = {"hf-cache": {}}
@@ -99,6 +101,7 @@ def _address(node: int) -> str:
 
 
 def _services(fleet: Fleet, node: DeployedNode, max_model_len: int, *, shared_network: bool) -> Document:
+    """The services of the workers of a node, by name."""
     return {
         worker.name: _service(fleet, worker, slot, max_model_len, shared_network=shared_network)
         for slot, worker in enumerate(node.workers)
@@ -108,6 +111,7 @@ def _services(fleet: Fleet, node: DeployedNode, max_model_len: int, *, shared_ne
 def _service(
     fleet: Fleet, worker: PlacedWorker, slot: int, max_model_len: int, *, shared_network: bool
 ) -> Document:
+    """The service of one worker; `slot` counts the workers of its node."""
     gpu = worker.pool.type.gpu
     port = _port(slot) if shared_network else HTTP_PORT
     args = [*engine_command.engine_args(worker.pool, fleet, max_model_len), "--port", str(port)]
@@ -148,6 +152,7 @@ def _service(
 
 
 def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> Document:
+    """The services of the routers, by name; `urls` are those of the workers."""
     workers = [worker for node in nodes for worker in node.workers]
     services: Document = {}
     for number, (name, roles) in enumerate(engine_command.routers(fleet).items()):

@@ -140,6 +140,7 @@ def cpu_bytes(pool: Pool, fleet: Fleet) -> int:
 
 
 def _offloading(offload_bytes: int) -> Setting:
+    """vLLM's connector that keeps KV blocks in CPU memory."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -148,6 +149,7 @@ def _offloading(offload_bytes: int) -> Setting:
 
 
 def _two_connectors(handing_over: Setting, keeping: Setting) -> Setting:
+    """vLLM's connector that stands for two: one that hands KV over, and one that keeps it."""
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
@@ -243,6 +245,7 @@ def refuse_offload(fleet: Fleet, target: str) -> None:
 
 
 def _kv_cache_dtype(llm: Llm) -> str:
+    """vLLM's name of the format of keys and values. Raises InputError for formats that it lacks."""
     if llm.kv_dtype_bytes not in _KV_DTYPES:
         raise InputError(
             f"LLM {llm.name}: vLLM keeps keys and values in 1 or 2 bytes, the plan counts on "
@@ -374,6 +377,7 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
     """
 
     def nearest(policy: str, role: Role) -> str:
+        """The router's policy for ours; with one worker of a role any policy is the same."""
         if workers_of(fleet, role) <= 1:
             return "round_robin"
         router = VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS
@@ -488,6 +492,7 @@ def _is_other(gpu: Gpu) -> bool:
 
 
 def image(kind: WorkerType) -> str:
+    """The image of a worker's engine, of the release that the plan counts on."""
     if kind.engine is not None and kind.engine.name == sglang_engine.NAME:
         return sglang_engine.image(kind.engine.version)
     base_image = ROCM_IMAGE if is_rocm(kind.gpu) else IMAGE

@@ -296,6 +296,7 @@ def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
 
 
 def _http_route(service: str, gateway: str, prefix: str) -> Document:
+    """The route of a gateway to a service; `prefix` is the path that leads there, empty for all paths."""
     rule: Document = {
         "backendRefs": [{"name": service, "port": engine_command.HTTP_PORT}],
         "timeouts": {"request": "0s"},  # No limit: the default of some gateways is 15 s.
@@ -313,6 +314,7 @@ def _http_route(service: str, gateway: str, prefix: str) -> Document:
 
 
 def _network_policy(name: str, pods: Document, ingress: list[Document]) -> Document:
+    """A policy for connections to these pods."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -322,6 +324,7 @@ def _network_policy(name: str, pods: Document, ingress: list[Document]) -> Docum
 
 
 def _component_document(*resources: str) -> Document:
+    """A component with these files."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1alpha1",
         "kind": "Component",

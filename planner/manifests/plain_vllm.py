@@ -93,6 +93,7 @@ def routing(fleet: Fleet) -> str:
 
 
 def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
+    """The script that starts one worker of a pool."""
     nodes = engine_command.nodes_of(pool.type)
     gpus = pool.type.gpus // nodes
     lines = [
@@ -143,6 +144,7 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
 
 
 def _store(size: int) -> str:
+    """The script that starts the store of KV blocks."""
     # One process lends the memory; the other, the master, knows which block lies where.
     lend_memory = " ".join(kv_store.owner_args(size, '"${address}"', '"${PROTOCOL:-rdma}"'))
     lines = [
@@ -158,6 +160,7 @@ def _store(size: int) -> str:
 
 
 def _router(fleet: Fleet, name: str, roles: tuple[Role, ...]) -> str:
+    """The script that starts the router before the workers of these roles."""
     lines = [
         "#!/usr/bin/env bash",
         f"# pip install {engine_command.ROUTER_PACKAGE}; the variables hold the workers' addresses, "

@@ -317,6 +317,7 @@ class _ProcessCrew:
         self._pool, self._is_closed = self._start_pool(), False
 
     def _start_pool(self) -> Any:
+        """A pool of processes that leave interrupts to this one."""
         from joblib.externals.loky import ProcessPoolExecutor
 
         with _workers_ignore_interrupts():
@@ -383,6 +384,7 @@ class _ProcessCrew:
         return wait
 
     def _submit(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Submit a call to the pool; returns the pool and the pending result."""
         for _ in range(TRIES):
             with self._lock, _workers_ignore_interrupts():  # `submit` may start worker processes.
                 pool = self._pool
@@ -401,6 +403,7 @@ class _ProcessCrew:
                 self._pool = self._start_pool()
 
     def close(self) -> None:
+        """End all processes."""
         with self._lock:
             self._is_closed = True
         threading.excepthook = partial(_ignore_loky_manager, threading.excepthook)
@@ -418,6 +421,7 @@ def _ignore_loky_manager(excepthook: Callable[[Any], object], raised: Any) -> No
 
 @contextmanager
 def _open_processes(executor: Executor) -> Iterator[_ProcessCrew]:
+    """Open a crew of processes, with a folder of its own for shared values."""
     has_room = os.access(MEMORY_FOLDER, os.W_OK) and shutil.disk_usage(MEMORY_FOLDER).free >= LEAST_FREE_BYTES
     parent = MEMORY_FOLDER if has_room else Path(tempfile.gettempdir())
     _remove_killed_runs(parent)
@@ -555,6 +559,7 @@ class _RayCrew:
 
 @contextmanager
 def _open_ray(executor: Executor) -> Iterator[_RayCrew]:
+    """Open a crew on a running Ray cluster."""
     try:
         import ray
     except ModuleNotFoundError:
@@ -668,6 +673,7 @@ class _DaskCrew:
 
 @contextmanager
 def _open_dask(executor: Executor) -> Iterator[_DaskCrew]:
+    """Open a crew on a running Dask cluster."""
     try:
         from distributed import Client
     except ModuleNotFoundError:
@@ -701,6 +707,7 @@ def _check_answer(executor: Executor) -> None:
 
 
 def _not_installed(name: str) -> InputError:
+    """The error for a package that is missing here."""
     return InputError(
         f"--executor {name}: {name} is not installed; pip install 'fleetplan[cluster]' or use --executor "
         "processes"
@@ -708,6 +715,7 @@ def _not_installed(name: str) -> InputError:
 
 
 def _cannot_import(executor: Executor) -> InputError:
+    """The error for a package that is missing on the cluster."""
     return InputError(
         f"--address {executor.address}: the {executor.name} workers there cannot import what they are to do; "
         f"install fleetplan {__version__} on them"
@@ -715,6 +723,7 @@ def _cannot_import(executor: Executor) -> InputError:
 
 
 def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
+    """The error for workers that died."""
     return PlannerError(
         f"--executor {executor.name}: workers of {executor.address} died and it gave up "
         f"({_one_line(error)}); look for want of memory in the cluster's logs"

@@ -109,6 +109,7 @@ class Endpoint:
 
 
 def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
+    """A session of requests that each end within `timeout_s`; cookies are not kept."""
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     return aiohttp.ClientSession(
         timeout=timeout,
@@ -168,6 +169,7 @@ class EndpointAnswer:
 
 
 def redirect_message(endpoint: Endpoint, answer: aiohttp.ClientResponse) -> str:
+    """What to say of an answer that redirects."""
     where = endpoint.clean(answer.headers.get("Location", "nowhere"))
     return (
         f"HTTP {answer.status}: {endpoint.host} redirects to {where}; redirects are not followed, "
@@ -261,6 +263,7 @@ class _Stream:
         self.has_ended = False
 
     async def read(self, content: aiohttp.StreamReader) -> None:
+        """Read a stream to its end, and note when each chunk of tokens came."""
         async for line in content:
             if not line.startswith(b"data:"):
                 continue
@@ -307,6 +310,7 @@ class _Stream:
             self.tokens += new_tokens
 
     def _finish(self) -> None:
+        """Judge the stream: whether it is whole, and when each of its tokens came."""
         result, counted_tokens = self.result, self.result.output_tokens
         if not result.trouble and not self.has_ended:
             result.trouble = f"the stream broke off after {self.tokens} tokens"

@@ -260,12 +260,14 @@ class _AnswerFormat:
         return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
     def whole(self, request: _Request, ids: list[int]) -> dict[str, Any]:
+        """An answer that is no stream, with all token ids."""
         text = " ".join(map(str, ids))
         content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
         choice = {"index": 0, "finish_reason": "length", "logprobs": None, "token_ids": ids, **content}
         return {**self._head(""), "choices": [choice], "usage": self._usage(request, len(ids))}
 
     def event(self, request: _Request, token: int) -> bytes:
+        """The event of a stream with one token."""
         self.written += 1
         # Our own replay wants neither text nor usage, and this way is quicker.
         if not self.has_text and not self.has_usage:
@@ -280,6 +282,7 @@ class _AnswerFormat:
         return _event(event)
 
     def last(self, request: _Request) -> bytes:
+        """The end of a stream."""
         done = b"data: [DONE]\n\n"
         if not self.has_usage:
             return done
@@ -316,6 +319,7 @@ class Server:
         answer.headers[IDENTITY_HEADER] = self.identity
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
+        """Answer a completion or a chat completion."""
         body = json.loads(await http.read())
         transfer = body.get("kv_transfer_params") or {}
         name = f"cmpl-{http.headers.get('X-Request-Id', 'x')}-0"
@@ -348,6 +352,7 @@ class Server:
     async def _stream(
         self, http: web.Request, request: _Request, writing: _AnswerFormat
     ) -> web.StreamResponse:
+        """Send each token of an answer as an event as soon as it is there."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         while (token := await request.tokens.get()) is not DONE:
@@ -380,6 +385,7 @@ class Server:
 
 
 async def serve(settings: dict[str, Any], port: int) -> None:
+    """Serve an engine with these settings on a port, until a signal ends it."""
     fit: Any = {key: tuple(v) if isinstance(v, list) else v for key, v in settings["latency"].items()}
     latency = StepLatency(**fit)
     path = os.environ.get(STEP_LOG)

@@ -134,6 +134,7 @@ class JournalFile:
         return next((row["machine"] for row in reversed(self._rows()) if "machine" in row), {})
 
     def write(self, row: dict[str, Any]) -> None:
+        """Add a line."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps({"run": self.run}))
@@ -141,6 +142,7 @@ class JournalFile:
             stream.write("\n" + json.dumps(row, separators=(",", ":")))
 
     def _rows(self) -> list[dict[str, Any]]:
+        """All lines but the first. Raises InputError for the journal of another run."""
         if not self.path.exists():
             return []
         rows = []

@@ -197,6 +197,7 @@ class LiveFleet:
         return self._choose(events.HAND_OFF, seat, time_s, excluded)
 
     def _choose(self, event: int, seat: int, time_s: float, excluded: Collection[int]) -> int | None:
+        """The worker that the policy chooses for a seat, outside `excluded`; None if there is none."""
         # A view of the state, which the compiled functions read and write: 0, 1, DRAINING or TURNING.
         status = self.workers["is_up"]
         status[:] = self.is_up
@@ -344,6 +345,7 @@ class LiveFleet:
             self._more_seats(2 * size)
 
     def _give_back(self, seat: int) -> None:
+        """Free a seat, and the nodes of its prompt."""
         if self.keeps_prefixes:
             start, depth = self.caches.prompts["start"][seat], self.caches.prompts["depth"][seat]
             self.users[self.caches.path[start : start + depth]] -= 1
@@ -411,6 +413,7 @@ class LiveFleet:
                 self.hand = self.freed = 0
 
     def _more_nodes(self, size: int) -> None:
+        """Lengthen the arrays of prompt blocks so that there is room for `size` of them."""
         first, caches = len(self.nodes), self.caches
         prefixes = caches.prefixes
         if self.has_window:

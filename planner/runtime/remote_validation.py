@@ -80,6 +80,7 @@ class Failures:
             self._raise_error()
 
     def _raise_error(self) -> None:
+        """Raise EndpointError that says why too many requests failed."""
         endpoint, answer, failed = self.endpoint, self.last, sum(self.recent)
         if endpoint.max_failed_frac >= 1:  # The user wants all failures as outcomes.
             return

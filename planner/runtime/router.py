@@ -370,6 +370,7 @@ class LiveRouter:
                 self.outcomes[outcome] += 1
 
     async def _body(self, request: web.Request) -> bytes:
+        """The body of a request, which must arrive within `body_s`."""
         try:
             async with asyncio.timeout(self.settings.body_s):
                 return await read_body(request, self.settings.max_body_bytes)
@@ -515,6 +516,7 @@ class LiveRouter:
             self.may_be_sent.set()
 
     def _note_failure(self, w: int, error: WorkerError) -> None:
+        """Count a failure of worker `w`; after several it is passed over for a while."""
         is_refusal = isinstance(error, WorkerRefusedError)
         rest_s = self.trust.note_failure(w, _now_s(), is_refusal=is_refusal)
         if rest_s:
@@ -731,6 +733,7 @@ class LiveRouter:
         return web.json_response({"object": "list", "data": [{"id": self.fleet.llm.name, "object": "model"}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        """The router's metrics for Prometheus."""
         return web.Response(
             text=router_metrics.metrics_text(self, _now_s()),
             headers={"Content-Type": "text/plain; version=0.0.4"},

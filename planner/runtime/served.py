@@ -164,6 +164,7 @@ class LoadLevel:
 async def _run_levels(
     fleet: Fleet, places: Sequence[workers.WorkerPlace], watched: WatchedEngines
 ) -> list[LoadLevel]:
+    """Start engines and router, and measure each level of load in turn."""
     measured_levels = []
     async with workers.run_engines(places, _commands(fleet, watched)) as group:
         # No request may be refused: the clients fill the engines on purpose.
@@ -213,6 +214,7 @@ async def _run_level(
     unsent = iter(range(len(trace)))
 
     async def ask_until_end() -> None:
+        """Be one client: send a request whenever the one before has been answered, for LEVEL_S."""
         for number in unsent:  # All clients take from one iterator.
             if time.monotonic() >= start_s + LEVEL_S:
                 return

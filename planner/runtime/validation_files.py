@@ -65,6 +65,7 @@ def render_files(validation: Validation) -> dict[str, str]:
 
 
 def _html(validation: Validation) -> str:
+    """The page validation.html."""
     fleet, values = validation.wanted.fleet, validation_document(validation)
     lead = [verdict_text(validation), *values["notes"]]
     if values["client_late_s"] > LATE_S:
@@ -148,6 +149,7 @@ def _share(frac: float | None) -> str:
 
 
 def _errors_note(values: Mapping[str, Any]) -> str:
+    """What the errors of percentiles are over, as a note below their table."""
     return (
         f"<p class=note>{values['compared']} requests that arrived after the warm-up and finished on both "
         "sides. Error: predicted over measured, less one. Without interruptions (engines on a CPU): on the "
@@ -187,6 +189,7 @@ def _curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Fl
 
 
 def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> Any:
+    """The cumulative distributions of several samples, by name: values [s] and shares at or below them."""
     import altair as alt
 
     names = list(curves)
@@ -219,6 +222,7 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
 
 
 def _scatters(validation: Validation) -> list[Figure]:
+    """Charts of predicted against measured TTFT and E2E, a point for each request."""
     pictured = []
     metrics: tuple[Metric, ...] = ("ttft", "e2e")
     for metric in metrics:
@@ -233,6 +237,7 @@ def _scatters(validation: Validation) -> list[Figure]:
 
 
 def _requests_html(validation: Validation) -> str:
+    """The section on errors request by request."""
     lines = [
         {
             "metric": metric,
@@ -281,6 +286,7 @@ def _rounded(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _slo_html(validation: Validation) -> str:
+    """The section on the SLO: each line as predicted and as measured."""
     comparison = validation.comparison
     if not comparison.measured_verdict.lines:
         return "<p class=note>No SLO was given.</p>"
@@ -300,6 +306,7 @@ def _slo_html(validation: Validation) -> str:
 
 
 def _steps_html(validation: Validation) -> str:
+    """The section on step times: predicted and measured seconds of each pool's steps."""
     if not validation.steps:
         return "<p class=note>The engines kept no step log.</p>"
     corrections = {correction.pool: correction for correction in validation.corrections}
@@ -332,6 +339,7 @@ def _steps_html(validation: Validation) -> str:
 
 
 def _step_charts(validation: Validation) -> list[Figure]:
+    """A chart for each pool of predicted against measured step times."""
     return [
         Figure(
             f"steps-{k}",
@@ -343,6 +351,7 @@ def _step_charts(validation: Validation) -> list[Figure]:
 
 
 def _endpoint_html(validation: Validation) -> str:
+    """The section on an endpoint that others run: what was sent, and what its engines report."""
     endpoint_values = endpoint_document(validation) or {}
     lines = [
         {"what": name.replace("_", " "), "value": "-" if value is None else str(value)}
@@ -396,6 +405,7 @@ def _engines_html(values: Mapping[str, Any], planned_kv_tokens: Mapping[str, int
 
 
 def _engine_line(engine: Mapping[str, Any], planned_kv_tokens: int) -> dict[str, str]:
+    """The cells of one engine: what it counted, beside the KV tokens that the plan gives it."""
     names = {
         "worker": "worker",
         "kv_tokens": "KV tokens",

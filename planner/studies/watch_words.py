@@ -81,6 +81,7 @@ def _short_text(drift: LiveDrift) -> str:
 
 
 def _change_text(drift: LiveDrift) -> str:
+    """How much a quantity has changed, in words."""
     percent = f"{100 * abs(drift.change_frac):.0f} %"
     if drift.what == "missed":
         return f"prefix caches miss {percent} {'more' if drift.change_frac > 0 else 'less'}"
@@ -92,6 +93,7 @@ def _change_text(drift: LiveDrift) -> str:
 
 
 def _drift_line(drift: LiveDrift) -> str:
+    """The sentence on a quantity that has drifted."""
     name, unit = WHAT[drift.what]
     assert drift.noticed_s is not None
     return (
@@ -120,6 +122,7 @@ def _interval_text(drift: LiveDrift) -> str:
 
 
 def _latency_line(line: LatencyLine) -> str:
+    """The sentence on one line of the SLO as it is kept now."""
     verdict = {True: "kept", False: "MISSED", None: "not known"}[line.is_kept]
     if not line.requests:
         return f"{line.limit.name}: nothing counted in the last hour"
@@ -133,6 +136,7 @@ def _latency_line(line: LatencyLine) -> str:
 
 
 def _load_line(watched: WatchedPlan) -> str:
+    """The sentence on how busy the engines were in the last hour."""
     live = watched.live
     recent = slice(-max(int(RECENT_S / live.every_s), 1), None)
 

@@ -132,6 +132,7 @@ def _edit_yaml(text: str, change: Change, scaling: Scaling) -> str:
 
 
 def _scale_kubernetes(document: Document, scaling: Scaling) -> None:
+    """Leave the count of a Deployment or LeaderWorkerSet to its autoscaler, and let its workers drain."""
     targets = {(target.kind, target.object_name): target for target in scaling.scale_targets}
     target = targets.get((document["kind"], document["metadata"]["name"]))
     if target is None:
@@ -144,6 +145,7 @@ def _scale_kubernetes(document: Document, scaling: Scaling) -> None:
 
 
 def _scale_disaggregatedset(document: Document, scaling: Scaling) -> None:
+    """Leave the counts of a DisaggregatedSet's roles to their autoscalers."""
     if document["kind"] != "DisaggregatedSet":
         return
     targets = {target.object_name: target for target in scaling.scale_targets}
@@ -181,6 +183,7 @@ def _scale_llm_d(document: Document, scaling: Scaling) -> None:
 
 
 def _scale_production_stack(document: Document, scaling: Scaling) -> None:
+    """Set the chart's counts to the sizes at the start; it always writes them."""
     # The chart finds a pool's pods by their label `model`, which is the name in modelSpec.
     targets = {target.pods["model"]: target for target in scaling.scale_targets}
     for model in document["servingEngineSpec"]["modelSpec"]:
@@ -205,6 +208,7 @@ def _scale_kserve(document: Document, scaling: Scaling) -> None:
 
 
 def _scale_dynamo(document: Document, scaling: Scaling) -> None:
+    """Set the counts of a graph's components to the sizes at the start, and add what scales them."""
     autoscaler = scaling.autoscaler
     targets = {target.object_name: target for target in scaling.scale_targets}
     scale_targets: list[ScaleTarget] = []

@@ -111,6 +111,7 @@ def _interval_s(autoscaler: Autoscaler) -> int:
 
 
 def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
+    """A parameter from 0 to 1."""
     value = autoscaler.read_number(name, default)
     if not 0 <= value <= 1:
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be 0 to 1")
@@ -118,6 +119,7 @@ def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
 
 
 def _variant_document(target: ScaleTarget, model: str) -> Document:
+    """The VariantAutoscaling of a pool."""
     return {
         "apiVersion": "llmd.ai/v1alpha1",
         "kind": "VariantAutoscaling",
@@ -131,6 +133,7 @@ def _variant_document(target: ScaleTarget, model: str) -> Document:
 
 
 def _metric_source(target: ScaleTarget) -> Document:
+    """The metric of the HPA: the workers that the autoscaler wants."""
     return {
         "type": "External",
         "external": {
@@ -141,6 +144,7 @@ def _metric_source(target: ScaleTarget) -> Document:
 
 
 def _adapter_rule() -> Document:
+    """The rule by which Prometheus' adapter serves that metric to HPAs."""
     return {
         "seriesQuery": f'{DESIRED}{{variant_name!="",exported_namespace!=""}}',
         "resources": {"overrides": {"exported_namespace": {"resource": "namespace"}}},

@@ -21,6 +21,8 @@ from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, SeriesLeve
 
 @dataclass(frozen=True, slots=True)
 class AladdinSettings(ControllerSettings):
+    """The settings of the controller `aladdin`."""
+
     every_s: float = settings_field(60.0, SECONDS, "heartbeat", least=1.0, most=3600.0)
     learn: int = settings_field(5, WHOLE, "heartbeats that make a level", least=2, most=1000)
     drift: float = settings_field(DRIFT_SIGMA, NUMBER, "of the CUSUM, in standard deviations", most=10.0)
@@ -31,6 +33,8 @@ class AladdinSettings(ControllerSettings):
 
 
 class Aladdin:
+    """The controller `aladdin`."""
+
     def __init__(self, settings: AladdinSettings, deployment: Deployment) -> None:
         deployment.require_facts("aladdin", "capacity")
         assert deployment.capacity is not None

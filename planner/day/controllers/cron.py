@@ -25,6 +25,8 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class CronSettings(ControllerSettings):
+    """The settings of the controller `cron`."""
+
     windows: tuple[Window, ...] = settings_field(
         (), LIST, "{from, to, workers, days}; none: made of earlier days", parse=read_windows
     )

@@ -28,6 +28,8 @@ THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1
 
 @dataclass(frozen=True, slots=True)
 class DynamoSettings(ControllerSettings):
+    """The settings of the controller `dynamo`."""
+
     optimize: str = settings_field(
         "throughput", NAME, "what the thresholds are for", choices=tuple(THRESHOLDS)
     )

@@ -38,6 +38,8 @@ ROUNDING = 1e-9  # A batch that is whole but for rounding counts as whole.
 
 @dataclass(frozen=True, slots=True)
 class DynamoSlaSettings(ControllerSettings):
+    """The settings of the controller `dynamo-sla`."""
+
     predictor: str = settings_field(
         "constant", NAME, "forecast of the next interval", choices=("constant", "seasonal")
     )

@@ -77,6 +77,8 @@ class ScalingRules(ControllerSettings):
 
 @dataclass(frozen=True, slots=True)
 class HpaSettings(ScalingRules):
+    """The settings of the controller `hpa`."""
+
     metric: str = settings_field("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
     target: float | None = settings_field(
         None, NUMBER, "target of the metric per worker; none: its usual one", least=1e-3, parse=read_target

@@ -26,6 +26,8 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class KedaSettings(ScalingRules):
+    """The settings of the controller `keda`."""
+
     metric: str = settings_field(
         "queue", NAME, "what the query adds up", choices=tuple(METRICS), parse=read_metric
     )
@@ -63,6 +65,7 @@ class Keda:
         self.active_s = 0.0 if size else -math.inf  # When a trigger was last active.
 
     def decide(self, reading: MetricsReading) -> int:
+        """The size that the pool should have, by the latest reading."""
         total = self.metric.total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
         cron_workers = workers_at(self.settings.cron, self.deployment, reading.time_s)[self.pool]
         if reading.time_s - self.polled_s >= self.settings.poll_s:

@@ -28,6 +28,8 @@ ROUNDING = 1e-9  # Without it rounding could ask for one worker more.
 
 @dataclass(frozen=True, slots=True)
 class KnativeSettings(ControllerSettings):
+    """The settings of the controller `knative`."""
+
     target: float = settings_field(
         100.0, NUMBER, "concurrency of a worker (autoscaling.knative.dev/target)", least=0.01
     )
@@ -51,6 +53,7 @@ class KnativeSettings(ControllerSettings):
     lag_s: float = settings_field(1.0, SECONDS, "age of the metrics", most=600.0)
 
     def check(self) -> None:
+        """Raise InputError for settings that contradict each other."""
         if self.window_s * self.panic_window_frac < 1:
             raise InputError(
                 f"panic_window: {self.panic_window_frac:.3g} of a window of {self.window_s:g} s is shorter "
@@ -99,6 +102,7 @@ class Knative:
         self.idle_s: float | None = None  # Since when there has been nothing to do.
 
     def decide(self, reading: MetricsReading) -> int:
+        """The size that the pool should have, by the latest reading."""
         time_s = reading.time_s
         at_workers = METRICS["concurrency"].total(reading, self.pool)
         concurrency = at_workers + self.deployment.limbo_of(reading, self.pool)

@@ -32,6 +32,8 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class FleetplanSettings(ControllerSettings):
+    """The settings of the controller `fleetplan`."""
+
     headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
     floor_frac: float = settings_field(
         0.0, SHARE, "by load: never fewer workers than so many of earlier windows needed", most=1.0
@@ -62,6 +64,8 @@ MOST_GROWTH = 3.0  # A forecast of more than this many times the present is take
 
 
 class Fleetplan:
+    """The controller `fleetplan`."""
+
     def __init__(self, settings: FleetplanSettings, deployment: Deployment) -> None:
         self.is_by_load = settings.by == "load" and bool(deployment.rules and deployment.engines)
         if not self.is_by_load:
@@ -110,6 +114,7 @@ class Fleetplan:
     def _workers_for_load(
         self, reading: MetricsReading, pool: int, now_rps: float, factor: float, backlog_rps: float
     ) -> int:
+        """The workers of each pool for the load of the spans so far."""
         deployment = self.deployment
         if math.isnan(sum(self.mean_tokens)):  # No request has finished yet.
             return int(self.sizes_at_start[pool])

@@ -14,6 +14,8 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class StaticSettings(ControllerSettings):
+    """The settings of the controller `static`."""
+
     workers: tuple[int, ...] = settings_field(
         (), LIST, "workers of all pools alike, or of each; none: those at the beginning", parse=read_workers
     )

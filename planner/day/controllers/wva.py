@@ -150,6 +150,8 @@ class HpaFollowed(ABC):
 
 
 class Wva(HpaFollowed):
+    """The controller `wva`."""
+
     def __init__(self, settings: WvaSettings, deployment: Deployment) -> None:
         self.settings = settings
         super().__init__(settings, deployment)
