@@ -48,8 +48,10 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
 
 
 def read_trace(trace: TraceLike, *, drop_invalid: bool = False, how: LogOptions | None = None) -> Trace:
-    """The requests of a file or of a table, checked. Coarse stamps are spread by whoever has a seed. `how`
-    says which column of a log is what, where the file does not (docs/traces.md).
+    """The requests of a file or of a table, checked.
+
+    Coarse stamps stay as they are: callers that have a seed spread them. `how` says which column of a log is
+    what, where the file does not (docs/traces.md).
 
     Requests without tokens are left out. More than 20 % of these are an error, unless `drop_invalid`.
     """
@@ -76,8 +78,9 @@ def requests_of(
     drop_invalid: bool = False,
     how: LogOptions | None = None,
 ) -> Trace:
-    """The requests of a trace, or those that this seed draws from a description. `how` is as in `read_trace`.
-    All functions get their traffic here.
+    """The requests of a trace, or those that this seed draws from a description.
+
+    All functions get their traffic here. `how` is as in `read_trace`.
 
     Raises InputError where both are given, or neither.
     """
@@ -100,9 +103,10 @@ def requests_of(
 def requests_meant(
     trace: TraceLike | None, rate_request: RateRequest, *, is_given: bool, seed: int
 ) -> tuple[Trace, RateRequest]:
-    """As `requests_of`, and the rate and part of these requests that are meant. With `is_given` rate or
-    window were given beside the question; they are not of the traffic that the question describes, so a trace
-    replaces it.
+    """The requests as from `requests_of`, and the rate and window that are to be taken of them.
+
+    `is_given`: rate or window come from beside the question. Then they are not about the traffic that the
+    question describes, and a trace replaces that.
     """
     is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
     if is_given and not is_drawn:
@@ -167,8 +171,9 @@ def named_fleets(
 
 
 def name_of_file(path: Path) -> str:
-    """A fleet's name where none is given: the file's without its ending, of plan.yaml that of its folder, as
-    all plans have that file name.
+    """A fleet's name where none is given: that of its file without the ending.
+
+    A plan.yaml has the name of its folder, as all plans have that file name.
     """
     return path.parent.name if path.name == "plan.yaml" and path.parent.name else path.stem
 
@@ -176,7 +181,7 @@ def name_of_file(path: Path) -> str:
 def limits_and_rate(
     slo: SloLike, catalog: Catalog, *, traffic: TrafficLike = None, command: str
 ) -> tuple[Slo | None, RateRequest]:
-    """The limits, and which traffic is meant: `traffic`, otherwise what a whole question says.
+    """The limits, and the rate and window of the traffic: of `traffic`, else of a whole question.
 
     Raises InputError, in which `command` is named, if the limits are relative: only a plan can have those.
     """
@@ -198,8 +203,9 @@ def limits_and_rate(
 
 
 def traffic_of(traffic: RateRequest | Section) -> RateRequest:
-    """Keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest 10 min"}, and how a log
-    is read (`map`, `timezone`, `format`).
+    """Reads keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest 10 min"}.
+
+    The section may also say how a log is read (`map`, `timezone`, `format`).
     """
     if isinstance(traffic, RateRequest):
         return traffic
@@ -214,7 +220,7 @@ def traffic_of(traffic: RateRequest | Section) -> RateRequest:
 
 
 def scaling(how: str, where: str = "traffic: scale") -> Any:
-    """One of the ways to rescale a trace."""
+    """The value, checked to be one of the ways to rescale a trace."""
     if how not in ("superpose", "compress", "thin"):
         raise InputError(f"{where}: expected superpose, compress or thin, found {how!r}")
     return how

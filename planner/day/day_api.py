@@ -36,10 +36,10 @@ from planner.studies.what_if import Study
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
-# Unless `most` says otherwise, a controller may ask for this many times the workers that stand all day, and
-# for this many more of a pool of one.
+# Unless `most` says otherwise, a controller may have so many times the workers that stand all day, and at
+# least so many more.
 MOST_TIMES, LEAST_MORE = 2, 2
-LEAST_LEFT_S = 1.0  # What is left of the time limit counts as this long at least.
+LEAST_LEFT_S = 1.0  # What is left of the time limit counts as at least this long.
 # A spot worker is taken away after this notice, which is AWS's; others give 30 s.
 NOTICE_S = 120.0
 STATIC_SHARE = 0.4  # The share of the time for the fleet that stands all day.
@@ -155,7 +155,7 @@ def day(
     progress: Progress = report_nothing,
     **keys: Unpack[TaskKeys],
 ) -> DayResult | JointDayResult:
-    """What controllers make of a day of traffic: cost, windows that keep the SLO, regret above the optimum.
+    """Simulate controllers on a day of traffic: cost, windows that keep the SLO, regret above the optimum.
 
     `slo` is the question as for `plan`; its section `day`, or `terms` over it, says how pools may change and
     who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper, and its

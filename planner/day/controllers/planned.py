@@ -114,7 +114,7 @@ class Fleetplan:
     def _workers_for_load(
         self, reading: MetricsReading, pool: int, now_rps: float, factor: float, backlog_rps: float
     ) -> int:
-        """The workers of each pool for the load of the spans so far."""
+        """The workers of a pool for the load of the spans so far, times `factor`, and the backlog."""
         deployment = self.deployment
         if math.isnan(sum(self.mean_tokens)):  # No request has finished yet.
             return int(self.sizes_at_start[pool])

@@ -25,8 +25,10 @@ AnySettings = TypeVar("AnySettings", bound="ControllerSettings")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: its `name` in a document, the `field` that holds it, what it is (`words`), and the
-    values that it may have. A value of None follows from the deployment or from another parameter.
+    """One parameter: its `name` in a document, the `field` that holds it, what it is (`words`), and its
+    range.
+
+    A value of None follows from the deployment or from another parameter.
 
     A document writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
     """
@@ -102,8 +104,10 @@ def settings_field(
     choices: tuple[str, ...] = (),
     parse: Callable[[object, str], Any] | None = None,
 ) -> Any:
-    """A field of `ControllerSettings`. `parse` reads a value that has no unit; its second argument names the
-    place of the value in error messages.
+    """A field of `ControllerSettings`.
+
+    `parse` reads a value that has no unit; its second argument names the place of the value in error
+    messages.
     """
     metadata = {
         "unit": unit,
@@ -143,7 +147,8 @@ class ControllerSettings:
 def read_settings(
     settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
 ) -> AnySettings:
-    """Settings of the values in `given`; other parameters have their defaults, or the values in `over`.
+    """Settings with the values in `given`; other parameters have their defaults, or the values in `over`.
+
     Raises InputError with the place.
     """
     by_name = {each.name: each for each in parameters_of(settings)}

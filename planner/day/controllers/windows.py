@@ -15,8 +15,9 @@ _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window from `begin_s` to `end_s`, in seconds of the day, on each of `days` (0: Monday). If `end_s` is
-    less than `begin_s`, the window ends on the next day.
+    """A window from `begin_s` to `end_s`, in seconds of the day, on each of `days` (0: Monday).
+
+    If `end_s` is less than `begin_s`, the window ends on the next day.
 
     `workers` has one number for all pools, or one for each.
     """
@@ -40,8 +41,9 @@ class Window:
 
 
 def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: float) -> list[int]:
-    """The workers of each pool (P,) at a time of the run: the largest number of all windows that contain the
-    time, or 0.
+    """The workers of each pool (P,) at a time of the run.
+
+    They are the largest number of all windows that contain the time, or 0.
     """
     # `clock_s` is the time of the week at the beginning of the run.
     now = [each for each in windows if each.holds(deployment.clock_s + time_s)]
@@ -93,7 +95,7 @@ def _clock(value: object, where: str) -> float:
 def read_workers(value: object, where: str) -> tuple[int, ...]:
     """A number of workers for every pool, or a list with one for each."""
     entries = value if isinstance(value, list) and value else [value]
-    # isinstance would take true for 1.
+    # `type`, as isinstance would take true for 1.
     if not all(type(each) is int and each >= 0 for each in entries):
         raise document_values.refused_value(
             where, "expected a number of workers, or a list with one for each pool", value

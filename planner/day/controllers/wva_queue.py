@@ -39,9 +39,9 @@ from planner.day.controllers.settings import NUMBER, settings_field
 from planner.day.controllers.wva import HpaFollowed, WvaRules
 from planner.simulator.elastic import Floats, MetricsReading
 
-# The original has these too. Rates are searched from EDGE mu(1) to (1 - EDGE) mu(N).
+# Both are constants of the original. Rates are searched from EDGE mu(1) to (1 - EDGE) mu(N).
 EDGE = 0.001
-QUEUE_PER_SEAT = 10  # Q / N
+QUEUE_PER_SEAT = 10  # Q / N: so many requests may wait for each seat.
 RATE_TOLERANCE = 1e-6  # The relative error of a root search.
 KEPT_RATES = 4096  # Rates of so many (pool, lengths) are kept, since each takes a root search.
 LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is priced as if it carried this.
@@ -180,6 +180,8 @@ def times_of(engine: EngineProfile, role: Role, input_tokens: float, output_toke
 
 @dataclass(frozen=True, slots=True)
 class WvaQueueSettings(WvaRules):
+    """The settings of the controller `wva-queue`: those of `WvaRules` and a margin."""
+
     margin: float = settings_field(1.0, NUMBER, "times the rate that arrives", least=0.1, most=10.0)
 
 
@@ -194,7 +196,7 @@ class WvaQueue(HpaFollowed):
 
     def start(self, sizes: Sequence[int]) -> None:
         super().start(sizes)
-        self.arrived, self.seen_s = 0.0, 0.0  # Requests, and the time in which they arrived.
+        self.arrived, self.counted_s = 0.0, 0.0  # Requests since the last decision, and in which time.
         # Mean tokens of prompts and answers; NaN until a request has ended.
         self.lengths = (math.nan, math.nan)
 
@@ -202,7 +204,7 @@ class WvaQueue(HpaFollowed):
         if is_before_traffic(reading):
             return list(self.current)
         self.arrived += self.deployment.rate_rps(reading) * reading.interval_s
-        self.seen_s += reading.interval_s
+        self.counted_s += reading.interval_s
         pools = range(len(self.deployment.pools))
         lengths = (mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools))
         self.lengths = lengths if not any(math.isnan(each) for each in lengths) else self.lengths
@@ -210,8 +212,8 @@ class WvaQueue(HpaFollowed):
 
     def optimal_sizes(self, reading: MetricsReading) -> list[int]:
         """The sizes for the mean rate since the last call."""
-        rate_rps = self.arrived / self.seen_s * self.settings.margin
-        self.arrived = self.seen_s = 0.0
+        rate_rps = self.arrived / self.counted_s * self.settings.margin
+        self.arrived = self.counted_s = 0.0
         wanted = list(self.current)
         if any(math.isnan(each) for each in self.lengths):
             return wanted
