@@ -218,9 +218,10 @@ def beside_each_gpu(
     watch: Watch = ignore_progress,
     on_paper: OnPaper = ignore_paper_answer,
 ) -> Plan:
-    """The plan, with the best fleet of each GPU type alone. `fleet: per_gpu` asks for those, with a time
-    limit of their own. Without it they are planned where that costs little: for two to four GPU types, in
-    what the plan leaves of its time.
+    """The plan, with the best fleet of each GPU type alone.
+
+    `fleet: per_gpu` asks for those, with a time limit of their own. Without it they are planned where that
+    costs little: for two to four GPU types, in what the plan leaves of its time.
     """
     with time_limit(study.left_s):
         deadline = now_s() + study.work_limit_s

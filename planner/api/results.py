@@ -89,8 +89,9 @@ class PlanFiles(Result):
 
     @abstractmethod
     def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
-        """All that `plan -o DIR` writes, by its path in DIR. With `png` every chart is a picture too; without
-        `pages` there are neither charts nor reports.
+        """All that `plan -o DIR` writes, by its path in DIR.
+
+        With `png` every chart is a picture too; without `pages` there are neither charts nor reports.
         """
 
     @abstractmethod

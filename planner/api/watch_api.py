@@ -90,8 +90,9 @@ class MetricsSource:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WatchResult(Result):
-    """How a deployment compares with its plan. `again` is what replanning would change, if that was asked for
-    and something drifted.
+    """How a deployment compares with its plan.
+
+    `again` is what replanning would change, if that was asked for and something drifted.
     """
 
     plan: Planned
@@ -168,9 +169,10 @@ def look_once(
     progress: Callable[[str], None] = lambda _: None,
     before: WatchResult | None = None,
 ) -> WatchResult:
-    """Compare a deployment once with its plan. With `slo` a drift triggers `plan replan` on the traffic since
-    the drift (DistServe section 4.3). The replan of the look `before` stands until what drifted moves on by
-    more than REPLAN_AGAIN_FRAC.
+    """Compare a deployment once with its plan.
+
+    With `slo` a drift triggers `plan replan` on the traffic since the drift (DistServe section 4.3). The
+    replan of the look `before` stands until what drifted moves on by more than REPLAN_AGAIN_FRAC.
     """
     progress("looking at the metrics")
     watched = watches.watch_windows(plan, source.live(plan))

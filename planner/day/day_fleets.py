@@ -35,8 +35,9 @@ ON_PAPER, GIVEN = "the fleet on paper", "the fleet given"
 def candidate_fleets(
     study: Study, task: PlanQuestion, answer: StudyAnswer, deadline: float
 ) -> dict[str, Fleet]:
-    """The fleet on paper and its alternatives by label, each fleet once, at most MOST_FLEETS. Fleets for
-    which there is no time before the deadline are left out.
+    """The fleet on paper and its alternatives by label, each fleet once, at most MOST_FLEETS.
+
+    Fleets for which there is no time before the deadline are left out.
     """
     fleets = {ON_PAPER: answer.fleet}
     types = gpu_types(task, study)

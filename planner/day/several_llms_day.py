@@ -132,8 +132,9 @@ def study_day_together(
     optimum: bool = True,
     progress: Progress = report_nothing,
 ) -> JointAnswer:
-    """Simulate the fleets that stand all day and every controller, and find the optimum of all LLMs. The
-    stock is that of the first question.
+    """Simulate the fleets that stand all day and every controller, and find the optimum of all LLMs.
+
+    The stock is that of the first question.
 
     Where a question has training traffic, parameters are tuned for each LLM by itself. Raises InputError
     where traffic cannot be split as asked, or the traffics of two LLMs end at different times.

@@ -38,8 +38,10 @@ class Block:
 def read_blocks(
     path: Path, stream: io.BufferedReader, line: int, *, columns: Sequence[str], figures: Sequence[int]
 ) -> Iterator[Block]:
-    """The rows below the header, from `line` on. `figures` are the indexes of columns that hold a number or a
-    date in every row: a line is taken for a row where all of them do.
+    """The rows below the header, from `line` on.
+
+    `figures` are the indexes of columns that hold a number or a date in every row: a line is taken for a row
+    where all of them do.
 
     Raises TraceError naming the line whose quote swallows others.
     """
@@ -123,8 +125,9 @@ def _check_long_field(
 
 
 def _is_row(line: bytes, column: int, width: int, figures: Sequence[int]) -> bool:
-    """Whether a line, read without regard to quotes, has a number or date in all columns of `figures`. The
-    field of index `column` may contain commas, so many as there are fields too many.
+    """Whether a line, read without regard to quotes, has a number or date in all columns of `figures`.
+
+    The field of index `column` may contain commas, so many as there are fields too many.
     """
     fields = line.rstrip(b"\r\n").split(b",")
     extra = len(fields) - width

@@ -13,8 +13,9 @@ _tidy_functions: list[Callable[[], None]] = []
 
 @contextmanager
 def last_words(save: Callable[[], str]) -> Iterator[None]:
-    """If an interrupt ends the block, `tidy_and_report` calls `save` once and gives what it returns. `save`
-    must be quick and may be called from any thread.
+    """If an interrupt ends the block, `tidy_and_report` calls `save` once and gives what it returns.
+
+    `save` must be quick and may be called from any thread.
     """
     _last_words[:] = [save]
     try:

@@ -45,8 +45,9 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV table from its text; lines that begin with # are left out. It must have all `columns`. Errors
-    begin with `where`.
+    """A CSV table from its text; lines that begin with # are left out.
+
+    It must have all `columns`. Errors begin with `where`.
     """
     refuse_long_fields(text, where)
     try:
@@ -80,8 +81,9 @@ def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterato
 def read_number_column(
     table: pd.DataFrame, name: str, where: object, *, least: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """A column of numbers that are at least `least`. Raises InputError that names the first row where one is
-    not; row 1 follows the header.
+    """A column of numbers that are at least `least`.
+
+    Raises InputError that names the first row where one is not; row 1 follows the header.
     """
     values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))

@@ -42,8 +42,9 @@ def is_limited() -> bool:
 
 
 def survives_in_copy(work: Callable[[], object]) -> bool:
-    """Whether `work` ends without an error in a forked copy of this process, whose stderr is discarded. Some
-    libraries end their process if memory or files are short, so they are tried in a copy.
+    """Whether `work` ends without an error in a forked copy of this process, whose stderr is discarded.
+
+    Some libraries end their process if memory or files are short, so they are tried in a copy.
     """
     child = os.fork()
     if child == 0:

@@ -141,8 +141,9 @@ def summarise_import(measured: StepTable | MeasuredRuns) -> dict[str, Any]:
 
 
 def detect_format(path: Path) -> str:
-    """The format of a file, or of the first result in a folder. Raises InputError where it is none of
-    FORMATS.
+    """The format of a file, or of the first result in a folder.
+
+    Raises InputError where it is none of FORMATS.
     """
     if path.is_dir():
         own = [row.inside[0] for row in FORMATS.values() if row.inside]

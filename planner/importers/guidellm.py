@@ -167,8 +167,10 @@ def _from_statistics(
 
 
 def _parse_load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:
-    """The load: (concurrency, None) of a closed loop, (None, rate) of an open one. (None, None) where the
-    file has no strategy that is known here; then the start times of the requests are the load.
+    """The load: (concurrency, None) of a closed loop, (None, rate) of an open one.
+
+    (None, None) where the file has no strategy that is known here; then the start times of the requests are
+    the load.
     """
     strategy: Any = None
     for key in ("config", "args", "scheduler"):  # Versions of guidellm differ in the key.

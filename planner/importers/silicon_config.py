@@ -84,8 +84,10 @@ def config_folder(llm: Llm) -> Path | None:
 
 @cache
 def has_same_weights(llm: Llm, folder: Path) -> bool:
-    """Whether the config.json in `folder` has weights of as many bytes as the LLM. Some of AIConfigurator's
-    copies say NVFP4 where the published checkpoint keeps attention and states in 8 or 16 bits.
+    """Whether the config.json in `folder` has weights of as many bytes as the LLM.
+
+    Some of AIConfigurator's copies say NVFP4 where the published checkpoint keeps attention and states in 8
+    or 16 bits.
     """
     with tempfile.TemporaryDirectory() as copy:
         for name, path in _files_of(llm.name, folder).items():
@@ -359,8 +361,9 @@ def _is_head(operation: Operation) -> bool:
 
 
 def _is_shared(operation: Operation) -> bool:
-    """Whether an operation is part of a shared expert, which every token visits. Gemma's `shared_mlp` is not:
-    it is a dense block before the experts.
+    """Whether an operation is part of a shared expert, which every token visits.
+
+    Gemma's `shared_mlp` is not: it is a dense block before the experts.
     """
     return "shared_" in _name_of(operation) and "shared_mlp" not in _name_of(operation)
 

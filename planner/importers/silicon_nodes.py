@@ -49,8 +49,9 @@ def why_not_on_nodes(llm: Llm, gpu: Gpu, nodes: int) -> str:
 
 
 def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
-    """Time of the experts of all layers on this many GPUs [ms], by the number of tokens on all of them. It
-    includes the time of tokens on their way to the experts and back.
+    """Time of the experts of all layers on this many GPUs [ms], by the number of tokens on all of them.
+
+    It includes the time of tokens on their way to the experts and back.
     """
     nodes = gpus // int(gpu.gpus_per_node)
     if why := why_not_on_nodes(llm, gpu, nodes):

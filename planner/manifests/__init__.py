@@ -84,8 +84,9 @@ OUTDATED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RouterRow:
-    """A row of README.md: what became of the SLO under a target's router, in words. `kept`: whether the SLO
-    is kept there, None where plan.yaml does not say.
+    """A row of README.md: what became of the SLO under a target's router, in words.
+
+    `kept`: whether the SLO is kept there, None where plan.yaml does not say.
     """
 
     target: str
@@ -122,8 +123,9 @@ class Rendered:
 def render(
     fleet: Fleet, max_model_len: int, target: str = "all", router_rows: Sequence[RouterRow] = ()
 ) -> Rendered:
-    """The manifests of one target, or of all that can express the fleet, and a README.md. `router_rows` say
-    what was simulated under the routers of the targets.
+    """The manifests of one target, or of all that can express the fleet, and a README.md.
+
+    `router_rows` say what was simulated under the routers of the targets.
 
     Raises InputError where there is no such target, or it cannot express the fleet.
     """

@@ -62,8 +62,10 @@ def _difference_text(
     difference: RouterDifference,
     lacking: str = "and plan.yaml says under `routers` whether the SLO is kept so",
 ) -> list[str]:
-    """One sentence on the difference, or none where there is no difference. The sentence of a lacking policy
-    ends with `lacking`: plans are simulated under the routers of targets, not under other queues.
+    """One sentence on the difference, or none where there is no difference.
+
+    The sentence of a lacking policy ends with `lacking`: plans are simulated under the routers of targets,
+    not under other queues.
     """
     title = ROUTERS[router].title
     if difference.is_lacking:
@@ -76,8 +78,9 @@ def _difference_text(
 
 
 def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str, str]:
-    """A target's files, with the notes as comments in those of its router. A target without files of a router
-    has them in all files but the optional ones.
+    """A target's files, with the notes as comments in those of its router.
+
+    A target without files of a router has them in all files but the optional ones.
     """
     lines = "".join(f"# {note}\n" for note in note_lines)
     main = [path for path in files if not path.startswith(_OPTIONAL) and not path.endswith(_UNCOMMENTED)]

@@ -209,8 +209,9 @@ def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
 
 
 def _lora_flags(lora: Lora) -> dict[str, Setting]:
-    """Slots for adapters, and the folders where their files must be. Where the plan names no adapters, one
-    name is left to be replaced.
+    """Slots for adapters, and the folders where their files must be.
+
+    Where the plan names no adapters, one name is left to be replaced.
     """
     names = lora.adapters if isinstance(lora.adapters, tuple) else (ANY_ADAPTER,)
     if bad := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
@@ -340,8 +341,9 @@ def refuse_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
 
 
 def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
-    """The routers by name, each with the roles it serves. A fleet with mixed workers and pairs needs two
-    routers: vLLM's router serves one or the other.
+    """The routers by name, each with the roles it serves.
+
+    A fleet with mixed workers and pairs needs two routers: vLLM's router serves one or the other.
     """
     roles = {pool.role for pool in fleet.running_pools}
     if "mixed" not in roles:
@@ -404,6 +406,7 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
 def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
     """Flags of vllm-router's cache-aware rule: the plan's settings where it was simulated with that rule.
+
     Otherwise none, so that the router's own defaults count.
     """
     policies = fleet.policies

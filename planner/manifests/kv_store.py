@@ -45,8 +45,9 @@ def refuse(fleet: Fleet, target: str) -> None:
 
 
 def connector(fleet: Fleet) -> Document:
-    """vLLM's `kv_transfer_config` of workers that use the store. Where their TP degrees differ, it lists
-    these, so that blocks are split small enough for all.
+    """vLLM's `kv_transfer_config` of workers that use the store.
+
+    Where their TP degrees differ, it lists these, so that blocks are split small enough for all.
     """
     connector_config: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     degrees = sorted({pool.type.tp for pool in fleet.running_pools if serves(fleet, pool)})

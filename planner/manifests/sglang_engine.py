@@ -23,8 +23,9 @@ def serves(fleet: Fleet) -> bool:
 
 
 def release(version: str) -> str:
-    """The release of a version. No image is called by a version of two numbers, such as 0.5: then it is
-    NEWEST.
+    """The release of a version.
+
+    No image is called by a version of two numbers, such as 0.5: then it is NEWEST.
     """
     return version if version.count(".") > 1 else NEWEST
 

@@ -121,8 +121,9 @@ def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aio
 
 
 def checked_url(url: str, option: str) -> str:
-    """The URL without a slash at the end. That of --url also loses the path of an operation, and gets /v1 if
-    it has no path.
+    """The URL without a slash at the end.
+
+    That of --url also loses the path of an operation, and gets /v1 if it has no path.
     """
     try:
         parts = urlsplit(url)

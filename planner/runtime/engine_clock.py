@@ -54,8 +54,9 @@ class EngineClock:
         await self.client.close()
 
     async def check(self) -> None:
-        """Raise EndpointError if an address is neither an engine's metrics nor a Prometheus server. It is
-        called before any request that costs money.
+        """Raise EndpointError if an address is neither an engine's metrics nor a Prometheus server.
+
+        It is called before any request that costs money.
         """
         for url in self.urls:
             await self._rows(url)
@@ -66,8 +67,10 @@ class EngineClock:
         self.before = [await self._scrape(url, lambda _: None) for url in self.urls]
 
     async def end(self, progress: Callable[[str], None]) -> dict[str, Any] | None:
-        """Scrape after the traffic. Returns for the journal the increase of each sample, summed over engines,
-        or the error; None without addresses.
+        """Scrape after the traffic.
+
+        Returns for the journal the increase of each sample, summed over engines, or the error; None without
+        addresses.
         """
         if not self.urls:
             return None

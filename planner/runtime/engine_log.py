@@ -34,9 +34,10 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineLog:
-    """All that one worker wrote. `steps` has STEP_COLUMNS, OWN_COLUMNS (NaN where the engine's thread does
-    not compute) and `t_s`, in order of time. `engine`: its version and whether it schedules asynchronously,
-    empty where the log lacks them.
+    """All that one worker wrote.
+
+    `steps` has STEP_COLUMNS, OWN_COLUMNS (NaN where the engine's thread does not compute) and `t_s`, in order
+    of time. `engine`: its version and whether it schedules asynchronously, empty where the log lacks them.
     """
 
     steps: pd.DataFrame

@@ -114,8 +114,10 @@ def read_request(
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
-    """Read the body and unpack it. The body is refused at the first byte beyond `most_bytes`, packed or
-    unpacked. The web server does not unpack bodies, because it would do so before the API key is checked.
+    """Read the body and unpack it.
+
+    The body is refused at the first byte beyond `most_bytes`, packed or unpacked. The web server does not
+    unpack bodies, because it would do so before the API key is checked.
     """
     if (request.content_length or 0) > most_bytes:
         raise refusal(413, "")  # The router's guard adds the message, with the limit.
@@ -163,8 +165,10 @@ def _tenant(request: web.Request, body: dict[str, Any]) -> str:
 
 
 class Reply:
-    """The answer to one client. `response` is None until the answer has begun. `tokens` is the number of
-    output tokens so far, by the events of a stream or by the count in an answer that is no stream.
+    """The answer to one client.
+
+    `response` is None until the answer has begun. `tokens` is the number of output tokens so far, by the
+    events of a stream or by the count in an answer that is no stream.
     """
 
     def __init__(self, request: web.Request, routed_request: RoutedRequest, start_s: float) -> None:

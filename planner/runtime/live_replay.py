@@ -223,8 +223,9 @@ async def replay_trace(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Sent]:
-    """Send these `requests` of the trace to our router, the first one LEAD_S from now. Returns when all have
-    ended.
+    """Send these `requests` of the trace to our router, the first one LEAD_S from now.
+
+    Returns when all have ended.
     """
     headers = {"Authorization": f"Bearer {sending.key}"} if sending.key else {}
     timeout = aiohttp.ClientTimeout(total=sending.timeout_s)
@@ -245,8 +246,9 @@ async def send_at_times(
     part: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Sent]:
-    """Send these requests at their times through `sender`, the first one LEAD_S from now. Returns when all
-    have ended, or those that were sent before `may_send` refused one.
+    """Send these requests at their times through `sender`, the first one LEAD_S from now.
+
+    Returns when all have ended, or those that were sent before `may_send` refused one.
     """
     start_s = time.monotonic() + LEAD_S
     first_s = float(trace.arrival_s[list(requests)].min()) if requests else 0.0
@@ -317,8 +319,10 @@ class _Agenda:
     def __init__(
         self, trace: Trace, requests: Sequence[int], before: Mapping[int, Sent], first_s: float
     ) -> None:
-        """`before` has the outcomes of earlier parts. `lost_before` gets the requests that wait for one which
-        did not finish in an earlier part, with the reason.
+        """`before` has the outcomes of earlier parts.
+
+        `lost_before` gets the requests that wait for one which did not finish in an earlier part, with the
+        reason.
         """
         own_requests = set(requests)
         self.arrival_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
@@ -345,8 +349,10 @@ class _Agenda:
                 self._add(request)
 
     def ended(self, sent: Sent) -> list[tuple[int, str]]:
-        """Note the outcome of a request. Requests that waited only for this one get their times. If it did
-        not finish, all that wait for it are given up and returned, with the reason.
+        """Note the outcome of a request.
+
+        Requests that waited only for this one get their times. If it did not finish, all that wait for it are
+        given up and returned, with the reason.
         """
         waiting = [child for child in self.children.get(sent.request, ()) if child not in self.given_up]
         if sent.status != "finished":
@@ -365,8 +371,9 @@ class _Agenda:
         heapq.heappush(self.due, (due_s, request))
 
     def _lose(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
-        """Give up these requests and all that wait for them. Returns those not given up before, with the
-        reason.
+        """Give up these requests and all that wait for them.
+
+        Returns those not given up before, with the reason.
         """
         reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
         given_up = []
@@ -402,8 +409,10 @@ def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefi
 
 
 def unique_prompt(tokens: int, request: int, seed: int) -> list[int]:
-    """A prompt of random token ids. Its first two ids are the request's number in base TOKENS, so that up to
-    TOKENS * TOKENS requests (994,009) differ at the start, and no cache finds a common block.
+    """A prompt of random token ids.
+
+    Its first two ids are the request's number in base TOKENS, so that up to TOKENS * TOKENS requests
+    (994,009) differ at the start, and no cache finds a common block.
     """
     ids = np.random.default_rng((seed, request)).integers(TOKENS, size=tokens) + FIRST_TOKEN
     request_ids = np.array([request // TOKENS % TOKENS, request % TOKENS]) + FIRST_TOKEN
@@ -446,8 +455,9 @@ async def send_to_router(
     due_s: float,
     expected_tokens: int,
 ) -> Sent:
-    """Send a request to our router, read the stream to its end, and return the outcome. An answer without
-    exactly `expected_tokens` has failed.
+    """Send a request to our router, read the stream to its end, and return the outcome.
+
+    An answer without exactly `expected_tokens` has failed.
     """
 
     def now_s() -> float:

@@ -152,8 +152,10 @@ class LiveFleet:
     def take_seat(
         self, inputs: int, outputs: int, time_s: float, *, names: Sequence[int] = (), tenant: str = ""
     ) -> int:
-        """Give a new request a seat and return it. `inputs` and `outputs` are numbers of tokens. `names`
-        identify the prompt's blocks, each with all before it (planner/runtime/prompt_blocks.py).
+        """Give a new request a seat and return it.
+
+        `inputs` and `outputs` are numbers of tokens. `names` identify the prompt's blocks, each with all
+        before it (planner/runtime/prompt_blocks.py).
         """
         if self.lengths is None:
             self._learn(inputs, outputs)
@@ -216,8 +218,10 @@ class LiveFleet:
         return None if worker == layout.NONE else worker
 
     def _see_flips(self) -> None:
-        """Note the workers whose role the policy has changed. If a change takes a restart, the worker is down
-        until `note_up`."""
+        """Note the workers whose role the policy has changed.
+
+        If a change takes a restart, the worker is down until `note_up`.
+        """
         for w, code in enumerate(self.workers["role"].tolist()):
             if ROLES[self.roles[w]] == code:
                 continue
@@ -229,8 +233,9 @@ class LiveFleet:
             self._see_most_tokens()
 
     def note_admitted(self, seat: int, time_s: float) -> None:
-        """Note that the worker begins to compute the prompt. A caller that cannot see this calls
-        `note_computed` alone.
+        """Note that the worker begins to compute the prompt.
+
+        A caller that cannot see this calls `note_computed` alone.
         """
         events.note_event(self.state, events.ADMIT, seat, 0, time_s)
 
@@ -257,8 +262,9 @@ class LiveFleet:
         self.state = self.state._replace(outputs=table)
 
     def release_seat(self, seat: int) -> None:
-        """Give back the seat of a request that is on no worker. With the policy e2 the request keeps the seat
-        until it has left the window (`_free_seats`).
+        """Give back the seat of a request that is on no worker.
+
+        With the policy e2 the request keeps the seat until it has left the window (`_free_seats`).
         """
         if self.has_window:
             self.state.requests["status"][seat] = events.GONE
@@ -266,8 +272,9 @@ class LiveFleet:
             self._give_back(seat)
 
     def pin_prompt(self, worker: int, names: Sequence[int]) -> None:
-        """Note that the worker keeps a prompt of these blocks for good. Requests that begin with it are sent
-        there.
+        """Note that the worker keeps a prompt of these blocks for good.
+
+        Requests that begin with it are sent there.
         """
         start = self._write_path(names)
         # No seat uses this path, so that the table drops it; its nodes stay in use and are never freed.
@@ -285,8 +292,9 @@ class LiveFleet:
         events.note_event(self.state, events.GO_DOWN, 0, worker, time_s)
 
     def _learn(self, inputs: int, outputs: int) -> None:
-        """Count a request for the mean lengths, and set the means when `_is_due` says so. From the first
-        LENGTHS_EVERY requests on, older requests lose half of their weight each time.
+        """Count a request for the mean lengths, and set the means when `_is_due` says so.
+
+        From the first LENGTHS_EVERY requests on, older requests lose half of their weight each time.
         """
         self.seen_requests += 1
         count, input_sum, output_sum = self.sums
@@ -366,8 +374,9 @@ class LiveFleet:
         return start
 
     def _compact_path(self, needed: int) -> None:
-        """Remove the prompts of ended requests from the path table. The table then has room for `needed`
-        further nodes and is no more than half full.
+        """Remove the prompts of ended requests from the path table.
+
+        The table then has room for `needed` further nodes and is no more than half full.
         """
         seats = np.flatnonzero(self.state.requests["status"] != events.FREE)
         caches, prompts = self.caches, self.caches.prompts
@@ -520,8 +529,9 @@ def priority_number(
     tenant: str = "",
     llm: str = "",
 ) -> int:
-    """A request's priority for a vLLM that schedules by priority; the smallest comes first. `tenant` and
-    `llm` are the names by which classes of the SLO select requests.
+    """A request's priority for a vLLM that schedules by priority; the smallest comes first.
+
+    `tenant` and `llm` are the names by which classes of the SLO select requests.
 
     The order is that of the simulator (slots.enqueue). Where the simulator uses the longest prompt of the
     trace, this uses `longest_tokens`, the longest request that the engines take: a request of this length may

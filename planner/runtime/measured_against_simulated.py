@@ -122,8 +122,9 @@ class PercentileRow:
 
     @property
     def error_frac(self) -> float:
-        """Predicted over measured, less 1. It is infinite if 0 was measured and more was predicted, and NaN
-        without values.
+        """Predicted over measured, less 1.
+
+        It is infinite if 0 was measured and more was predicted, and NaN without values.
         """
         if self.measured_s == 0:
             return math.inf if self.predicted_s > 0 else 0.0
@@ -131,8 +132,9 @@ class PercentileRow:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the row counts for agreement. It does not without a tolerance or without values (for
-        instance the gaps of answers of one token).
+        """Whether the row counts for agreement.
+
+        It does not without a tolerance or without values (for instance the gaps of answers of one token).
         """
         return self.tolerance_frac is not None and not math.isnan(self.error_frac)
 
@@ -155,8 +157,10 @@ class PercentileRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredComparison:
-    """Prediction and measurement. `chosen` are the requests that count: those that arrived in the measured
-    window and finished on both sides.
+    """Prediction and measurement.
+
+    `chosen` are the requests that count: those that arrived in the measured window and finished on both
+    sides.
     """
 
     predicted: Run
@@ -210,8 +214,9 @@ class Measurement:
     logs: Mapping[str, EngineLog]
 
     def served(self) -> dict[tuple[int, int], dict[str, EngineRequest]]:
-        """What the engines logged: (part, request) -> worker -> the worker's log of the request. Older logs
-        in the same folder are left out, and requests of the warm-up, whose names are different.
+        """What the engines logged: (part, request) -> worker -> the worker's log of the request.
+
+        Older logs in the same folder are left out, and requests of the warm-up, whose names are different.
         """
         starts = {part.part: part.start_s for part in self.journal.parts}
         by_request: dict[tuple[int, int], dict[str, EngineRequest]] = {}
@@ -385,6 +390,7 @@ def _observed_simulation(
     window_s: tuple[float, float],
 ) -> tuple[Simulation, Floats]:
     """The measured requests in the simulator's form, and the gaps between tokens that ended in the window.
+
     Values that no measurement gives, such as classes, are those of the simulation `like`.
     """
     n = len(ended)

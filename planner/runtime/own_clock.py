@@ -49,8 +49,10 @@ _INSTANT_POOL = "(instant)"  # The pool of a prefill that takes no time; no othe
 def undisturbed(
     run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison | None:
-    """Compare each engine with a simulation of itself. None if engines have no clock of their own, or if the
-    fits already include the time that other processes took.
+    """Compare each engine with a simulation of itself.
+
+    None if engines have no clock of their own, or if the fits already include the time that other processes
+    took.
 
     Limits of the SLO are judged where every engine gives all metrics, that is without pairs.
     """

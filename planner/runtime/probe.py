@@ -46,9 +46,10 @@ MOST_ANSWERS_OF_500 = 2
 
 @dataclass(frozen=True, slots=True)
 class ProbedEndpoint:
-    """The model and dialect by which the endpoint takes requests. `round_trip_s` is the time of a small
-    request over an open connection; None if the endpoint has no list of models to ask for. `notes` are for
-    the report.
+    """The model and dialect by which the endpoint takes requests.
+
+    `round_trip_s` is the time of a small request over an open connection; None if the endpoint has no list of
+    models to ask for. `notes` are for the report.
     """
 
     model: str

@@ -35,8 +35,9 @@ SHARED_SETTINGS = ("tp", "dtype", "max_num_batched_tokens", "max_num_seqs", "max
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """The steps, the constants of the engine, and the files that hold them. `EngineFit` says what each
-    constant is.
+    """The steps, the constants of the engine, and the files that hold them.
+
+    `EngineFit` says what each constant is.
     """
 
     steps: StepTable
@@ -67,8 +68,10 @@ def profile_engine(
     progress: Callable[[str], None] = lambda _: None,
     **how: Any,
 ) -> Profiled:
-    """Watch `engine_count` engines behind their servers at once, then profile steps. The default is one
-    engine; on a CPU, as many as there are cores for, with one core per tensor-parallel rank.
+    """Watch `engine_count` engines behind their servers at once, then profile steps.
+
+    The default is one engine; on a CPU, as many as there are cores for, with one core per tensor-parallel
+    rank.
 
     `config` is the LLM's config.json, `out` the table.csv, and `subject` the engine with its settings. `how`
     are the options of `profiling.measure.profile`. Raises InputError if the engines do not run.

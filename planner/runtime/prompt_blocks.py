@@ -13,9 +13,11 @@ CHARACTERS_PER_TOKEN = 4  # A guess for prompts in words; it is used for routing
 
 
 def blocks_of(prompt: object) -> list[int]:
-    """Names of the whole KV blocks of a prompt. A block's name depends on all blocks before it, so two
-    prompts share a name exactly where they agree from the start. Text, of a prompt or of a chat's messages,
-    is cut by characters. Any other prompt has no blocks.
+    """Names of the whole KV blocks of a prompt.
+
+    A block's name depends on all blocks before it, so two prompts share a name exactly where they agree from
+    the start. Text, of a prompt or of a chat's messages, is cut by characters. Any other prompt has no
+    blocks.
     """
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         block_length = KV_BLOCK_TOKENS

@@ -73,8 +73,9 @@ class Failures:
             self._raise_error()
 
     def have_ended(self) -> None:
-        """Check the requests once no more answers come. Raises EndpointError if most of the recent ones
-        failed.
+        """Check the requests once no more answers come.
+
+        Raises EndpointError if most of the recent ones failed.
         """
         if 2 * sum(self.recent) > len(self.recent):
             self._raise_error()
@@ -101,8 +102,9 @@ class Failures:
 
 @dataclass(slots=True)
 class ToEndpoint:
-    """Sends requests of the trace in the endpoint's dialect (a `live_replay.Sender`). `inexact` is the number
-    of answers without an exact number of tokens.
+    """Sends requests of the trace in the endpoint's dialect (a `live_replay.Sender`).
+
+    `inexact` is the number of answers without an exact number of tokens.
     """
 
     wanted: Wanted

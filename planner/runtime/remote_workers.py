@@ -30,8 +30,10 @@ HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_FAILURES = 2.0, 5.0, 3
 
 @dataclass
 class Remote:
-    """A remote worker as a `router.Backend`. `identity` is empty, because the answers of such a worker do not
-    name its process. `starts` and `gave_up` never change, because we do not start the worker.
+    """A remote worker as a `router.Backend`.
+
+    `identity` is empty, because the answers of such a worker do not name its process. `starts` and `gave_up`
+    never change, because we do not start the worker.
     """
 
     name: str
@@ -47,8 +49,9 @@ class Remote:
         raise NotImplementedError
 
     async def watch(self, every_s: float) -> None:
-        """Check /health every `every_s`, until cancelled. The worker is up after one answer, and down after
-        HEALTH_FAILURES checks in a row without an answer.
+        """Check /health every `every_s`, until cancelled.
+
+        The worker is up after one answer, and down after HEALTH_FAILURES checks in a row without an answer.
         """
         failures = HEALTH_FAILURES  # A worker that was never asked is not up.
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as client:
@@ -79,8 +82,9 @@ def parse_workers(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) -> list[Remote]:
-    """One worker per address, in the fleet's order. Raises InputError unless every worker of the plan has an
-    address and no two have the same.
+    """One worker per address, in the fleet's order.
+
+    Raises InputError unless every worker of the plan has an address and no two have the same.
     """
     pools = {pool.name: pool.count for pool in fleet.running_pools}
     if unknown := set(addresses) - set(pools):

@@ -36,8 +36,10 @@ class Replanned:
 
     @property
     def is_exact(self) -> bool:
-        """Whether no smaller fleet holds. This is known for a single pool only: of several, each was made
-        smaller by itself, so another mix may be cheaper.
+        """Whether no smaller fleet holds.
+
+        This is known for a single pool only: of several, each was made smaller by itself, so another mix may
+        be cheaper.
         """
         smallest = self.fewest_after or self.fewest_before
         return smallest is not None and len(smallest.running_pools) == 1

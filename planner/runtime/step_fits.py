@@ -33,9 +33,10 @@ class Steps:
 
 
 def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
-    """Compare every step that the engines of a pool logged while the traffic ran with the pool's fit. Steps
-    are timed by the engine's own clock, which stands still while other processes have its core, if the log
-    has one; with `on_wall` never.
+    """Compare every step that the engines of a pool logged while the traffic ran with the pool's fit.
+
+    Steps are timed by the engine's own clock, which stands still while other processes have its core, if the
+    log has one; with `on_wall` never.
     """
     pool_steps = []
     parts = run.journal.parts
@@ -112,8 +113,10 @@ def correct_fits(measured_steps: Iterable[Steps], fleet: Fleet) -> list[FitCorre
 
 
 def fits_by_machine(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple[str, int], StepLatency]:
-    """Corrected fits for a catalog, by (GPU, TP). Each is corrected by the steps of all pools with this GPU
-    and TP; pools with pipeline stages (PP) are left out, because a catalog's fit is of one stage.
+    """Corrected fits for a catalog, by (GPU, TP).
+
+    Each is corrected by the steps of all pools with this GPU and TP; pools with pipeline stages (PP) are left
+    out, because a catalog's fit is of one stage.
     """
     groups: dict[tuple[str, int], list[Steps]] = {}
     types = {pool.name: pool.type for pool in fleet.running_pools}

@@ -180,6 +180,7 @@ def _line(document: Mapping[str, Any]) -> bytes:
 
 def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
     """Make every engine core of this process write a step log to `path` (vLLM 0.26 to 0.33, engine v1).
+
     `with_cpu` says that the engine's own thread computes the steps.
     """
     from vllm import __version__
@@ -199,8 +200,9 @@ def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
 
 
 def _let_pollers_wait() -> None:
-    """Lower the priority of threads that Python did not start. NIXL's threads poll without a pause on the
-    same core as the engine's thread, and took half of its time.
+    """Lower the priority of threads that Python did not start.
+
+    NIXL's threads poll without a pause on the same core as the engine's thread, and took half of its time.
     """
     ours = {thread.native_id for thread in threading.enumerate()}
     for task in Path("/proc/self/task").glob("*"):  # The directory exists on Linux alone.
@@ -210,8 +212,9 @@ def _let_pollers_wait() -> None:
 
 
 def _own_clock() -> Callable[[], float]:
-    """A clock of the calling thread that stands still while the thread waits for a core. Systems other than
-    Linux do not count this wait; there the clock shows the thread's CPU seconds.
+    """A clock of the calling thread that stands still while the thread waits for a core.
+
+    Systems other than Linux do not count this wait; there the clock shows the thread's CPU seconds.
     """
     file = Path("/proc/thread-self/schedstat")
     descriptors: dict[int, int] = {}
@@ -227,8 +230,10 @@ def _own_clock() -> Callable[[], float]:
 
 
 def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
-    """Make one engine core write to `log`. A request counts as queued when the core's process receives it.
-    The scheduler gets the request only after the present step, and this wait is part of the request's time.
+    """Make one engine core write to `log`.
+
+    A request counts as queued when the core's process receives it. The scheduler gets the request only after
+    the present step, and this wait is part of the request's time.
     """
     scheduler, receive = core.scheduler, core.preprocess_add_request
     add, schedule, update = scheduler.add_request, scheduler.schedule, scheduler.update_from_output

@@ -68,8 +68,9 @@ class Trust:
             record.failures, record.rests_until_s = 0, 0.0
 
     def note_failure(self, w: int, now_s: float, *, is_refusal: bool) -> float:
-        """The worker failed a request. Returns how long the worker is passed over from now on [s]; 0 if it is
-        not, or already was.
+        """The worker failed a request.
+
+        Returns how long the worker is passed over from now on [s]; 0 if it is not, or already was.
         """
         record = self.records[w]
         self.failed[w] += 1

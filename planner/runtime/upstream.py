@@ -55,8 +55,9 @@ class StreamCheck:
         return self.is_done or self.finished >= self.choices or self.error_code > 0
 
     def take(self, chunk: bytes) -> bytes:
-        """The lines that `chunk` completes. Raises WorkerError for a line that is no event, and if the answer
-        is too long.
+        """The lines that `chunk` completes.
+
+        Raises WorkerError for a line that is no event, and if the answer is too long.
         """
         self.bytes += len(chunk)
         if self.bytes > self.most_bytes:

@@ -106,8 +106,9 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
 
 
 def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The requests (n,) of whole sessions that have together about as many tokens as the chosen requests. The
-    sessions with the largest share of chosen tokens are taken first.
+    """The requests (n,) of whole sessions that have together about as many tokens as the chosen requests.
+
+    The sessions with the largest share of chosen tokens are taken first.
     """
     session, tokens = session_numbers(trace), trace.input_tokens + trace.output_tokens
     session_tokens = np.bincount(session, tokens)
@@ -239,6 +240,7 @@ async def _measure(
 
 def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     """The commands that start the engines, and the number of visible GPUs; None for engines without GPUs.
+
     Raises InputError for a fleet that our engines do not run as the plan simulates it.
     """
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
@@ -292,8 +294,9 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
 
 
 async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, workers: int) -> None:
-    """Send WARM_UPS requests per worker, of the trace's median prompt length. They are sent all at once, so
-    that the router spreads them over the workers.
+    """Send WARM_UPS requests per worker, of the trace's median prompt length.
+
+    They are sent all at once, so that the router spreads them over the workers.
     """
     trace = wanted.trace
     tokens = int(np.median(trace.input_tokens))
@@ -310,8 +313,9 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
 
 
 def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
-    """The prompts of pinned prefixes, which workers compute before the traffic and keep. Their token ids are
-    those that the replay makes of the trace's blocks.
+    """The prompts of pinned prefixes, which workers compute before the traffic and keep.
+
+    Their token ids are those that the replay makes of the trace's blocks.
     """
     if not wanted.shares_prefixes:
         return ()

@@ -367,8 +367,9 @@ def signed_percent(frac: float) -> str:
 
 
 def error_rows(validation: Validation) -> list[dict[str, str]]:
-    """The errors, for the tables of report.html and of `plan validate`. Comparisons without interruptions,
-    and with corrected fits, add a column each.
+    """The errors, for the tables of report.html and of `plan validate`.
+
+    Comparisons without interruptions, and with corrected fits, add a column each.
     """
     undisturbed, corrected = "without interruptions", "with corrected fits"
     if validation.undisturbed:

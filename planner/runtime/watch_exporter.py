@@ -8,8 +8,9 @@ from planner.studies.watch_words import GAUGES, prometheus_samples
 
 
 class Exporter:
-    """Serves /metrics on an address until it is closed. Before the first `show`, gauges without labels are
-    NaN and those with labels have no samples.
+    """Serves /metrics on an address until it is closed.
+
+    Before the first `show`, gauges without labels are NaN and those with labels have no samples.
     """
 
     def __init__(self, address: str) -> None:

@@ -82,9 +82,11 @@ def _blocks(state, w, r):
 
 @kernel_jit
 def _form_prefills(state, l, time_s):
-    """Form the batch of prefills of rank l. The first rank takes prompts while the worker has free KV blocks
-    for them, reserves these blocks, and stops at the token budget or at its seats, but not before one prompt.
-    The batch stays empty if the first prompt's KV has no room. Later ranks repeat the first one's batch.
+    """Form the batch of prefills of rank l.
+
+    The first rank takes prompts while the worker has free KV blocks for them, reserves these blocks, and
+    stops at the token budget or at its seats, but not before one prompt. The batch stays empty if the first
+    prompt's KV has no room. Later ranks repeat the first one's batch.
     """
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
@@ -317,8 +319,10 @@ simulate_events.__doc__ = (
 
 
 def simulate(state: State, *, closed_loop: int, stop_early: bool) -> None:
-    """Simulate a fleet of this engine; `state` has the results then. `closed_loop` > 0 keeps that many
-    requests in flight in place of their arrival times, and `stop_early` ends once a limit can no longer hold.
+    """Simulate a fleet of this engine; `state` has the results then.
+
+    `closed_loop` > 0 keeps that many requests in flight in place of their arrival times, and `stop_early`
+    ends once a limit can no longer hold.
     """
     ranks = np.zeros(len(state.lanes), dtype=RANK)
     ranks["head"] = ranks["tail"] = NONE

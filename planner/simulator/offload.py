@@ -328,8 +328,9 @@ def _store_prompt(state, w, r):
 
 @kernel_jit
 def _make_room(state, w, missing):
-    """Make room for `missing` nodes in the CPU memory of worker w. If too few can leave: False, and none
-    does.
+    """Make room for `missing` nodes in the CPU memory of worker w.
+
+    If too few can leave: False, and none does.
 
     A node that is being loaded, or of the offer, cannot leave.
     """

@@ -476,9 +476,10 @@ class LostRequests(Exception):
 
 
 def _check_done(state: State) -> None:
-    """Raise LostRequests if no event is due and not all requests are done. Two cases are no mistake: if
-    workers go down, requests may wait for ever; and a step whose time is NaN never ends, for which `results`
-    raises InputError.
+    """Raise LostRequests if no event is due and not all requests are done.
+
+    Two cases are no mistake: if workers go down, requests may wait for ever; and a step whose time is NaN
+    never ends, for which `results` raises InputError.
     """
     counters, n = state.counters, len(state.requests)
     # Something can still happen: an event, requests to come, a step under way, workers that return.
@@ -797,8 +798,9 @@ def _dp_ranks(pools: Sequence[Pool]) -> npt.NDArray[np.void] | None:
 
 
 def _disturbances(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
-    """The disturbances in order of time; one of a worker names its first rank. `first_ranks` (W,) is that of
-    each of the kernel's workers.
+    """The disturbances in order of time; one of a worker names its first rank.
+
+    `first_ranks` (W,) is that of each of the kernel's workers.
     """
     firsts = np.unique(first_ranks) if fleet.disturbances else first_ranks
     workers = len(firsts)
@@ -931,9 +933,10 @@ def _after(trace: Trace) -> npt.NDArray[np.void]:
 
 
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
-    """Prefill tokens of the largest step. Without chunks a prompt is computed as a whole, and after a
-    preemption with its output so far. It is at least the token budget, whose step time best-fit routing looks
-    up.
+    """Prefill tokens of the largest step.
+
+    Without chunks a prompt is computed as a whole, and after a preemption with its output so far. It is at
+    least the token budget, whose step time best-fit routing looks up.
     """
     if BATCHING[batching].is_chunked:
         return worker_type.max_num_batched_tokens
@@ -1007,10 +1010,11 @@ def _fill_type(
 
 
 def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
-    """Fill in the output lengths that schedulers predict. The first prediction is the lower end of a bucket
-    of lengths, the right bucket for the share `accuracy_frac` of requests (TetriInfer). The later prediction,
-    for a request that has become longer than the first, is the mean of all outputs longer than the first
-    (Aladdin).
+    """Fill in the output lengths that schedulers predict.
+
+    The first prediction is the lower end of a bucket of lengths, the right bucket for the share
+    `accuracy_frac` of requests (TetriInfer). The later prediction, for a request that has become longer than
+    the first, is the mean of all outputs longer than the first (Aladdin).
     """
     outputs = requests["output_tokens"]
     buckets = synthetic_buckets(outputs, accuracy_frac, np.random.default_rng(seed))
@@ -1053,8 +1057,10 @@ def results(
     limits: tuple[Limit, ...],
     columns: dict[str, npt.NDArray[Any]] | None = None,
 ) -> Simulation:
-    """The results of a run in the kernel's arrays. `columns` are those of the requests (`columns_of`), if
-    they were read already. Raises InputError where a step was larger than the tables of step times.
+    """The results of a run in the kernel's arrays.
+
+    `columns` are those of the requests (`columns_of`), if they were read already. Raises InputError where a
+    step was larger than the tables of step times.
     """
     # The time of such a step is NaN, so its lane runs and is never due.
     is_due = state.due_s[: len(state.lanes)] < np.inf
@@ -1121,9 +1127,10 @@ def results(
 
 
 def _merge_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:
-    """(records of the workers (W,), worker of each rank). All ranks of a worker are busy in the same steps,
-    so a worker has the record of its first rank, with the tokens of all. The second array ends with NONE, so
-    that the rank NONE (-1) has the worker NONE.
+    """(records of the workers (W,), worker of each rank).
+
+    All ranks of a worker are busy in the same steps, so a worker has the record of its first rank, with the
+    tokens of all. The second array ends with NONE, so that the rank NONE (-1) has the worker NONE.
     """
     assert state.dp_ranks is not None
     firsts, worker_of = np.unique(state.dp_ranks["first"], return_inverse=True)

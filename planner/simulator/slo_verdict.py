@@ -429,8 +429,9 @@ def missed_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[in
 
 
 def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
-    """The window in which limit `k`'s percentile is largest. Of equal ones, and where gaps were not recorded,
-    it is the window with the fewest values within the limit.
+    """The window in which limit `k`'s percentile is largest.
+
+    Of equal ones, and where gaps were not recorded, it is the window with the fewest values within the limit.
     """
     limit, windows = simulation.limits[k], in_windows(simulation, k, edges_s)
     if not limit.metric_row.is_of_gaps:
@@ -458,8 +459,9 @@ def _arrivals_s(simulation: Simulation, metric: Metric, limit: Limit) -> Floats:
 
 
 def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:
-    """First and last moment of each window. A window ends just before the next one begins, the last one with
-    the measured window.
+    """First and last moment of each window.
+
+    A window ends just before the next one begins, the last one with the measured window.
     """
     ends_s = [*(math.nextafter(edge_s, -math.inf) for edge_s in edges_s[1:-1]), simulation.window_s[1]]
     return list(zip(edges_s[:-1].tolist(), ends_s, strict=True))

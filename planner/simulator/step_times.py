@@ -29,10 +29,11 @@ LONGEST_FALL_FRAC = 0.001  # Where step times fall, a run is cut so that they fa
 
 @kernel_jit
 def engine_seconds(state, kind, lane, more_s):
-    """`step_seconds` with `more_s` further seconds of the GPUs, and with the engine's host. With GPU seconds
-    g and host seconds h a step takes g + h. If the host works beside the GPUs (`overlaps`), it takes max(g,
-    h) + r, where r is what it cannot do beside them. It never takes less than the API server needs for the
-    step's tokens. In a pipeline the first stage waits for the host.
+    """`step_seconds` with `more_s` further seconds of the GPUs, and with the engine's host.
+
+    With GPU seconds g and host seconds h a step takes g + h. If the host works beside the GPUs (`overlaps`),
+    it takes max(g, h) + r, where r is what it cannot do beside them. It never takes less than the API server
+    needs for the step's tokens. In a pipeline the first stage waits for the host.
     """
     stage_s, extra_s, send_s, growth_s, steps = step_seconds(state, kind, lane)
     return with_host(kind, lane, stage_s, extra_s + more_s, send_s, growth_s, steps)

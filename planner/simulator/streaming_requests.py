@@ -89,9 +89,10 @@ class StreamedRequests:
         return rows
 
     def run(self, state: State, advance: Callable[[State], None], deadline: float = math.inf) -> None:
-        """Run the kernel (`advance`) from pause to pause until the simulation ends. Raises OutOfTime at the
-        first pause after `deadline` [s on time.monotonic's clock], and MoreRuns where more runs were recorded
-        than `state.runs` has room for.
+        """Run the kernel (`advance`) from pause to pause until the simulation ends.
+
+        Raises OutOfTime at the first pause after `deadline` [s on time.monotonic's clock], and MoreRuns where
+        more runs were recorded than `state.runs` has room for.
         """
         if len(state.runs):
             self.gaps = GapCounts(float(state.window[0]), float(state.window[1]))

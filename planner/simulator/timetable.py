@@ -31,6 +31,7 @@ class Timetable:
         self, times_s: Sequence[float], sizes: Sequence[Sequence[int]], start_s: Sequence[float]
     ) -> None:
         """`times_s` (T,) in rising order, `sizes` (T, P) and the start-up times `start_s` (P,) of the pools.
+
         Raises InputError otherwise.
         """
         if not len(times_s) or len(times_s) != len(sizes):

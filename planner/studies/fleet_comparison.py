@@ -61,6 +61,7 @@ class Variant:
 @dataclass(frozen=True, slots=True, eq=False)
 class VariantRow:
     """A variant with the results of its simulations; `curves` are its distributions of TTFT and TBT.
+
     `billed_s` are the seconds for which the fleet is paid, `output_tokens` those of finished requests.
     """
 
@@ -172,8 +173,9 @@ def compare_fleets(
     executor: Executor | None = SERIAL,
     scenarios: Scenarios | None = None,
 ) -> FleetComparison:
-    """Simulate every variant on `requests`, and with `scenarios` in some of these. `seed`, which drew the
-    requests, is also the policies' seed.
+    """Simulate every variant on `requests`, and with `scenarios` in some of these.
+
+    `seed`, which drew the requests, is also the policies' seed.
 
     Raises InputError if there is no variant, or if two have the same name.
     """

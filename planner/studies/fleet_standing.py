@@ -38,6 +38,7 @@ def measure_standing(
     fleet: Fleet, requests: Trace, slo: Slo, scenarios: Scenarios | None
 ) -> FleetStanding | None:
     """Simulate a fleet on `requests`, whose rate and part are already chosen, and in `scenarios` if given.
+
     The result is None with more than MOST_REQUESTS requests, and for a fleet with disturbances or pinned
     prefixes, because scenarios have neither.
     """
@@ -55,7 +56,8 @@ def measure_standing(
 
 
 def scenarios_for(task: PlanQuestion, trace: Trace, seed: int) -> Scenarios | None:
-    """The scenarios in which fleets are compared; None with `safety: none`. `trace` must be the whole trace,
-    from which scenarios draw.
+    """The scenarios in which fleets are compared; None with `safety: none`.
+
+    `trace` must be the whole trace, from which scenarios draw.
     """
     return None if task.safety is None else Scenarios(task, trace, seed, TESTED, requests=len(trace))

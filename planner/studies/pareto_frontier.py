@@ -61,8 +61,10 @@ class FrontierStep:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The steps from loose to tight. `question_limit` is the limit of the question, or None if it has none;
-    `loosest` is infinite if the first plan had no such limit.
+    """The steps from loose to tight.
+
+    `question_limit` is the limit of the question, or None if it has none; `loosest` is infinite if the first
+    plan had no such limit.
     """
 
     axis: str  # Examples are "ttft p90" and "power".
@@ -160,8 +162,10 @@ def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierSt
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """How to walk along an axis. `task` gives the question at a limit. `corner` takes a fleet's answer, the
-    limit of its plan and the tightest limit; it gives the corner, and the next limit to plan at.
+    """How to walk along an axis.
+
+    `task` gives the question at a limit. `corner` takes a fleet's answer, the limit of its plan and the
+    tightest limit; it gives the corner, and the next limit to plan at.
     """
 
     name: str
@@ -290,6 +294,7 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
 
 def _bisect_edge(keeps: Callable[[float], bool], good: float, bad: float, frac: float) -> tuple[float, float]:
     """The value nearest to `bad` that keeps the SLO, and one that does not, at most a share `frac` apart.
+
     `good` is assumed to keep it and `bad` to miss it.
     """
     while abs(good - bad) > frac * abs(good):

@@ -73,8 +73,10 @@ class Reference:
     levels: int
 
     def edge(self, is_up: bool) -> float:
-        """A live mean beyond this value has drifted. The edge is TOLERANCE_FRAC outside the levels; with a
-        single level it is at least the end of that level's interval.
+        """A live mean beyond this value has drifted.
+
+        The edge is TOLERANCE_FRAC outside the levels; with a single level it is at least the end of that
+        level's interval.
         """
         high, low = (self.mean, self.mean) if self.levels == 1 else (self.high, self.low)
         if is_up:
@@ -285,8 +287,9 @@ def _variance(tokens: npt.NDArray[np.int64]) -> float:
 
 
 def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int) -> LiveDrift:
-    """Compare a quantity's live windows with the plan's. `tests` is how many tests share the chance of a
-    false alarm.
+    """Compare a quantity's live windows with the plan's.
+
+    `tests` is how many tests share the chance of a false alarm.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where((exposure > 0) & np.isfinite(amounts), amounts / exposure, np.nan)
@@ -348,8 +351,9 @@ def _mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) ->
 
 
 def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: int) -> tuple[float, float]:
-    """phi from the median of differences between neighbouring batches, and its degrees of freedom. A shift of
-    the level, which is no scatter, changes only one difference.
+    """phi from the median of differences between neighbouring batches, and its degrees of freedom.
+
+    A shift of the level, which is no scatter, changes only one difference.
     """
     n = len(amounts) // size
     amount = amounts[: n * size].reshape(n, size).sum(axis=1)
@@ -454,8 +458,10 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan and its references. `carried` remembers results of `most_carried_traffic`, by the factors on
-    prompt and output lengths, because each takes several simulations.
+    """A plan and its references.
+
+    `carried` remembers results of `most_carried_traffic`, by the factors on prompt and output lengths,
+    because each takes several simulations.
     """
 
     written: WrittenPlan
@@ -470,8 +476,9 @@ class Planned:
 
 
 def read_expectations(written: WrittenPlan) -> Planned:
-    """The references of a plan folder. A plan with prefixes is simulated again for its share of cached
-    tokens, which the folder does not have.
+    """The references of a plan folder.
+
+    A plan with prefixes is simulated again for its share of cached tokens, which the folder does not have.
     """
     hits = simulate(written.fleet, written.trace).token_hit_frac if written.trace.has_prefixes else None
     return Planned(written, plan_references(written.trace, hits), hits)
@@ -553,6 +560,7 @@ def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
 
 def replan_now(study: Study, task: PlanQuestion, plan: Planned, horizon_h: float) -> Replan:
     """Replan the running fleet (studies/replanning.py) on `current_trace`, which must be the study's trace.
+
     `task` is the question of the plan's slo.yaml. Its rate and window are dropped, as the plan's trace is
     already scaled and cut by them. Raises what `replanning.replan` raises.
     """

@@ -302,8 +302,9 @@ def _find_cheaper(
 
 
 def _gpu_names(gpu: str) -> tuple[str, ...]:
-    """The names that a running GPU may have in the question, which names owned and rented GPUs apart. A spot
-    GPU stays a spot GPU.
+    """The names that a running GPU may have in the question, which names owned and rented GPUs apart.
+
+    A spot GPU stays a spot GPU.
     """
     row = row_of(gpu)
     return (gpu,) if market_of(gpu) == SPOT else (gpu, row, row + OWNED)
@@ -342,9 +343,10 @@ def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnsw
 
 
 def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
-    """The expected share of the traffic that one worker of an option carries. For an option that level 0 did
-    not search, it is the worker's share of the price of the plan from scratch, or of the plan's GPUs if these
-    are free.
+    """The expected share of the traffic that one worker of an option carries.
+
+    For an option that level 0 did not search, it is the worker's share of the price of the plan from scratch,
+    or of the plan's GPUs if these are free.
     """
     level0 = scratch.search_result.level0
     if option.name in level0.bounded:
@@ -384,8 +386,9 @@ def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
 
 
 def _capacity_shares(universe: Sequence[Option], share: Floats, vectors: Ints) -> Floats:
-    """The expected share of the traffic that each vector (V, J) carries: (V,). It is 0 for vectors with
-    prefill workers and no decode workers, or the reverse.
+    """The expected share of the traffic that each vector (V, J) carries: (V,).
+
+    It is 0 for vectors with prefill workers and no decode workers, or the reverse.
     """
     carried = {
         role: vectors @ (share * np.array([option.role == role for option in universe]))
@@ -411,8 +414,9 @@ def _remove_spare_workers(n: Ints, model: _ReplanModel) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class TrafficDrift:
-    """How far one figure of the traffic has moved. `d` and `p` are the statistic and the p-value of the
-    Kolmogorov-Smirnov test; None for the rate.
+    """How far one figure of the traffic has moved.
+
+    `d` and `p` are the statistic and the p-value of the Kolmogorov-Smirnov test; None for the rate.
     """
 
     what: str
@@ -424,9 +428,11 @@ class TrafficDrift:
 
 
 def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
-    """Compare rate, lengths and burstiness of two traces. A drift is a rate that moved by OTHER_FRAC or more,
-    or a D of OTHER_FRAC or more that chance would rarely make (BY_CHANCE). Gaps between arrivals are compared
-    in units of their mean, so that they show burstiness and not the rate.
+    """Compare rate, lengths and burstiness of two traces.
+
+    A drift is a rate that moved by OTHER_FRAC or more, or a D of OTHER_FRAC or more that chance would rarely
+    make (BY_CHANCE). Gaps between arrivals are compared in units of their mean, so that they show burstiness
+    and not the rate.
     """
     from scipy.stats import ks_2samp  # Importing it takes 0.9 s, which other commands save.
 

@@ -86,8 +86,9 @@ def simulate_routers(
 
 
 def without_priority(routed: Deployed) -> Deployed:
-    """The same routing for requests without a priority. An order of prompts by priority has no effect then:
-    vLLM serves requests as they arrive.
+    """The same routing for requests without a priority.
+
+    An order of prompts by priority has no effect then: vLLM serves requests as they arrive.
     """
     if not QUEUE[routed.policies.queue].has_rank:
         return routed
@@ -145,8 +146,9 @@ def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) 
 
 
 def _effective_policies(fleet: Fleet, policies: Policies) -> Policies:
-    """The policies with the default routing for a role with one worker. A router has no choice there, so that
-    policies which differ in nothing else are the same.
+    """The policies with the default routing for a role with one worker.
+
+    A router has no choice there, so that policies which differ in nothing else are the same.
     """
     arrival_workers = sum(pool.count for pool in fleet.pools if pool.role != "decode")
     decode_workers = sum(pool.count for pool in fleet.pools if pool.role == "decode")

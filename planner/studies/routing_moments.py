@@ -41,8 +41,10 @@ LEAST_S = 1e-12  # Replaces a time of 0 in a divisor.
 
 @dataclass(frozen=True, slots=True)
 class RoutingMoment:
-    """What a role's workers held at one moment, and the best packing of the same requests. `largest` is the
-    largest share of anything in use on one worker; it may exceed 1, as routers do not look at limits.
+    """What a role's workers held at one moment, and the best packing of the same requests.
+
+    `largest` is the largest share of anything in use on one worker; it may exceed 1, as routers do not look
+    at limits.
     """
 
     time_s: float
@@ -57,8 +59,9 @@ class RoutingMoment:
 def explain_routing(
     fleet: Fleet, simulation: Simulation, slo: Slo | None, moments: int
 ) -> tuple[RoutingMoment, ...]:
-    """The workers of each role at so many moments, moment by moment. Raises InputError where workers change
-    their role, and where a limit is below an idle step.
+    """The workers of each role at so many moments, moment by moment.
+
+    Raises InputError where workers change their role, and where a limit is below an idle step.
     """
     check_moments(moments)
     if POOLS[fleet.policies.pools].code != STATIC:

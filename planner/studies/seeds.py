@@ -35,8 +35,10 @@ SAME_FOR_ALL = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedsQuestion:
-    """What to simulate, without the seed. `trace` is as `read_trace(path, seed=None)` gives it: requests with
-    the same coarse stamp still have it, and the seed spreads them.
+    """What to simulate, without the seed.
+
+    `trace` is as `read_trace(path, seed=None)` gives it: requests with the same coarse stamp still have it,
+    and the seed spreads them.
     """
 
     fleet: Fleet

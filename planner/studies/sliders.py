@@ -34,9 +34,10 @@ SIZES = (0.75, 1.0, 1.25, 1.5, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class SizeVerdicts:
-    """A fleet at all T traffic, S step time and L limit factors. `kept_frac` (T, S, L, limits) is the share
-    of requests, or gaps, within each limit; `holds` (T, S, L) is whether the SLO is kept. Where there was no
-    time to simulate they are NaN and False.
+    """A fleet at all T traffic, S step time and L limit factors.
+
+    `kept_frac` (T, S, L, limits) is the share of requests, or gaps, within each limit; `holds` (T, S, L) is
+    whether the SLO is kept. Where there was no time to simulate they are NaN and False.
     """
 
     text: str
@@ -47,8 +48,9 @@ class SizeVerdicts:
 
 @dataclass(frozen=True, slots=True)
 class Sliders:
-    """Fleets, the cheapest first; `plan` is the index of the plan's own among them. `is_whole` is False if
-    the time limit came before some of the simulations.
+    """Fleets, the cheapest first; `plan` is the index of the plan's own among them.
+
+    `is_whole` is False if the time limit came before some of the simulations.
     """
 
     sizes: tuple[SizeVerdicts, ...]

@@ -43,8 +43,9 @@ def support_rows(catalog: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any
 
 
 def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
-    """How well step times are known, the badge's colour, and why. The first row of each GPU counts, which
-    is the row of the smallest TP that holds the LLM.
+    """How well step times are known, the badge's colour, and why.
+
+    The first row of each GPU counts, which is the row of the smallest TP that holds the LLM.
     """
     kind_by_gpu: dict[str, str] = {}
     for row in rows:

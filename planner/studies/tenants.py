@@ -25,8 +25,9 @@ LEAST_SPAN_S = 1e-9  # A simulation is taken to last this long at least, because
 
 @dataclass(frozen=True, slots=True)
 class TenantCost:
-    """A tenant's requests and tokens in the whole trace, and its share of the bill. The cost per million
-    tokens counts tokens of prompts and of outputs.
+    """A tenant's requests and tokens in the whole trace, and its share of the bill.
+
+    The cost per million tokens counts tokens of prompts and of outputs.
     """
 
     tenant: str

@@ -188,8 +188,9 @@ def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierGrid:
-    """The sizes that may be chosen, rising. `memory_start` is the index of the memory
-    that comes with a node.
+    """The sizes that may be chosen, rising.
+
+    `memory_start` is the index of the memory that comes with a node.
     """
 
     memory_bytes: tuple[float, ...]

@@ -57,8 +57,9 @@ PACE_MOVE_S = 0.010  # By this much limits between tokens are moved.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StudyAnswer:
-    """The best fleet for one question, simulated to its end. With safety, `answers` has the three answers of
-    a plan (on paper, production, with a loss).
+    """The best fleet for one question, simulated to its end.
+
+    With safety, `answers` has the three answers of a plan (on paper, production, with a loss).
     """
 
     problem: plan_problem.Problem
@@ -93,8 +94,10 @@ LEAST_FRAC = 0.1
 
 @dataclass(slots=True, eq=False)
 class Study:
-    """One trace and the simulations of it. Every question has `time_limit_s`; for a plan, `taken_s` of this
-    is used up by reading the input and writing the report.
+    """One trace and the simulations of it.
+
+    Every question has `time_limit_s`; for a plan, `taken_s` of this is used up by reading the input and
+    writing the report.
     """
 
     trace: Trace
@@ -122,8 +125,9 @@ class Study:
         return max(self.time_limit_s - self.taken_s, least_s)
 
     def on_part(self, trace: Trace, work_s: float) -> Study:
-        """A study of a part of the trace, with a limit per question of `work_s` on the search's clock. It
-        shares no simulations, as these are of other requests.
+        """A study of a part of the trace, with a limit per question of `work_s` on the search's clock.
+
+        It shares no simulations, as these are of other requests.
         """
         return replace(self, trace=trace, work_s=work_s, answers=self.answers.fresh(), _requests_by_task={})
 
@@ -157,8 +161,10 @@ class Study:
         return sum(map(len, traces.values()))
 
     def pose(self, task: PlanQuestion) -> plan_problem.Problem:
-        """The problem that a search for this question solves. Raises InfeasibleError, with the limit that
-        would have to be relaxed, if no worker type can keep the SLO.
+        """The problem that a search for this question solves.
+
+        Raises InfeasibleError, with the limit that would have to be relaxed, if no worker type can keep the
+        SLO.
         """
         if task.objective == "throughput":
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
@@ -175,16 +181,18 @@ class Study:
         )
 
     def find_paper_fleet(self, task: PlanQuestion, work_s: float) -> tuple[plan_problem.Problem, FleetSearch]:
-        """The problem, and the cheapest fleet on paper that a search finds in `work_s` on its clock. It is
-        never exact, as the cheaper fleets are not simulated one by one.
+        """The problem, and the cheapest fleet on paper that a search finds in `work_s` on its clock.
+
+        It is never exact, as the cheaper fleets are not simulated one by one.
 
         Raises InfeasibleError if no fleet is found.
         """
         return best_of(search_policies(self._build(task, work_s), walks=False))
 
     def ask(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> StudyAnswer:
-        """The fleet that a plan would have for this question; for production if safety is asked for. The
-        search simulates the fleets of `start` first.
+        """The fleet that a plan would have for this question; for production if safety is asked for.
+
+        The search simulates the fleets of `start` first.
 
         Raises InfeasibleError, and OutOfTimeError if no fleet for production is found in time.
         """
@@ -391,8 +399,9 @@ def uncertain_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str
 def _wrong_by(
     before: StudyAnswer, steps_frac: float, traffic_frac: float, *, up_to: bool = False
 ) -> PlanQuestion:
-    """The question with steps and traffic off by shares, on top of what it has itself. With `up_to` its
-    lightest traffic stays, so that all traffic from there to the heaviest must be kept.
+    """The question with steps and traffic off by shares, on top of what it has itself.
+
+    With `up_to` its lightest traffic stays, so that all traffic from there to the heaviest must be kept.
     """
     task, robust = before.problem.task, before.problem.task.robust
     lightest_frac = (1 + robust.traffic_from_frac) * (1 + traffic_frac) - 1
@@ -406,8 +415,9 @@ def _wrong_by(
 
 
 def price_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """Questions with one GPU dearer or cheaper. With a single GPU there are none, as its price changes no
-    choice.
+    """Questions with one GPU dearer or cheaper.
+
+    With a single GPU there are none, as its price changes no choice.
     """
     task = before.problem.task
     # Spot, owned and power-capped GPUs have the name of their base with a suffix.

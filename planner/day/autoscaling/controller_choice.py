@@ -26,8 +26,9 @@ USUAL_DRAIN_S = 3600.0  # The time to drain where the simulation had no limit.
 def autoscaler_of(
     chosen: ChosenController, deployment: Deployment, names: Sequence[str], sizes: Sequence[int]
 ) -> Autoscaler:
-    """The autoscaler that does what a chosen controller does. `names` (P,) are those of the fleet's pools,
-    `sizes` (P,) their sizes at the beginning.
+    """The autoscaler that does what a chosen controller does.
+
+    `names` (P,) are those of the fleet's pools, `sizes` (P,) their sizes at the beginning.
 
     Raises InputError where the controller lacks what it needs, or has windows for some days of a week alone.
     """

@@ -94,8 +94,10 @@ def hpa_document(target: ScaleTarget, autoscaler: Autoscaler, source: Document) 
 
 
 def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
-    """How fast the HPA may scale up and down. Kubernetes' defaults are written out for what the autoscaler
-    does not set. With no limit (0 pods and 0 percent) all of `most` may come or go at once.
+    """How fast the HPA may scale up and down.
+
+    Kubernetes' defaults are written out for what the autoscaler does not set. With no limit (0 pods and 0
+    percent) all of `most` may come or go at once.
     """
     defaults = {"up": (UP_WINDOW_S, UP_PODS, UP_PERCENT), "down": (DOWN_WINDOW_S, 0, DOWN_PERCENT)}
     rules: Document = {}

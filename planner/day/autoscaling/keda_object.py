@@ -125,8 +125,9 @@ def scaled_object(
 
 
 def prometheus_trigger(query: str, threshold: float, activation: float = 0.0) -> Document:
-    """Asks for so many workers that each has `threshold` of the sum that `query` gives. While Prometheus has
-    no value for the query, the pool keeps its size (`ignoreNullValues: false`).
+    """Asks for so many workers that each has `threshold` of the sum that `query` gives.
+
+    While Prometheus has no value for the query, the pool keeps its size (`ignoreNullValues: false`).
     """
     return {
         "type": "prometheus",
@@ -158,8 +159,9 @@ def cron_triggers(pool: ScaledPool) -> list[Document]:
 
 
 def merge_entries(pool: ScaledPool) -> list[tuple[int, int]]:
-    """The timetable without entries that change nothing, or its first entry if none does. The last entry
-    applies until the first of the next day.
+    """The timetable without entries that change nothing, or its first entry if none does.
+
+    The last entry applies until the first of the next day.
     """
     entries: list[tuple[int, int]] = []
     last = pool.timetable[-1][1] if pool.timetable else None
@@ -181,8 +183,9 @@ def cron_time(pool: ScaledPool, second: int) -> str:
 
 
 def _constant_trigger(size: int) -> Document:
-    """A trigger for a size that never changes, as a ScaledObject without any trigger is invalid. KEDA does
-    not take one that asks for 0 workers.
+    """A trigger for a size that never changes, as a ScaledObject without any trigger is invalid.
+
+    KEDA does not take one that asks for 0 workers.
     """
     return _cron_trigger("0 0 * * *", "59 23 * * *", max(size, 1))
 

@@ -191,8 +191,9 @@ def _scale_production_stack(document: Document, scaling: Scaling) -> None:
 
 
 def _scale_kserve(document: Document, scaling: Scaling) -> None:
-    """Without `replicas` KServe does not set a Deployment's count. Its Workload Variant Autoscaler ("wva") is
-    configured in the service itself.
+    """Without `replicas` KServe does not set a Deployment's count.
+
+    Its Workload Variant Autoscaler ("wva") is configured in the service itself.
     """
     if document["kind"] != "LLMInferenceService":
         return

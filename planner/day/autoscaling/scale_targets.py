@@ -18,8 +18,10 @@ MOST_CHART_LETTERS = 55  # llm-d-modelservice cuts the name of a release and its
 
 @dataclass(frozen=True, slots=True)
 class ScaleTarget:
-    """A pool as an autoscaler addresses it. Its /scale is that of the object `object_name` of this `kind`.
-    `name` is for further objects of the pool, `label` the part of it that is the pool's own.
+    """A pool as an autoscaler addresses it.
+
+    Its /scale is that of the object `object_name` of this `kind`. `name` is for further objects of the pool,
+    `label` the part of it that is the pool's own.
 
     `pods` are the labels of the pods that answer GET /metrics on `port` by `scheme`.
     """

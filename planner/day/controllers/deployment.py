@@ -196,8 +196,9 @@ class Deployment:
         return max(arrived, reading.limbo) / reading.interval_s
 
     def bounded_sizes(self, sizes: Sequence[float]) -> list[int]:
-        """Sizes within each pool's least and most. A prefill or decode pool is useless without the other, so
-        if one has a worker the other gets one.
+        """Sizes within each pool's least and most.
+
+        A prefill or decode pool is useless without the other, so if one has a worker the other gets one.
         """
         bounded = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)
@@ -210,8 +211,9 @@ class Deployment:
         return bounded
 
     def fill_nodes(self, sizes: Sequence[int]) -> list[int]:
-        """Add workers on the idle GPUs of nodes that are sold whole, as these are paid anyway. Front pools
-        come first; an empty pool stays empty.
+        """Add workers on the idle GPUs of nodes that are sold whole, as these are paid anyway.
+
+        Front pools come first; an empty pool stays empty.
         """
         filled_sizes = [int(size) for size in sizes]
         for node in dict.fromkeys(node for node in self.nodes if node is not None):

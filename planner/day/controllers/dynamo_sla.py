@@ -63,8 +63,10 @@ class ForecastLoad:
 
 
 def prefill_rps(load: ForecastLoad, tokens_per_s: float, correction: float = 1.0) -> float:
-    """Requests/s of a worker that computes so many prompt tokens/s. `correction` is p (module docstring):
-    below 1 prompts took less work than assumed, so the worker carries more.
+    """Requests/s of a worker that computes so many prompt tokens/s.
+
+    `correction` is p (module docstring): below 1 prompts took less work than assumed, so the worker carries
+    more.
     """
     return tokens_per_s / (load.input_tokens * min(1.0, correction))
 
@@ -100,8 +102,9 @@ def _largest_batch(engine: EngineProfile, context_tokens: float, itl_s: float, p
 
 
 def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
-    """Requests/s of a mixed worker with the largest batch n whose steps keep the ITL. A request takes `out`
-    steps, so each step computes n / out prompts in the mean.
+    """Requests/s of a mixed worker with the largest batch n whose steps keep the ITL.
+
+    A request takes `out` steps, so each step computes n / out prompts in the mean.
     """
     out = max(load.output_tokens, 1.0)
     prompts_s = engine.ttft_s(load.input_tokens) / out

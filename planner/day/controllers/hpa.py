@@ -132,8 +132,9 @@ PolicyKind = Literal["pods", "percent"]
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """`scaleUp` or `scaleDown`: the stabilisation window, and policies (kind, value, period in s). The policy
-    that allows the largest change counts, or with `is_least` the one that allows the smallest.
+    """`scaleUp` or `scaleDown`: the stabilisation window, and policies (kind, value, period in s).
+
+    The policy that allows the largest change counts, or with `is_least` the one that allows the smallest.
     """
 
     window_s: float

@@ -25,8 +25,10 @@ class Oscillation:
 def find_oscillations(
     decision_s: Floats, decided_sizes: Ints, start_s: Sequence[float]
 ) -> tuple[Oscillation, ...]:
-    """The pools that oscillate. `decided_sizes` (D, P) were decided at `decision_s` (D,); a worker of a pool
-    is ready after `start_s` (P,).
+    """The pools that oscillate.
+
+    `decided_sizes` (D, P) were decided at `decision_s` (D,); a worker of a pool is ready after `start_s`
+    (P,).
 
     Each decision that shrinks a pool while workers of an earlier growth still start counts once.
     """

@@ -132,8 +132,9 @@ class Fleetplan:
         return min(max(highest / now, 1.0), MOST_GROWTH) if now > 0 else 1.0
 
     def _backlog_rps(self, reading: MetricsReading) -> float:
-        """Requests/s to add, so that prompts that wait for the pools that prefill are served in `drain`. One
-        waiting prompt per worker is not counted; requests that found no worker (`limbo`) are.
+        """Requests/s to add, so that prompts that wait for the pools that prefill are served in `drain`.
+
+        One waiting prompt per worker is not counted; requests that found no worker (`limbo`) are.
         """
         if not self.settings.drain_s:
             return 0.0

@@ -62,8 +62,9 @@ class QueueTimes:
 
     @property
     def decodes(self) -> float:
-        """Decode steps of a request; the prompt's step gives the first token, where there is one. The
-        original counts one step for an answer of one token without a prompt.
+        """Decode steps of a request; the prompt's step gives the first token, where there is one.
+
+        The original counts one step for an answer of one token without a prompt.
         """
         return 1.0 if not self.input_tokens and self.output_tokens == 1 else self.output_tokens - 1
 

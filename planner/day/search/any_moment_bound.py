@@ -55,8 +55,9 @@ FIRST_STRIDES = 16  # Cuts are shortened by this many times their precision at f
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnyMomentBound:
-    """No controller that keeps every window costs less than `usd`, if more workers never hurt. `up` says when
-    the k-th worker of each pool is ready in the master's last solution.
+    """No controller that keeps every window costs less than `usd`, if more workers never hurt.
+
+    `up` says when the k-th worker of each pool is ready in the master's last solution.
     """
 
     usd: float

@@ -39,8 +39,10 @@ def resized(fleet: Fleet, sizes: Sequence[int]) -> Fleet:
 def capacity_table(
     fleet: Fleet, trace: Trace, slo: Slo, *, highest_rps: float, most: Sequence[int]
 ) -> CapacityTable | None:
-    """The table for this fleet's pools, up to ABOVE_FRAC above `highest_rps`. It ends before the first rate
-    that `most` (P,) workers do not carry, and is None if they do not even carry the lowest rate.
+    """The table for this fleet's pools, up to ABOVE_FRAC above `highest_rps`.
+
+    It ends before the first rate that `most` (P,) workers do not carry, and is None if they do not even carry
+    the lowest rate.
     """
     sample = select_window(trace, SAMPLE)
     rates: list[float] = []
@@ -93,8 +95,9 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
 def least_that_keep(
     fleet: Fleet, trace: Trace, slo: Slo, least: Sequence[int], most: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The cheapest sizes of a fleet's pools that keep the SLO on this trace; None if none do. The SLO is
-    judged over the whole trace, as a short sample has too few requests for windows.
+    """The cheapest sizes of a fleet's pools that keep the SLO on this trace; None if none do.
+
+    The SLO is judged over the whole trace, as a short sample has too few requests for windows.
     """
     whole_slo, requests = replace(slo, every_s=None), RequestRecords(trace)
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]

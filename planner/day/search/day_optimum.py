@@ -306,8 +306,9 @@ def least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: i
 
 
 def _first_of_each_run(runs: DaySimulations, missed: Sequence[int]) -> list[int]:
-    """Missed windows that follow a window that holds. The missed ones after these may fail because of them,
-    and get no cut yet.
+    """Missed windows that follow a window that holds.
+
+    The missed ones after these may fail because of them, and get no cut yet.
     """
     return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
@@ -391,8 +392,9 @@ def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int
 
 
 def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_sizes.Cut) -> None:
-    """Raise the cheapest size of a cut with which the window holds. If none suffices alone, raise all those
-    of steps near the window.
+    """Raise the cheapest size of a cut with which the window holds.
+
+    If none suffices alone, raise all those of steps near the window.
     """
     terms = search.terms
     if any(workers[t, c] > size for t, c, size in cut):

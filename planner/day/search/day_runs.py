@@ -247,6 +247,7 @@ def day_terms(
     is_paid_all_day: bool = False,
 ) -> DayTerms:
     """The terms of the master problem for a fleet's pools, with steps of `step_s`, or else the SLO's windows.
+
     `unit_s`, `stock` and `is_paid_all_day` are those of DayTerms.
     """
     last_s = float(trace.arrival_s[-1])

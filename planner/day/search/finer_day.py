@@ -111,9 +111,10 @@ class _LifeSearch:
         return self.joined(lives)
 
     def joined(self, lives: Lives) -> Lives:
-        """The lives in order, without those of no length. Two with no more than a start-up between them are
-        made one, and one that begins within the first start-up begins at zero: neither costs more, because a
-        worker is paid from its order on.
+        """The lives in order, without those of no length.
+
+        Two with no more than a start-up between them are made one, and one that begins within the first
+        start-up begins at zero: neither costs more, because a worker is paid from its order on.
         """
         joined = Lives()
         for (c, k), own in lives.items():
@@ -137,8 +138,10 @@ class _LifeSearch:
         return total_usd
 
     def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
-        """Times (N,), the first 0, and the sizes (N, C) from each on. Times are whole microseconds, because
-        moments that differ by a rounding error are one on the clock of a slice.
+        """Times (N,), the first 0, and the sizes (N, C) from each on.
+
+        Times are whole microseconds, because moments that differ by a rounding error are one on the clock of
+        a slice.
         """
         lives = {
             key: [(round(begin_s, 6), round(end_s, 6)) for begin_s, end_s in own]
@@ -294,8 +297,9 @@ class _LifeSearch:
         return lives
 
     def _shorter(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
-        """The lives with one end as early, or one beginning as late, as windows allow. The step doubles while
-        they hold; after the first failure the rest is halved.
+        """The lives with one end as early, or one beginning as late, as windows allow.
+
+        The step doubles while they hold; after the first failure the rest is halved.
         """
         begin_s, end_s = lives[key][i]
         if not is_end and begin_s <= 0:

@@ -86,8 +86,9 @@ def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
 
 
 def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> list[Trace]:
-    """The windows of the highest load, each with MORE_TRAFFIC times its own requests. Here `engine` only
-    ranks windows, as if it did prefill and decode.
+    """The windows of the highest load, each with MORE_TRAFFIC times its own requests.
+
+    Here `engine` only ranks windows, as if it did prefill and decode.
     """
     by_load = sorted(parts, key=lambda part: -_peak_load(part, engine, "mixed", window_s, window_s))
     return [
