@@ -46,19 +46,20 @@ PREFILLS, DECODES, RUNNING = np.int64(0), np.int64(1), np.int64(2)
 
 @small_jit
 def _wake(state, l, time_s):
+    """Let rank l, if it is idle, begin its next batch at this moment."""
     if state.heap_index[l] == NONE:
         schedule(state, l, time_s)
 
 
 @kernel_jit
-def _queue(state, l, which, r, time_s):
+def _enqueue(state, l, which, r, time_s):
     """Put request r at the end of list `which` of rank l; a rank without an event begins its next batch."""
     append(state.requests, state.ranks[l], which, r)
     _wake(state, l, time_s)
 
 
 @small_jit
-def _begin(state, l, which):
+def _move_to_batch(state, l, which):
     """Move the first request of list `which` of rank l into the batch that this rank forms."""
     rank = state.ranks[l]
     append(state.requests, rank, RUNNING, pop(state.requests, rank, which))
@@ -72,7 +73,7 @@ def _count_waiting(state, w, requests):
 
 
 @small_jit
-def _blocks(state, w, r):
+def _reserved_blocks(state, w, r):
     """KV blocks that request r reserves on worker w: its prompt's, and its output's if w decodes."""
     request = state.requests[r]
     return blocks_of(
@@ -93,12 +94,12 @@ def _form_prefills(state, l, time_s):
     worker = state.workers[w]
     kind = state.types[worker.type]
     is_first_rank = l == worker.first_lane
-    batch = state.requests[rank.head[PREFILLS]].admission_number
+    batch = state.requests[rank.head[PREFILLS]].admission_number  # The number that rank 0 gave the batch.
     while rank.head[PREFILLS] != NONE:
         request = state.requests[rank.head[PREFILLS]]
         tokens = request.input_tokens
         if is_first_rank:
-            blocks = _blocks(state, w, rank.head[PREFILLS])
+            blocks = _reserved_blocks(state, w, rank.head[PREFILLS])
             is_full = lane.prefill_tokens + tokens > kind.token_budget or lane.prefills == kind.seats
             if worker.used_blocks + blocks > kind.kv_blocks or (lane.prefills > 0 and is_full):
                 break
@@ -109,7 +110,7 @@ def _form_prefills(state, l, time_s):
         elif request.admission_number != batch:
             break
         add_chunk(lane, ZERO, tokens)
-        _begin(state, l, PREFILLS)
+        _move_to_batch(state, l, PREFILLS)
     rank.formed += 1
 
 
@@ -127,13 +128,13 @@ def _form_decodes(state, l):
             break
         lane.decodes += 1
         lane.kv_sum += tokens
-        _begin(state, l, DECODES)
+        _move_to_batch(state, l, DECODES)
     if l == worker.first_lane and worker.role == DECODE:
         _count_waiting(state, lane.worker, -lane.decodes)
 
 
 @kernel_jit
-def _start(state, l, time_s):
+def _start_batch(state, l, time_s):
     """Run the next batch of rank l, if there is one."""
     rank, lane = state.ranks[l], state.lanes[l]
     worker = state.workers[lane.worker]
@@ -158,7 +159,7 @@ def _start(state, l, time_s):
 
 
 @kernel_jit
-def _end(state, l, time_s):
+def _finish_batch(state, l, time_s):
     """End the batch of rank l: its requests go on to the next rank, and have tokens after the last."""
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
@@ -181,7 +182,7 @@ def _end(state, l, time_s):
         request = state.requests[r]
         following = request.next
         if l < worker.first_lane + kind.pp - 1:
-            _queue(state, l + 1, PREFILLS if lane.prefills > 0 else DECODES, r, time_s)
+            _enqueue(state, l + 1, PREFILLS if lane.prefills > 0 else DECODES, r, time_s)
         else:
             if lane.prefills > 0:
                 first_token(state, r, time_s)
@@ -195,36 +196,37 @@ def _end(state, l, time_s):
                 request.gap_max_s = max(request.gap_max_s, time_s - since_s)
                 request.generated_tokens += 1
                 request.last_token_s = time_s
-            _go_on(state, w, r, time_s)
+            _place_next_token(state, w, r, time_s)
         r = following
     _count_gap(state, w, since_s, time_s, sequences)
 
 
 @kernel_jit
 def _count_gap(state, w, since_s, time_s, sequences):
+    """Count and record the gap of `sequences` requests whose tokens came at `since_s` and come now."""
     if sequences > 0:
         count_run(state, ZERO, since_s, time_s - since_s, 0.0, ONE, sequences)
         record_gap(state, w, since_s, time_s - since_s, sequences)
 
 
 @kernel_jit
-def _go_on(state, w, r, time_s):
-    """Request r has one token more: it ends, is handed off to a decode worker, or queues for the next one."""
+def _place_next_token(state, w, r, time_s):
+    """Finish request r, which has one token more, hand it off, or queue it for its next token."""
     request, worker = state.requests[r], state.workers[w]
     if request.generated_tokens == request.output_tokens:
-        worker.used_blocks -= _blocks(state, w, r)
+        worker.used_blocks -= _reserved_blocks(state, w, r)
         worker.running -= 1
         finish_request(state, w, r, time_s)
         _use_room(state, w, time_s)
     elif worker.role != PREFILL:
         if worker.role == DECODE:
             _count_waiting(state, w, ONE)
-        _queue(state, worker.first_lane, DECODES, r, time_s)
+        _enqueue(state, worker.first_lane, DECODES, r, time_s)
     else:
         assign_request(state, w, r, -1.0)
         v = choose_worker(state, BACK, r, time_s)
         if v == NONE:
-            worker.used_blocks -= _blocks(state, w, r)
+            worker.used_blocks -= _reserved_blocks(state, w, r)
             worker.running -= 1
             reject_request(state, r)
             return
@@ -242,7 +244,7 @@ def _use_room(state, w, time_s):
     worker = state.workers[w]
     while worker.head[INBOUND] != NONE:
         r = worker.head[INBOUND]
-        blocks = _blocks(state, w, r)
+        blocks = _reserved_blocks(state, w, r)
         if worker.used_blocks + blocks > state.types[worker.type].kv_blocks:
             return
         pop(state.requests, worker, INBOUND)
@@ -252,26 +254,27 @@ def _use_room(state, w, time_s):
         if end_s > time_s:
             schedule(state, len(state.lanes) + r, end_s)
         else:
-            _arrived(state, r, time_s)
+            _end_hand_off(state, r, time_s)
     if state.ranks[worker.first_lane].head[PREFILLS] != NONE:
         _wake(state, worker.first_lane, time_s)
 
 
 @kernel_jit
-def _arrived(state, r, time_s):
-    """The KV of request r has reached its decode worker: the prefill worker frees its blocks."""
+def _end_hand_off(state, r, time_s):
+    """Queue request r, whose KV has arrived, on its decode worker; its prefill worker frees the blocks."""
     w, v = state.requests[r].prefill_worker, state.requests[r].decode_worker
     source = state.workers[w]
-    source.used_blocks -= _blocks(state, w, r)
+    source.used_blocks -= _reserved_blocks(state, w, r)
     source.running -= 1
     if state.ranks[source.first_lane].head[PREFILLS] != NONE:
         _wake(state, source.first_lane, time_s)
     _count_waiting(state, v, ONE)
-    _queue(state, state.workers[v].first_lane, DECODES, r, time_s)
+    _enqueue(state, state.workers[v].first_lane, DECODES, r, time_s)
 
 
 @kernel_jit
-def _arrive(state, r, time_s):
+def _route_arrival(state, r, time_s):
+    """Send request r, which arrives, to a worker for its prefill; reject it if none can hold it."""
     w = choose_worker(state, FRONT, r, time_s)
     if w == NONE:
         reject_request(state, r)
@@ -280,10 +283,12 @@ def _arrive(state, r, time_s):
     assign_request(state, w, r, 1.0)
     state.workers[w].waiting += 1
     add_load(state, w, float(state.requests[r].input_tokens), 0.0, 0.0)
-    _queue(state, state.workers[w].first_lane, PREFILLS, r, time_s)
+    _enqueue(state, state.workers[w].first_lane, PREFILLS, r, time_s)
 
 
-def _entry(sources):
+def _compiled_entry(sources):
+    """The compiled `simulate_events`; `sources` is the version of the simulator's code (numba_compile.py)."""
+
     @entry_jit
     def simulate_events(fields, closed_loop, stop_early):
         state = pointer_to(fields)
@@ -294,32 +299,32 @@ def _entry(sources):
             time_s, r = next_time_s(state), next_arrival(state)
             if r != NONE:
                 time_s = state.requests[r].arrival_s
-                _arrive(state, r, time_s)
+                _route_arrival(state, r, time_s)
             elif time_s == np.inf:
                 return
             elif state.heap[0] < ranks:
                 l = state.heap[0]
                 if state.lanes[l].run_steps > 0:
-                    _end(state, l, time_s)
-                _start(state, l, time_s)
+                    _finish_batch(state, l, time_s)
+                _start_batch(state, l, time_s)
             else:
                 r = state.heap[0] - ranks
                 schedule(state, state.heap[0], np.inf)
-                _arrived(state, r, time_s)
+                _end_hand_off(state, r, time_s)
             if is_over(state, closed_loop, stop_early, time_s):
                 return
 
     return simulate_events
 
 
-simulate_events = _entry(SOURCES)
+simulate_events = _compiled_entry(SOURCES)
 simulate_events.__doc__ = (
     """Simulate until every request is done or, with `stop_early`, until a limit can no longer hold."""
 )
 
 
 def simulate(state: State, *, closed_loop: int, stop_early: bool) -> None:
-    """Simulate a fleet of this engine; `state` has the results then.
+    """Simulate a fleet of this engine, in place: `state` has the results then.
 
     `closed_loop` > 0 keeps that many requests in flight in place of their arrival times, and `stop_early`
     ends once a limit can no longer hold.

@@ -1,5 +1,7 @@
-"""Simulate a fleet on a trace: lay out the kernel's arrays (layout.py), run it, and read what became of every
-request. `simulate` runs to the last token; the search calls `simulate_if_kept`, which stops when an SLO is
+"""Simulates a fleet on a trace.
+
+The kernel's arrays (layout.py) are laid out, the kernel runs, and what became of every request is read from
+them. `simulate` runs to the last token; the search calls `simulate_if_kept`, which stops when an SLO is
 missed.
 """
 
