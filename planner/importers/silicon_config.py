@@ -1,7 +1,7 @@
-"""Kernel times of LLMs whose layers differ; AIConfigurator reads their config.json itself.
+"""Kernel times of LLMs whose layers differ, from AIConfigurator, which reads their config.json itself.
 
 Some operations depend on a step's tokens alone (matrices, norms, experts, all-reduces), the others on its
-sequences (attention of any kind, states). A step of N tokens is the sum of
+sequences (attention of any kind, states). The time of a step of N tokens is the sum of
 
     those of tokens, at N tokens, and the output head, at a row per prompt and per decode
     those of sequences, for the prompts and for the decodes
@@ -13,8 +13,8 @@ with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, e
   shared experts  run beside the routed ones in vLLM up to MOST_SHARED_STREAM_TOKENS tokens: the longer of
                   the two counts.
   modules         latent and sparse attention was measured together with its projections, for prompts and for
-                  decodes apart. A step that has both reads the weights once, so the time of one short decode
-                  is subtracted.
+                  decodes apart. A step that has both reads the weights once, so the time of one short decode,
+                  which is that of the weights, is subtracted (`_weights_ms`).
   launches        latent attention of decodes was measured without CUDA graphs, except on B200: 80 to 120 us
                   for a sequence of one token whose parts take 40 to 50, and twice as long on GB200 and B300,
                   which are no slower than B200. The excess of one sequence over its parts counts as launches
@@ -69,7 +69,7 @@ WITHOUT_GRAPHS = {"fp8_block": "fp8"}
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
 QUANTISER = "hf_quant_config.json"
-# What AIConfigurator raises where it has no measurement.
+# The errors that AIConfigurator raises where it has no measurement.
 LACKING = (RuntimeError, ValueError, AssertionError, LookupError, TypeError, AttributeError)
 
 
@@ -134,7 +134,7 @@ class ConfigKernels:
     ) -> None:
         self._llm, self._gpu, self._tp, self._by_row, self._dp = llm, gpu, tp, reduces_by_row, dp
         self._mixed_kv_ms = 1e3 * mixed_kv_s(llm, gpu, tp)
-        self._tokens_ms = cache(self._tokens_ms_anew)
+        self._tokens_ms = cache(self._compute_tokens_ms)
         split = expert_split(llm.ffn, experts_format(llm), tp, whole=whole_experts)
         try:
             spec = _build_spec(llm, system, tp, split, folder)
@@ -146,12 +146,12 @@ class ConfigKernels:
             self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
             self._experts_ms = [operation_ms(self._engine, each, system, llm) for each in experts]
             self._launches_ms = self._launch_excess_ms()
-            self._once_ms = self._modules_ms(1, 1)
-            self._sparse = SparsePrompts(self._measured_ms, self._once_ms) if self._is_sparse else None
+            self._weights_ms = self._modules_ms(1, 1)
+            self._sparse = SparsePrompts(self._measured_ms, self._weights_ms) if self._is_sparse else None
             # Row i: the least time of each operation on BOUNDING_TOKENS[i] or more; the last bounds nothing.
-            self._at_most = np.full((len(BOUNDING_TOKENS) + 1, len(self._of_tokens)), np.inf)
+            self._at_most = np.full((len(BOUNDING_TOKENS) + 1, len(self._token_operations)), np.inf)
             for i in reversed(range(len(BOUNDING_TOKENS))):
-                self._at_most[i] = np.minimum(self._each_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
+                self._at_most[i] = np.minimum(self._operation_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
             self.step_ms(StepShape(1, 64, 0, 1, 64))  # Raises now if any kind of kernel is lacking.
         except LACKING as error:
             why = str(error)
@@ -168,24 +168,28 @@ class ConfigKernels:
             ms += self._prompts_ms(step.prompts, step.new, step.cached)
         if step.decodes:
             modules_ms = self._modules_ms(step.decodes, step.context)
-            read_ms = self._decodes_ms(self._unfused, step.decodes, step.context)
+            read_ms = self._decodes_ms(self._unfused_operations, step.decodes, step.context)
             if step.prompts:
-                modules_ms = max(modules_ms - self._once_ms, 0.0)
+                modules_ms = max(modules_ms - self._weights_ms, 0.0)
                 read_ms = max(read_ms, step.decodes * step.context * self._mixed_kv_ms)
             ms += modules_ms + read_ms
         return ms
 
     def _prompts_ms(self, prompts: int, new: int, cached: int) -> float:
+        """Time of the attention of prompts [ms]."""
         if self._sparse is not None:
             return self._sparse.step_ms(prompts, new, cached)
         ms = self._measured_ms(prompts, new, cached)
-        if cached and self._modules:  # Modules were not measured with few tokens after cached ones.
+        if cached and self._module_operations:  # Modules were not measured with few tokens after cached ones.
             ms = max(ms, self._measured_ms(prompts, new))
         return ms
 
     def _measured_ms(self, prompts: int, new: int, cached: int = 0) -> float:
+        """Time of the attention of prompts [ms] as the tables have it."""
         return _sum_ms(
-            self._engine.evaluate_context_ops(self._of_prompts, batch_size=prompts, s=new, prefix=cached)
+            self._engine.evaluate_context_ops(
+                self._prompt_operations, batch_size=prompts, s=new, prefix=cached
+            )
         )
 
     def _sort_operations(self, spec: Operation) -> list[Operation]:
@@ -206,13 +210,13 @@ class ConfigKernels:
         if self._tp > 1 and not self._by_row:
             tokens.append(all_reduces(self._llm, self._tp, self._count_reduces() + 1.0))  # 1: of embeddings
         self._is_shared = np.array([_is_shared(each) for each in tokens], dtype=bool)
-        self._of_tokens = list(range(len(tokens)))
-        self._of_prompts = list(range(len(tokens), len(tokens) + len(prompts)))
+        self._token_operations = list(range(len(tokens)))
+        self._prompt_operations = list(range(len(tokens), len(tokens) + len(prompts)))
         self._is_sparse = all(_kind_of(each) in SPARSE for each in prompts)
         # Positions count from 1, behind the output head.
         is_module = [_kind_of(each).startswith(MODULES) for each in states]
-        self._modules = [n for n, module in enumerate(is_module, start=1) if module]
-        self._unfused = [n for n, module in enumerate(is_module, start=1) if not module]
+        self._module_operations = [n for n, module in enumerate(is_module, start=1) if module]
+        self._unfused_operations = [n for n, module in enumerate(is_module, start=1) if not module]
         parts = [_latent_parts(each, self._llm) for each in decodes]
         if in_parts:
             parts.append([each for each in decodes if _name_of(each).endswith(LATENT_PARTS)])
@@ -221,16 +225,16 @@ class ConfigKernels:
         spec["generation_ops"] = heads + states
         return [each for each in context if _kind_of(each) == "Moe"]
 
-    def _tokens_ms_anew(self, tokens: int) -> float:
+    def _compute_tokens_ms(self, tokens: int) -> float:
         """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` remembers it."""
         at_most = self._at_most[np.searchsorted(BOUNDING_TOKENS, tokens)]
-        each_ms = np.minimum(self._each_ms(tokens), at_most)
+        each_ms = np.minimum(self._operation_ms(tokens), at_most)
         shared_ms = float(each_ms[self._is_shared].sum())
         experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
         is_parallel = tokens <= MOST_SHARED_STREAM_TOKENS
         if self._dp > 1:
-            # `joint_ms` counts the experts, for the tokens of all ranks. Here is what shared ones take
-            # longer.
+            # `joint_ms` counts the experts, for the tokens of all ranks. Here only the time counts by which
+            # shared experts take longer.
             ms = max(shared_ms - experts_ms, 0.0) if is_parallel else shared_ms
         else:
             ms = max(shared_ms, experts_ms) if is_parallel else shared_ms + experts_ms
@@ -252,15 +256,18 @@ class ConfigKernels:
             return ms + 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp * self._dp, tokens))
         return ms + self._dispatch_ms(tokens)
 
-    def _each_ms(self, tokens: int) -> Floats:
-        operations = self._engine.evaluate_context_ops(self._of_tokens, batch_size=1, s=tokens)
+    def _operation_ms(self, tokens: int) -> Floats:
+        """Times [ms] of the operations that depend on the tokens of a step alone, in order."""
+        operations = self._engine.evaluate_context_ops(self._token_operations, batch_size=1, s=tokens)
         return np.array([ms for _, ms, *_ in operations])
 
     def _heads_ms(self, rows: int) -> float:
+        """Time of the output head [ms] for so many rows."""
         return _sum_ms(self._engine.evaluate_generation_ops([0], batch_size=rows, s=1))
 
     def _modules_ms(self, decodes: int, context: int) -> float:
-        return max(self._decodes_ms(self._modules, decodes, context) - self._launches_ms, 0.0)
+        """Time of attention modules of decodes [ms], without launches."""
+        return max(self._decodes_ms(self._module_operations, decodes, context) - self._launches_ms, 0.0)
 
     def _launch_excess_ms(self) -> float:
         """Time of launches in latent attention of decodes ("launches" above)."""
@@ -268,7 +275,7 @@ class ConfigKernels:
             return 0.0
         # The least of several batches counts, as single entries of the tables are too long.
         least_ms = min(self._parts_ms(decodes) for decodes in (1, 2, 4, 8))
-        excess_ms = self._decodes_ms(self._modules, 1, 1) - least_ms
+        excess_ms = self._decodes_ms(self._module_operations, 1, 1) - least_ms
         return excess_ms if excess_ms > LAUNCHED_FRAC * least_ms else 0.0
 
     def _parts_ms(self, decodes: int) -> float:

@@ -17,9 +17,9 @@ from planner.policies import DYNAMO, ROUTING, find_router_difference
 DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
-MAX_COMPONENTS = 25
+MAX_COMPONENTS = 25  # The most components of a graph, the frontend included.
 MAX_NAMES = 45  # Most letters of a graph and a component, as Grove counts them.
-COMPONENT_NAME_LETTERS = 12
+COMPONENT_NAME_LETTERS = 12  # Longer names of pools are cut, so that room is left for the graph's.
 TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
 
 
@@ -29,7 +29,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """How to apply it, as lines of the README."""
     return [
         f"    {kubernetes.SECRET}",
         "    kubectl apply -f dynamo.yaml",
@@ -40,14 +40,14 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """A sentence of the README on what routes requests."""
     mode = _router_mode(fleet)
-    about = {
+    described = {
         "kv": ", overlap of prefixes and load at its own weights, from its own account of what workers "
         "cache, since they are not told to publish events",
         "least-loaded": ", the fewest requests in flight",
     }
-    return f"Dynamo's frontend in the mode {mode}{about.get(mode, '')}."
+    return f"Dynamo's frontend in the mode {mode}{described.get(mode, '')}."
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
@@ -96,10 +96,12 @@ def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:
 
 
 def _router_mode(fleet: Fleet) -> str:
+    """The frontend's mode for the plan's routing."""
     return find_router_difference(ROUTING[fleet.policies.routing], DYNAMO).name
 
 
 def _frontend(fleet: Fleet) -> Document:
+    """The graph's frontend, which routes."""
     mode = _router_mode(fleet)
     main = {
         "name": "main",
@@ -117,6 +119,7 @@ def _frontend(fleet: Fleet) -> Document:
 
 
 def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
+    """The component of a pool."""
     if engine_command.is_rocm(pool.type.gpu):
         raise InputError(
             f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has "

@@ -33,7 +33,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """How to apply it, as lines of the README."""
     lines = [f"    {kubernetes.SECRET}", "    kubectl apply -f kserve.yaml", "    kubectl get llmisvc"]
     if len(engine_command.services(fleet, "kserve")) > 1:
         lines += ["", "Each service has an address of its own; put a balancer in front of them."]
@@ -41,7 +41,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """A sentence of the README on what routes requests."""
     is_pair = fleet.is_disaggregated
     if _is_left_to_gateway(fleet, is_pair=is_pair):
         return "no scheduler: the gateway spreads requests over the Service's workers, by its own setting."
@@ -49,7 +49,7 @@ def routing(fleet: Fleet) -> str:
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
-    """The service account of the token, and one LLMInferenceService per service."""
+    """The objects: a service account for the hub's token, and an LLMInferenceService per service."""
     engine_command.refuse_several_nodes(fleet, "kserve")
     engine_command.refuse_ranks(fleet, "kserve")
     engine_command.refuse_offload(fleet, "kserve")
@@ -96,10 +96,12 @@ def _router(fleet: Fleet, *, is_pair: bool) -> Document:
 
 
 def _image(gpu: Gpu) -> str:
+    """llm-d's image of vLLM for this GPU."""
     return f"ghcr.io/llm-d/llm-d-{'rocm' if engine_command.is_rocm(gpu) else 'cuda'}:{LLM_D_VERSION}"
 
 
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
+    """The workers of a pool, as they stand in a service."""
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     args = engine_command.to_args(
         {key: value for key, value in engine_settings.items() if key not in _FLAGS_OF_PRESETS}

@@ -23,7 +23,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """How to apply it, as lines of the README."""
     return [
         *engine_command.router_image_steps("lws.yaml"),
         f"    {kubernetes.SECRET}",
@@ -35,7 +35,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """A sentence of the README on what routes requests."""
     return engine_command.routing_sentence(fleet)
 
 

@@ -59,7 +59,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes requests, as a sentence of the README."""
+    """A sentence of the README on what routes requests."""
     return f"SkyServe's load balancer, by {_balancing(fleet)}; it does not look at prefixes."
 
 
