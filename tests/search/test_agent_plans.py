@@ -16,6 +16,7 @@ from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.search.evidence import certify
 from planner.search.mixed import infeasible
+from planner.search.oracle import work_clock
 from planner.search.problem.idle_limits import judged, unreachable
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge, measured
@@ -67,6 +68,26 @@ def test_a_task_that_no_idle_worker_ends_in_time_is_out_of_reach(monkeypatch: py
     assert change.limit == "task p90" and 1.0 < change.enough < 60.0
     found = fleetplan.plan({"task": {"p90": f"{change.enough} s"}}, **question)
     assert isinstance(found, PlanResult) and found.plan.verdict.holds
+
+
+def test_a_search_that_ends_without_a_fleet_names_limits_that_one_attains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The work of a search was over before any fleet was found: what a large fleet attains is said, and a
+    plan with the limits that are named is found.
+    """
+    slo = {"ttft": {"p90": "450 ms"}, "tpot": {"p90": "12 ms"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(work_clock, "WORK_S", 0.05)
+        with pytest.raises(
+            InfeasibleError, match=r"or relax tpot p90 to .* ms, with which a fleet"
+        ) as failed:
+            fleetplan.plan(slo, **SMALL)
+    assert not failed.value.is_proved
+    ((change,),) = failed.value.ways
+    assert change.limit == "tpot p90"
+    relaxed = fleetplan.plan(slo | {"tpot": {"p90": f"{change.enough} s"}}, **SMALL)
+    assert isinstance(relaxed, PlanResult) and relaxed.plan.verdict.holds
 
 
 @pytest.mark.parametrize("seed", range(6))

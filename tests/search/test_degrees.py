@@ -14,13 +14,14 @@ from questions import question, traffic
 from planner import manifests
 from planner.documents.facts import GpusTooSmall
 from planner.documents.fleet_file import fleet_document, read_fleet
-from planner.errors import InputError
+from planner.errors import InfeasibleError, InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import GroupedAttention, LatentAttention, LayerGroup, Llm
 from planner.reports.fact_sentences import sentence
 from planner.search.evidence.assumptions import find_gpus_too_small
+from planner.search.mixed.infeasible import with_relaxation
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import worker_types
 
@@ -127,3 +128,15 @@ def test_gpus_that_cannot_hold_the_llm_are_named_with_the_reason() -> None:
     assert [(each.label, each.kv_tokens) for each in small] == [("h100-80g tp8", 0)]
     said = sentence(GpusTooSmall(problem.llm.weight_bytes, 2_000, small))
     assert "the longest request, 2,000 tokens: h100-80g tp8 (no room beside 6" in said
+
+
+def test_a_stock_too_small_for_one_worker_is_said_beside_a_limit_out_of_reach() -> None:
+    """Llama-3.1-70B has 141 GB of weights, two L40S 96 GB: relaxing TTFT alone leads to another refusal."""
+    fleet = {"gpus": {"l40s-48g": 2}}
+    asked = question(llm="llama-3.1-70b", slo={"ttft": {"p90": "1 ms"}}, fleet=fleet)
+    with pytest.raises(InfeasibleError) as failed:
+        with_relaxation(lambda: build_problem(asked, traffic(requests=20), CATALOG))
+    assert str(failed.value).endswith(
+        "Within the limits (stock of l40s-48g 2) there is no room for a worker either: the smallest that "
+        "holds meta-llama/Llama-3.1-70B takes 4 × l40s-48g"
+    )

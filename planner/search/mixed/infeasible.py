@@ -13,7 +13,7 @@ from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
-from planner.search.oracle.work_clock import ended_by, now_s
+from planner.search.oracle.work_clock import ended_by, is_time_limit_reached, now_s
 from planner.search.problem.build_problem import OutOfReachError
 from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.options import mixed_options, split
@@ -28,6 +28,9 @@ RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # Factors of the least possible limi
 RELAX_S = 20.0  # The search for a relaxation that works ends after so long, on the search's clock.
 
 MOST_PROBED = 4  # The largest fleets of so many types show what is attained.
+# After a search that came to the end of its work, limits that a fleet attains are looked for on traffic of at
+# most so many requests: 5 CPU seconds on 10,000 requests of agents.
+MOST_PROBED_REQUESTS = 50_000
 MOST_WORKERS = 256  # More workers would stand idle in any question whose simulation is short.
 MOST_REASONS = 3  # So many reasons of the search are told if it proved nothing.
 LIFTED_S = 1e7  # As good as no limit, yet a number that verdicts compare with.
@@ -50,12 +53,11 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     also = (
         f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
     )
-    relaxed_s = _attained_s(problem, floors) or _relaxed_s(problem, floors)
-    enough = " and ".join(f"{other} to {show_s(limit_s)}" for other, limit_s in relaxed_s.items())
+    changes = _changes(problem, _attained_s(problem, floors) or _relaxed_s(problem, floors))
     least = show_s(max(best_s, limit.limit_s))
     help_ = (
-        f"relax {enough}, with which a fleet was found"
-        if relaxed_s
+        f"relax {_relaxation_text(changes)}, with which a fleet was found"
+        if changes
         else f"relax {limit.name} to {least} or more (how much more was not found)"
     )
     why = (
@@ -63,16 +65,44 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
         if best_s > limit.limit_s
         else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
     )
-    limits_s = {other.name: other.limit_s for other in problem.slo.limits}
-    changes = [Change(other, limits_s[other], limit_s, "s") for other, limit_s in relaxed_s.items()]
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
-        f"or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
+        f"or add a faster GPU{_none_fits_text(problem)}{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
         constraint=limit.name,
         relaxation="" if changes else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
         ways=[changes] if changes else [],
     )
+
+
+def _none_fits_text(problem: Problem) -> str:
+    """What the smallest worker takes, where the limits have room for none; then relaxing the SLO is no cure."""
+    if any(problem.limits.most_workers(worker) >= 1 for worker in problem.types):
+        return ""
+    smallest = min(problem.types, key=lambda worker: worker.gpus)
+    limits = ", ".join(
+        f"{limit.name} {amount:g}{'' if limit.unit == 'GPUs' else f' {limit.unit}'}"
+        for limit, amount in problem.limits.rows()
+    )
+    return (
+        f". Within the limits ({limits}) there is no room for a worker either: the smallest that holds "
+        f"{problem.llm.name} takes {smallest.gpus} × {smallest.gpu.name}"
+    )
+
+
+def _relaxation_text(changes: Sequence[Change]) -> str:
+    """For instance "ttft p95 to 1.20 s and tpot p95 to 60 ms"."""
+    return " and ".join(f"{change.limit} to {show_s(change.enough)}" for change in changes)
+
+
+def _changes(problem: Problem, relaxed_s: Mapping[str, float]) -> list[Change]:
+    """The limits [s] of the SLO that are longer in `relaxed_s`, by name."""
+    limits_s = {limit.name: limit.limit_s for limit in problem.slo.limits}
+    return [
+        Change(name, limits_s[name], enough_s, "s")
+        for name, enough_s in relaxed_s.items()
+        if enough_s > limits_s[name]
+    ]
 
 
 def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
@@ -224,8 +254,12 @@ def _undecided(
 ) -> InfeasibleError:
     """Neither a fleet was found nor that there is none. `ways`: with these changes one was found."""
     within = f"within the limits ({names}) " if names else ""
+    changes: list[Change] = []
     if problem.out_of_time():
         why, help_ = f"{ended_by()} came first", "raise --time-limit"
+        if not ways and not is_time_limit_reached() and len(problem.trace) <= MOST_PROBED_REQUESTS:
+            if changes := _changes(problem, _attained_s(problem, _floors(problem))):
+                help_ += f", or relax {_relaxation_text(changes)}, with which a fleet was found"
     else:
         first = list(level0.search.refuted.items())[:MOST_REASONS]
         failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)
@@ -233,9 +267,13 @@ def _undecided(
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
     if ways:
         help_ = f"raise {ways_text(ways)}, with which a fleet was found"
+    elif changes:
+        ways = [changes]
+    simulations = problem.oracle.simulations
+    simulated = f"{simulations} were simulated, and " if simulations else ""
     return InfeasibleError(
-        f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
-        f"{why}; {help_}{also_left_out(problem.task.unchecked_left_out)}",
+        f"no fleet {within}was found that keeps the SLO: {simulated}{why}; {help_}"
+        f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity" if names else "latency",
         constraint=[limit.name for limit, _ in problem.limits.rows()]
         or [limit.name for limit in problem.slo.limits],
