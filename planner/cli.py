@@ -17,8 +17,10 @@ import errno
 import gc
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -150,12 +152,24 @@ class AnyCommand(TyperCommand):
                 )
         has_places = any(parameter.param_type_name == "argument" for parameter in self.params)
         if args and not args[0].startswith("-") and not has_places:
-            path = Path(args[0])
-            is_fleet = path.name in ("plan.yaml", "fleet.yaml")
-            option = "--fleet" if is_fleet else OPTION_OF_SUFFIX.get(path.suffix.lower(), "--fleet")
+            path, written = Path(args[0]), args[0]
+            option = "--fleet" if _is_fleet(path) else OPTION_OF_SUFFIX.get(path.suffix.lower(), "--fleet")
+            if option == "--fleet" and option not in names and "--slo" in names:
+                option, written = "--slo", str(path / "slo.yaml")  # A plan's folder has the question, too.
             if option in names:
-                ctx.fail(f"{args[0]!r} is no option; did you mean: plan {ctx.info_name} {option} {args[0]}")
+                ctx.fail(f"{args[0]!r} is no option; did you mean: plan {ctx.info_name} {option} {written}")
         return super().parse_args(ctx, args)
+
+
+def _is_fleet(path: Path) -> bool:
+    """Whether the path is a fleet.yaml or plan.yaml, by its name or by the key `workers` in a file."""
+    if path.name in ("plan.yaml", "fleet.yaml"):
+        return True
+    with suppress(OSError, UnicodeDecodeError):
+        return (
+            path.suffix in (".yaml", ".yml") and re.search(r"^workers:", path.read_text(), re.M) is not None
+        )
+    return False
 
 
 # Options that describe a question, which `plan` and `plan init` have.
@@ -291,7 +305,7 @@ def _print_error(error: PlannerError) -> int:
 
 GPUS_HELP = (
     "GPUs to choose from: h100,l40s, or h100:16 for sixteen. Default: any, which is every GPU of a kind on "
-    "which kernels of this LLM were measured."
+    "which kernels of some LLM were measured."
 )
 OBJECTIVE_HELP = "cost, power, gpus; throughput: how much do --gpus h100:16 carry?"
 

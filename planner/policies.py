@@ -111,6 +111,13 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "skypilot": (SKYSERVE, SKYSERVE, SKYSERVE),
     }
 )
+# Words that people have for a target, and the target.
+TARGET_WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        **{"k8s": "kubernetes", "docker": "compose", "docker-compose": "compose", "sky": "skypilot"},
+        **{"ray": "ray-serve", "nvidia-dynamo": "dynamo", "leaderworkerset": "lws", "systemd": "vllm"},
+    }
+)
 # ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone;
 # ONE_POOL targets run mixed workers of one type.
 ONE_KIND, ONLY_PAIRS, ONE_POOL = ("llm-d", "production-stack"), ("disaggregatedset",), ("skypilot",)

@@ -78,8 +78,7 @@ def manifests(
     A fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. Raises
     InputError for an unknown target, and for one that cannot express the plan.
     """
-    if target != "all" and target not in targets.TARGETS:
-        raise InputError(f"target: expected all or one of {', '.join(targets.TARGETS)}, found {target!r}")
+    targets.check_target(target)
     if isinstance(plan, PlanResult):
         keeps_by_target = [under_router.keeps for under_router in plan.plan.certificate.routers]
         _, text_rows = router_rows(plan.plan)

@@ -122,6 +122,11 @@ def errors_of_options() -> Iterator[None]:
         text = str(error).removeprefix("slo.yaml: ")
         text = re.sub(r"^slo: (\w+) (p\d+): ", r"--\1-\2: ", text)
         text = re.sub(r"^traffic: (rate|input|output|task|duration|agents): ", r"--\1: ", text)
+        text = re.sub(
+            r"tokens such as (\w+): 300, or a task: ",
+            r"--task NAME, or tokens such as --\1 300; tasks: ",
+            text,
+        )
         error.args = (text, *error.args[1:])
         raise
 

@@ -36,6 +36,7 @@ def print_first_screen(plan: Plan) -> None:
 
     why = screen.why(plan)
     rows = [
+        ("LLM", plan.fleet.llm.name),
         ("SLO", words.slo_sentence(plan)),
         *_figure_rows(screen.glance(plan)),
         *([(screen.why_title(plan), "; ".join(why))] if why else []),

@@ -41,8 +41,8 @@ def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     """A trace with requests to several LLMs, all planned for one; nothing if the SLO has classes by LLM."""
     if len(trace.llms) > 1 and not any(selector.llms for selector in slo.selectors):
         yield (
-            f"{trace.name}: {several_llms(trace.llm, trace.llms)}; to plan each for its own, write llms: in "
-            "slo.yaml"
+            f"{trace.name}: {several_llms(trace.llm, trace.llms)}; to plan each for its own, give each an "
+            f"entry under llms: in slo.yaml, with model: {trace.llms[0]} in the first"
         )
 
 

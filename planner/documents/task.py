@@ -60,6 +60,7 @@ from planner.files.document_values import (
     check_mapping,
     check_one_of,
     check_whole_number,
+    did_you_mean,
     nearest_names,
     read_at_least,
     refuse_unknown,
@@ -73,7 +74,7 @@ from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
-from planner.policies import ROUTERS_OF, TARGETS_OF_ENGINE, find_deployed_routing
+from planner.policies import ROUTERS_OF, TARGET_WORDS, TARGETS_OF_ENGINE, find_deployed_routing
 from planner.slo_metrics import METRICS
 from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling
@@ -128,7 +129,8 @@ FLEET_BELONGS = {
     **dict.fromkeys(
         ("spot", "reserved", "on_demand"), "prices: {GPU: {on_demand: ..., reserved: ..., spot: ...}}"
     ),
-    **{"price": "prices", "power": "limits: power", "budget": "limits: cost"},
+    **dict.fromkeys(("stock", "count", "number", "max"), "gpus: {GPU: NUMBER}"),
+    **{"price": "prices", "power": "limits: power", "budget": "limits: cost", "target": "deploy: target"},
 }
 # Messages about a key that is wrong at the top of slo.yaml: the section in which it belongs, or our name for
 # a key that other programs have.
@@ -826,8 +828,7 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
     if name == EACH_TARGET:
         return None, True
     if name not in ROUTERS_OF:
-        hint = nearest_names(name, ROUTERS_OF, 1)
-        advice = f"did you mean {hint[0]!r}? " if hint else ""
+        advice = did_you_mean(name, {**TARGET_WORDS, **{target: target for target in ROUTERS_OF}})
         raise InputError(
             f"{section.path_of('target')}: no deployment target {name[:100]!r}; {advice}There are "
             f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"

@@ -92,6 +92,12 @@ def nearest_names(name: object, known: Collection[str], count: int = 3) -> list[
     return [lower[match] for match in near]
 
 
+def did_you_mean(name: object, meant: Mapping[str, str]) -> str:
+    """ "did you mean 'fleet: gpus'? " by the key of `meant` that is most like the name; empty if none is."""
+    hint = nearest_names(name, meant, 1)
+    return f"did you mean {meant[hint[0]]!r}? " if hint else ""
+
+
 def refuse_unknown(
     document: Mapping[Any, Any],
     known: Collection[str],
@@ -105,9 +111,9 @@ def refuse_unknown(
     for key in document:
         if key not in known:
             places = {**(elsewhere or {}), **{name: name for name in known}}
-            hint = nearest_names(key, places, 1)
-            advice = f"did you mean {places[hint[0]]!r}? " if hint else ""
-            raise InputError(f"{where}: unknown key {str(key)!r}; {advice}Valid: {', '.join(known)}")
+            raise InputError(
+                f"{where}: unknown key {str(key)!r}; {did_you_mean(key, places)}Valid: {', '.join(known)}"
+            )
 
 
 def check_mapping(value: object, where: object, such_as: str = "") -> Mapping[str, Any]:

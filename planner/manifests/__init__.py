@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from planner.errors import InputError
+from planner.files.document_values import did_you_mean
 from planner.fleet import Fleet, Policies
 from planner.manifests import (
     compose,
@@ -29,7 +30,7 @@ from planner.manifests import (
 )
 from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora
-from planner.policies import QUEUE, ROUTING
+from planner.policies import QUEUE, ROUTING, TARGET_WORDS
 
 
 class Target(Protocol):
@@ -120,6 +121,15 @@ class Rendered:
     warnings: dict[str, str] = field(default_factory=dict)
 
 
+def check_target(target: str) -> None:
+    """Raise InputError unless it is a target, or "all"."""
+    if target not in (*TARGETS, "all"):
+        advice = did_you_mean(target, {**TARGET_WORDS, **{name: name for name in TARGETS}})
+        raise InputError(
+            f"target: no deployment target {target[:100]!r}; {advice}There are all, {', '.join(TARGETS)}"
+        )
+
+
 def render(
     fleet: Fleet, max_model_len: int, target: str = "all", router_rows: Sequence[RouterRow] = ()
 ) -> Rendered:
@@ -129,8 +139,7 @@ def render(
 
     Raises InputError where there is no such target, or it cannot express the fleet.
     """
-    if target not in (*TARGETS, "all"):
-        raise InputError(f"target: must be one of all, {', '.join(TARGETS)}, found {target[:200]!r}")
+    check_target(target)
     if why := engine_command.why_undeployable(fleet):
         if target != "all":
             raise InputError(f"{target}: {why}")

@@ -764,12 +764,11 @@ def _(fact: facts.UncheckedLeftOut) -> str:
 @sentence.register
 def _(fact: facts.GpusConsidered) -> str:
     each = [
-        f"{name} {text}"
-        for text, names in (("measured", fact.measured), ("estimated", fact.estimated))
-        for name in names
+        f"{basis}: {', '.join(names)}"
+        for basis, names in (("of measured kernels", fact.measured), ("of a roofline", fact.estimated))
+        if names
     ]
-    head = "GPUs that were considered, and whether the kernels of their step times were measured"
-    return f"{head}: {', '.join(each)}"
+    return f"GPUs that were considered, with step times {'; '.join(each)}"
 
 
 @sentence.register
@@ -788,7 +787,7 @@ def _(fact: facts.GpusTooSmall) -> str:
 def _(fact: facts.PrefixesUncounted) -> str:
     return (
         f"prefix caches are not counted: {percent(fact.alike_frac)} of the input tokens stand at the "
-        "beginning of an earlier prompt, by the block ids of the trace; `policies: {prefix_cache: true}` "
+        "beginning of an earlier prompt, by their block ids; `policies: {prefix_cache: true}` "
         "counts what is found cached"
     )
 

@@ -50,6 +50,7 @@ from planner.units import counted, in_unit, percentile_name
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
 SAME_COST = "costs the same"
+MOST_WON_OVER = 3  # The headline names no more GPUs over which a roofline won.
 ANOTHER_TARGET = "--target NAME plans for one, --target each for all"
 Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 
@@ -100,7 +101,9 @@ def won_text(plan: Plan) -> str:
     won = next((each for each in plan.warnings if isinstance(each, RooflineWon)), None)
     if won is None:
         return ""
-    return f"This roofline won over {listed(won.measured)}, where kernels of this LLM were measured."
+    # A warning names them all.
+    kinds = listed(won.measured) if len(won.measured) <= MOST_WON_OVER else f"{len(won.measured)} GPUs"
+    return f"This roofline won over {kinds}, where kernels of this LLM were measured."
 
 
 def targets_text(plan: Plan, remedy: str = ANOTHER_TARGET) -> str:

@@ -387,7 +387,7 @@ class TraceRows:
             )
         if share <= REPORTED_DROPPED_FRAC:
             return ()
-        return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {left} alone",)
+        return (f"{self.path.name}: {message}; they are left out, what follows is of the other {left} alone",)
 
     def to_trace(self) -> Trace:
         """The trace of all rows, in order of arrival, with its notes and warnings."""

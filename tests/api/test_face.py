@@ -173,7 +173,7 @@ def test_a_table_may_hold_dates_and_block_ids() -> None:
         (table(3, input_tokens=[1, -2, 3]), "row 1, column input_tokens: expected a whole number of tokens"),
         (table(3, input_tokens=[1, None, 3]), "row 1, column input_tokens: expected .* found nothing or NaN"),
         (table(3, arrival_s=[0, "noon", 3]), "row 1, column arrival_s: expected a number >= 0, found 'noon'"),
-        (table(3).drop(columns="output_tokens"), "no column is told as output"),
+        (table(3).drop(columns="output_tokens"), "no column could be read as output"),
         (table(3).iloc[:0], "DataFrame: has no row"),
         (table(4, output_tokens=[0, 0, 1, 1]), "cannot be served as they stand"),
     ],

@@ -126,7 +126,7 @@ def test_manifests_are_those_that_the_plan_writes(plan: PlanResult, tmp_path: Pa
     plan.save(tmp_path / "out")
     assert fleetplan.manifests(tmp_path / "out", "kubernetes").files == found.files
     assert set(found.save(tmp_path / "made")) == set(found.to_frame()["file"])
-    with pytest.raises(errors.InputError, match="target: expected all or one of"):
+    with pytest.raises(errors.InputError, match=r"target: no deployment target .* There are all, vllm"):
         fleetplan.manifests(plan, "nowhere")
 
 

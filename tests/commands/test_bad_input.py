@@ -164,7 +164,7 @@ TRACES = [
     trace(
         "missing column",
         "timestamp,input_tokens\n0,5\n",
-        r"line 1: no column is told as output; found.*--map arrival=timestamp",
+        r"line 1: no column could be read as output; found.*--map arrival=timestamp",
     ),
     trace("column twice", "timestamp,input_tokens,input_tokens,output_tokens\n0,5,5,1\n", r"given twice"),
     trace("negative tokens", TRACE + "30,-5,3\n", r"line 62, column input_tokens: .*whole number.*'?-5"),
@@ -201,7 +201,7 @@ TRACES = [
         TRACE + "30,131000,200\n",
         r"trace.csv: .*131200 tokens \(prompt \+ output\).* 131072; drop such requests or choose an LLM",
     ),
-    trace("JSON list", '[{"timestamp": 0}]', r"object 1: no column is told as input"),
+    trace("JSON list", '[{"timestamp": 0}]', r"object 1: no column could be read as input"),
     trace("broken JSON", '{"timestamp": 0,\n', r"t.jsonl, line 1: is not JSON", "t.jsonl"),
     trace(
         "broken JSON later",

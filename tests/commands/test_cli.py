@@ -162,6 +162,17 @@ def test_a_file_without_its_option_is_told_which(words: str) -> None:
     assert outcome.code == 2 and f"did you mean: plan {words}" in outcome.err
 
 
+def test_a_fleet_or_a_folder_without_its_option_is_told_which(tmp_path: Path) -> None:
+    """`plan compare a.yaml` was sent to --slo, and `plan what-if out/` only missed --slo."""
+    fleet = tmp_path / "a.yaml"
+    fleet.write_text("llm: llama-3.1-8b\nworkers:\n  - {gpu: l40s, count: 2}\n")
+    for words in (("compare", "--fleet", str(fleet)), ("what-if", "--slo", "out/slo.yaml")):
+        command, option, path = words
+        outcome = script("plan", command, path.removesuffix("slo.yaml"))
+        text = "".join(outcome.err.replace("│", "").split())
+        assert outcome.code == 2 and f"didyoumean:plan{command}{option}{path}" in text
+
+
 def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
     assert planned.said.code == 0, planned.said.err
     assert {path.name for path in planned.folder.iterdir()} == WRITTEN

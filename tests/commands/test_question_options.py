@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.commands.described_command import QuestionOptions, parse_stock
+from planner.commands.described_command import QuestionOptions, errors_of_options, parse_stock
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
@@ -31,6 +31,16 @@ def test_gpus_without_names_are_those_of_slo_yaml() -> None:
 def test_traffic_without_lengths_is_said_by_its_option() -> None:
     with pytest.raises(InputError, match=r"--output: is missing.* --task chat"):
         options(input="300").document(has_trace=False)
+
+
+def test_agents_without_a_task_are_answered_in_options() -> None:
+    """The message proposed `input: 300`, a key of slo.yaml, to who had written options."""
+    with pytest.raises(
+        InputError, match=r"^--input: is missing; give --task NAME, or tokens such as --input 300"
+    ):
+        with errors_of_options():
+            question = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "traffic": {"agents": 30}}
+            parse_task(question, read_catalog())
 
 
 @pytest.mark.parametrize("text", ["any:4", "any,h100", "h100:2,any:2"])
@@ -138,7 +148,9 @@ def test_a_folder_that_manifests_serve_is_warned_of() -> None:
     assert not parse_task({"llm": "llama-3.1-8b", **slo}, read_catalog()).doubts
 
 
-@pytest.mark.parametrize(("key", "place"), [("spot", "prices: {GPU"), ("power", "limits: power")])
+@pytest.mark.parametrize(
+    ("key", "place"), [("spot", "prices: {GPU"), ("power", "limits: power"), ("stock", "gpus: {GPU")]
+)
 def test_keys_that_newcomers_write_under_fleet_are_answered_by_ours(key: str, place: str) -> None:
     with pytest.raises(InputError, match=f"fleet: unknown key '{key}'; did you mean '{place}"):
         parse_task(

@@ -126,7 +126,7 @@ def test_slo_yaml_keeps_the_map(tmp_path: Path) -> None:
     )
     assert len(read_requests(log, drop_invalid=False, slo=slo)) == 20
     assert read_task(slo, read_catalog()).llm == "meta-llama/Llama-3.1-8B"
-    with pytest.raises(InputError, match="no column is told as arrival"):
+    with pytest.raises(InputError, match="no column could be read as arrival"):
         read_requests(log, drop_invalid=False)
 
 

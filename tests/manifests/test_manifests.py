@@ -331,13 +331,14 @@ def test_one_target_leaves_the_others_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "expected"),
     [
-        (None, ("--target", "nomad"), "target: must be one of all, vllm"),
+        (None, ("--target", "nomad"), "target: no deployment target 'nomad'; There are all, vllm"),
+        (None, ("--target", "k8s"), "'k8s'; did you mean 'kubernetes'? There are all, vllm"),
         (None, ("--target", "ray-serve"), "ray-serve: cannot keep a pool off nodes"),
         ("llm: meta-llama/Llama-3.1-70B\nworkers: [{gpu: h100-80g, tp: 4}]\n", (), "max_model_len: missing"),
         ("slo: {ttft: 1 s}\n", (), "slo"),
         ("a,b\n1,2\n", (), "top level is a str"),
     ],
-    ids=["unknown target", "refused target", "no length", "an slo", "a csv"],
+    ids=["unknown target", "another word", "refused target", "no length", "an slo", "a csv"],
 )
 def test_what_is_no_plan_ends_in_one_line(
     tmp_path: Path, text: str | None, words: tuple[str, ...], expected: str

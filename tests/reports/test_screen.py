@@ -256,6 +256,13 @@ def test_the_first_screen_says_when_a_roofline_won_over_a_measured_gpu() -> None
     )
 
 
+def test_a_roofline_that_won_over_many_gpus_counts_them_in_the_headline() -> None:
+    """A warning of the same screen names them all."""
+    plan = answered()
+    won = RooflineWon(("a100-40g",), ("h100-80g", "h200-141g", "b200-180g", "l40s-48g"))
+    assert "won over 4 GPUs, where" in screen.verdict(replace(plan, warnings=(won,)))
+
+
 def test_an_answer_that_is_the_plan_is_said_to_be() -> None:
     plan = answered()
     *others, lossy = plan.certificate.answers

@@ -308,7 +308,7 @@ def test_what_vllm_wrote_is_read() -> None:
         ),
         (
             "created_at,tokens\n2026-01-05T10:00:00Z,5\n",
-            "no column is told as input; no column is told as output",
+            "no column could be read as input; no column could be read as output",
         ),
         (f"created_at,prompt_tokens,completion_tokens\n{date(0)},5,-3\n", "line 2, column completion_tokens"),
         (
@@ -340,7 +340,7 @@ def test_what_vllm_wrote_is_read() -> None:
             "created_at,prompt_tokens,input_tokens,completion_tokens\n1767607200,5,4,3\n",
             "prompt_tokens and input_tokens may both be input tokens",
         ),
-        ("at,prompt_tokens,completion_tokens\n05/06/2026 10:00,5,3\n", "no column is told as arrival"),
+        ("at,prompt_tokens,completion_tokens\n05/06/2026 10:00,5,3\n", "no column could be read as arrival"),
     ],
 )
 def test_what_is_not_certain_ends_in_one_line(read: Read, text: str, message: str) -> None:

@@ -412,7 +412,7 @@ def test_rows_left_out_are_said_and_then_refused(read: Read, name: str) -> None:
     (warning,) = read(some(2), name).warnings
     assert warning == (
         f"{name}: 2 of 100 requests (2.0%) cannot be served as they stand: 2 rows with {NO_OUTPUT}; they are "
-        "left out, so the plan is for the other 98 alone"
+        "left out, what follows is of the other 98 alone"
     )
     assert len(read(some(20), name)) == 80
     with pytest.raises(
@@ -457,13 +457,16 @@ GENERIC = "arrival_s,input_tokens,output_tokens\n"
         (AZURE + "1800-01-01,1,1\n2099-01-01,1,1\n", "line 2, column TIMESTAMP: expected a date"),
         (AZURE + "1901-01-01,1,1\n2099-01-01,1,1\n", "TIMESTAMP: the last request arrives after 6.25e"),
         (AZURE + "1023-11-16 18:17:01,1,1\n", "line 2, column TIMESTAMP: expected a date"),
-        ("TIMESTAMP,ContextTokens\n1,1\n", "line 1: no column is told as output; .* --map arrival=TIMESTAMP"),
+        (
+            "TIMESTAMP,ContextTokens\n1,1\n",
+            "line 1: no column could be read as output; .* --map arrival=TIMESTAMP",
+        ),
         ("a|b|c\n", "separated by bars .'a|b|c'"),
         ("arrival_s,input_tokens,output_tokens,input_tokens\n", "line 1: column 'input_tokens' is given tw"),
         ('{"timestamp": 0, "input_length": 5, "timestamp": 1}', "line 1: column 'timestamp' is given twice"),
         ("timestamp,input_tokens,output_tokens,hash_ids\n0,1,1,x y\n", "line 2, column hash_ids: .* list"),
-        ('[{"timestamp": 0}]', "object 1: no column is told as input"),
-        ('{"timestamp": 0, "input_length": 5}\n', "no column is told as output"),
+        ('[{"timestamp": 0}]', "object 1: no column could be read as input"),
+        ('{"timestamp": 0, "input_length": 5}\n', "no column could be read as output"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 5}\nnot json\n', "line 2: is not JSON"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 5}\n[1]\n', "line 2: expected a JSON object"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 5}\n{}\n', "column input_length: .* nothing"),

@@ -1262,7 +1262,7 @@ def test_a_log_with_columns_of_its_own_is_read_as_the_page_is_told() -> None:
     rows = "".join(f"2026-03-01T00:00:{k:02d}Z,{200 + k},{20 + k}\n" for k in range(50))
     at.file_uploader(key="ask_upload").upload("log.csv", f"when,asked_for,got\n{rows}".encode()).run()
     reference = at.selectbox(key="ask_trace").value
-    assert any("no column is told as" in said for said in shown(at.error))
+    assert any("no column could be read as" in said for said in shown(at.error))
     for role, name in (("arrival", "when"), ("input", "asked_for"), ("output", "got")):
         at.selectbox(key=f"ask_column_{role}_{reference}").select(name).run()
     at.button(key="ask_columns").click().run()

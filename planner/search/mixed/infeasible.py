@@ -76,7 +76,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
 
 
 def _none_fits_text(problem: Problem) -> str:
-    """What the smallest worker takes, where the limits have room for none; then relaxing the SLO is no cure."""
+    """What the smallest worker takes, if the limits have room for none; then relaxing the SLO is no cure."""
     if any(problem.limits.most_workers(worker) >= 1 for worker in problem.types):
         return ""
     smallest = min(problem.types, key=lambda worker: worker.gpus)

@@ -285,7 +285,7 @@ class Gatherer:
         if share <= formats.REPORTED_DROPPED_FRAC:
             return ()
         return (
-            f"{name}: {lost_text} are left out, so the plan is for the other {left} alone: {lost_reasons}",
+            f"{name}: {lost_text} are left out, what follows is of the other {left} alone: {lost_reasons}",
         )
 
     def _indices_and_names(self, role: str, codes: npt.NDArray[np.int32]) -> tuple[IntArray, tuple[str, ...]]:

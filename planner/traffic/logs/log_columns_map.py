@@ -278,7 +278,7 @@ def _unsure_error(
     roles = [role for role in ("arrival", "end", "duration", "input", "output", *_NAMES) if role in columns]
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
-    why = [*doubts, *(f"no column is told as {role}" for role in missing)]
+    why = [*doubts, *(f"no column could be read as {role}" for role in missing)]
     # No map helps where numbers have thousands separators, so this message has none.
     if grouped := [name for role in missing for name in _grouped_length_columns(sample, role)]:
         return UnsureError(
