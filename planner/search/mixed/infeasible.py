@@ -268,7 +268,7 @@ def _undecided(
     if ways:
         help_ = f"raise {ways_text(ways)}, with which a fleet was found"
     elif changes:
-        ways = [changes]
+        ways = [tuple(changes)]
     simulations = problem.oracle.simulations
     simulated = f"{simulations} were simulated, and " if simulations else ""
     return InfeasibleError(
