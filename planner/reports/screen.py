@@ -600,8 +600,12 @@ def _measured(plan: Plan) -> Glance:
 
 
 def why_title(plan: Plan) -> str:
-    """What `why` answers: of a plan that carries the most it can within a budget, why it carries no more."""
-    return "Why not cheaper" if plan.throughput is None else "Why not more"
+    """What `why` answers, by what was minimised; of throughput, which is maximised, why there is no more."""
+    if plan.throughput is not None:
+        return "Why not more"
+    return {"gpus": "Why not fewer", "power": "Why not less"}.get(
+        plan.certificate.objective, "Why not cheaper"
+    )
 
 
 def why(plan: Plan) -> list[str]:

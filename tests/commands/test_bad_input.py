@@ -254,6 +254,9 @@ QUESTIONS = [
     question(
         "unknown key inside", "gpus:", "gpu:", r"slo.yaml: fleet: unknown key 'gpu'; did you mean 'gpus'"
     ),
+    question(
+        "stock by its name", "gpus:", "stock:", r"unknown key 'stock'; did you mean 'gpus: \{GPU: NUMBER"
+    ),
     question("unknown metric", "ttft:", "tfft:", r"slo.yaml: slo: unknown key 'tfft'; did you mean 'ttft'"),
     question("mean", "p90", "mean", r"slo.yaml: slo: ttft: 'mean' is refused"),
     question("percentile 101", "p90", "p101", r"slo.yaml: slo: ttft: expected a percentile from p50 to p100"),

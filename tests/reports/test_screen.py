@@ -400,3 +400,9 @@ def test_headroom_never_rounds_up() -> None:
     assert screen.room_text(room) == "+8.5 % traffic of this kind and +82 % step time"
     assert answer_sentences.room_text(room) == "+8.5 % traffic, +82 % step time"
     assert "if steps take up to 82 % longer, and it carries up to 8.5 % more" in sentence(room)
+
+
+def test_why_not_is_of_what_was_minimised() -> None:
+    plan = answered()
+    fewest = replace(plan, certificate=replace(plan.certificate, objective="gpus"))
+    assert screen.why_title(fewest) == "Why not fewer"

@@ -56,6 +56,24 @@ def test_filled_fleets_cost_less_and_take_no_further_worker_of_their_last_type()
         assert problem.limits.first_exceeded([(option.type, n) for option, n in counts]) is None
 
 
+def test_fleets_of_one_setting_are_those_without_two_options_of_one_kind() -> None:
+    problem = posed(42)
+    options = problem_options(problem)[:6]
+    value = 3.5 * max(option.objective for option in options)
+    kinds = [k % 3 for k in range(len(options))]
+
+    def is_distinct(vector: tuple[int, ...]) -> bool:
+        used = [kind for kind, n in zip(kinds, vector, strict=True) if n]
+        return len(set(used)) == len(used)
+
+    every = {tuple(vector) for vector in list_filled_fleets(options, problem.limits, value, 3).tolist()}
+    distinct = {
+        tuple(vector) for vector in list_filled_fleets(options, problem.limits, value, 3, kinds).tolist()
+    }
+    assert distinct == {vector for vector in every if is_distinct(vector)}
+    assert 0 < len(distinct) < len(every)
+
+
 def test_a_pair_carries_what_its_smaller_side_does() -> None:
     options = problem_options(posed(395))
     prefill, decode, mixed = (

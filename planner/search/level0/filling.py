@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import get_args
 
@@ -32,13 +32,18 @@ Vectors = npt.NDArray[np.int32]
 
 
 def list_filled_fleets(
-    options: Sequence[Option], limits: FleetLimits, value: float, most_types: int
+    options: Sequence[Option],
+    limits: FleetLimits,
+    value: float,
+    most_types: int,
+    kinds: Sequence[Hashable] | None = None,
 ) -> Vectors:
     """Fleets, as workers per option (C, J), of up to `most_types` options, below `value`, to which no worker
-    can be added. If there are more than MOST_CANDIDATES, only those of the first options are listed.
+    can be added. With `kinds`, one for each option, no fleet has two options of one kind. If there are more
+    than MOST_CANDIDATES, only those of the first options are listed.
     """
     fleets: list[Vectors] = []
-    count, table = 0, _Table(options, limits, value)
+    count, table = 0, _Table(options, limits, value, kinds)
     possible = [j for j, option in enumerate(options) if objective([(option, 1)]) < value]
     # Every set of up to `most_types` options once, as numbers of options, filler options in front. Sets are
     # in the order of their last option, so those of the first options alone are listed first.
@@ -72,8 +77,16 @@ class _Table:
     last entry is the filler option.
     """
 
-    def __init__(self, options: Sequence[Option], limits: FleetLimits, value: float) -> None:
+    def __init__(
+        self,
+        options: Sequence[Option],
+        limits: FleetLimits,
+        value: float,
+        kinds: Sequence[Hashable] | None = None,
+    ) -> None:
         self.limits, self.value = limits, value
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds or ()))}
+        self.kinds = None if kinds is None else np.array([*(numbers[kind] for kind in kinds), NONE])
         self.objective = np.array([*(option.objective for option in options), 0.0])
         self.gpus = np.array([*(float(option.type.gpus) for option in options), 0.0])
         self.price_usd_per_h = np.array([*(option.type.price_usd_per_h for option in options), 0.0])
@@ -101,6 +114,8 @@ class _Table:
         ones = (chosen < filler).astype(float)
         # Left out are combinations that cannot serve, or cost too much with one worker of each option.
         is_open = self._can_serve(chosen) & (self._objective(chosen, ones) < self.value)
+        if self.kinds is not None:
+            is_open &= ~_has_equals(self.kinds[chosen])
         combination_of, chosen = np.flatnonzero(is_open), chosen[is_open]
         counts, spent = np.zeros((len(chosen), 0)), np.zeros(len(chosen))
         unused = [np.full(len(chosen), amount) for amount, _ in self.rows]  # What is left of each limit.
@@ -232,6 +247,13 @@ class _Nodes:
             surcharge = (used * np.where(is_alike, price[:, None] - prices, 0.0)).sum(axis=1)
             total += np.where(is_alike.any(axis=1), idle + surcharge, 0.0)
         return total
+
+
+def _has_equals(kinds: Ints) -> npt.NDArray[np.bool_]:
+    """Whether two options of each row (C, k) are of one kind; filler options are of none."""
+    in_order = np.sort(kinds, axis=1)
+    is_equal = (in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] != NONE)
+    return np.asarray(is_equal.any(axis=1))
 
 
 @cache

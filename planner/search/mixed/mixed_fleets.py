@@ -53,6 +53,12 @@ REFINE_EFFORT = 300_000
 # Where level 0 learned no count that holds, an option is taken to need this many times the workers that its
 # work alone keeps busy.
 USUAL_RATIO = 1.5
+# First come fleets whose options of one role and hardware have the same settings, with this effort
+# [requests]. There a worker whose full step breaks a limit on gaps is expected to carry so many times less:
+# estimates by its work alone take the largest steps for the best. Azure's code trace, Llama-3.1-70B on A100
+# and H100: 39.04 in place of 47.84 USD/h, after 10 of these fleets.
+ONE_SETTING_EFFORT = 100_000
+BREAKS_GAPS_RATIO = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +175,25 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
     oracle = problem.oracle
     options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
     shares = _shares_by_work(problem, level0, beyond_stock, options)
-    before = effort_spent()
-
-    def may_go_on() -> bool:
-        return not problem.out_of_time() and effort_spent() - before < REFINE_EFFORT
-
     shown = f"fleets of up to four worker types; {problem.best_in_words(objective(best))}"
     problem.progress(Stage(shown, "beyond"))
+    less_where_late = {
+        option.name: shares[option.name] / (BREAKS_GAPS_RATIO if _rank_by_gaps(problem, option)[0] else 1)
+        for option in options
+    }
+    may_go_on = _within_effort(problem, ONE_SETTING_EFFORT)
+    best = improve_mixture(
+        best, options, less_where_late, problem.limits, oracle, may_go_on, one_setting=True
+    )
+    may_go_on = _within_effort(problem, REFINE_EFFORT)
     best = improve_mixture(best, options, shares, problem.limits, oracle, may_go_on)
+    return improve_nearby(best, problem.limits, oracle, _within_effort(problem, REFINE_EFFORT))
+
+
+def _within_effort(problem: Problem, effort: float) -> Callable[[], bool]:
+    """Whether time is left, and so much effort [requests] from now on is not yet spent."""
     before = effort_spent()
-    return improve_nearby(best, problem.limits, oracle, may_go_on)
+    return lambda: not problem.out_of_time() and effort_spent() - before < effort
 
 
 def _shares_by_work(

@@ -47,19 +47,23 @@ def improve_mixture(
     limits: FleetLimits,
     oracle: Oracle,
     may_go_on: Callable[[], bool],
+    *,
+    one_setting: bool = False,
 ) -> fleet_counts.Counts:
     """The best fleet found while `may_go_on`; `best` itself if none is better.
 
     `options` are all options, in the order of a fleet's pools; `shares` has the share of the traffic that one
-    worker of each carries. Where there are too many fleets (`filling.MOST_CANDIDATES`), the options that cost
-    most for their share are left out.
+    worker of each carries. With `one_setting` no fleet has two options of one role and hardware. Where there
+    are too many fleets (`filling.MOST_CANDIDATES`), the options that cost most for their share are left out.
     """
     in_pool_order, options = options, _promising_first(best, options, shares)
     learned = np.array([shares[option.name] for option in options])
     failed: list[Vectors] = []
+    kinds = [(option.role, hardware(option)) for option in options] if one_setting else None
     most_types = FIRST_TYPES
     while may_go_on():
-        candidates = list_filled_fleets(options, limits, fleet_counts.objective(best), most_types)
+        value = fleet_counts.objective(best)
+        candidates = list_filled_fleets(options, limits, value, most_types, kinds)
 
         def holds(vector: Vectors) -> bool:
             return oracle.holds([fleet_counts.in_order(_counts(vector, options), in_pool_order)])[0]

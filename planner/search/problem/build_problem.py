@@ -9,7 +9,7 @@ from dataclasses import replace
 from planner.documents.catalog import Catalog
 from planner.documents.facts import SloInSeconds
 from planner.documents.task import PlanQuestion
-from planner.domain import SPOT, Gpu, Limit, Slo
+from planner.domain import SPOT, Gpu, Limit, Slo, row_of
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.llm import Llm
@@ -104,7 +104,7 @@ def build_problem(
     longest = _longest_tokens(trace.name, (requests, *draws), llm)
     if task.described is not None and task.described.agents is None:
         _check_cut(requests, llm)
-    gpus = task.priced_gpus(catalog)
+    gpus = _by_hardware(task.priced_gpus(catalog))
     types, left_out = _workers(task, llm, gpus, catalog, longest)
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
@@ -112,7 +112,7 @@ def build_problem(
     slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
     out_of_reach = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
     limits = FleetLimits(
-        stock=task.stock_and_owned,
+        stock=dict(sorted(task.stock_and_owned.items())),
         power_w=task.power_limit_w,
         cost_usd_per_h=task.cost_limit_usd_per_h,
         gpus=task.gpu_limit,
@@ -159,6 +159,18 @@ def build_problem(
     if out_of_reach:
         raise OutOfReachError(problem, out_of_reach)
     return problem
+
+
+def _by_hardware(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs in an order that the order of rows in a question does not change, nor a price: searches that
+    are not exact depend on the order of their options. Owned, rented and spot rows of one GPU stay in order.
+    """
+
+    def row(gpu: Gpu) -> tuple[float | str, ...]:
+        hardware = (gpu.memory_bytes, gpu.bandwidth_bytes_per_s, gpu.dense_flops_per_s, gpu.power_w)
+        return *hardware, row_of(gpu.name)
+
+    return tuple(sorted(gpus, key=row))
 
 
 def _workers(
