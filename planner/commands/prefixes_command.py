@@ -23,6 +23,10 @@ MOST_ROWS = 20  # Of placed prefixes, the hottest first.
 
 def plan_prefixes(
     trace: Annotated[Path | None, typer.Argument(readable=False, help=shared_options.TRACE_HELP)] = None,
+    slo: Annotated[
+        Path | None,
+        typer.Option("--slo", readable=False, help="Instead of a trace: slo.yaml that describes prefixes."),
+    ] = None,
     fleet: Annotated[
         Path | None,
         typer.Option(
@@ -51,7 +55,7 @@ def plan_prefixes(
     """What the prompts of a trace share; with a fleet, which worker should keep which prefix.
 
     Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse; or,
-    instead of a trace, a tree of prefixes whose rates are known.
+    instead of a trace, slo.yaml with traffic: prefixes, or a tree of prefixes whose rates are known.
     """
     from planner.api.inputs import read_catalog, read_fleet
     from planner.files.checked_files import check_output_directory, write_files
@@ -59,19 +63,30 @@ def plan_prefixes(
     from planner.studies.prefix_study import NAMES, prefix_document, render_prefixes, study_prefixes
     from planner.traffic.trace import spread_stamps
 
-    if tree is not None and trace is None and fleet is None and pool is None and out is None:
+    if tree is not None and {trace, slo, fleet, pool, out} == {None}:
         _print_tree_placement(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
         return
-    if tree is not None or trace is None:
-        raise InputError("plan prefixes: give a trace, or --tree FILE without --fleet, --pool and --out")
+    if tree is not None or (trace is None) == (slo is None):
+        raise InputError(
+            "plan prefixes: give a trace, or --slo FILE that describes prefixes, or --tree FILE without "
+            "--fleet, --pool and --out"
+        )
+    if trace is not None and trace.suffix in (".yaml", ".yml"):
+        raise InputError(f"{trace}: is no trace; did you mean: plan prefixes --slo {trace}")
     if out is not None:
         check_output_directory(out)
-        keep_inputs([out / name for name in NAMES], trace, fleet)
+        keep_inputs([out / name for name in NAMES], trace, slo, fleet)
     with Progress() as progress:
         placed_fleet = read_fleet(fleet, read_catalog(catalog)) if fleet else None
         if placed_fleet is not None:
             prefill_pool(placed_fleet, pool)  # A wrong pool ends the command before a long trace is read.
-        requests = spread_stamps(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
+        read = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
+        if slo is not None and not read.has_prefixes:
+            raise InputError(
+                f"{slo}: traffic: describes no prefixes; write, for instance, "
+                "prefixes: {shared: 800, count: 20}"
+            )
+        requests = spread_stamps(read, seed=seed)
         study = study_prefixes(
             requests, placed_fleet, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress
         )
@@ -139,7 +154,7 @@ def _print_summary(summary: PrefixSummary) -> None:
             "requests": summary.requests,
             "blocks": f"{sharing.blocks} of {sharing.block_tokens} tokens, "
             f"{sharing.distinct_blocks} distinct ({summary.distinct_tokens / 1e6:.4g} M tokens)",
-            "tokens an endless cache spares": f"{100 * sharing.token_hit_frac:.1f} %",
+            "tokens an endless cache saves": f"{100 * sharing.token_hit_frac:.1f} %",
             "blocks that hit (Mooncake)": f"{100 * sharing.block_hit_frac:.1f} %",
             "mean hit of a request": f"{100 * sharing.request_hit_frac:.1f} %",
             "tokens another request has too (Preble)": f"{100 * sharing.shared_token_frac:.1f} %; "

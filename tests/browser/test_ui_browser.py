@@ -344,7 +344,7 @@ def test_browser_answers_of_the_other_pages_fit_and_have_no_finding(
     looked_at(page, f"{width}-{scheme}-schedule-answer")
     go(page, "Prefixes and tenants")
     page.get_by_role("button", name="Show").click()
-    page.get_by_text("An endless cache would spare").first.wait_for()
+    page.get_by_text("An endless cache would save").first.wait_for()
     looked_at(page, f"{width}-{scheme}-prefixes-answer")
     go(page, "Validation")
     page.locator("input[type=file]").first.set_input_files(DATA / "validation.json")

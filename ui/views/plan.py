@@ -253,7 +253,7 @@ def _draw_traffic(summary: Document) -> None:
         st.write(_sessions(summary["sessions"]))
     if summary["prefixes"]:
         spared = 100 * summary["prefixes"]["token_hit_frac"]
-        st.write(f"Prompts share prefixes: an endless cache would spare {spared:.1f} % of the prompt tokens.")
+        st.write(f"Prompts share prefixes: an endless cache would save {spared:.1f} % of the prompt tokens.")
     draw.tenants(summary["tenant_rows"])
     dropped = [
         f"{counted(count, 'row')} left out: {reason}" for reason, count in summary["dropped"].items() if count

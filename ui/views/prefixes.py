@@ -77,7 +77,7 @@ def _sharing(answer: Document) -> None:
     trace = answer["trace"]
     sharing = trace["sharing"]
     st.header("What prompts share")
-    st.subheader(f"An endless cache would spare {_percent(sharing['token_hit_frac'])} of the prompts' tokens")
+    st.subheader(f"An endless cache would save {_percent(sharing['token_hit_frac'])} of the prompts' tokens")
     draw.pictures(answer["charts"])
     window = f"distinct tokens in {trace['window_s']:g} s"
     gaps = trace["reuse_gap_s"].items()
