@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from planner.search.prefixes.prefix_placing import PoolPrefixes
     from planner.studies.prefix_study import PlacedPrefixes
     from planner.traffic.prefixes import PrefixSummary
+    from planner.traffic.trace import Trace
 
 MOST_ROWS = 20  # Of placed prefixes, the hottest first.
 
@@ -66,13 +67,7 @@ def plan_prefixes(
     if tree is not None and {trace, slo, fleet, pool, out} == {None}:
         _print_tree_placement(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
         return
-    if tree is not None or (trace is None) == (slo is None):
-        raise InputError(
-            "plan prefixes: give a trace, or --slo FILE that describes prefixes, or --tree FILE without "
-            "--fleet, --pool and --out"
-        )
-    if trace is not None and trace.suffix in (".yaml", ".yml"):
-        raise InputError(f"{trace}: is no trace; did you mean: plan prefixes --slo {trace}")
+    _check_one_source(trace, slo, tree)
     if out is not None:
         check_output_directory(out)
         keep_inputs([out / name for name in NAMES], trace, slo, fleet)
@@ -80,13 +75,9 @@ def plan_prefixes(
         placed_fleet = read_fleet(fleet, read_catalog(catalog)) if fleet else None
         if placed_fleet is not None:
             prefill_pool(placed_fleet, pool)  # A wrong pool ends the command before a long trace is read.
-        read = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
-        if slo is not None and not read.has_prefixes:
-            raise InputError(
-                f"{slo}: traffic: describes no prefixes; write, for instance, "
-                "prefixes: {shared: 800, count: 20}"
-            )
-        requests = spread_stamps(read, seed=seed)
+        requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
+        _check_described(slo, requests)
+        requests = spread_stamps(requests, seed=seed)
         study = study_prefixes(
             requests, placed_fleet, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress
         )
@@ -103,6 +94,26 @@ def plan_prefixes(
             _print_simulated(each)
     if out is not None:
         stdout_console().print(f"written to {out}: {', '.join(contents)}", markup=False)
+
+
+def _check_one_source(trace: Path | None, slo: Path | None, tree: Path | None) -> None:
+    """Raise InputError unless there is either a trace or slo.yaml, and no tree."""
+    if tree is not None or (trace is None) == (slo is None):
+        raise InputError(
+            "plan prefixes: give a trace, or --slo FILE that describes prefixes, or --tree FILE without "
+            "--fleet, --pool and --out"
+        )
+    if trace is not None and trace.suffix in (".yaml", ".yml"):
+        raise InputError(f"{trace}: is no trace; did you mean: plan prefixes --slo {trace}")
+
+
+def _check_described(slo: Path | None, requests: Trace) -> None:
+    """Raise InputError where slo.yaml describes no prefixes."""
+    if slo is not None and not requests.has_prefixes:
+        raise InputError(
+            f"{slo}: traffic: describes no prefixes; write, for instance, "
+            "prefixes: {shared: 800, count: 20}"
+        )
 
 
 def _print_tree_placement(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> None:

@@ -25,7 +25,7 @@ from planner.reports.drawing import Figure
 from planner.reports.fact_sentences import SAME_USD
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
-from planner.reports.words import Rows, describe, usd
+from planner.reports.words import Rows, describe, sold_singly_text, usd
 from planner.simulator.simulation import STATUS
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.whole_nodes import node_of
@@ -103,8 +103,8 @@ def _whole_nodes_lines(answer: DayAnswer) -> list[str]:
     if node is None or static_usd is None or best_usd is None or best_usd < static_usd - SAME_USD:
         return []
     return [
-        f"{node.kind} is paid by whole nodes of {node.gpus} GPUs, so smaller sizes save nothing here; where "
-        f"single GPUs are rented, write fleet: {{sold_as: {{{gpu}: gpu}}}}."
+        f"{node.kind} is paid by whole nodes of {node.gpus} GPUs, so smaller sizes save nothing here; "
+        f"{sold_singly_text([gpu])}."
     ]
 
 

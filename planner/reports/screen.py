@@ -40,7 +40,7 @@ from planner.reports.fact_sentences import (
     router_text,
     sentence,
 )
-from planner.reports.words import HOURS_PER_MONTH, TERMS, describe, level0_line, listed, usd
+from planner.reports.words import HOURS_PER_MONTH, TERMS, describe, idle_gpus_text, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill, bill_fleet
@@ -358,18 +358,16 @@ def _one_lost(lost: Lost) -> str:
 
 def glance(plan: Plan) -> list[Glance]:
     """What a buyer asks for first: cost per month, what breaks first, more traffic, measured inputs."""
-    paid, tokens, idles = plan.bill.usd_per_h, plan.usd_per_million_tokens, plan.bill.idle_gpus
+    paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
     if (agents := plan.agent_figures) is not None:
         of_fleet = "" if agents.agents is None else f"{counted(agents.agents, 'agent')} on the fleet, "
         per_million += f"; {of_fleet}{agents.usd_per_task:.3g} USD per task"
-    idle = f"; {counted(idles, 'GPU')} of whole nodes paid and idle" if idles else ""
-    if idles:
-        names = ", ".join(f"{each.gpu}: gpu" for each in plan.bill.nodes if each.idle_gpus)
-        idle += f" (sold singly? write fleet: {{sold_as: {{{names}}}}})"
+    if idle := idle_gpus_text(plan.bill):
+        per_million += f"; {idle}"
     return [
         *_why_this_many(plan),
-        Glance("Cost per month", month_text(paid), per_million + idle),
+        Glance("Cost per month", month_text(paid), per_million),
         *_prefix_caches(plan),
         *_committed(plan),
         breaks_first(plan),

@@ -14,7 +14,7 @@ from planner.reports.drawing import Figure
 from planner.reports.page import chart
 from planner.reports.screen import STATUS_WORDS, Breaks, Card, Glance, growth_frac_of, more_traffic_name
 from planner.reports.screen_page import cards_html, glance_html, verdict_heading
-from planner.reports.words import describe, listed, usd
+from planner.reports.words import describe, idle_gpus_text, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import AnswerTotal, SharedPlan
 from planner.units import counted, in_unit
@@ -74,6 +74,8 @@ def glance(plan: SharedPlan) -> list[Glance]:
     """The figures that a buyer asks for first, over all LLMs."""
     paid = plan.bill.usd_per_h
     gpus = f"{counted(plan.workers.gpus, 'GPU')}, {plan.workers.power_w / 1e3:,.1f} kW provisioned"
+    if idle := idle_gpus_text(plan.bill):
+        gpus += f"; {idle}"
     return [
         Glance("Cost per month", screen.month_text(paid), gpus),
         _breaks_first(plan),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from planner.documents.certificate import Alternative, Certificate, Throughput
@@ -353,6 +353,24 @@ def listed(parts: Sequence[str]) -> str:
     if len(parts) < 2:
         return "".join(parts)
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def sold_singly_text(gpus: Iterable[str], *, is_of_fleet_file: bool = False) -> str:
+    """What to write where GPUs of these rows, which the catalog sells by the node, are rented singly: in
+    slo.yaml, or in the file of a fleet.
+    """
+    sold_as = f"sold_as: {{{', '.join(f'{gpu}: gpu' for gpu in dict.fromkeys(gpus))}}}"
+    where = f"{sold_as} into the fleet's file" if is_of_fleet_file else f"fleet: {{{sold_as}}}"
+    return f"where single GPUs are rented, write {where}"
+
+
+def idle_gpus_text(bill: Bill, *, is_of_fleet_file: bool = False) -> str:
+    """How many GPUs of whole nodes are paid and idle, and what to write if they need not be; or nothing."""
+    if not bill.idle_gpus:
+        return ""
+    gpus = [each.gpu for each in bill.nodes if each.idle_gpus]
+    singly = sold_singly_text(gpus, is_of_fleet_file=is_of_fleet_file)
+    return f"{counted(bill.idle_gpus, 'GPU')} of whole nodes paid and idle; {singly}"
 
 
 def usd(dollars: float) -> str:

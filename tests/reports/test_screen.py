@@ -231,7 +231,10 @@ def test_commitments_stand_beside_on_demand() -> None:
 def test_gpus_that_idle_in_paid_nodes_are_counted() -> None:
     """20 of 24 GPUs hold workers."""
     (cost,) = [each for each in screen.glance(answered()) if each.name == "Cost per month"]
-    assert "4 GPUs of whole nodes paid and idle (sold singly? write fleet: {sold_as: {" in cost.note
+    assert (
+        "4 GPUs of whole nodes paid and idle; where single GPUs are rented, write fleet: {sold_as: {"
+        in cost.note
+    )
 
 
 def test_what_rests_on_a_roofline_is_called_unchecked() -> None:

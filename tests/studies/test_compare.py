@@ -140,6 +140,16 @@ def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
     assert shown(found)["holds to more traffic"][0] == "-"
 
 
+def test_idle_gpus_of_a_node_come_with_what_to_write() -> None:
+    """One H100 of a node of eight: 23.92 USD/h are paid, and 2.99 where it is rented singly."""
+    notes = compare_fleets([Variant("one", mixed("h100-80g", 1, 1))], a_trace(50)).notes
+    (idle,) = [note for note in notes if "whole nodes" in note]
+    assert idle == (
+        "one: 7 GPUs of whole nodes paid and idle; where single GPUs are rented, "
+        "write sold_as: {h100-80g: gpu} into the fleet's file"
+    )
+
+
 def test_the_command_counts_the_scenarios_that_each_fleet_keeps(here: Path) -> None:
     """One worker misses, two keep them, until the test of production decides; none with `safety: none`."""
     line = ("compare", "--fleet", "one.yaml", "--fleet", "two.yaml", "--slo", "slo.yaml", "--json")
@@ -165,7 +175,8 @@ def test_a_queue_is_told_in_the_same_words_as_in_a_plan() -> None:
         assert f"{patient}" in said and f"waited no longer than {show_s(limit_s)}, 50 % must" in said
         told = replace(a_plan(), verdict=verdict_on)
         assert said[1:] in measured_line(told) and "promptly" not in measured_line(told)
-        assert found.notes == ([] if verdict_on.is_steady else [f"one: {said}"])
+        notes = [note for note in found.notes if "whole nodes" not in note]  # One GPU of a node is in use.
+        assert notes == ([] if verdict_on.is_steady else [f"one: {said}"])
         assert said.startswith("the backlog grows") is not verdict_on.is_steady
 
 

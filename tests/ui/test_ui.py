@@ -1081,8 +1081,7 @@ def test_prefixes_of_the_sample_are_shown_and_placed_on_the_plan() -> None:
     at.button(key="prefix_start").click().run()
     assert not at.exception and not at.error
     assert (
-        "An endless cache would save" in at.subheader[0].value
-        and "workers of mixed" in at.subheader[1].value
+        "An endless cache would save" in at.subheader[0].value and "workers of mixed" in at.subheader[1].value
     )
 
 
