@@ -130,7 +130,7 @@ def test_no_target_routes_by_something_else_in_silence(kind: str, routing: str) 
     for target, notes in found.notes.items():
         router = ROUTERS_OF[target][kind == "pairs"]
         told = find_router_difference(row, router)
-        lacks = f"{ROUTERS[router].title} lacks {routing}: {told.name} is in its place"
+        lacks = f"{ROUTERS[router].title} lacks {routing} ({row.words}): {told.name} is in its place"
         assert any(note.startswith(lacks) for note in notes) == told.is_lacking
         of_target = {path: text for path, text in found.files.items() if path.startswith(target)}
         for note in notes:
@@ -150,8 +150,8 @@ def test_a_frontend_with_one_rule_says_so_of_hand_offs() -> None:
     policies = Policies(routing="round-robin", decode_routing="random")
     notes = manifests.render(replace(pairs(), policies=policies), 5000, "dynamo").notes["dynamo"]
     assert notes == [
-        "Dynamo's frontend lacks random: round-robin is in its place, and plan.yaml says under `routers` "
-        "whether the SLO is kept so."
+        "Dynamo's frontend lacks random (a worker drawn at random): round-robin is in its place, and "
+        "plan.yaml says under `routers` whether the SLO is kept so."
     ]
 
 
@@ -164,9 +164,8 @@ def test_an_order_of_prompts_that_vllm_lacks_is_not_called_priority(queue: str) 
     settings = found.files["vllm/mixed.config.yaml"]
     assert ("scheduling-policy: priority" in settings) == (QUEUE[queue].has_rank or QUEUE[queue].by_turns)
     assert ("scheduling-policy" in settings) == (told.name != "fcfs")
-    assert any(f"vLLM lacks {queue}: fcfs is in its place" in note for note in found.notes["vllm"]) == (
-        told.is_lacking
-    )
+    lacks = f"vLLM lacks {queue} ({QUEUE[queue].words}): fcfs is in its place"
+    assert any(lacks in note for note in found.notes["vllm"]) == told.is_lacking
 
 
 @pytest.mark.parametrize("routing", ROUTING)

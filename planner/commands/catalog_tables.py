@@ -8,11 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.printed_tables import print_json, print_rows
+from planner.commands.printed_tables import print_json, print_rows, stdout_console
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
 from planner.models.saturation import saturating_tokens
 from planner.units import percentile_name, show_s
+
+# The columns of wide tables that a terminal has room for.
+ON_SCREEN = {
+    "llms": ("llm", "parameters B", "context", "experts", "KV bytes/token"),
+    "engines": ("engine", "versions", "scheduling", "host ms", "front end ms", "hand-off ms", "first token"),
+}
 
 
 def show_catalog(
@@ -39,7 +45,10 @@ def show_catalog(
             rows = [row | _provenance_fields(catalog_rows, next(iter(row.values()))) for row in rows]
         print_json({what: rows})
     else:
-        print_rows(rows, what)
+        shown = ON_SCREEN.get(what)
+        print_rows([row if shown is None else {name: row[name] for name in shown} for row in rows], what)
+        if shown is not None:
+            stdout_console().print("All columns, with sources: --json", markup=False)
 
 
 def _provenance_fields(catalog: Catalog, name: str) -> dict[str, Any]:
@@ -58,7 +67,7 @@ def _gpu_rows(catalog: Catalog) -> list[dict[str, Any]]:
             "link GB/s": gpu.link_bytes_per_s / 1e9,
             "W": gpu.power_w,
             "per node": gpu.gpus_per_node,
-            "steps": "roofline only" if gpu.unchecked else "checked",
+            "steps": "roofline only" if gpu.unchecked else "measured kind",
             "priced": catalog.provenance[gpu.name].price_date,
         }
         for gpu in catalog.gpus.values()
@@ -78,7 +87,7 @@ def _llm_rows(catalog: Catalog) -> list[dict[str, Any]]:
             "vocab": llm.vocab,
             "context": llm.context_tokens,
             "experts": llm.experts,
-            "KV bytes/token": llm.kv_bytes_per_token,
+            "KV bytes/token": round(llm.kv_bytes_per_token),
         }
         for llm in catalog.llms.values()
     ]

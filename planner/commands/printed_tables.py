@@ -31,12 +31,16 @@ def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
 
 
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in rows[0] if rows else ():
-        table.add_column(str(column), overflow="fold")
+    """Print a table of rows with the same keys; names in its first column are broken only where
+    one is longer than half a line.
+    """
+    table, console = Table(title=title, title_justify="left"), stdout_console()
+    for k, column in enumerate(rows[0] if rows else ()):
+        longest = max(len(short_text(row[column])) for row in rows)
+        table.add_column(str(column), overflow="fold", no_wrap=k == 0 and longest <= console.width // 2)
     for row in rows:
         table.add_row(*(short_text(value) for value in row.values()))
-    stdout_console().print(table)
+    console.print(table)
 
 
 def print_markdown(rows: list[dict[str, Any]], title: str) -> None:

@@ -13,6 +13,7 @@ from planner.policies import (
     ROUTERS_OF,
     ROUTING,
     VLLM,
+    Policy,
     RouterDifference,
     find_router_difference,
 )
@@ -44,12 +45,12 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
         # A router with a single routing uses that of the prompts for decode workers too.
         if role == "decode" and ROUTERS[router].is_single and for_prompts.name != difference.name:
             difference = RouterDifference(for_prompts.name, is_lacking=True)
-        unique_notes |= dict.fromkeys(_difference_text(router, planned_router, difference))
+        unique_notes |= dict.fromkeys(_difference_text(router, ROUTING[planned_router], difference))
     return [
         *unique_notes,
         *_difference_text(
             VLLM,
-            policies.queue,
+            QUEUE[policies.queue],
             find_router_difference(QUEUE[policies.queue], VLLM),
             lacking="which the plan was not made for",
         ),
@@ -58,7 +59,7 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
 
 def _difference_text(
     router: str,
-    planned_router: str,
+    planned: Policy,
     difference: RouterDifference,
     lacking: str = "and plan.yaml says under `routers` whether the SLO is kept so",
 ) -> list[str]:
@@ -67,13 +68,11 @@ def _difference_text(
     The sentence of a lacking policy ends with `lacking`: plans are simulated under the routers of targets,
     not under other queues.
     """
-    title = ROUTERS[router].title
+    title, planned_text = ROUTERS[router].title, f"{planned.name} ({planned.words})"
     if difference.is_lacking:
-        return [f"{title} lacks {planned_router}: {difference.name} is in its place, {lacking}."]
+        return [f"{title} lacks {planned_text}: {difference.name} is in its place, {lacking}."]
     return (
-        [f"{planned_router} at {title}: {difference.name} {difference.differs}."]
-        if difference.differs
-        else []
+        [f"{planned_text} at {title}: {difference.name} {difference.differs}."] if difference.differs else []
     )
 
 

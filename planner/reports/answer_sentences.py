@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.documents import facts
-from planner.reports.fact_sentences import headroom_percent, percent, relative_cost_text
+from planner.reports.fact_sentences import more_text, percent, relative_cost_text
 from planner.reports.words import Rows, listed, pool_text
 from planner.search.evidence.plan import Plan
 from planner.units import show_amount, show_s
@@ -98,13 +98,7 @@ def kept_text(kept_in: facts.KeptIn) -> str:
 
 def room_text(headroom: facts.Headroom) -> str:
     """For instance '+12 % traffic, +9 % step time'."""
-    return f"{_more_text(headroom.traffic_frac)} traffic, {_more_text(headroom.steps_frac)} step time"
-
-
-def _more_text(frac: float) -> str:
-    if frac >= facts.HEADROOM_MOST_FRAC:
-        return f"+{100 * facts.HEADROOM_MOST_FRAC:.0f} % or more"
-    return f"+{headroom_percent(frac)}" if frac else f"less than +{100 * facts.HEADROOM_STEP_FRAC:g} %"
+    return f"{more_text(headroom.traffic_frac)} traffic, {more_text(headroom.steps_frac)} step time"
 
 
 def first_missed(answer: facts.Answered) -> str:

@@ -213,6 +213,15 @@ def headroom_percent(frac: float) -> str:
     return f"{tenths / 10:.1f} %" if tenths < 100 else f"{tenths // 10} %"
 
 
+def more_text(frac: float) -> str:
+    """An increase in words: '+12 %', '+0.8 %', 'at least +100 %', the most that is simulated."""
+    if frac >= facts.HEADROOM_MOST_FRAC:
+        return f"at least +{100 * facts.HEADROOM_MOST_FRAC:.0f} %"
+    if frac < facts.HEADROOM_STEP_FRAC:
+        return f"less than +{100 * facts.HEADROOM_STEP_FRAC:g} %"
+    return f"+{headroom_percent(frac)}"
+
+
 def relative_cost_text(cost: float, value: float) -> str:
     """How far the cost of a fleet lies above `value`: "+1.2 %". Where no fleet was found it is infinite."""
     if not math.isfinite(cost):

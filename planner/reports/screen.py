@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from planner.documents.facts import (
     HEADROOM_MOST_FRAC,
-    HEADROOM_STEP_FRAC,
     Answered,
     ForTargets,
     Headroom,
@@ -32,14 +31,7 @@ from planner.documents.robustness_facts import MORE_FRAC, Around, AtWorkers, Hea
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
-from planner.reports.fact_sentences import (
-    SAME_USD,
-    decided_text,
-    headroom_percent,
-    percent,
-    router_text,
-    sentence,
-)
+from planner.reports.fact_sentences import SAME_USD, decided_text, more_text, percent, router_text, sentence
 from planner.reports.words import HOURS_PER_MONTH, TERMS, describe, idle_gpus_text, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
@@ -210,15 +202,6 @@ def room_text(room: Headroom) -> str:
 def holds_text(room: Headroom, *, after_loss: bool = False) -> str:
     """How far a fleet holds as written, with all of its workers or after the loss of any one."""
     return f"as written, holds{' after a loss' if after_loss else ''} to {room_text(room)}"
-
-
-def more_text(frac: float) -> str:
-    """An increase in words: '+12 %', '+0.8 %', '+100 % or more'."""
-    if frac >= HEADROOM_MOST_FRAC:
-        return f"+{100 * HEADROOM_MOST_FRAC:.0f} % or more"
-    if frac < HEADROOM_STEP_FRAC:
-        return f"less than +{100 * HEADROOM_STEP_FRAC:g} %"
-    return f"+{headroom_percent(frac)}"
 
 
 def bought_text(fleet: Fleet, paid: Bill) -> str:

@@ -27,10 +27,9 @@ from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import charts, output
 from planner.reports.curves import Curve, cumulative_curve
 from planner.reports.drawing import Figure
-from planner.reports.fact_sentences import backlog_text
+from planner.reports.fact_sentences import backlog_text, more_text
 from planner.reports.page import charts as drawn
 from planner.reports.page import page, table
-from planner.reports.screen import more_text
 from planner.reports.simulated_run import outcome
 from planner.reports.words import describe, idle_gpus_text
 from planner.search.evidence.plan import served_s

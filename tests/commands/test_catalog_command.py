@@ -177,3 +177,13 @@ def test_what_is_known_of_an_llm(plan: Plan) -> None:
     assert rows["h100-80g", 8, True]["usd_per_h"] == round(8 * read_catalog().gpu("h100").price_usd_per_h, 2)
     code, out, err = plan("catalog", "support", "deepseek-v3", "--gpu", "a100")
     assert (code, out) == (1, "") and "673 GB of weights fit on no node of a100-80g" in err
+
+
+def test_names_of_llms_stay_whole_on_a_terminal(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 100 columns names were broken into pieces of six letters, and KV bytes read 2.6214e+06."""
+    monkeypatch.setenv("COLUMNS", "110")
+    code, out, _ = plan("catalog", "llms")
+    assert code == 0 and "│ meta-llama/Llama-3.1-70B " in out and "2621440" in out
+    assert "KV bytes/token" in " ".join(out.split()) and out.rstrip().endswith("--json")
+    monkeypatch.setenv("COLUMNS", "80")  # No column is dropped in silence.
+    assert "524288" in plan("catalog", "llms")[1]

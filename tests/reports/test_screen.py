@@ -28,7 +28,7 @@ from planner.documents.robustness_facts import Around, HeadroomFact, Lost, Made,
 from planner.domain import Selector
 from planner.models.spread import Factor, StepTimeSpread
 from planner.reports import answer_sentences, curves, drawing, report, screen, screen_charts
-from planner.reports.fact_sentences import sentence
+from planner.reports.fact_sentences import more_text, sentence
 from planner.reports.output import certificate_json, plain, plan_yaml
 from planner.search.evidence.plan import Plan
 
@@ -294,7 +294,7 @@ def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
         "price of h100-80g",
         "longer prompts",
     ]
-    assert rows[-1].text == "+100 % or more, and still holds"
+    assert rows[-1].text == "at least +100 %, and still holds"
 
 
 def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
@@ -393,11 +393,11 @@ def test_of_the_most_traffic_no_more_is_offered_for_a_price() -> None:
 
 def test_headroom_never_rounds_up() -> None:
     """A fleet that held with steps 82.8 % longer was said to hold to 83 %, where it missed its SLO."""
-    assert [screen.more_text(frac) for frac in (0.828125, 0.29, 0.0859375, 1.0)] == [
+    assert [more_text(frac) for frac in (0.828125, 0.29, 0.0859375, 1.0)] == [
         "+82 %",
         "+29 %",
         "+8.5 %",
-        "+100 % or more",
+        "at least +100 %",
     ]
     room = Headroom(steps_frac=0.828125, traffic_frac=0.0859375)
     assert screen.room_text(room) == "+8.5 % traffic of this kind and +82 % step time"
