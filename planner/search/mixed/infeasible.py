@@ -12,6 +12,7 @@ from planner.errors import Change, InfeasibleError, ways_text
 from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
+from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import ended_by, is_time_limit_reached, now_s
 from planner.search.problem.build_problem import OutOfReachError
@@ -151,8 +152,12 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
         fleet = ((option, int(min(problem.limits.most_workers(option.type), MOST_WORKERS))),)
         if fleet[0][1] < 1 or not is_within(problem.limits, fleet):
             continue
-        lifted = _with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
-        for policies in problem.task.policy_choices():
+        lifted = with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
+        choices = problem.task.policy_choices()
+        if problem.task.is_of_agents:  # The settings of the router decide what so many workers attain.
+            oracles = [with_policies(problem, policies).oracle for policies in choices]
+            choices = (*choices, *(fitted(oracle, fleet, is_of_agents=True) for oracle in oracles))
+        for policies in choices:
             query = with_policies(lifted, policies)
             simulated = query.oracle.fleet(fleet)
             _, verdict = query.oracle.verdict(
@@ -162,17 +167,17 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
             if not verdict.holds:
                 continue
             relaxed_s = {
-                limit.name: _rounded_up(max(attained_s[limit.name], best_s, limit.limit_s))
+                limit.name: rounded_up(max(attained_s[limit.name], best_s, limit.limit_s))
                 for limit, best_s, _ in floors
                 if math.isfinite(attained_s[limit.name])
             }
-            wider = with_policies(_with_limits(problem, relaxed_s), policies)
+            wider = with_policies(with_limits(problem, relaxed_s), policies)
             if len(relaxed_s) == len(floors) and wider.oracle.holds([fleet])[0]:
                 relaxations.append(relaxed_s)
     return min(relaxations, key=lambda each: sum(map(math.log, each.values())), default={})
 
 
-def _with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:
+def with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:
     """The question with other limits [s], by name, of all draws of the traffic at once."""
     slo = replace(
         problem.slo,
@@ -190,10 +195,8 @@ def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> 
     """Limits [s] by name at which some fleet holds, each as far above its floor; empty if none was found."""
     deadline = min(problem.deadline, now_s() + RELAX_S)
     for more in RELAXED:
-        relaxed_s = {
-            limit.name: _rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
-        }
-        wider = replace(_with_limits(problem, relaxed_s), deadline=deadline)
+        relaxed_s = {limit.name: rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors}
+        wider = replace(with_limits(problem, relaxed_s), deadline=deadline)
         query = [with_policies(wider, policies) for policies in problem.task.policy_choices()]
         if any(search_level0(each, any_will_do=True).search.best is not None for each in query):
             return relaxed_s
@@ -202,7 +205,7 @@ def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> 
     return {}
 
 
-def _rounded_up(seconds: float) -> float:
+def rounded_up(seconds: float) -> float:
     """Rounded up to three digits, so that it can be written down."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
     return float(f"{math.ceil(seconds / unit - ROUNDING) * unit:.6g}")

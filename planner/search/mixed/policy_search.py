@@ -21,6 +21,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
 from planner.search.level0 import pruning_rules
 from planner.search.level0.level0_search import Level0, likely_fleet
+from planner.search.mixed.agents_reach import find_reachable_fleet
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search, search_beyond_budgets
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fitted, fitted_before_search
@@ -89,8 +90,16 @@ def _each_policy(
     for policies in choices:
         policy_problem = with_policies(problem, policies)
         known = best_of(answers)[1].best if answers else None
-        if policies.prefix_cache:
-            policy_problem = with_policies(problem, _fitted_policies(policy_problem, known))
+        if policies.prefix_cache and known is not None:
+            # The router's settings are fitted to the best fleet so far.
+            router_fit = fitted(policy_problem.oracle, known, is_of_agents=problem.task.is_of_agents)
+            policy_problem = with_policies(problem, router_fit)
+        elif problem.task.is_of_agents:
+            try:
+                policy_problem, start = _fitted_to_agents(policy_problem, start)
+            except InfeasibleError as error:
+                errors.append(error)
+                continue
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
         start_fleets = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
@@ -114,20 +123,22 @@ def _each_policy(
     return race_policies(problem, answers)
 
 
-def _fitted_policies(problem: Problem, known: Counts | None) -> Policies:
-    """The problem's policies with the router's settings fitted to the best fleet so far.
+def _fitted_to_agents(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem, Sequence[Fleet]]:
+    """The problem with its router fitted to a fleet of a likely size, and the fleets to start from.
 
-    Agents are searched with caches alone. Before a fleet of theirs is known, the settings are fitted to one
-    of a likely size: a router whose settings do not suit them may send all requests to one worker, so that
-    no number of workers seems to do.
+    Agents are searched with caches alone, and a router whose settings do not suit them may send all requests
+    to one worker, so that no number of workers seems to do. Raises InfeasibleError where no fleet seems to do
+    with the settings fitted.
     """
-    is_of_agents = problem.task.is_of_agents
-    if known is not None:
-        return fitted(problem.oracle, known, is_of_agents=is_of_agents)
-    likely = likely_fleet(problem) if is_of_agents else None
+    likely = likely_fleet(problem)
     if likely is None:
-        return problem.oracle.policies
-    return fitted_before_search(problem.oracle, likely, is_of_agents=is_of_agents)
+        return problem, start
+    policies, kept = fitted_before_search(problem.oracle, likely, is_of_agents=True)
+    problem = with_policies(problem, policies)
+    if kept is None and not start:
+        kept = find_reachable_fleet(problem)
+        start = [problem.oracle.fleet(kept)] if kept is not None else []
+    return problem, start
 
 
 def with_usual_queue(problem: Problem) -> Problem | None:

@@ -39,16 +39,19 @@ def fitted(oracle: Oracle, counts: Counts, *, is_of_agents: bool = False) -> Pol
     return best
 
 
-def fitted_before_search(oracle: Oracle, likely: Counts, *, is_of_agents: bool = False) -> Policies:
+def fitted_before_search(
+    oracle: Oracle, likely: Counts, *, is_of_agents: bool = False
+) -> tuple[Policies, Counts | None]:
     """As `fitted`, where no fleet is known that keeps the SLO: on the workers that are `likely` to, and if
-    these do not, on twice as many, up to MOST_DOUBLINGS times.
+    these do not, on twice as many, up to MOST_DOUBLINGS times. Also returns the workers that do; None if none
+    of these do.
     """
     for _ in range(MOST_DOUBLINGS + 1):
         policies = fitted(oracle, likely, is_of_agents=is_of_agents)
         if _room(oracle, policies, likely) >= 0:
-            break
+            return policies, likely
         likely = tuple((option, 2 * count) for option, count in likely)
-    return policies
+    return policies, None
 
 
 def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
