@@ -56,6 +56,15 @@ OracleOption = Annotated[
     ),
 ]
 
+LimitOption = Annotated[
+    float,
+    typer.Option(
+        "--time-limit",
+        min=0.1,
+        help="Seconds for plan, tuning and optimum together; what controllers' days take comes on top.",
+    ),
+]
+
 
 def day(
     slo: SloArgument,
@@ -77,9 +86,7 @@ def day(
     out: FolderOption = None,
     catalog: shared_options.CatalogOption = None,
     seed: shared_options.SeedOption = 0,
-    time_limit: Annotated[
-        float, typer.Option("--time-limit", min=0.1, help="Seconds for plan, tuning and optimum together.")
-    ] = 120.0,
+    time_limit: LimitOption = 120.0,
     executor: shared_options.ExecutorOption = None,
     address: shared_options.AddressOption = None,
     drop_invalid: shared_options.DropOption = False,

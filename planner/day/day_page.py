@@ -62,7 +62,16 @@ def recommendation(answer: DayAnswer) -> str:
     windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     regret = answer.regret_usd(best)
     above = above_text(regret, _best_usd(answer))
-    return f"{best.name} {windows} and costs {usd(best.usd)} in {span}{above}."
+    return f"{best.name} {windows} and costs {usd(best.usd)} in {span}{above}.{_cheapest_that_keeps(answer)}"
+
+
+def _cheapest_that_keeps(answer: DayAnswer) -> str:
+    """A sentence on the cheapest row that keeps every window, where the winner misses some."""
+    keeping = [row for row in answer.rows if row.keeps]
+    if answer.winner.keeps or not keeping:
+        return ""
+    cheapest = min(keeping, key=lambda row: row.usd)
+    return f" The cheapest that keeps every window is {cheapest.name}, for {usd(cheapest.usd)}."
 
 
 def above_text(regret_usd: float | None, best_usd: float | None) -> str:

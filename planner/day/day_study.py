@@ -273,6 +273,7 @@ def study_day(
     """
     deadline = time.monotonic() + time_limit_s
     check_step(question)
+    progress(f"{len(question.trace):,} requests in {question.trace.duration_s / 3600:.3g} h")
     train, judged = split_training(question.trace, question.train_frac)
     known = judged if train is None else train
     judged_question = replace(question, trace=judged)
@@ -329,8 +330,8 @@ def _run_controllers(
     """The day of each controller, run by the executor; None and the reason for a day that could not run."""
     if executors.current_crew() is None:
         deadline, rows = time.monotonic() + inputs.left_s, []
-        for each in chosen:
-            progress(f"{each.row.name}: the day")
+        for k, each in enumerate(chosen, 1):
+            progress(f"{each.row.name}: the day ({k} of {len(chosen)} controllers)")
             inputs_now = replace(inputs, left_s=deadline - time.monotonic())
             rows.append(_run_controller(inputs_now, each, progress))
         return rows

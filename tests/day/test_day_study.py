@@ -338,3 +338,27 @@ def test_where_whole_nodes_are_paid_all_day_the_answer_says_what_would_let_it_sa
     even = replace(even, optimum=replace(optimum, day=day))
     assert f"fleet: {{sold_as: {{{node.name}: gpu}}}}" in " ".join(day_page.proof_lines(even))
     assert "sold_as" not in " ".join(day_page.proof_lines(answer))
+
+
+def test_a_winner_that_misses_windows_names_the_cheapest_that_keeps_them_all() -> None:
+    """A day of 12 USD with one late window won over 20 and 15 USD without any."""
+
+    def row(name: str, usd: float, *missed: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name, usd=usd, keeps=not missed, missed=missed, paid_hours=3.0, windows=range(18)
+        )
+
+    rows = (row("static", 20.0), row("fleetplan", 12.0, 4), row("hpa", 15.0))
+    regret_usd = {"fleetplan": 2.0, "static": 10.0}.get
+    answer = SimpleNamespace(
+        rows=rows, winner=rows[1], optimum=None, regret_usd=lambda each: regret_usd(each.name)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(day_page, "_missed", lambda each: f"{len(each.missed)} window")
+        patch.setattr(day_page, "_best_usd", lambda each: 10.0)
+        text = day_page.recommendation(cast(DayAnswer, answer))
+        keeping = day_page.recommendation(
+            cast(DayAnswer, SimpleNamespace(**vars(answer) | {"winner": rows[0]}))
+        )
+    assert text.endswith("above the optimum. The cheapest that keeps every window is hpa, for 15.00 USD.")
+    assert "The cheapest" not in keeping

@@ -143,7 +143,7 @@ def any_moment_bound(
             needs = _unmet(slices, window, levels)
             if needs and slices.misses(window, needs):
                 new += [_shorten(slices, window, needs, is_reversed=order) for order in (False, True)]
-        progress(f"at any moment: bound {bound_usd:.2f} USD, {len(new)} cuts more")
+        progress(f"the optimum with changes at any moment: {bound_usd:.2f} USD or more")
         if not new:
             break
         all_cuts = shortest_needs([*all_cuts, *new])

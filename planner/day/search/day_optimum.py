@@ -178,13 +178,14 @@ def cheapest_day(
     _cut_least_sizes(search)
     if runs.terms.is_by_unit:
         search.bound_usd = pool_sizes.units_usd(runs.terms, pool_sizes.least_sizes(runs.terms, search.cuts))
-    progress(f"{len(search.cuts)} least sizes, bound {search.bound_usd:.2f} USD")
+    progress(f"the optimum: {search.bound_usd:.2f} USD or more")
     ties = 0
     while ties * runs.request_count <= MOST_TIES and (sizes := _next_sequence(search)) is not None:
         day = search.simulate_day(sizes)
         _fill_paid_units(search, sizes)
         failing = f"{len(day.missed)} of {runs.window_count} windows fail"
-        progress(f"bound {search.bound_usd:.2f} USD, best {search.best_usd:.2f} USD, {failing}")
+        known = f"to {search.best_usd:.2f} USD" if math.isfinite(search.best_usd) else "USD or more"
+        progress(f"the optimum: {search.bound_usd:.2f} {known}; of the last sizes {failing}")
         if day.holds:
             search.seen.append(sizes)
             ties += 1
