@@ -372,8 +372,8 @@ def plan_document(plan: Plan) -> Document:
 def _screen(plan: Plan) -> Document:
     """The first screen of the report, its charts apart: these are drawn as all charts of the pages are."""
     texts = [
-        screen_page.verdict_heading(screen.verdict(plan), "h3"),
-        screen_page.glance_html(screen.glance(plan)),
+        screen_page.verdict_heading(screen.verdict(plan, screen.BY_PAGE), "h3"),
+        screen_page.glance_html(screen.glance(plan, screen.BY_PAGE)),
         screen_page.cards_html(screen.cards(plan)),
     ]
     return {

@@ -43,7 +43,25 @@ STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
 SAME_COST = "costs the same"
 MOST_WON_OVER = 3  # The headline names no more GPUs over which a roofline won.
-ANOTHER_TARGET = "--target NAME plans for one, --target each for all"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How a reader asks what follows a plan: for one target, and after a `{change}` of the question."""
+
+    another_target: str
+    what_if: str
+
+
+BY_COMMAND = Asking(
+    "--target NAME plans for one, --target each for all",
+    "`plan what-if --change '{change}'` says what it costs",
+)
+BY_PAGE = Asking(
+    "the page What if plans for one, by the key deploy.target=NAME",
+    "the page What if, by the key {change}, says what it costs",
+)
+
 Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 
 
@@ -75,13 +93,13 @@ class Glance:
     note: str
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: Plan, asking: Asking = BY_COMMAND) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
     text = [
         f"{not_for_production(plan)}{buy_text(plan.fleet, plan.bill)}.{carried}{missed}",
-        targets_text(plan),
+        targets_text(plan, asking.another_target),
         _how_sure(plan),
     ]
     return " ".join(part for part in (*text, basis_text(plan.fleet), won_text(plan)) if part)
@@ -98,7 +116,7 @@ def won_text(plan: Plan) -> str:
     return f"This roofline won over {kinds}, where kernels of this LLM were measured."
 
 
-def targets_text(plan: Plan, remedy: str = ANOTHER_TARGET) -> str:
+def targets_text(plan: Plan, remedy: str = BY_COMMAND.another_target) -> str:
     """The deployment targets that keep the SLO under their own routers: "For llm-d and kserve; NOT kept on
     vllm and lws: --target NAME plans for one."; empty if no router has a choice.
     """
@@ -339,7 +357,7 @@ def _one_lost(lost: Lost) -> str:
 # -- at a glance -------------------------------------------------------------------------------------------
 
 
-def glance(plan: Plan) -> list[Glance]:
+def glance(plan: Plan, asking: Asking = BY_COMMAND) -> list[Glance]:
     """What a buyer asks for first: cost per month, what breaks first, more traffic, measured inputs."""
     paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
@@ -354,7 +372,7 @@ def glance(plan: Plan) -> list[Glance]:
         *_prefix_caches(plan),
         *_committed(plan),
         breaks_first(plan),
-        _more_traffic(plan),
+        _more_traffic(plan, asking),
         _measured(plan),
         *_routers(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
@@ -482,7 +500,7 @@ def breaks_first(plan: Plan) -> Glance:
     return Glance("Breaks first", strained, f"as written, beyond that {limit}{spare}")
 
 
-def _more_traffic(plan: Plan) -> Glance:
+def _more_traffic(plan: Plan, asking: Asking) -> Glance:
     """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for that traffic would be. If it
     does not, the command that prices a fleet which does.
     """
@@ -493,7 +511,7 @@ def _more_traffic(plan: Plan) -> Glance:
         return Glance(name, "none found", f"{rate} is the most that {kept_text} within the limits")
     more = None if robustness is None else robustness.more_traffic
     if more is None:
-        return Glance(name, "not simulated", _priced_by(plan))
+        return Glance(name, "not simulated", _priced_by(plan, asking))
     kept_text = f"kept in {more.kept} of {more.futures} scenarios with so much more" if more.futures else ""
     if more.is_carried:
         # Bursts of denser traffic fall elsewhere, so a smaller fleet may carry it: no claim on the cost.
@@ -502,7 +520,7 @@ def _more_traffic(plan: Plan) -> Glance:
         return Glance(name, "no extra cost", f"this fleet is {kept_text}")
     # A plan with the same GPUs may do, with other settings of its engines.
     why = f"this one is {kept_text}, too few" if kept_text else "as written this one misses the SLO with it"
-    return Glance(name, "takes another plan", f"{why}; {_priced_by(plan)}")
+    return Glance(name, "takes another plan", f"{why}; {_priced_by(plan, asking)}")
 
 
 def more_traffic_name(growth_frac: float) -> str:
@@ -517,12 +535,12 @@ def more_than_written_frac(growth_frac: float) -> float:
     return (1 + growth_frac) * (1 + MORE_FRAC) - 1
 
 
-def _priced_by(plan: Plan) -> str:
-    """The command that prices a fleet for MORE_FRAC more traffic; only such a plan knows its cost."""
+def _priced_by(plan: Plan, asking: Asking) -> str:
+    """The command or page that prices a fleet for MORE_FRAC more traffic; only such a plan knows its cost."""
     if plan.certificate.futures is None:
         return "a plan at that traffic: rate says what it costs"
     growth_frac = more_than_written_frac(growth_frac_of(plan))
-    return f"`plan what-if --change 'safety.growth={100 * growth_frac:.6g} %'` says what it costs"
+    return asking.what_if.format(change=f"safety.growth={100 * growth_frac:.6g} %")
 
 
 def basis(plan: Plan) -> dict[str, Basis]:

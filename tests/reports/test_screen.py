@@ -391,6 +391,20 @@ def test_of_the_most_traffic_no_more_is_offered_for_a_price() -> None:
     assert (more.value, "`plan" in more.note) == ("none found", False)
 
 
+def test_pages_name_a_page_where_a_terminal_names_a_command() -> None:
+    """The app told its reader to type `plan what-if --change`."""
+    plan = answered()
+    futures = ScenariosDrawn("blocks", 20.0, 0.0, True, 32)
+    around = replace(an_around(), more_traffic=MoreTraffic(False, 12, 18))
+    plan = replace(plan, certificate=replace(plan.certificate, around=around, futures=futures))
+    notes = {each.name: each.note for each in screen.glance(plan, screen.BY_PAGE)}
+    assert notes["20 % more traffic"].endswith(
+        "too few; the page What if, by the key safety.growth=20 %, says what it costs"
+    )
+    text = " ".join((screen.verdict(plan, screen.BY_PAGE), *notes.values()))
+    assert "what-if" not in text and "--" not in text
+
+
 def test_headroom_never_rounds_up() -> None:
     """A fleet that held with steps 82.8 % longer was said to hold to 83 %, where it missed its SLO."""
     assert [more_text(frac) for frac in (0.828125, 0.29, 0.0859375, 1.0)] == [
