@@ -7,30 +7,35 @@ with the limits that the nearest of these fleets keeps. No bound proves that the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.errors import Change, InfeasibleError
-from planner.fleet import WorkerType
+from planner.fleet import Policies, WorkerType
 from planner.search.mixed.infeasible import rounded_up, with_limits
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.options import mixed_options, split
-from planner.search.problem.plan_problem import Problem
+from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.reasons import also_left_out
 from planner.simulator.slo_verdict import Line
 from planner.units import show_s
 
 # With more workers each cache is colder, as it begins without the system prompt: so fewer may do better.
-WORKERS_PER_AGENT = (1.0, 0.5, 0.25, 2.0)
+WORKERS_PER_AGENT = (1.0, 2.0, 0.5)
+# Beside the router's settings as they were fitted to smaller fleets, it follows matches of more than these
+# shares of a prompt. Of a prompt of coding agents all others share a half, and earlier turns nine tenths.
+THRESHOLDS_FRAC = (0.65, 0.8, 0.9)
 MOST_TYPES = 4  # Of so many ways to split the LLM over GPUs fleets are simulated, the fastest ones.
 
 
 @dataclass(frozen=True, slots=True)
 class NearFleet:
-    """A fleet that misses the SLO, and the lines of its verdict."""
+    """A fleet that misses the SLO, the problem with its policies, and the lines of its verdict."""
 
+    problem: Problem
     counts: Counts
     lines: tuple[Line, ...]
 
@@ -40,24 +45,33 @@ class NearFleet:
         return sum(math.log(line.decides[0] / line.limit.limit_s) for line in self.lines if not line.holds)
 
 
-def find_reachable_fleet(problem: Problem) -> Counts | None:
-    """The first fleet with about a worker for each agent that keeps the SLO, within the limits or beyond.
+def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
+    """The first fleet with about a worker for each agent that keeps the SLO, within the limits or beyond, and
+    the problem with its policies. None where the time ends first.
 
     Raises InfeasibleError where none does, with what the nearest one keeps.
     """
     near: list[NearFleet] = []
     has_gaps = any(limit.metric_row.is_of_gaps for limit in problem.slo.limits)
-    for counts in _candidates(problem):
+    queries = [with_policies(problem, policies) for policies in _router_settings(problem.oracle.policies)]
+    for counts, query in itertools.product(_candidates(problem), queries):
         if problem.out_of_time():
             return None
-        _, verdict = problem.oracle.verdict(problem.oracle.fleet(counts), record=has_gaps)
+        _, verdict = query.oracle.verdict(query.oracle.fleet(counts), record=has_gaps)
         if verdict.holds:
-            return counts
+            return query, counts
         if verdict.missed:
-            near.append(NearFleet(counts, verdict.lines))
+            near.append(NearFleet(query, counts, verdict.lines))
     if not near:
         return None
     raise _out_of_reach(problem, near)
+
+
+def _router_settings(policies: Policies) -> list[Policies]:
+    """The policies as they are, and with each of THRESHOLDS_FRAC, by matches alone."""
+    by_match = replace(policies, balance_requests=Policies().balance_requests)
+    others = [replace(by_match, cache_threshold_frac=threshold) for threshold in THRESHOLDS_FRAC]
+    return list(dict.fromkeys((policies, *others)))
 
 
 def _candidates(problem: Problem) -> Iterator[Counts]:
@@ -99,14 +113,15 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     best = " and ".join(f"{line.limit.name} of {show_s(line.decides[0])}" for line in missed)
     asked = " and ".join(f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed)
     relaxed_s = {line.limit.name: rounded_up(line.decides[0]) for line in missed}
-    is_kept = bool(allowed) and with_limits(problem, relaxed_s).oracle.holds([first.counts])[0]
+    is_kept = bool(allowed) and with_limits(first.problem, relaxed_s).oracle.holds([first.counts])[0]
     enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
     help_ = f"relax {enough}, with which a fleet was found" if is_kept else "relax the SLO"
     changes = [
         Change(line.limit.name, line.limit.limit_s, relaxed_s[line.limit.name], "s") for line in missed
     ]
+    fleets = len({each.counts for each in near})
     return InfeasibleError(
-        f"latency: no fleet was found that keeps {asked}: {len(near)} with up to two workers for each agent "
+        f"latency: no fleet was found that keeps {asked}: {fleets} with up to two workers for each agent "
         f"were simulated, and the nearest, {count} x {option.type.name}, has {best}. More workers do not "
         f"cure that; {help_}, or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",

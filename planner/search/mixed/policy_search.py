@@ -136,8 +136,10 @@ def _fitted_to_agents(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem
     policies, kept = fitted_before_search(problem.oracle, likely, is_of_agents=True)
     problem = with_policies(problem, policies)
     if kept is None and not start:
-        kept = find_reachable_fleet(problem)
-        start = [problem.oracle.fleet(kept)] if kept is not None else []
+        reachable = find_reachable_fleet(problem)
+        if reachable is not None:
+            problem, kept = reachable
+            start = [problem.oracle.fleet(kept)]
     return problem, start
 
 
