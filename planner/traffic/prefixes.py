@@ -365,15 +365,19 @@ def summarise_prefixes(trace: Trace, *, workers: tuple[int, ...] = (4, 8, 16)) -
 def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
     """The number of the pair (parent, id) of every use, by first use, and each number's parent. A hash table
     with open addressing finds the pairs; a slot holds a number, -1 if it is free.
+
+    Turns of a session repeat all that was said before. So where a pair is found, the blocks behind it are
+    first compared with those of the last prompt that had it: only where they part is the table needed again.
     """
     node = np.empty(len(ids), np.int32)
     room = 1 << 16  # Pairs that fit at first; doubled when full.
     table = np.full(2 * room, -1, np.int32)
-    parent, block = np.empty(room, np.int32), np.empty(room, np.int64)
+    # `user` is the last request that used the pair.
+    parent, block, user = np.empty(room, np.int32), np.empty(room, np.int64), np.empty(room, np.int32)
     count = 0
     for i in range(len(offsets) - 1):
-        above = -1
-        for k in range(offsets[i], offsets[i + 1]):
+        above, k, end = -1, offsets[i], offsets[i + 1]
+        while k < end:
             place = _hash(above, ids[k]) & (len(table) - 1)  # The table's length is a power of 2.
             while table[place] >= 0 and (parent[table[place]] != above or block[table[place]] != ids[k]):
                 place = (place + 1) & (len(table) - 1)
@@ -382,6 +386,7 @@ def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
                     room *= 2
                     parent = np.concatenate((parent, np.empty(count, np.int32)))
                     block = np.concatenate((block, np.empty(count, np.int64)))
+                    user = np.concatenate((user, np.empty(count, np.int32)))
                     table = np.full(2 * room, -1, np.int32)
                     for v in range(count):
                         place = _hash(parent[v], block[v]) & (len(table) - 1)
@@ -392,10 +397,20 @@ def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
                     while table[place] >= 0:
                         place = (place + 1) & (len(table) - 1)
                 table[place] = count
-                parent[count], block[count] = above, ids[k]
+                parent[count], block[count], user[count] = above, ids[k], i
                 count += 1
             above = table[place]
-            node[k] = above
+            node[k], other = above, user[above]
+            user[above] = i
+            k += 1
+            if other == i:
+                continue
+            # Up to here both prompts have the same blocks, so both are this far behind their beginnings.
+            at, other_end = offsets[other] + k - offsets[i], offsets[other + 1]
+            while k < end and at < other_end and ids[k] == ids[at]:
+                above = node[at]
+                node[k], user[above] = above, i
+                k, at = k + 1, at + 1
     return node, parent[:count].copy()
 
 
