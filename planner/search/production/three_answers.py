@@ -29,6 +29,7 @@ from planner.search.mixed.mixed_fleets import best_settings
 from planner.search.mixed.polished_pins import find_lighter_fleet, is_worth_polishing, use_if_better
 from planner.search.oracle.fleet_counts import (
     Counts,
+    Named,
     by_gpu,
     counts_named,
     counts_of,
@@ -417,6 +418,8 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
     same_value = trial.problem.same_value
     if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * same_value:
         return trial
+    if names_of(lossy_fleet) == names_of(trial.best):
+        return trial
     costs_less = objective(lossy_fleet) * same_value < objective(trial.best)
     test, kept_in = trial.test.decide_picked(lossy_fleet)
     if not is_test_passed(kept_in, test.safety):
@@ -541,6 +544,7 @@ def _answer_with_a_loss(
         kept_in = test.count_kept(more, test.side_scenarios)
         return _answer_without_headroom(production.problem, "with-a-loss", more, kept_in), more, more
     scenarios, first_lossy = scenario_problem.oracle.scenarios, None
+    failed = set[Named]()  # The fleets that failed their test.
     for attempt in range(MOST_LOSS_TESTS + 1):
         may_miss = test.safety.most_missed(len(scenarios))
         hard = with_scenarios(scenario_problem, scenarios[: may_miss + LOSS_SCENARIOS], may_miss)
@@ -548,14 +552,21 @@ def _answer_with_a_loss(
         lossy_best = None
         if attempt < MOST_LOSS_TESTS:
             lossy_best = _find_lossy_fleet(lossy, scenario_problem, paper, production.best)
+        if lossy_best is not None and names_of(lossy_best) in failed:
+            lossy_best = None  # The scenarios that it missed were too few to refute it.
         if scenario_problem.allows(more) and (lossy_best is None or objective(more) <= objective(lossy_best)):
             lossy_best = more
         if lossy_best is None:
             break
         first_lossy = first_lossy or lossy_best
+        if lossy_best is more:
+            # What a loss leaves of it has all workers of production, so production's own scenarios judge it:
+            # no search has chosen it by them. Where all workers are alike, that is production itself.
+            test = production.test.after_a_loss()
         kept_in, missed, kept_scenarios = test.decide_and_split(lossy_best)
         if lossy_best is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
             return _answer_with_headroom(lossy, "with-a-loss", lossy_best, kept_in), lossy_best, first_lossy
+        failed.add(names_of(lossy_best))
         scenarios = (*missed, *scenarios, *kept_scenarios)  # The hardest come first.
         test = replace(test, first=test.first + kept_in.futures)
     return missing, None, first_lossy
