@@ -193,5 +193,5 @@ def test_the_busiest_request_is_found_block_by_block(monkeypatch: pytest.MonkeyP
 
     trace = long_trace()
     expected = find_busiest_window(trace, 10.0)
-    monkeypatch.setattr(scaling, "BLOCK", 77)
+    monkeypatch.setattr(scaling, "BLOCK_REQUESTS", 77)
     assert find_busiest_window(trace, 10.0) == expected

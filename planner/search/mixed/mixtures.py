@@ -21,6 +21,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import ROUNDING
 from planner.fleet import Role
 from planner.search.level0.filling import Vectors, list_filled_fleets
 from planner.search.oracle import fleet_counts
@@ -61,8 +62,10 @@ def improve_mixture(
     kinds = [(option.role, hardware(option)) for option in options] if one_setting else None
     most_types = FIRST_TYPES
     while may_go_on():
-        # Fewer GPUs on nodes that are paid whole save nothing, and have less room for more traffic.
-        value = fleet_counts.objective(best) / fleet_counts.SAME_PRICE
+        value = fleet_counts.objective(best)
+        if one_setting:
+            # Fewer GPUs on nodes that are paid whole save nothing, and have less room for more traffic.
+            value /= fleet_counts.SAME_PRICE
         candidates = list_filled_fleets(options, limits, value, most_types, kinds)
 
         def holds(vector: Vectors) -> bool:
@@ -182,8 +185,7 @@ def improve_nearby(
     """
     seen: set[fleet_counts.Named] = set()
     while True:
-        # Fewer GPUs on nodes that are paid whole save nothing, and have less room for more traffic.
-        value = fleet_counts.objective(best) / fleet_counts.SAME_PRICE
+        value = fleet_counts.objective(best)
         neighbours = []
         for changes in itertools.product(NEARBY, repeat=len(best)):
             changed = [(option, n + more) for (option, n), more in zip(best, changes, strict=True)]
@@ -191,7 +193,7 @@ def improve_nearby(
         cheaper = [
             counts
             for counts in neighbours
-            if fleet_counts.objective(counts) < value / fleet_counts.SAME_PRICE
+            if fleet_counts.objective(counts) < value * (1 - ROUNDING)
             and fleet_counts.names_of(counts) not in seen
             and fleet_counts.names_of(counts) not in oracle.verdicts
             and _can_serve([option for option, _ in counts])
