@@ -1,14 +1,16 @@
-"""What an engine's host adds to its steps, from a profile of its steps and a watch of it behind its server.
+"""What an engine's host adds to its steps, from a profile of its steps, and from steps measured while the
+engine served requests behind its API server ("watched" steps).
 
-With g the seconds of a step on the device (a step of the profile less its host), S the sequences in it, P the
-prompts among them, and p = p0 + p1 S the host's seconds in the profile's steps:
+Of a watched step, t are its seconds, S the sequences in it and P the prompts among them. g are the seconds
+that the device needs for it, by the profile without host time; p = p0 + p1 S are the host's seconds in steps
+of the profile. We fit
 
     synchronous    t = c (g + p) + e + a P        h = c p + e
     asynchronous   t = max(g, p) + r + a P        h = p
 
-h is the host time that the fitted engine row gets [s]. e = e0 + e1 S, or r = r0 + r1 S, is what watched steps
-take besides; a is the time to admit a request, which no profile measures. c is 1 on a GPU. On a CPU, where
-device and host share cores, c says how much slower an engine computes while others run beside it; t then
+h is the host time in the engine's row of engines.yaml [s]. e = e0 + e1 S, or r = r0 + r1 S, is what watched
+steps take besides; a is the time to admit a request, which no profile measures. c is 1 on a GPU. On a CPU,
+where device and host share cores, c says how much slower an engine computes while other processes run; t then
 counts only the seconds in which the engine's thread had a core. If no core is left for API servers, router
 and clients, their CPU seconds per step and per token are added to h.
 
@@ -39,10 +41,11 @@ LEAST_DEVICE_FRAC = 0.05
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
-    """Constants of one engine on one machine; `slowdown` is c, `admission_s` is a.
+    """Constants of one engine on one machine: `host` is h, `rest` is r (0 for a synchronous engine),
+    `slowdown` is c, `admission_s` is a; `front_end_s` is the time of a request in the API server.
 
     `shares_cores`: `host` includes the CPU time of servers, router and clients. `error_frac` is the mean
-    absolute relative error on each level, predicted by a fit to the other levels.
+    absolute relative error on each level of load, predicted by a fit to the other levels.
     """
 
     version: str
@@ -73,11 +76,12 @@ class EngineFit:
 
 
 def _host_document(host: HostTime) -> dict[str, str]:
+    """Host time as engines.yaml has it."""
     return {key: _milliseconds(getattr(host, f"{key}_s")) for key in ("step", "sequence", "log2_tp")}
 
 
 def _milliseconds(seconds: float) -> str:
-    """Rounded to three digits; the fit is less precise than that."""
+    """Seconds as text in ms, with three digits; the fit is less precise than that."""
     return f"{1e3 * seconds:.3g} ms"
 
 
@@ -103,7 +107,9 @@ class _Cells:
         return _Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def fit_constants(self, *, is_async: bool, most_slowdown: float) -> Array:
-        """(c, e0, e1, a) of a synchronous engine; (1, r0, r1, a) of an asynchronous one."""
+        """(c, e0, e1, a) of a synchronous engine; (1, r0, r1, a) of an asynchronous one. c is at most
+        `most_slowdown`.
+        """
         ones = np.ones(len(self.t_s))
         host_columns = np.column_stack([ones, self.sequences, self.prompts])
         if is_async:
@@ -114,28 +120,29 @@ class _Cells:
         return least_absolute(columns, self.t_s, bounds=bounds)
 
     def errors(self, constants: Array, *, is_async: bool) -> Array:
-        base_s = (
-            np.maximum(self.g_s, self.profile_host_s)
-            if is_async
-            else constants[0] * (self.g_s + self.profile_host_s)
-        )
+        """The absolute relative errors of the step times that these constants predict."""
+        if is_async:
+            base_s = np.maximum(self.g_s, self.profile_host_s)
+        else:
+            base_s = constants[0] * (self.g_s + self.profile_host_s)
         predicted_s = base_s + constants[1] + constants[2] * self.sequences + constants[3] * self.prompts
         return np.asarray(np.abs(predicted_s / self.t_s - 1))
 
 
 def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow] = ()) -> EngineFit:
-    """Fit the constants. Steps of one GPU cannot show how host time grows with log2 TP, so that constant is
-    taken from the row of `rows` with the nearest version.
+    """Fit the constants to the steps of a profile and to watched steps. Steps of one GPU cannot show how host
+    time grows with log2 TP, so that constant is taken from the row of `rows` with the nearest version.
     """
     if "host_s" not in profile.steps.columns or not (profile.steps.host_s > 0).all():
         raise InputError("engine: the profile has no host_s, so device and host cannot be told apart")
     about = watched.about
     is_async = about["async_scheduling"] == "true"
+    # Only on a CPU is the time measured in which the engine's own thread had a core (`own_s`).
     on_cpu = bool(watched.steps.own_s.notna().all())
     most_slowdown = MOST_SLOWDOWN if on_cpu else 1.0
     shares_cores = on_cpu and float(about["spare_cores"]) < 1
-    own = _fit_profile_host(profile)
-    cells = _group_steps(profile, watched, own, shares_launches=is_async and not on_cpu)
+    profile_host = _fit_profile_host(profile)
+    cells = _group_steps(profile, watched, profile_host, shares_launches=is_async and not on_cpu)
     errors = []
     for level in np.unique(cells.level):
         if (others := cells.level != level).any():
@@ -147,13 +154,17 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
     nearest = min(rows, key=lambda row: row.version_distance(about["version"]), default=None)
     host, rest = (HostTime(), HostTime()) if nearest is None else (nearest.host, nearest.rest)
     if is_async:
-        host = replace(host, step_s=own[0], sequence_s=own[1])
+        host = replace(host, step_s=profile_host[0], sequence_s=profile_host[1])
         rest = replace(rest, step_s=step_s, sequence_s=sequence_s)
     else:
         if shares_cores:
             step_s += float(about["servers_step_s"])
             sequence_s += float(about["servers_token_s"])
-        host = replace(host, step_s=slowdown * own[0] + step_s, sequence_s=slowdown * own[1] + sequence_s)
+        host = replace(
+            host,
+            step_s=slowdown * profile_host[0] + step_s,
+            sequence_s=slowdown * profile_host[1] + sequence_s,
+        )
         rest = HostTime()
     return EngineFit(
         version=about["version"],

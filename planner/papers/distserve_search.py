@@ -1,13 +1,14 @@
-"""DistServe's placement (Zhong et al. 2024, arXiv:2401.09670, Algorithms 1 and 2), and a freer one.
+"""DistServe's placement (Zhong et al. 2024, arXiv:2401.09670, Algorithms 1 and 2), and one that chooses the
+counts of both pools freely.
 
 Sets   p, d   types of a prefill and of a decode instance: tensor x pipeline parallelism on one GPU
        x      stages of a pipeline that lie on different nodes
 Data   |c|    GPUs of an instance of type c
-       g(f)   goodput of a fleet f: the highest rate it carries (goodput.py says by which rule)  [requests/s]
+       g(f)   goodput of a fleet f: the highest rate at which it keeps the SLO, by a rule of goodput.py [1/s]
        R      traffic [requests/s];   M  GPUs per node;   N  nodes
 
-  high_affinity   Algorithm 1: KV may go to any node. The phases are measured apart, decode behind a prefill
-                  that takes no time:
+  high_affinity   Algorithm 1: KV may go to any node. Prefill and decode instances are measured apart; decode
+                  comes after a prefill that takes no time:
                       p* = argmax g(p alone) / |p|,   d* = argmax g(d alone) / |d|
                       n = ceil(R / g(p*)),  m = ceil(R / g(d*))
   low_affinity    Algorithm 2: KV stays in its node. Each node holds one of x stages of a prefill and of a
@@ -15,7 +16,7 @@ Data   |c|    GPUs of an instance of type c
                       (p, d)* = argmax g(p + d) / (|p| + |d|),   n = m = ceil(R / g(p + d))
   free_counts     n and m are decided together with p and d, on the whole fleet at the whole rate:
                       min n |p| + m |d|   s.t.  n x p + m x d keep the SLO at R, the KV moved over the network
-                  level 0 of the planner with GPUs for an objective; exact among the types and counts.
+                  This is level 0 of the planner with GPUs as its objective; exact among the types and counts.
 
 DistServe's program has one search, low_affinity with its own rule (benchmarks/distserve_search.py): it knows
 only pairs of one prefill and one decode instance, and moves KV in no time. Algorithm 1 multiplies the goodput
@@ -56,12 +57,13 @@ NO_TIME = DistServeSteps(
     overhead_s=0.0,
     overhead_s_per_token=0.0,
 )
-GROWTH = 1.15  # A start that fails grows by 15 % until it holds.
-MOST_GROWTHS = 20  # A start that fails after so many growths is refused.
+GROWTH = 1.15  # While the fleet with which `free_counts` starts fails, its counts grow by 15 %.
+MOST_GROWTHS = 20  # If it fails after so many growths, an error is raised.
+STEP_TOKENS = 8192  # The most tokens of a step, as in vLLM.
 
 Measure = Callable[[Fleet, float], float]
-"""The goodput of a fleet [requests/s]. Its second argument is a rate to beat: a goodput below may be given as
-0.
+"""Measures the goodput of a fleet [requests/s]. The second argument is a rate to beat; a goodput below it may
+be returned as 0, which takes less time to find.
 """
 
 
@@ -77,7 +79,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a rate is carried by a whole fleet, by prefill alone, by decode alone."""
+    """The rules that say which rates a whole fleet sustains, prefill instances alone, and decode instances
+    alone.
+    """
 
     whole: GoodputRule
     prefill: GoodputRule
@@ -86,14 +90,16 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A fleet of one instance, or of a pair, and its goodput; 0 where it was only seen to be worse."""
+    """A fleet of one instance, or of a pair, and its goodput; 0 if it is only known to be below the rate to
+    beat.
+    """
 
     fleet: Fleet
     rate_rps: float
 
     @property
     def gpus(self) -> int:
-        """The GPUs of its instances; those of a prefill that takes no time do not count."""
+        """The GPUs of its instances, without those of a prefill that takes no time."""
         return sum(pool.type.gpus for pool in self.fleet.pools if pool.type.latency != INSTANT)
 
     @property
@@ -108,14 +114,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ProposedPlacement:
-    """`fleet` as an algorithm proposes it for `rate_rps`, and what it was chosen from, best first."""
+    """The `fleet` that an algorithm proposes for `rate_rps`, and the instances or pairs from which it was
+    chosen, the best first.
+    """
 
     fleet: Fleet
     rate_rps: float
     measured: tuple[tuple[Measured, ...], ...]  # The instances of each phase, or the pairs.
-
-
-STEP_TOKENS = 8192  # The most tokens of a step, as in vLLM.
 
 
 def instance_types(
@@ -159,18 +164,21 @@ def pair_fleet(
     counts: tuple[int, int] = (1, 1),
     network: Network | None = None,
 ) -> Fleet:
+    """A fleet of `counts` prefill and decode instances; KV goes over `network`, by default that between
+    nodes.
+    """
     pools = (Pool("pre", "prefill", prefill, counts[0]), Pool("dec", "decode", decode, counts[1]))
     return Fleet(setting.llm, pools, setting.policies, network or setting.network)
 
 
 def prefill_alone(setting: Setting, prefill: WorkerType, count: int = 1) -> Fleet:
-    """Instances that only prefill, if the traffic is that of `first_tokens`."""
+    """Instances that prefill, for the traffic of `first_tokens`, in which nothing is left to decode."""
     return Fleet(setting.llm, (Pool("pre", "mixed", prefill, count),), setting.policies, setting.network)
 
 
 def decode_alone(setting: Setting, decode: WorkerType) -> Fleet:
     """An instance behind a prefill that takes no time."""
-    # Its KV cache never fills.
+    # The KV cache of the prefill instance is so large that it never fills.
     instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=10**12, tp=1, pp=1)
     return pair_fleet(setting, instant, decode, counts=(1, 1), network=NO_LINK)
 
@@ -188,15 +196,15 @@ def first_tokens(traffic: Traffic) -> Traffic:
 def split_slo(slo: Slo) -> tuple[Slo, Slo]:
     """The SLO of prefill (its TTFT limits) and that of decode (all other limits)."""
     ttft = tuple(limit for limit in slo.limits if limit.metric == "ttft")
-    rest = tuple(limit for limit in slo.limits if limit.metric != "ttft")
-    if not ttft or not rest:
+    others = tuple(limit for limit in slo.limits if limit.metric != "ttft")
+    if not ttft or not others:
         raise InputError("slo: a search of both phases needs a limit on ttft and one on tpot, tbt or e2e")
-    return Slo(ttft), Slo(rest)
+    return Slo(ttft), Slo(others)
 
 
 def measured_by(rule: GoodputRule) -> Measure:
-    """Measures goodput by a rule. A fleet that does not carry the rate to beat is not measured, and counts as
-    0. Without a rate to beat the search begins at half a request/s for each GPU.
+    """Measure goodput by a rule. If a fleet does not sustain the rate to beat, 0 is returned. Without a rate
+    to beat the search begins at half a request/s for each GPU.
     """
 
     def measure(fleet: Fleet, to_beat_rps: float) -> float:
@@ -215,7 +223,9 @@ def high_affinity(
     prefill_goodput: Measure,
     decode_goodput: Measure,
 ) -> ProposedPlacement:
-    """Algorithm 1."""
+    """DistServe's Algorithm 1: the best prefill and the best decode instance per GPU, each as often as the
+    rate needs.
+    """
     measured_prefills = _best_first((prefill_alone(setting, type_) for type_ in prefills), prefill_goodput)
     measured_decodes = _best_first((decode_alone(setting, type_) for type_ in decodes), decode_goodput)
     prefill, decode = measured_prefills[0], measured_decodes[0]
@@ -233,7 +243,9 @@ def low_affinity(
     *,
     nodes: int,
 ) -> ProposedPlacement:
-    """Algorithm 2."""
+    """DistServe's Algorithm 2: the best pair of instances that share `nodes` nodes at most, as often as the
+    rate needs.
+    """
     pairs = [
         pair_fleet(setting, prefill, decode, network=setting.node_network)
         for prefill in prefills
@@ -250,12 +262,12 @@ def low_affinity(
 
 
 def steady_rules(slo: Slo, traffic: Traffic, *, seeds: int = 3) -> Rules:
-    """Steady state for a whole fleet, and for each phase against its own limits."""
-    ttft, rest = split_slo(slo)
+    """The rule `Steady` with all limits for a whole fleet, and with its own limits for each phase."""
+    of_prefill, of_decode = split_slo(slo)
     return Rules(
         whole=Steady(slo, traffic, seeds),
-        prefill=Steady(ttft, first_tokens(traffic), seeds),
-        decode=Steady(rest, traffic, seeds),
+        prefill=Steady(of_prefill, first_tokens(traffic), seeds),
+        decode=Steady(of_decode, traffic, seeds),
     )
 
 
@@ -267,10 +279,10 @@ def free_counts(
     rules: Rules,
     start: Fleet,
 ) -> Fleet:
-    """The fleet of fewest GPUs that carries `rate_rps`.
+    """The fleet of fewest GPUs that keeps the SLO at `rate_rps`.
 
-    `start`, a prefill and a decode pool, is made larger until it holds; from then on only smaller fleets are
-    looked at.
+    `start`, a prefill and a decode pool, grows until it holds. Then the search looks for fleets with fewer
+    GPUs.
     """
 
     @cache
@@ -282,9 +294,9 @@ def free_counts(
         ((option, n),) = counts
         return rules.prefill.carries(prefill_alone(setting, option.type, n), rate_rps)
 
-    def for_each(ask: Callable[[Counts], bool]) -> Callable[[Sequence[Counts]], list[bool]]:
-        """The question of one fleet as one of many, which the search asks."""
-        return lambda fleets: [ask(counts) for counts in fleets]
+    def for_each(test: Callable[[Counts], bool]) -> Callable[[Sequence[Counts]], list[bool]]:
+        """A test of one fleet as a test of several, which the search needs."""
+        return lambda fleets: [test(counts) for counts in fleets]
 
     search = Search(FleetLimits(stock={}))
     counts: Counts = tuple((_option(pool.role, pool.type), pool.count) for pool in start.pools)
@@ -300,9 +312,12 @@ def free_counts(
         )
     bounded_prefills = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
     bounded_decodes = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
-    ask = AskPairs(for_each(holds), for_each(prefill_holds))
-    # Here no time limit ends the search.
-    search_two_pools(bounded_prefills, bounded_decodes, ask, search, side_by_side, lambda: False)
+    tests = AskPairs(for_each(holds), for_each(prefill_holds))
+
+    def out_of_time() -> bool:
+        return False  # No time limit ends this search.
+
+    search_two_pools(bounded_prefills, bounded_decodes, tests, search, side_by_side, out_of_time)
     return _fleet(setting, search.best)
 
 
@@ -313,9 +328,8 @@ def _fleet(setting: Setting, counts: Counts) -> Fleet:
 
 
 def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tuple[tuple[Fleet, bool], ...]:
-    """For each pool with more than one instance the fleet with one less, and whether it carries the rate.
-
-    Beside a fleet of the fewest GPUs none does: that is checked here, not taken for granted.
+    """For each pool with more than one instance the fleet with one instance less, and whether it sustains the
+    rate. If the fleet has the fewest GPUs, none of these does, which this function can check.
     """
     neighbours = []
     for k, pool in enumerate(fleet.pools):
@@ -339,7 +353,9 @@ def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
 
 
 def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ...]:
-    """The fleets with their goodput, the best goodput per GPU first. Each has to beat the best before it."""
+    """The fleets with their goodput, the best goodput per GPU first. The rate to beat is that of the best
+    fleet so far.
+    """
     rows: list[Measured] = []
     best = 0.0  # The best goodput per GPU so far.
     for fleet in fleets:
@@ -354,5 +370,5 @@ def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ..
 
 
 def _replicas(rate_rps: float, best: Measured) -> int:
-    """How many instances, or pairs, carry the rate if their goodputs add up."""
+    """How many instances, or pairs, sustain the rate if their goodputs add up."""
     return math.ceil(rate_rps / best.rate_rps - ROUNDING)

@@ -1,19 +1,20 @@
 """Goodput: the highest rate at which a fleet keeps its SLO, by bisection over the rate.
 
-    carries(r)    the SLO holds at r requests/s; taken to be monotone in r
-    goodput       the largest r with carries(r), between a rate that was seen to hold and one that failed
+    carries(r)    the fleet keeps the SLO at r requests/s; we assume that it then does at every lower rate
+    goodput       the largest r with carries(r), to within the share by which a rate that holds and one that
+                  fails may differ
 
-What "holds" means is a rule with a name:
+What it means to keep the SLO is a rule:
 
-    Steady          every seed's run keeps every limit, its warm-up cut, and piles up no backlog
-                    (slo_verdict.judge). A run shorter than `residences` times the mean time that a request
-                    stays is made longer first: a fleet that begins empty keeps any SLO until its first
-                    requests have aged.
+    Steady          the runs of all seeds keep every limit after the warm-up and have no growing backlog
+                    (slo_verdict.judge). A run must be at least `residences` times as long as the mean time
+                    that a request stays; otherwise a longer one takes its place. For a fleet begins empty,
+                    and keeps any SLO until its first requests are old enough to miss it.
 
 The rules of DistServe and Vidur are in benchmarks/distserve_search.py and benchmarks/vidur_search.py.
 
-Runs at different rates serve the same requests, only closer together or further apart, so that the verdict
-changes with the rate alone. A run that fails stops as soon as a limit can no longer hold.
+Runs at different rates serve the same requests, closer together or further apart, so that the verdict changes
+with the rate alone. A run stops as soon as a limit can no longer be kept.
 """
 
 from __future__ import annotations
@@ -35,19 +36,18 @@ from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.trace import Trace, judged_span_s
 
 TOLERANCE_FRAC = 0.02  # The bisection ends when the two rates differ by no more than this share.
-LOWEST_RPS = 1e-4  # No lower rates are simulated,
-HIGHEST_RPS = 1e6  # and no higher ones.
-MOST_REQUESTS = 500_000  # A steady run is not made longer than this.
+LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6  # Only rates between these are simulated.
+MOST_REQUESTS = 500_000  # A run of the rule Steady has at most so many requests.
 
 Traffic = Callable[[float, int, int], Trace]
-"""Gives requests for a rate [requests/s], about how many there should be at least, and a seed. There are
-fewer where the trace that they come from has no more.
+"""Gives the requests for a rate [requests/s], a least number of requests, and a seed. There may be fewer
+requests, if the trace that they come from has no more.
 """
 
 
 class GoodputRule(Protocol):
-    """Says whether a fleet carries a rate; `run` is a run at that rate with every gap between tokens
-    recorded.
+    """Says whether a fleet sustains a rate (`carries`). `run` simulates it at a rate and records every gap
+    between tokens.
     """
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool: ...
@@ -57,7 +57,7 @@ class GoodputRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """At `rate_rps` the SLO holds (0: at no rate), at `fails_rps` it does not. `rates` is how many were
+    """The SLO is kept at `rate_rps` (0: at no rate) and missed at `fails_rps`. `rates` is how many rates were
     simulated.
     """
 
@@ -67,7 +67,7 @@ class Goodput:
 
 
 def poisson_traffic(lengths: Trace) -> Traffic:
-    """Poisson arrivals of requests drawn from a trace, the two lengths of each together."""
+    """Poisson arrivals of requests that are drawn from a trace. A request keeps its two lengths together."""
     if lengths.after.size:
         raise InputError(
             f"{lengths.name}: requests wait for others (column after), so they cannot be drawn one by one; "
@@ -84,7 +84,9 @@ def poisson_traffic(lengths: Trace) -> Traffic:
 
 
 def count_residences(simulation: Simulation) -> float:
-    """The length of a run's measured window, as a multiple of the mean time that a request stays (E2E)."""
+    """The length of a run's measured window, as a multiple of the mean time from a request's arrival to its
+    last token; 0 if no request was finished.
+    """
     e2e_s = simulation.e2e_s[measured(simulation) & (simulation.status == FINISHED)]
     start_s, end_s = simulation.window_s
     return (end_s - start_s) / float(e2e_s.mean()) if len(e2e_s) else 0.0
@@ -104,17 +106,19 @@ class Steady:
         return self.first_missed(fleet, rate_rps) is None
 
     def first_missed(self, fleet: Fleet, rate_rps: float) -> int | None:
-        """The first seed with whose traffic the fleet misses the SLO; None where it keeps it with all."""
+        """The first seed with whose traffic the fleet misses the SLO; None if it keeps it with all seeds."""
         seeds = range(self.seeds)
         return next((seed for seed in seeds if not self._holds(fleet, rate_rps, seed)), None)
 
     def run(self, fleet: Fleet, rate_rps: float, seed: int = 0) -> Simulation:
-        """One long run, with every gap between tokens."""
+        """A run that is long enough, with every gap between tokens."""
         long_run = self._long_run(lambda trace: simulate(fleet, trace, record=True), rate_rps, seed)
         assert long_run is not None
         return long_run
 
     def _holds(self, fleet: Fleet, rate_rps: float, seed: int) -> bool:
+        """Whether the fleet keeps the SLO in a run that is long enough."""
+
         def simulate_kept(trace: Trace) -> Simulation | None:
             limits, patience_s = self.slo.limits, self.slo.patience_s(judged_span_s(trace))
             simulation = simulate_if_kept(fleet, trace, limits, RequestRecords(trace), patience_s=patience_s)
@@ -165,22 +169,22 @@ def bisect_highest(
     tolerance_frac: float = TOLERANCE_FRAC,
     lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
-    """The highest rate that `carries`: from the guess it is doubled or halved until one rate holds and one
-    fails, and then their ratio is bisected.
+    """The highest rate with `carries`. From the guess on rates are doubled or halved until one holds and one
+    fails. Then their geometric mean is simulated, until they are close enough.
     """
-    low, high = 0.0, math.inf  # The highest rate that holds, and the lowest that fails.
+    holding, failing = 0.0, math.inf  # The highest rate that holds so far, and the lowest that fails.
     rates, rate = 0, max(guess_rps, lowest_rps)
     while True:
         rates += 1
         if carries(rate):
-            low = rate
+            holding = rate
         else:
-            high = rate
-        if low > 0 and high <= low * (1 + tolerance_frac):
-            return Goodput(low, high, rates)
-        if low > 0 and high < math.inf:
-            rate = math.sqrt(low * high)
+            failing = rate
+        if holding > 0 and failing <= holding * (1 + tolerance_frac):
+            return Goodput(holding, failing, rates)
+        if holding > 0 and failing < math.inf:
+            rate = math.sqrt(holding * failing)
         else:
-            rate = 2 * low if low > 0 else max(high / 2, lowest_rps)
-        if not rate <= HIGHEST_RPS or rate >= high:
-            return Goodput(low, high, rates)
+            rate = 2 * holding if holding > 0 else max(failing / 2, lowest_rps)
+        if not rate <= HIGHEST_RPS or rate >= failing:  # The next rate is out of range.
+            return Goodput(holding, failing, rates)

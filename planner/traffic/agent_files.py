@@ -10,11 +10,12 @@
     multi_turn  `output_length`, and `timestamp` or `delay` [ms] after the answer before; a first turn of role
                 system, with text alone, begins every prompt. Prompts hold all turns before and their answers
 
-Where a file does not say which request waits for which, times tell. A request waits for the last request of
-its own agent that had ended when it began, and for those of sub-agents sent out since then. The first request
-of a sub-agent waits for the last one of the agent that sent it out. Any longer wait is the request's pause. A
-request that overlaps its agent's last one is parallel to it and does not wait for it. Each conversation has a
-clock of its own: all begin at 0, so as many agents are at work as there are conversations.
+Where a file does not say which request waits for which, we find it from the times. A request waits for the
+last request of its own agent that had ended when it began, and for the last request of each sub-agent that
+was sent out since then. The first request of a sub-agent waits for the last one of the agent that sent it
+out. The time from the end of these to the request is its pause. A request that begins before another one of
+its agent has ended runs in parallel and does not wait for that one. Each conversation has a clock of its own.
+All begin at 0, so as many agents are at work as there are conversations.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ import numpy as np
 
 from planner.errors import TraceError
 from planner.files.document_values import show_value
-from planner.traffic.trace import IntArray, Trace
+from planner.traffic.trace import Trace
 
 WEKA, MOONCAKE, TURNS = "weka", "agentic-mooncake", "aiperf-multi-turn"
 MOONCAKE_BLOCK = 512  # Tokens of a block of `hash_ids` in agentic Mooncake.
-TURNS_BLOCK = 16  # Tokens of a block where we cut texts ourselves; engines' usual KV blocks.
+TURNS_BLOCK = 16  # Tokens of a block where we cut texts ourselves: as large as the KV blocks of engines.
+WEKA_BLOCK = 64  # Tokens of a block in captures that do not say it.
 # Tokens of texts are estimated from bytes of UTF-8. For English, tokenizers are within a quarter of this.
 BYTES_PER_TOKEN = 4
-# How lines of files of conversations begin. The reader lets such lines be long.
+# The lines of a file that begins like this are conversations, which may be long (trace_reading.py).
 LONG_LINES = (b'{"id"', b'{"requests"', b'{"models"', b'{"session_id"', b'{"turns"')
 _MOONCAKE_KEYS = {"session_id", "input_length", "output_length"}
 _TEXTS, _MEDIA = ("text", "texts"), ("image", "images", "audio", "audios", "video", "videos")
@@ -47,9 +49,10 @@ _REQUEST_KEYS = ("timestamp", "delay", "output_length", "extra")  # A turn with 
 
 @dataclass(slots=True)
 class _Call:
-    """A request of a conversation. `thread` names its agent: "" the main one, "/a/b" the sub-agent b of a.
-    `think_s` is the pause before it, None where times must tell it; it never starts before `not_before_s`.
-    `parents` are the requests for which it waits, as indices into all calls of the file.
+    """A request of a conversation. `thread` names its agent: "" is the main one, "/a/b" the sub-agent b of a.
+    `think_s` is the pause before it, None if it must be found from the times; it never starts before
+    `not_before_s`. `begins_task` says that a user, not a tool, sent it. `_link` sets `parents`, the requests
+    for which it waits, as indices into all calls of the file, and the number of its `task`.
     """
 
     thread: str
@@ -66,8 +69,8 @@ class _Call:
 
 
 def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
-    """WEKA, TURNS or MOONCAKE; None for other files. More lines than the first tell MOONCAKE, since a first
-    turn may have no delay.
+    """WEKA, TURNS or MOONCAKE; None for other files. `sample` are some lines from the first on: only a later
+    line may show that a file is MOONCAKE, because a first turn may have no delay.
     """
     head = _object_of(first)
     turns = head.get("turns")
@@ -82,6 +85,7 @@ def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
 
 
 def _object_of(line: bytes) -> Mapping[str, Any]:
+    """The JSON object of a line; an empty one if it is none."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
@@ -94,20 +98,20 @@ def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -
     read_conversations = {WEKA: _weka, MOONCAKE: _mooncake, TURNS: _turns}[kind]
     conversations = read_conversations(path, lines)
     calls: list[_Call] = []
-    owners: list[int] = []
-    tasks, block = 0, MOONCAKE_BLOCK
-    for number, (conversation, block_tokens) in enumerate(conversations):
-        block = block_tokens
+    tasks = count = block_tokens = 0
+    for conversation, tokens in conversations:
+        block_tokens = tokens  # It is the same in all conversations of a file.
         tasks = _link(conversation, first=len(calls), tasks=tasks)
         calls += conversation
-        owners += [number] * len(conversation)
+        count += 1
     if not calls:
         raise TraceError(f"{path}: holds no request with tokens")
-    return _trace(path, kind, calls, np.array(owners), block)
+    return _to_trace(path, kind, calls, count, block_tokens)
 
 
 def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    # Hash ids of a file hold within their line, unless its scope is global; `id_of` numbers them for the
+    """The calls of each conversation, and the tokens of a block, from a file of Weka captures."""
+    # A hash id is valid within its line, unless its scope is global. `id_of` numbers them for the whole
     # trace.
     id_of: dict[tuple[object, int], int] = {}
     sizes = set()
@@ -117,8 +121,7 @@ def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list
         where, row = f"{path}, line {number}", _object_of(line)
         if not isinstance(row.get("requests"), list):
             raise TraceError(f"{where}: expected an object with a list of requests, found {show_value(row)}")
-        # 64 tokens, as in the captures that do not say it.
-        sizes.add(_number(row, "block_size", where, usual=64))
+        sizes.add(_number(row, "block_size", where, usual=WEKA_BLOCK))
         if len(sizes) > 1:
             raise TraceError(f"{where}: block_size differs from line to line: {sorted(sizes)}")
         scope = "all" if row.get("hash_id_scope") == "global" else number
@@ -130,42 +133,47 @@ def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list
 
 
 def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) -> Iterator[_Call]:
+    """The calls of an agent, and those of its sub-agents. `since_s` is when its clock began, on that of the
+    conversation.
+    """
     for i, row in enumerate(requests):
-        here = f"{where}: requests[{i}]"
+        entry = f"{where}: requests[{i}]"
         if not isinstance(row, dict):
-            raise TraceError(f"{here}: expected an object, found {show_value(row)}")
-        start_s = _number(row, "t", here, usual=0.0)
+            raise TraceError(f"{entry}: expected an object, found {show_value(row)}")
+        start_s = _number(row, "t", entry, usual=0.0)
         if isinstance(row.get("requests"), list):
-            inner = row["requests"]
-            times_s = [each.get("t", 0.0) for each in inner if isinstance(each, dict)]
-            # Raw captures count a sub-agent's times from its own entry, others from the conversation's start.
+            sub_requests = row["requests"]
+            times_s = [each.get("t", 0.0) for each in sub_requests if isinstance(each, dict)]
+            # Raw captures count the times of a sub-agent from its own entry on, other files from the
+            # conversation's start. In the former a time may be smaller than that of the entry.
             is_relative = bool(times_s) and min(times_s) < start_s
             name = f"{thread}/{row.get('agent_id', i)}"
-            yield from _weka_calls(inner, name, start_s if is_relative else 0.0, here)
+            yield from _weka_calls(sub_requests, name, start_s if is_relative else 0.0, entry)
             continue
-        input_tokens, output_tokens = (int(_number(row, key, here)) for key in ("in", "out"))
+        input_tokens, output_tokens = (int(_number(row, key, entry)) for key in ("in", "out"))
         if input_tokens < 1 or output_tokens < 1:
             continue  # Requests that failed have no tokens.
         start_s += since_s
         ids = row.get("hash_ids") or []
         if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
-            raise TraceError(f"{here}: hash_ids: expected a list of whole numbers, found {show_value(ids)}")
+            raise TraceError(f"{entry}: hash_ids: expected a list of whole numbers, found {show_value(ids)}")
         kinds = row.get("input_types")
         yield _Call(
             thread=thread,
             start_s=start_s,
-            end_s=start_s + _number(row, "api_time", here, usual=0.0),
+            end_s=start_s + _number(row, "api_time", entry, usual=0.0),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             ids=ids,
-            think_s=_number(row, "think_time", here) if "think_time" in row else None,
+            think_s=_number(row, "think_time", entry) if "think_time" in row else None,
             begins_task=not thread and isinstance(kinds, list) and "tool_result" not in kinds,
         )
 
 
 def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """Turns say what they add: their prompts hold all turns before and their answers. Blocks of answers get
-    ids here, as the file has none for them.
+    """The calls of each session, and the tokens of a block, from a file of agentic Mooncake. A line says what
+    its turn adds; the prompt holds all turns before it and their answers too. The file has no ids for blocks
+    of answers, so they get ids here.
     """
     sessions: dict[str, list[_Call]] = {}
     id_of: dict[object, int] = {}
@@ -181,19 +189,20 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
         added_tokens, output_tokens = (
             int(_number(row, key, where)) for key in ("input_length", "output_length")
         )
-        if added_tokens < 1 or output_tokens < 1:  # A failed request.
+        if added_tokens < 1 or output_tokens < 1:  # Requests that failed have no tokens.
             continue
         before = calls[-1] if calls else None
         tokens_before = before.input_tokens + before.output_tokens if before else 0
         tokens = added_tokens + tokens_before
         ids = list(before.ids) if before else []
-        # Blocks of the answer before get ids of their own: the session and their place.
+        # A block of the answer before is known by its session and its number in the prompt.
         if before:
             blocks_before = tokens_before // MOONCAKE_BLOCK
             ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
         ids += [id_of.setdefault(each, len(id_of)) for each in row.get("hash_ids") or []]
         delay_s = _number(row, "delay", where, usual=0.0) / 1000
-        # The file has no times of answers: a request ends when it starts, and delays alone part the turns.
+        # The file does not say how long answers took. So a request ends when it starts, and only delays lie
+        # between the turns.
         start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
         ids = ids[: -(-tokens // MOONCAKE_BLOCK)]  # The file may list more ids than its prompt has blocks.
         think_s = delay_s if before else None
@@ -204,12 +213,12 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
 
 
 def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """Calls of each session, whose lines follow each other. Two prompts share a block where all text up to
-    its end is the same.
+    """The calls of each session, and the tokens of a block, from a file of aiperf's conversations. Several
+    lines may belong to one session. Two prompts share a block if all text up to its end is the same.
     """
     sessions: dict[object, list[_Call]] = {}
     id_of: dict[tuple[object, bytes], int] = {}
-    texts: dict[object, bytes] = {}
+    texts: dict[object, bytes] = {}  # All text of each session so far, answers included.
     for number, line in lines:
         if not line.strip():
             continue
@@ -222,22 +231,24 @@ def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[lis
             raise TraceError(f"{where}: session_id: expected a text, found {show_value(session)}")
         calls = sessions.setdefault(session, [])
         for i, turn in enumerate(turns):
-            here = f"{where}: turns[{i}]"
-            text = _turn_text(turn, here)
+            entry = f"{where}: turns[{i}]"
+            text = _turn_text(turn, entry)
             is_system = turn.get("role") == "system" and not any(turn.get(key) for key in _REQUEST_KEYS)
-            # A single system turn is a request like any other: nothing would follow it.
+            # A system turn is no request, but the text with which the prompts of the session begin. If it is
+            # the only turn, it is a request like any other.
             if is_system and session not in texts and (len(turns) > 1 or calls):
                 texts[session] = text
                 continue
             if turn.get("output_length") is None:
                 raise TraceError(
-                    f"{here}: no output_length, so nobody knows how long the answer is; write it in each turn"
+                    f"{entry}: no output_length, so nobody knows how long the answer is; write it in each "
+                    "turn"
                 )
-            # An engine gives at least one token.
-            output_tokens = max(int(_number(turn, "output_length", here)), 1)
+            output_tokens = max(int(_number(turn, "output_length", entry)), 1)  # Engines give one at least.
             texts[session] = texts.get(session, b"") + text
-            calls.append(_turn_call(turn, here, calls, texts[session], output_tokens, id_of))
-            # The file has no answers, so bytes of a hash, of the session and the turn, stand for each.
+            calls.append(_turn_call(turn, entry, calls, texts[session], output_tokens, id_of))
+            # The file does not hold the answers. In place of each we put as many bytes of a hash of the
+            # session and the turn, which no other answer has.
             answer = blake2b(f"{session} {len(calls)}".encode(), digest_size=2 * BYTES_PER_TOKEN).digest()
             texts[session] += (answer * output_tokens)[: output_tokens * BYTES_PER_TOKEN]
     for calls in sessions.values():
@@ -253,19 +264,21 @@ def _turn_call(
     output_tokens: int,
     id_of: dict[tuple[object, bytes], int],
 ) -> _Call:
-    """The request of a turn, with the blocks of its prompt: those of the prompt before, and new ones."""
+    """The request of a turn. `prompt` is the text of its whole prompt, `before` are the calls of its session
+    so far; its prompt begins with the blocks of the last of these.
+    """
     block_bytes = TURNS_BLOCK * BYTES_PER_TOKEN
     ids = list(before[-1].ids) if before else []
-    # Only whole blocks have ids. A block is known by the block before it and its own bytes.
+    # Only whole blocks have ids. A block is known by the id of the block before it and by its own bytes.
     for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
         key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
         ids.append(id_of.setdefault(key, len(id_of)))
     at_s = _number(turn, "timestamp", where, usual=0.0) / 1000
     delay_s = _number(turn, "delay", where, usual=0.0) / 1000
-    # A first turn has no answer before it: its delay counts from 0.
+    # The delay of a first turn counts from 0, since there is no answer before it.
     start_s = max(at_s, before[-1].end_s + delay_s) if before else max(at_s, delay_s)
     tokens = max(-(-len(prompt) // BYTES_PER_TOKEN), 1)
-    think_s = delay_s if before else None  # None: `_link` finds it from the times.
+    think_s = delay_s if before else None
     return _Call("", start_s, start_s, tokens, output_tokens, ids, think_s, not_before_s=at_s)
 
 
@@ -277,20 +290,21 @@ def _turn_text(turn: object, where: str) -> bytes:
         raise TraceError(
             f"{where}: {media[0]}: how many tokens it has is not told; give a trace with lengths"
         )
-    parts = turn.get("texts") or [turn.get("text")]
+    texts = turn.get("texts") or [turn.get("text")]
     contents: list[object] = []
-    for part in parts if isinstance(parts, list) else [parts]:
-        inner = part.get("contents") if isinstance(part, dict) else [part]
-        contents += inner if isinstance(inner, list) else [inner]
+    # A text is a string, or an object whose `contents` are a string or a list of strings.
+    for text in texts if isinstance(texts, list) else [texts]:
+        content = text.get("contents") if isinstance(text, dict) else [text]
+        contents += content if isinstance(content, list) else [content]
     if not all(isinstance(each, str) for each in contents):
         raise TraceError(f"{where}: expected text, found {show_value(turn)}")
     return "\n".join(map(str, contents)).encode()
 
 
 def _number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None = None) -> float:
-    # A null counts as a missing key.
-    value = row.get(key, usual)
-    if value is None and usual is not None:
+    """The number >= 0 at a key; `usual`, if there is one, where the key is missing or null."""
+    value = row.get(key)
+    if value is None:
         value = usual
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
         raise TraceError(f"{where}: {key}: expected a number >= 0, found {show_value(value)}")
@@ -300,29 +314,23 @@ def _number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None
 def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
     """Set for each call of a conversation which calls it waits for (indices into all calls of the file), its
     pause, and the number of its task. `first` is the index of the conversation's first call, `tasks` the
-    number of its first task. Returns the number after its last task.
+    number of its first task. Returns the number after its last task. Calls are sorted by their start.
     """
     calls.sort(key=lambda call: call.start_s)
     has_main_call = False
     for i, call in enumerate(calls):
         ended = [k for k in range(i) if calls[k].end_s <= call.start_s]
-        ended_of_agent = [k for k in ended if calls[k].thread == call.thread]
-        parents = ended_of_agent[-1:]
-        if ended_of_agent:
-            since_s = calls[ended_of_agent[-1]].start_s
+        parents = [k for k in ended if calls[k].thread == call.thread][-1:]
+        if parents:
+            since_s = calls[parents[0]].start_s
             last_by_sub_agent = {
                 calls[k].thread: k
                 for k in ended
-                if calls[k].thread.rpartition("/")[0] == call.thread
-                and calls[k].thread != call.thread  # The root is "" too.
-                and calls[k].start_s >= since_s
+                if _sender_of(calls[k].thread) == call.thread and calls[k].start_s >= since_s
             }
             parents += last_by_sub_agent.values()
-        elif call.thread:
-            # A sub-agent's first request.
-            sender = call.thread.rpartition("/")[0]
-            parents = [k for k in ended if calls[k].thread == sender][-1:]
-        # Only captures with times lack pauses.
+        elif call.thread:  # This is the first request of a sub-agent.
+            parents = [k for k in ended if calls[k].thread == _sender_of(call.thread)][-1:]
         if call.think_s is None:
             ends_s = max((calls[k].end_s for k in parents), default=call.start_s)
             call.think_s = max(call.start_s - ends_s, 0.0)
@@ -334,8 +342,13 @@ def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
     return tasks + 1
 
 
-def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: int) -> Trace:
-    """The calls as a trace. Their arrivals are those with answers that take no time."""
+def _sender_of(thread: str) -> str | None:
+    """The thread that sent out a sub-agent; None for the main one."""
+    return thread.rpartition("/")[0] if thread else None
+
+
+def _to_trace(path: Path, kind: str, calls: list[_Call], conversations: int, block_tokens: int) -> Trace:
+    """The calls as a trace. They arrive as if answers took no time."""
     arrivals_s: list[float] = []
     for call in calls:
         parents_s = max((arrivals_s[k] for k in call.parents), default=0.0)
@@ -343,14 +356,14 @@ def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: i
         arrivals_s.append(max(ready_s, call.not_before_s))
     arrival_s = np.array(arrivals_s)
     order = np.lexsort((np.arange(len(calls)), arrival_s))
-    row_of = np.empty(len(calls), np.int64)
+    row_of = np.empty(len(calls), np.int64)  # The row of each call in the trace.
     row_of[order] = np.arange(len(calls))
     edges = np.array(
         [(row_of[i], row_of[k]) for i, call in enumerate(calls) for k in call.parents], np.int64
     ).reshape(-1, 2)
-    prompts = [calls[i].ids[: -(-calls[i].input_tokens // block)] for i in order.tolist()]
+    # A file may list more ids than its prompt has blocks.
+    prompts = [calls[i].ids[: -(-calls[i].input_tokens // block_tokens)] for i in order.tolist()]
     offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in prompts])))
-    sessions = int(owners.max()) + 1
     return Trace(
         name=path.name.removesuffix(".gz"),
         arrival_s=arrival_s[order] - arrival_s[order[0]],
@@ -358,14 +371,13 @@ def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: i
         output_tokens=np.array([calls[i].output_tokens for i in order.tolist()]),
         prefix_offsets=offsets,
         prefix_ids=np.array([each for ids in prompts for each in ids], np.int64),
-        prefix_block_tokens=block if offsets[-1] else 0,
+        prefix_block_tokens=block_tokens if offsets[-1] else 0,
         after=edges[np.lexsort((edges[:, 0], edges[:, 1]))],
-        # A pause counts only after a parent.
-        think_s=np.array([call.think_s or 0.0 for call in calls])[order]
-        * np.array([bool(calls[i].parents) for i in order.tolist()]),
+        # A request that waits for no other has no pause.
+        think_s=np.array([(call.think_s or 0.0) if call.parents else 0.0 for call in calls])[order],
         task=np.array([call.task for call in calls])[order],
         notes=(
-            f"{sessions} sessions of agents ({kind}), {len(calls)} requests; waits told by "
+            f"{conversations} sessions of agents ({kind}), {len(calls)} requests; waits told by "
             + ("who had ended" if kind == WEKA else "their order"),
         ),
         warnings=(

@@ -1,15 +1,16 @@
-"""What the prompts of a trace share: its prefix tree, the tokens that a cache of any size would spare, and
-the time between uses of a block.
+"""What the prompts of a trace share: its prefix tree, the tokens that hit a prefix cache of any size, and the
+time between uses of a block.
 
-A node of the tree is a run of blocks that the same requests use; after it some of them part or end. Nodes are
-numbered by first use, so a parent stands before its children.
+A node of the tree is a run of blocks that the same requests use; after it some of these requests go on with
+different blocks, or end. Nodes are numbered by first use, so a parent has a lower number than its children.
 
-Hit ratios are those of one LRU cache of blocks filled on arrival, where a block counts only if all before it
-in its prompt hit. A request touches its last block first and its first one last, as engines do when they free
-blocks. So a parent was never used longer ago than its child, and LRU evicts leaves. The cache is then a
-stack: a block hits at every size beyond its stack distance, the number of distinct blocks used since (Mattson
-et al. 1970), and one pass gives the curve for all sizes. All blocks of a path that were last used together
-lie together in the stack; so a Fenwick tree over requests, not over blocks, finds the distances.
+Hit ratios are those of one LRU cache of blocks that is filled on arrival. A block hits only if all blocks
+before it in its prompt hit. A request touches its last block first and its first one last, as engines do when
+they free blocks. So a parent was never used longer ago than its child, and LRU evicts leaves. The cache is
+then a stack: a block hits at every size beyond its stack distance, the number of distinct blocks used since
+(Mattson et al. 1970), and one pass gives the curve for all sizes. All blocks of a path that were last used
+together lie together in the stack. So a Fenwick tree over requests, which are fewer than blocks, finds the
+distances.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from planner.traffic.workload import PrefixSharing
 Int32Array = npt.NDArray[np.int32]
 compiled = cached_jit(nogil=True)  # Numba machine code, kept on disk; it runs without the interpreter's lock.
 
-GAP_PERCENTILES = (10, 50, 90, 99)  # Of the times between two uses of a block, as PrefixSummary shows them.
-WINDOW_S = 180.0  # Length of the windows whose working sets are counted.
-# `alike_tokens_frac` reads so many block ids: they suffice for a share of tokens, and take a second.
+GAP_PERCENTILES = (10, 50, 90, 99)  # PrefixSummary has these percentiles of the time between uses of a block.
+WINDOW_S = 180.0  # The working set is counted in windows of this length.
+# `alike_tokens_frac` reads at most so many block ids, which takes a second and is enough for a share.
 MOST_IDS_READ = 5_000_000
-# Tokens; cache sizes of the shown curve.
+# The sizes of caches, in tokens, at which the curve of hits is shown.
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
 
 
@@ -40,9 +41,9 @@ CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2
 class PrefixTree:
     """Arrays (V,), one entry per node, parents first.
 
-    `parent` is -1 for roots. A node is `blocks` blocks of `tokens` tokens in all, after `start_tokens` of its
-    ancestors; `requests` prompts run through it. `end` (n,) is each request's deepest node, -1 without any;
-    `first_request` (V,) is the request that used the node first.
+    `parent` is -1 for roots. A node has `blocks` blocks with `tokens` tokens together, which come after the
+    `start_tokens` of its ancestors; `requests` prompts contain it. `end` (n,) is the deepest node of each
+    request, -1 if it has none; `first_request` (V,) is the request that used the node first.
     """
 
     parent: IntArray
@@ -58,8 +59,8 @@ class PrefixTree:
 
     @property
     def depth(self) -> IntArray:
-        """Nodes from the root to each node, 1 for a root."""
-        # All nodes go up by one parent at a time until none has one left.
+        """(V,): the number of nodes from the root to each node; 1 for a root."""
+        # In each round all nodes go up by one parent, until no node has a parent left.
         depth = np.ones(len(self), np.int64)
         above = self.parent
         while (has_parent := above >= 0).any():
@@ -68,12 +69,12 @@ class PrefixTree:
         return depth
 
     def key_nodes(self) -> IntArray:
-        """For each node the deepest one on its path, itself included, that has more tokens than all before it
-        together (Preble's key portion).
+        """(V,): for each node the deepest node on its path, which may be itself, that has more tokens than
+        all nodes before it together (Preble's key portion); the root of the path if there is none.
         """
         is_key = self.tokens > self.start_tokens
         nearest = np.where(is_key | (self.parent < 0), np.arange(len(self)), self.parent)
-        # Each round doubles how far a node looks up.
+        # After each round a node has looked up twice as far.
         while ((further := nearest[nearest]) != nearest).any():
             nearest = further
         return nearest
@@ -81,12 +82,12 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """The block uses of a trace; arrays (m,) like `Trace.prefix_ids`, cut into requests by `offsets` (n +
-    1,).
+    """The uses of blocks in a trace: arrays (m,) like `Trace.prefix_ids`, cut into requests by `offsets`
+    (n + 1,).
 
-    A block is known by (its parent block, its id), and `node` numbers these pairs by first use. `parent` (V,)
-    is the block before each, -1 for a first block. `tokens` of a use are those of a block, fewer where the
-    prompt ends within it.
+    A block is identified by the block before it and its own id; `node` (m,) numbers such blocks by first use.
+    `parent` (V,) is the block before each, -1 for a first block. `tokens` (m,) are those of a block, fewer if
+    the prompt ends within it.
     """
 
     offsets: IntArray
@@ -96,7 +97,7 @@ class Blocks:
 
     @property
     def owner(self) -> Int32Array:
-        """The request of every use."""
+        """(m,): the request of every use."""
         return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int32), np.diff(self.offsets))
 
 
@@ -112,8 +113,8 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HitCurve:
-    """`hit_tokens` (D,) are the tokens that hit in LRU caches of 0, 1, 2, ... blocks; in larger caches as
-    many hit as in the last one.
+    """`hit_tokens` (D,) are the tokens that hit in LRU caches of 0, 1, ..., D - 1 blocks. Larger caches have
+    as many hits as the last of these.
     """
 
     block_tokens: int
@@ -132,8 +133,8 @@ class HitCurve:
         return float(self.hit_tokens[-1] / self.input_tokens)
 
     def concave(self) -> tuple[FloatArray, FloatArray]:
-        """Corners (cache tokens, hit tokens) of the least concave curve above this one. Optimisers need
-        it.
+        """Corners (cache tokens, hit tokens) of the least concave curve above this one, as
+        solvers/prefix_replication.py needs it.
         """
         size, hits = [0], [0.0]
         for blocks in _hull(self.hit_tokens).tolist():
@@ -158,15 +159,16 @@ def block_uses(trace: Trace) -> Blocks:
 
 
 def alike_tokens_frac(trace: Trace) -> float:
-    """The share of input tokens in blocks that stood at the same place of an earlier prompt: what one endless
-    prefix cache would find. Of long traces only the first requests count, up to MOST_IDS_READ block ids.
+    """The share of input tokens that hit one prefix cache that evicts nothing. Of long traces only the first
+    requests count, up to MOST_IDS_READ block ids.
     """
-    within = int(np.searchsorted(trace.prefix_offsets, MOST_IDS_READ, "right")) - 1
-    if within < len(trace):
-        trace = trace.select(np.arange(max(within, 1)))
+    requests_read = int(np.searchsorted(trace.prefix_offsets, MOST_IDS_READ, "right")) - 1
+    if requests_read < len(trace):
+        trace = trace.select(np.arange(max(requests_read, 1)))
     blocks = block_uses(trace)
-    first = np.unique(blocks.node, return_index=True)[1]
-    return float((blocks.tokens.sum() - blocks.tokens[first].sum()) / trace.input_tokens.sum())
+    first_uses = np.unique(blocks.node, return_index=True)[1]
+    hit_tokens = blocks.tokens.sum() - blocks.tokens[first_uses].sum()
+    return float(hit_tokens / trace.input_tokens.sum())
 
 
 def prefix_tree(blocks: Blocks) -> PrefixTree:
@@ -174,18 +176,19 @@ def prefix_tree(blocks: Blocks) -> PrefixTree:
     node, parent = blocks.node, blocks.parent
     requests = np.bincount(node, minlength=len(parent))
     is_head = (parent < 0) | (requests != requests[parent])
-    # The first block of a node of the tree is its head. Any other block was first used right after its
-    # parent, so its number follows its parent's, and counting heads numbers the nodes of the tree.
+    # A head is the first block of a node of the tree. Any other block was first used right after its parent,
+    # so its number is that of its parent plus one. Counting heads therefore gives each block its node (V,).
     merged = np.cumsum(is_head) - 1
     heads = np.flatnonzero(is_head)
     tokens = np.zeros(len(parent), np.int32)
-    # Uses of a block differ where a prompt ends within it; the longest is the block.
+    # A use has fewer tokens if its prompt ends within the block, so the most of any use are the block's.
     np.maximum.at(tokens, node, blocks.tokens)
     owner = blocks.owner
-    depth, first = np.zeros(len(parent), np.int64), np.zeros(len(parent), np.int64)
-    backwards = slice(None, None, -1)  # The first of several uses of a block is written last, and stays.
+    depth, first_request = np.zeros(len(parent), np.int64), np.zeros(len(parent), np.int64)
     depth[node] = np.arange(len(node)) - blocks.offsets[owner]
-    first[node[backwards]] = owner[backwards]
+    # Uses are written from the last to the first, so that the first use of a block is what stays.
+    backwards = slice(None, None, -1)
+    first_request[node[backwards]] = owner[backwards]
     block_tokens = int(tokens.max(initial=0))
     counts = np.diff(blocks.offsets)
     end = np.full(len(counts), -1, np.int64)
@@ -196,7 +199,7 @@ def prefix_tree(blocks: Blocks) -> PrefixTree:
         tokens=np.bincount(merged, weights=tokens).astype(np.int64),
         blocks=np.bincount(merged),
         requests=requests[heads],
-        first_request=first[heads],
+        first_request=first_request[heads],
         end=end,
     )
 
@@ -215,21 +218,20 @@ def hit_curve(trace: Trace, tokens: npt.NDArray[Any], reuse: Reuse) -> HitCurve:
 
 
 def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
-    """Hits by cache size for `replicas` LRU caches of that size each, with requests dealt to them in turn,
-    whatever their prefixes.
+    """Hits by cache size for `replicas` LRU caches of that size each. Requests go to them in turn, without
+    regard to their prefixes.
     """
     if replicas < 1:
         raise InputError(f"replicas: expected at least 1, found {replicas}")
-    parts = []
-    for r in range(min(replicas, len(trace))):  # Further replicas get no request.
+    by_replica = []
+    for r in range(min(replicas, len(trace))):  # More replicas than requests get none.
         blocks = block_uses(trace.select(np.arange(r, len(trace), replicas)))
-        parts.append(
-            _hit_tokens(blocks.tokens, stack_distances(blocks.offsets, blocks.node, len(blocks.parent)))
-        )
-    hits = np.zeros(max(map(len, parts)))
-    for part in parts:
-        # A cache hits no more beyond the curve's end.
-        hits += np.pad(part, (0, len(hits) - len(part)), mode="edge")
+        reuse = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
+        by_replica.append(_hit_tokens(blocks.tokens, reuse))
+    hits = np.zeros(max(map(len, by_replica)))
+    for curve in by_replica:
+        # Caches larger than the end of the curve have as many hits as at its end.
+        hits += np.pad(curve, (0, len(hits) - len(curve)), mode="edge")
     return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), hits)
 
 
