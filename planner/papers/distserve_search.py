@@ -40,7 +40,7 @@ from planner.models.memory import kv_cache_tokens
 from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, Steady, Traffic, find_goodput
 from planner.search.level0.one_pool import Bounded, Search
-from planner.search.level0.two_pools import AskPairs, search_two_pools
+from planner.search.level0.two_pools import PairSimulations, search_two_pools
 from planner.search.oracle.deterministic_parallel import side_by_side
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
@@ -312,7 +312,7 @@ def free_counts(
         )
     bounded_prefills = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
     bounded_decodes = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
-    tests = AskPairs(for_each(holds), for_each(prefill_holds))
+    tests = PairSimulations(for_each(holds), for_each(prefill_holds))
 
     def out_of_time() -> bool:
         return False  # No time limit ends this search.

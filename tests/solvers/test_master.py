@@ -16,7 +16,7 @@ from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
 from planner.search.level0 import two_pools
 from planner.search.level0.one_pool import Bounded, Search, search_one_pool
-from planner.search.level0.two_pools import AskPairs, search_two_pools
+from planner.search.level0.two_pools import PairSimulations, search_two_pools
 from planner.search.oracle.fleet_counts import objective
 from planner.search.problem.reasons import reason_text
 from planner.solvers.master import (
@@ -257,7 +257,7 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         search_two_pools(
             [bounded[o.name] for o in prefill],
             [bounded[o.name] for o in decode],
-            AskPairs(holds, leads, follows),
+            PairSimulations(holds, leads, follows),
             search,
             serial,
             lambda: False,
@@ -282,7 +282,7 @@ def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_kno
 
     search = Search(FleetLimits({}))
     front, *back = (Bounded(each, 1, np.inf) for each in (prefill, cheap, dear))
-    search_two_pools([front], back, AskPairs(holds), search, serial, lambda: False)
+    search_two_pools([front], back, PairSimulations(holds), search, serial, lambda: False)
     assert search.value == 5.0 and search.best == ((prefill, 4), (cheap, 1))
 
 

@@ -18,7 +18,7 @@ from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Run
 from planner.search.level0.designs import Design, DesignPool, learn_from
 from planner.search.level0.one_pool import Bounded, Holds, Search, first_incumbent, search_one_pool
-from planner.search.level0.two_pools import AskPairs, pair_up, search_two_pools
+from planner.search.level0.two_pools import PairSimulations, pair_up, search_two_pools
 from planner.search.level0.walk import note_cheaper, walk
 from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
 from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective
@@ -42,22 +42,24 @@ from planner.traffic.workload import TraceLengths, coarser_lengths
 from planner.units import counted
 
 WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level 0 may cost, in requests.
-# Most cheaper fleets are far too small and fail early: until some are simulated, one is taken to cost what a
+# Most cheaper fleets are far too small and fail early. Until some are simulated, we take each to cost what a
 # simulation of the search did, divided by this.
 FAR_SOONER = 8
 # An option whose full step breaks the tightest limit on gaps needs about so many times the guessed workers.
 GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
-# With more requests than these, a decode pool is taken to fail (pruning_rules.SEATS) that has less than
-# FEW_FRAC of the workers that could just make the tokens. The smallest pools that kept up had 0.92 of them.
+# With more requests than SEATS_REQUESTS, we assume (pruning_rules.SEATS) that a decode pool fails if it has
+# less than FEW_FRAC of the workers that could just generate all tokens. The smallest pools that kept up had
+# 0.92 of these.
 SEATS_REQUESTS = 200_000
 FEW_FRAC = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Level0:
-    """The search at level 0, at its end or interrupted. `mixed` is its best fleet of one mixed pool, with its
-    value, and `one_gpu` that of one GPU type, which may be a mixed pool too.
+    """The search at level 0, at its end or interrupted, with all options and their bounds. `mixed` is the
+    best fleet of one mixed pool and its value; `one_gpu` the best fleet on one GPU type, which may be a mixed
+    pool too, and its value.
     """
 
     search: Search
@@ -73,8 +75,8 @@ class Level0:
 
 @dataclass(frozen=True, slots=True)
 class _SearchSpace:
-    """The options of level 0 with their bounds. `mixed` and `prefill` begin with the most promising; `decode`
-    and `options` keep the order of the worker types.
+    """The options of level 0 with their bounds. In `mixed` and `prefill` the most promising options come
+    first; `decode` and `options` keep the order of the worker types.
     """
 
     mixed: list[Bounded]
@@ -85,18 +87,17 @@ class _SearchSpace:
 
     @classmethod
     def of(cls, problem: Problem) -> _SearchSpace:
-        wanted = problem.priced
         mixed, prefill, decode = (
-            [problem.with_tie_break(option) for option in make(problem.types, wanted)]
-            for make in (mixed_options, prefill_options, decode_options)
+            [problem.with_tie_break(option) for option in make_options(problem.types, problem.priced)]
+            for make_options in (mixed_options, prefill_options, decode_options)
         )
         if problem.task.deploy in ONLY_PAIRS:
             mixed = []
         engine = problem.task.engine
         if problem.task.deploy in ONE_POOL or (engine is not None and engine.name in TARGETS_OF_ENGINE):
             prefill = decode = []
-        # A bound must leave out sessions whose first request may be late. A guess need not: it takes all
-        # requests to arrive when they nominally do.
+        # A bound must leave out sessions of which a request may be late. A guess need not, so the edges
+        # between requests are dropped and all arrive at their nominal times.
         guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
@@ -126,10 +127,10 @@ def search_level0(
     prove: bool = False,
     walks: bool = True,
 ) -> Level0:
-    """Search level 0, to its end or, where `any_will_do`, to the first fleet that holds.
+    """Search level 0, to its end, or with `any_will_do` to the first fleet that holds.
 
-    With `walks`, every fleet cheaper than the best one is simulated in the end, if they are few enough; with
-    `prove`, however many they are. `start` are fleets to try first.
+    With `walks` every fleet cheaper than the best one is simulated in the end, if they are few enough; with
+    `prove` they are simulated however many there are. The fleets of `start` are simulated first.
     """
     space, search = _SearchSpace.of(problem), Search(problem.limits)
     effort_before, simulations_before = effort_spent(), problem.oracle.simulations
@@ -145,7 +146,7 @@ def search_level0(
         search.assumed |= set() if too_slow else {pruning_rules.LINK}
         pairs = []
     best_mixed = best_one_gpu = (search.best, search.value)
-    # `search` has every fleet that holds as soon as it is known, so a StoppedError loses nothing.
+    # Every fleet that holds is offered to `search` at once, so a StoppedError loses none.
     try:
         _offer_known(problem, start, space.options, holds, search)
         problem.progress(Stage(f"fleets of one worker type: {counted(len(space.mixed), 'type')}", "level 0"))
@@ -157,15 +158,16 @@ def search_level0(
             _search_pairs(problem, space, "two GPU types", search, is_enough)
         if walks and search.is_exhausted and not is_enough():
             simulations = problem.oracle.simulations - simulations_before
-            usual = (effort_spent() - effort_before) / max(simulations, 1)
+            mean_effort = (effort_spent() - effort_before) / max(simulations, 1)
             most_effort = math.inf if prove else WALK_EFFORT
-            _walk_cheaper(problem, search, space.mixed, pairs, holds, usual, most_effort=most_effort)
+            _walk_cheaper(problem, search, space.mixed, pairs, holds, mean_effort, most_effort=most_effort)
     except StoppedError:
         search.is_exhausted = False
     note_cheaper(space.mixed, pairs, problem.oracle.verdicts, search)
     options = space.options if pairs else tuple(o for o in space.options if o.role == "mixed")
     if problem.task.deploy in ONE_KIND and search.best is not None:
-        # The target deploys no fleet with mixed pools beside pairs, so a mixed fleet may use one kind alone.
+        # The target deploys either mixed pools or prefill and decode pools. So the search for fleets of
+        # several types may only use options of the kind that is best here.
         is_mixed = search.best[0][0].role == "mixed"
         options = tuple(option for option in options if (option.role == "mixed") == is_mixed)
     if problem.task.deploy in ONE_POOL and search.best is not None:
@@ -174,34 +176,34 @@ def search_level0(
 
 
 def likely_fleet(problem: Problem) -> Counts | None:
-    """The most promising fleet of one mixed option with as many workers as its work likely takes; None where
-    the question has no mixed options. It is not simulated.
+    """The most promising mixed option, with as many workers as its work likely takes. It is not simulated.
+    None if the question has no mixed options.
     """
     mixed = _SearchSpace.of(problem).mixed
     return ((mixed[0].option, mixed[0].likely),) if mixed else None
 
 
-def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = False) -> Holds:
-    """`ask`, which also reports the progress, and raises StoppedError in place of a simulation that would
-    begin after the time is over. `is_half`: it simulates one pool of a pair, so what holds there is no fleet
-    yet.
+def _timed(problem: Problem, search: Search, simulate: Holds, *, is_half: bool = False) -> Holds:
+    """The function `simulate`, which now also reports progress, and raises StoppedError in place of a
+    simulation that would begin after the time is over. With `is_half` it simulates one pool of a pair, which
+    is not a fleet.
     """
 
-    def answer(fleets: Sequence[Counts]) -> list[bool]:
+    def simulate_in_time(fleets: Sequence[Counts]) -> list[bool]:
         answers: list[bool] = []
         for counts in fleets:
             if problem.out_of_time():
                 raise StoppedError
-            answers += ask([counts])
+            answers += simulate([counts])
         best = problem.without_tie_break(search.value) if search.best is not None else None
-        # The best fleet is reported; those that hold just now are not offered to `search` yet.
+        # The best fleet so far is reported. Fleets that hold just now have not been offered to `search` yet.
         holding = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
         holding += [] if search.best is None else [search.best]
         fleet = partial(problem.oracle.fleet, min(holding, key=objective)) if holding else None
         problem.watch(SearchProgress(best, problem.lower or None, problem.oracle.simulations, fleet))
         return answers
 
-    return answer
+    return simulate_in_time
 
 
 def _search_pairs(
@@ -211,12 +213,13 @@ def _search_pairs(
     text = f"prefill and decode pools of {label}; {problem.best_in_words(search.value)}"
     problem.progress(Stage(text, "pairs"))
     oracle, is_one_type = problem.oracle, label == "one GPU type"
-    ask = AskPairs(_timed(problem, search, oracle.holds))
-    # Pools alone refute no pair where requests wait for others: answers that take no time bring the next
-    # requests of a session earlier.
+    simulations = PairSimulations(_timed(problem, search, oracle.holds))
+    # Where requests wait for others, a pool that fails alone may do in a pair: in its simulation the partner
+    # takes no time, so the next requests of a session come earlier. So pools are simulated alone only where
+    # requests do not wait.
     if not problem.trace.after.size:
-        ask = AskPairs(
-            ask.holds,
+        simulations = PairSimulations(
+            simulations.holds,
             _timed(problem, search, oracle.prefill_meets_ttft_alone, is_half=True),
             _timed(problem, search, oracle.decode_keeps_up_alone, is_half=True),
         )
@@ -225,7 +228,7 @@ def _search_pairs(
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
         return is_alike is is_one_type and may_hand_over((prefill.type, decode.type))
 
-    search_two_pools(space.prefill, space.decode, ask, search, side_by_side, is_enough, allowed)
+    search_two_pools(space.prefill, space.decode, simulations, search, side_by_side, is_enough, allowed)
 
 
 def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tuple[Bounded, Bounded]]:
@@ -238,8 +241,8 @@ def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tupl
 
 
 def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: float) -> Search:
-    """Simulate every fleet of level 0 that costs less than `value`, where that takes at most `most_effort`.
-    `level0` is the search of an easier problem: fleets that fail there fail here too.
+    """Simulate every fleet of level 0 that costs less than `value`, if that takes at most `most_effort`.
+    `level0` is the search of an easier problem; fleets that fail there fail in this one too.
 
     The `best` of the result holds; with `is_exact`, every fleet cheaper than `best` (or than `value`) fails.
     """
@@ -256,7 +259,7 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
 
 
 def designs_of(problem: Problem, level0: Level0) -> list[Design]:
-    """All designs of level 0 with what its search has learned, for a search that goes on from there."""
+    """All designs of level 0 with what its search has learned of them, for a search that starts from that."""
     oracle, search = problem.oracle, Search(problem.limits)
     for item in level0.with_role("prefill"):
         if (learned := level0.search.learned.get(item.option.name)) is not None:
@@ -268,7 +271,7 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
     designs += pair_up(
         level0.with_role("prefill"),
         level0.with_role("decode"),
-        AskPairs(oracle.holds, prefill_alone),
+        PairSimulations(oracle.holds, prefill_alone),
         search,
         lambda prefill, decode: may_hand_over((prefill.type, decode.type)),
     )
@@ -281,8 +284,8 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
 def _offer_known(
     problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
 ) -> None:
-    """Offer the search those fleets of `start` that are of level 0 and hold: then only cheaper ones are
-    searched.
+    """Offer the search those fleets of `start` that are of level 0 and hold. The search then looks only for
+    cheaper ones.
     """
     for fleet in start:
         if not (counts := counts_of(fleet, options)):
@@ -296,8 +299,8 @@ def _offer_known(
 def _search_mixed(
     ordered: list[Bounded], holds: Holds, search: Search, run: Run, is_enough: Callable[[], bool]
 ) -> None:
-    """Search fleets of one mixed pool. `ordered` begins with the most promising option; once a fleet holds,
-    the options on its hardware are moved to the front. Of fleets with equal prices the first stays.
+    """Search fleets of one mixed pool. `ordered` begins with the most promising option. Once a fleet holds,
+    the options on its hardware are moved to the front. Of fleets with equal prices the first is kept.
     """
     first_of_kind: dict[Hardware, Bounded] = {}
     for item in ordered:
@@ -316,40 +319,43 @@ def _walk_cheaper(
     mixed: Sequence[Bounded],
     pairs: Sequence[tuple[Bounded, Bounded]],
     holds: Holds,
-    usual_effort: float,
+    mean_effort: float,
     *,
     most_effort: float,
 ) -> None:
-    """Simulate every cheaper fleet, where that takes at most `most_effort`. `usual_effort` is what a
-    simulation of the search has cost on average.
+    """Simulate every cheaper fleet, if that takes at most `most_effort`. `mean_effort` is what a simulation
+    of the search has cost on average.
     """
     before = effort_spent()
-    guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
+    guess = max(mean_effort / FAR_SOONER, LEAST_EFFORT)
 
     def may_go_on(done: int, left: int) -> bool:
-        """Whether the fleets that are left fit into `most_effort`, at the mean cost of those that are done
-        (`walk` simulates a sample of all first).
+        """Whether the fleets that are left fit into `most_effort`, if each costs what those that are done
+        cost on average. The first of these are a sample of all fleets (`walk`).
         """
         if problem.out_of_time():
             return False
         effort = effort_spent() - before
-        return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= most_effort
+        effort_each = max(effort / done, LEAST_EFFORT) if done else guess
+        return effort + left * effort_each <= most_effort
 
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, problem.oracle.verdicts, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
-        raise StoppedError  # How far the walk came depends on the clock: the plan must not depend on it.
+        # How far the walk came depends on the clock, and the plan must not depend on that.
+        raise StoppedError
 
 
 def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
-    """The option with bounds on its workers: `least` for the work that the SLO obliges, `most` within the
+    """The option with bounds on its workers: `least` for the work that the SLO requires, `most` within the
     limits, `likely` for the work of `guess`, and for decode `busy` and `few` (one_pool.Bounded).
     """
     oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.slo_work))
     likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:
-        # With the caches of so many workers, and the stores they offload to, less is computed: guess again.
+        # The caches of so many workers, and the stores to which they offload KV, leave less to compute. So
+        # the guess is made again with their hits.
         offload, worker = oracle.policies.kv_offload, option.type
         store_tokens = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
         stores = 1 if offload is not None and offload.is_shared else likely
@@ -358,7 +364,7 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
         likely = least_workers(option, lengths, guess)
     likely = oracle.workers_needed(option, likely)
     most = problem.limits.most_workers(option.type)
-    # `busy` and `few` are guesses of plain decode: drafts, and sessions that wait for answers, change it.
+    # `busy` and `few` are guesses for decode without drafts, and for requests that wait for no answers.
     if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
         return Bounded(option, least, most, likely)
     busy, few = max(math.ceil(workers_for_backlog_test(problem, option, full_workers)), 1), 1
@@ -372,12 +378,12 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
 def workers_for_backlog_test(
     problem: Problem, option: Option, workers: Callable[[Option, TraceLengths, float], float]
 ) -> float:
-    """About how many decode workers pass the backlog test behind instant prefill
+    """About how many decode workers pass the backlog test behind a prefill that takes no time
     (`Oracle.decode_keeps_up_alone`). `workers(option, lengths, seconds)` is how many serve all requests in so
     many seconds.
 
-    In the test the middle request of the last tenth may wait for twice the SLO's patience. So the time for
-    all requests up to that one ends then.
+    The test allows half of the last tenth of the requests to wait longer than twice the SLO's patience. So
+    all requests up to the middle of that tenth must be served by then.
     """
     share = 1 - BACKLOG_FRAC / 2
     seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s(judged_span_s(problem.trace))

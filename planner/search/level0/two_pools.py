@@ -1,8 +1,8 @@
 """Level 0 with two pools: the cheapest p workers of a prefill option with d of a decode option.
 
-More prefill workers hand requests over in larger bursts, so a pair that holds with p of them may fail with
-p + 1, and p + 1 may need more decode workers than p. So the least d does not fall steadily as p grows, and
-every prefill count is searched by itself:
+More prefill workers hand requests over in larger bursts. So a pair that holds with p of them may fail with
+p + 1, and p + 1 may need more decode workers than p. Since the least d may rise and fall as p grows, every
+prefill count is searched by itself:
 
     for each pair of options, for each p from the least that can keep TTFT:
         do the most decode workers below the best price hold beside p?     no: p is out for this pair
@@ -22,11 +22,11 @@ and, if there are more than MANY_PAIRS pairs, or MANY_WORKERS of prefill in all 
                   batch size, with full batches at the end (`Bounded.few`)
 
 These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). Where a
-decode pool can change what prefill does by more than delaying it, `prefill_alone` is None, and p begins at
-the least number of workers for the work that the SLO obliges.
+decode pool can do more to prefill than delay it, `prefill_alone` is None, and p begins at the least number of
+workers for the work that the SLO requires.
 
 The search always works on the pairs whose next p has the lowest price, and ends when no such price is below
-that of the best fleet (cheapest.py, which is written for several LLMs, called for one).
+that of the best fleet. cheapest.py does this for one LLM or for several; here it is called for one.
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ from planner.search.level0.one_pool import Bounded, Holds, Search
 from planner.search.oracle.fleet_counts import objective
 from planner.solvers.master import Option
 
-MANY_PAIRS = 1000  # Above so many pairs decode pools are simulated by themselves too (FOLLOWS).
-MANY_WORKERS = 10_000  # The same above so many prefill workers in all pairs, as each count is a search.
+# Decode pools are simulated by themselves too (FOLLOWS) if there are more than MANY_PAIRS pairs, or if these
+# have more than MANY_WORKERS prefill workers together, since each prefill count is a search.
+MANY_PAIRS = 1000
+MANY_WORKERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class AskPairs:
-    """The simulations of pairs, and of their pools alone; None where a pool cannot be simulated alone.
+class PairSimulations:
+    """Functions that simulate pairs, and their pools alone; None where a pool must not be judged alone.
 
     `holds`: whether fleets keep the SLO. `prefill_alone`: whether a prefill pool keeps the limits on TTFT
     with unlimited decode. `decode_alone`: whether a decode pool keeps up if every prompt arrives prefilled.
@@ -62,20 +64,19 @@ class AskPairs:
 def search_two_pools(
     prefills: Sequence[Bounded],
     decodes: Sequence[Bounded],
-    ask: AskPairs,
+    simulations: PairSimulations,
     search: Search,
     run: Run,
     out_of_time: Callable[[], bool],
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> None:
     """Search the cheapest fleet of one prefill and one decode option, of the `allowed` pairs; the answer is
-    in `search`.
-
-    The pairs of the likeliest prefill option come first. Of equal prices those of earlier pairs come first.
+    in `search`. Of fleets with equal prices that of an earlier pair is kept.
     """
-    pairs = pair_up(prefills, decodes, ask, search, allowed)
+    pairs = pair_up(prefills, decodes, simulations, search, allowed)
     likely = _likely_pairs(pairs)
-    # A good fleet first: beside it one simulation rules out most of the other pairs.
+    # The likeliest pair and its prefill option come first. Once a good fleet is known, one simulation rules
+    # out most of the other pairs.
     for designs in (likely[:1], likely, pairs):
         answer = cheapest(
             [designs],
@@ -93,7 +94,9 @@ def search_two_pools(
 
 
 def _likely_pairs(pairs: Sequence[Design]) -> list[Design]:
-    """The pairs of the prefill option that is likely in the cheapest fleet, the likeliest pair first."""
+    """The pairs with the prefill option of the pair that is cheapest by its likely counts, that pair
+    first.
+    """
 
     def likely_value(design: Design) -> float:
         return objective((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
@@ -110,25 +113,29 @@ def _likely_pairs(pairs: Sequence[Design]) -> list[Design]:
 def pair_up(
     prefills: Sequence[Bounded],
     decodes: Sequence[Bounded],
-    ask: AskPairs,
+    simulations: PairSimulations,
     search: Search,
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> list[Design]:
-    """The `allowed` pairs as designs, with what `search` has learned of their pools. Pairs are left out whose
-    least counts already cost as much as the best fleet.
+    """The `allowed` pairs as designs, with what `search` has learned of their pools. Pairs that cost as much
+    as the best fleet even with their least counts are left out.
     """
     pairs = [(p, d) for p in prefills for d in decodes if allowed(p.option, d.option)]
     are_many = len(pairs) > MANY_PAIRS or sum(prefill.least for prefill, _ in pairs) > MANY_WORKERS
-    decode_alone = ask.decode_alone if are_many else None
-    front = {p.option.name: DesignPool(p, search, ask.prefill_alone, pruning_rules.LEADS) for p in prefills}
-    back = {d.option.name: DesignPool(d, search, decode_alone, pruning_rules.FOLLOWS) for d in decodes}
+    prefill_alone, decode_alone = simulations.prefill_alone, simulations.decode_alone if are_many else None
+    prefill_pools = {
+        p.option.name: DesignPool(p, search, prefill_alone, pruning_rules.LEADS) for p in prefills
+    }
+    decode_pools = {
+        d.option.name: DesignPool(d, search, decode_alone, pruning_rules.FOLLOWS) for d in decodes
+    }
     if decode_alone is not None:
-        for pool in back.values():
+        for pool in decode_pools.values():
             pool.assume_few_fail()
     designs = []
     for p, d in pairs:
-        pools = (front[p.option.name], back[d.option.name])
+        pools = (prefill_pools[p.option.name], decode_pools[d.option.name])
         least_value = objective((pool.item.option, pool.least) for pool in pools)
         if least_value < search.value * (1 - ROUNDING):
-            designs.append(Design(pools, ask.holds, search))
+            designs.append(Design(pools, simulations.holds, search))
     return designs

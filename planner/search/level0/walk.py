@@ -1,8 +1,8 @@
 """Simulates every fleet of level 0 that is cheaper than the best one found; "exact" means that this ended.
 
-The search leaves fleets out by its pruning rules (pruning_rules.py). Where the cheaper fleets are few enough
-they are all simulated, and no rule is relied on any more. Only counts below `Bounded.least` are left out: no
-policy can do with them the work that the SLO forces.
+The search leaves fleets out by its pruning rules (pruning_rules.py). If the cheaper fleets are few enough
+they are all simulated here, and the answer rests on no rule any more. Only counts below `Bounded.least` are
+left out, with which no policy can do the work that the SLO requires.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from planner.search.oracle import fleet_counts
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 
-# `every_mix` may list this many times its `most` vectors, since some vectors are no fleets (no decode pool).
+# `every_mix` may list this many times its `most` vectors, since some vectors are no fleets: they may have
+# prefill workers and no decode workers.
 MOST_VECTORS = 4
 SAMPLE = 8  # This many fleets are simulated first, to judge how long all would take.
 WAVE_SIZE = 32  # Fleets simulated in parallel; fixed, so that answers do not depend on the number of cores.
@@ -42,7 +43,9 @@ def count_cheaper(
 
 
 def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tuple[Floats, Floats]:
-    """Prefill counts (P,), and for each how many decode counts are within limits and below `value`."""
+    """Prefill counts (P,) of a pair, and for each how many decode counts (P,), from the least one on, are
+    within the limits and below `value`.
+    """
     empty = np.zeros(0)
     most_p = min(p.most, fleet_counts.count_below(p.option.objective, value, d.least * d.option.objective))
     if most_p < p.least or d.least > d.most:
@@ -50,19 +53,19 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
     if not np.isfinite(most_p):  # Nothing limits the prefill workers, so there is no end to the fleets.
         return np.array([float(p.least)]), np.array([np.inf])
     n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
-    most = np.full(len(n_p), d.most)
+    most = np.full(len(n_p), d.most)  # The most decode workers beside each prefill count.
     if np.isfinite(value):
-        left = value * (1 - ROUNDING) - n_p * p.option.objective
+        for_decode = value * (1 - ROUNDING) - n_p * p.option.objective
         if d.option.objective > 0:
-            most = np.minimum(most, np.ceil(left / d.option.objective) - 1)  # Strictly below the value.
+            most = np.minimum(most, np.ceil(for_decode / d.option.objective) - 1)  # Strictly below the value.
         else:
-            most[left <= 0] = -1  # Free decode workers help no prefill pool that alone costs too much.
+            most[for_decode <= 0] = -1  # Decode workers are free, but the prefill pool alone costs too much.
     for name, amount in search.limits.rows():
-        left = amount * (1 + ROUNDING) - n_p * search.limits.use(name, p.option.type)
+        for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use(name, p.option.type)
         if (use := search.limits.use(name, d.option.type)) > 0:
-            most = np.minimum(most, np.floor(left / use))
+            most = np.minimum(most, np.floor(for_decode / use))
         else:
-            most[left < 0] = -1
+            most[for_decode < 0] = -1
     if np.isfinite(value) and (p.option.node or d.option.node):
         below = value * (1 - ROUNDING)
         most = largest_of_each(

@@ -1,7 +1,7 @@
 """The search after level 0: fleets with several worker types in one pool.
 
-The master problem (solvers/master.py) proposes fleets. One that fails is cut: no fleet is proposed again that
-has at most as many workers of every option. The best fleet is then improved by exchanging workers.
+The master problem (solvers/master.py) proposes fleets. A fleet that fails is cut: no later proposal may have
+at most as many workers of every option. The best fleet is then improved by exchanging workers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from planner.solvers.required_work import guess_slo_work
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser_lengths
 
-# Where a fleet is known that holds, so many requests may be simulated for the master's proposals, in about so
-# many proposals at most. One expected to carry less than this share of the traffic ends the search.
+# If a fleet that holds is known, proposals of the master for a cheaper one may simulate CHEAPER_REQUESTS
+# requests, and there are at most CHEAPER_PROPOSALS of them. The search ends at a proposal that is expected to
+# serve less than CHEAPER_SHARE of the traffic.
 CHEAPER_REQUESTS = 4_000_000
 CHEAPER_PROPOSALS = 8
 CHEAPER_SHARE = 0.9
-# The same where none is known: any fleet is an answer then, so more is spent.
+# The same limits if no fleet is known. More is spent then, because any fleet is an answer.
 FIRST_REQUESTS = 20_000_000
 FIRST_PROPOSALS = 100
 FIRST_SHARE = 0.6
@@ -42,10 +43,10 @@ FIRST_SHARE = 0.6
 LEAST_PROPOSALS = 4
 LEAST_EXCHANGES = 2
 BETTER_FRAC = 1e-6  # A proposal is cheaper by this share at least, which is more than the solver's tolerance.
-# The least number of workers that an option is estimated to need for all traffic: its share, the inverse, is
-# then finite even where it has no work.
+# An option is estimated to need at least so many workers for all traffic. The share of the traffic that one
+# worker serves, the inverse, is then finite even if the option has no work.
 LEAST_COUNT = 0.05
-# Every cheaper fleet of any mix is simulated where that takes no more than this effort [requests].
+# Every cheaper fleet of any mix is simulated if that takes no more than this effort [requests].
 MIX_EFFORT = 1_000_000
 # Fleets of up to four options of any settings may take this effort [requests], and those near the best fleet
 # as much again.
@@ -63,11 +64,12 @@ BREAKS_GAPS_RATIO = 1.5
 
 @dataclass(frozen=True, slots=True)
 class MixedFleets:
-    """What fleets of any mix brought: the best fleet, None if none was found, and how the search ended.
+    """The result of the search for mixed fleets: the best fleet with its value, None if none was found; the
+    number of `cuts`; and how the search ended.
 
-    `is_exact`: every fleet that is within the limits and cheaper was simulated. `is_exhausted`: every fleet
-    of the options that took part is below one that failed. `is_hopeless`: what is left is expected to carry
-    far less than the traffic. Where all three are False, the time or the effort was used up.
+    `is_exact`: every cheaper fleet within the limits was simulated. `is_exhausted`: the master has no more
+    proposals of the options that it was given. `is_hopeless`: its best proposal is expected to serve far less
+    than the traffic. If all three are False, the time or the effort was used up.
     """
 
     best: Counts | None
@@ -81,20 +83,19 @@ class MixedFleets:
 def search_mixed_fleets(
     problem: Problem, level0: Level0, candidates: Sequence[Counts] = (), *, refines: bool = True
 ) -> MixedFleets:
-    """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
+    """Search for mixed fleets that are cheaper than the best fleet of level 0 and than those of `candidates`
+    that hold; or for any fleet if none of these holds.
 
-    A fleet of `candidates` that holds must be beaten too.
-
-    First each GPU and TP degree takes part with the settings that did best. The master proposes the fleet
-    that is expected to carry most, among those that cost less than the incumbent. A fleet that fails is cut,
-    and one that holds becomes the incumbent, without the workers that it can spare. With `refines` come then
-    fleets of any settings (mixtures.py), and fleets near the best one. The effort is counted in simulated
+    First each GPU and TP degree takes part with its best engine settings. Among the fleets that cost less
+    than the incumbent the master proposes the one that is expected to serve most. A fleet that fails is cut.
+    One that holds becomes the incumbent, without the workers that it does not need. With `refines` fleets of
+    any settings follow (mixtures.py), and fleets near the best one. The effort is counted in simulated
     requests, not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
     best, value = cheapest_known(problem, level0, candidates)
     if best is None and any(math.isinf(problem.limits.most_workers(worker)) for worker in problem.types):
-        # Of some type any number of workers is allowed, and level 0 found no number that is enough.
+        # There is no limit on the workers of some type, and no number of them was enough at level 0.
         return MixedFleets(None, math.inf, cuts=0, is_exact=False, is_exhausted=False, is_hopeless=False)
     beyond_stock = _counts_beyond_stock(problem, level0)
     options = _without_other_drafts(best_settings(problem, level0, beyond_stock), level0)
@@ -126,7 +127,7 @@ def search_mixed_fleets(
         fleet = tuple(zip(options, counts, strict=True))
         if oracle.holds([fleet])[0]:
             if best is None:
-                proposals = 0  # From the first fleet that holds on, a cheaper one is sought.
+                proposals = 0  # The first fleet that holds: from now on the limits for a cheaper one count.
             smallest = owned_first(problem, without_spare_workers(fleet, oracle))
             if objective(smallest) < value:
                 best, value = smallest, objective(smallest)
@@ -156,22 +157,21 @@ def search_mixed_fleets(
 def cheapest_known(
     problem: Problem, level0: Level0, candidates: Sequence[Counts]
 ) -> tuple[Counts | None, float]:
-    """The cheapest fleet that holds and its value: that of level 0, on owned GPUs first, or one of
-    `candidates`; None where none holds.
+    """The cheapest known fleet that holds, and its value: that of level 0, the same with workers on owned
+    GPUs first, or one of `candidates`; None if none holds.
     """
     best, value = level0.search.best, level0.search.value
     for counts in (*([] if best is None else [owned_first(problem, best)]), *candidates):
-        if (
-            problem.allows(counts)
-            and objective(counts) < value * (1 - ROUNDING)
-            and problem.oracle.holds([counts])[0]
-        ):
+        is_cheaper = problem.allows(counts) and objective(counts) < value * (1 - ROUNDING)
+        if is_cheaper and problem.oracle.holds([counts])[0]:
             best, value = counts, objective(counts)
     return best, value
 
 
 def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], best: Counts) -> Counts:
-    """The best fleet of up to four options of any settings, or a better one near it; else `best` itself."""
+    """The best fleet found of up to four options with any engine settings, or a cheaper one near it; `best`
+    itself if there is none.
+    """
     oracle = problem.oracle
     options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
     shares = _shares_by_work(problem, level0, beyond_stock, options)
@@ -199,12 +199,12 @@ def _within_effort(problem: Problem, effort: float) -> Callable[[], bool]:
 def _shares_by_work(
     problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], options: Sequence[Option]
 ) -> dict[str, float]:
-    """The share of the traffic that one worker of each option is expected to carry, from the workers that the
-    work of all traffic keeps busy.
+    """The share of the traffic that one worker of each option is expected to serve, by the option's name. It
+    follows from the number of workers that the work of all traffic keeps busy.
 
-    More workers are needed than are busy; level 0 has shown how many times as many. A least count n that
-    holds says that between n - 1 and n workers are needed, so n - 1/2 is taken. The ratio is the median over
-    options of the same role, or over all where none of that role is known.
+    More workers are needed than are busy, and level 0 has shown how many times as many. If n is the least
+    count that holds, between n - 1 and n workers are needed, and we take n - 1/2. The ratio is the median
+    over options of the same role, or over all options if none of that role is known.
     """
     guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
     lengths = coarser_lengths(problem.lengths)
@@ -219,13 +219,16 @@ def _shares_by_work(
     for option in options:
         ratio = float(np.median(ratios.get(option.role, ratios_of_all) or [USUAL_RATIO]))
         failed = level0.search.most_failed.get(option.name, 0)
-        count = max(ratio * busy[option.name], failed + 0.1, LEAST_COUNT)  # More than what failed.
+        # A count that failed is too small, so a little more than that is needed at least.
+        count = max(ratio * busy[option.name], failed + 0.1, LEAST_COUNT)
         shares[option.name] = 1 / min(count, needed.get(option.name, math.inf))
     return shares
 
 
 def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
-    """Simulate every cheaper fleet of any mix, if few: the best, and whether the walk came to its end."""
+    """Simulate every cheaper fleet of any mix, if they are few enough. Returns the best fleet, and whether
+    all cheaper ones were simulated.
+    """
     oracle = problem.oracle
     budget = WALK_EFFORT if best is None else MIX_EFFORT
     value = math.inf if best is None else objective(best)
@@ -245,8 +248,9 @@ def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -
 def _exchange_workers(
     problem: Problem, best: Counts, options: Sequence[Option], pools: Sequence[Option], tries: int
 ) -> Counts:
-    """The best fleet after exchanges of one worker for a cheaper one of its role, the largest saving first.
-    Up to `tries` fleets are simulated; `pools` are all options in the order of a fleet's pools.
+    """The best fleet after exchanges of one worker for a cheaper one of its role, those that save most first.
+    At most `tries` fleets are simulated. `options` may be exchanged for; `pools` are all options in the order
+    of a fleet's pools.
     """
     oracle = problem.oracle
     failed: set[frozenset[tuple[str, int]]] = set()
@@ -269,8 +273,8 @@ def _exchange_workers(
 
 
 def _cheaper_exchanges(best: Counts, options: Sequence[Option]) -> list[Counts]:
-    """The cheaper fleets with one worker of another option, of the same role, in place of one of the best
-    fleet; that of the largest saving first.
+    """The cheaper fleets in which one worker of the best fleet is replaced by one of another option of its
+    role; the one that saves most comes first.
     """
     exchanges = []
     for old, _ in best:
@@ -288,11 +292,11 @@ def _cheaper_exchanges(best: Counts, options: Sequence[Option]) -> list[Counts]:
 
 
 def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
-    """The least counts with which mixed options would serve all traffic alone, of those whose stock is too
-    small for that; by the option's name.
+    """The least counts with which mixed options would serve all traffic alone, by the option's name. Only
+    options whose stock is too small for that are listed.
 
-    They are simulated as if there were more. The counts say what share of the traffic one worker carries in a
-    fleet of several types, and which settings suit these workers.
+    They are simulated as if the stock were larger. The counts say what share of the traffic one worker serves
+    in a fleet of several types, and which engine settings suit it.
     """
     search, limits = level0.search, problem.limits
     if not limits.rows():
@@ -301,9 +305,9 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
     for alike in by_hardware(option for option in level0.options if option.role == "mixed").values():
         most = limits.most_workers(alike[0].type)
         if any(o.name in search.least_holding for o in alike) or not 1 <= most < math.inf:
-            continue  # The search knows a count that holds, or stock is not what is short.
+            continue  # A count that holds is known, or there is no stock at all, or no limit on it.
         if largest_below(alike[0], search.value) <= most:
-            continue  # Its price rules it out before its stock does.
+            continue  # Its price, not its stock, is what rules it out.
         least = math.inf
         for option in sorted(alike, key=lambda o: _rank_by_gaps(problem, o)):
             if problem.out_of_time():
@@ -317,14 +321,13 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
 
 
 def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
-    """Whether so many workers of the option alone hold, as a function of the count."""
+    """A function from a count to whether so many workers of the option alone hold."""
     return lambda count: oracle.holds([((option, count),)])[0]
 
 
 def best_settings(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int]) -> list[Option]:
-    """One option per role, GPU, TP and PP: the one whose settings need fewest workers, as far as known.
-
-    Where nothing is known, the one with the largest steps that keep the limits on gaps.
+    """One option for each role, GPU, TP and PP: the one whose engine settings need the fewest workers, as far
+    as that is known; otherwise the one with the largest steps that keep the limits on gaps.
     """
     smallest = level0.search.least_holding
 
@@ -336,9 +339,9 @@ def best_settings(problem: Problem, level0: Level0, beyond_stock: Mapping[str, i
 
 
 def _without_other_drafts(options: list[Option], level0: Level0) -> list[Option]:
-    """The options without prefill and decode options that draft otherwise than the decode pool of level 0's
-    best fleet, or than the first decode option where there is none. KV cannot move between workers that draft
-    differently.
+    """The mixed options, and those prefill and decode options that have the same drafts as the decode pool of
+    level 0's best fleet, or as the first decode option if that fleet has no decode pool. KV cannot move
+    between workers with different drafts.
     """
     best = [option for option, _ in level0.search.best or ()]
     decodes = [option for option in (*best, *options) if option.role == "decode"]
@@ -350,16 +353,21 @@ def _without_other_drafts(options: list[Option], level0: Level0) -> list[Option]
 
 
 def _rank_by_gaps(problem: Problem, option: Option) -> tuple[bool, int]:
-    """Whether a full step of a mixed worker breaks the tightest limit on gaps; larger budgets first."""
+    """A key that sorts options: those whose full step keeps the tightest limit on gaps come first, and among
+    these the larger token budgets.
+    """
     is_late = option.role == "mixed" and breaks_gaps(option.type, problem.slo, mean=True)
     return is_late, -option.type.max_num_batched_tokens
 
 
 def expected_share(option: Option, level0: Level0, beyond_stock: Mapping[str, int]) -> float:
-    """The share of the traffic that one worker is expected to carry, from what level 0 learned."""
+    """The share of the traffic that one worker is expected to serve: the inverse of the least count that
+    holds alone, or of a guess at it.
+    """
     search, bounded = level0.search, level0.bounded
     if (workers := search.least_holding.get(option.name, beyond_stock.get(option.name))) is not None:
         return 1.0 / workers
+    # The guess is corrected by how many times the likely count other options have needed.
     ratios = [search.least_holding[name] / bounded[name].likely for name in search.least_holding]
     typical = float(np.median(ratios)) if ratios else USUAL_RATIO
     least = max(typical * bounded[option.name].likely, search.most_failed.get(option.name, 0) + 0.5)

@@ -1,8 +1,8 @@
-"""Search of fleets of up to four worker types. Which one is simulated next follows from an estimate that
-learns from every simulation.
+"""Search of fleets of up to four worker types. An estimate, which learns from every simulation, says which
+one to simulate next.
 
-The share of the traffic that a fleet carries is estimated from the shares s_j that one worker of each option
-carries:
+The share of the traffic that a fleet can serve is estimated from the shares s_j that one worker of each
+option can serve:
 
     share = sum_mixed s_j n_j + min(sum_prefill s_j n_j, sum_decode s_j n_j)
 
@@ -29,13 +29,16 @@ from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.problem.options import by_hardware, hardware
 from planner.solvers.master import FleetLimits, Option
 
-FIRST_TYPES = 3  # Fleets of up to so many worker types are tried first,
-MOST_TYPES = 4  # and then those of up to so many.
-LEAST_SHARE = 0.5  # Fleets that are expected to carry a smaller share of the traffic are not simulated.
-LEARNING_RATE = 0.5  # One simulation multiplies the shares of its options by (target / estimate) to this.
+# Fleets of up to FIRST_TYPES worker types are searched first, and then those of up to MOST_TYPES.
+FIRST_TYPES, MOST_TYPES = 3, 4
+LEAST_SHARE = 0.5  # Fleets that are expected to serve a smaller share of the traffic are not simulated.
+# A simulation with a wrong estimate multiplies the shares of the fleet's options by (target / estimate) to
+# the power LEARNING_RATE. Other engine settings of the same role and hardware have ALIKE_FRAC of that
+# exponent.
+LEARNING_RATE, ALIKE_FRAC = 0.5, 0.5
+# The target is so far above 1 for a fleet that holds, and so far below 1 for one that fails.
+MARGIN_FRAC = 0.03
 NEARBY = range(-2, 2)  # Each pool of a neighbour has so many workers more than that of the best fleet.
-ALIKE_FRAC = 0.5  # The part of that exponent for other settings of the same role and hardware.
-MARGIN_FRAC = 0.03  # The target of an estimate is so far above 1 for a fleet that holds, else below.
 
 Shares = npt.NDArray[np.float64]
 
@@ -50,11 +53,12 @@ def improve_mixture(
     *,
     one_setting: bool = False,
 ) -> fleet_counts.Counts:
-    """The best fleet found while `may_go_on`; `best` itself if none is better.
+    """The best fleet found as long as `may_go_on` allows; `best` itself if none is cheaper.
 
-    `options` are all options, in the order of a fleet's pools; `shares` has the share of the traffic that one
-    worker of each carries. With `one_setting` no fleet has two options of one role and hardware. Where there
-    are too many fleets (`filling.MOST_CANDIDATES`), the options that cost most for their share are left out.
+    `options` are all options, in the order of a fleet's pools; `shares` holds the share of the traffic that
+    one worker of each can serve. With `one_setting` no fleet has two options of one role and hardware. If
+    there are too many fleets (`filling.MOST_CANDIDATES`), the options that cost most for their share are left
+    out.
     """
     in_pool_order, options = options, _promising_first(best, options, shares)
     learned = np.array([shares[option.name] for option in options])
@@ -86,8 +90,8 @@ def improve_mixture(
 def _promising_first(
     best: fleet_counts.Counts, options: Sequence[Option], shares: Mapping[str, float]
 ) -> list[Option]:
-    """All options: those of the best fleet, then of each role and hardware that with the best settings, then
-    that with the second best, and so on. The best are those of the least price for their share.
+    """All options in order of promise: those of the best fleet, then for each role and hardware the one with
+    the lowest price for its share, then those with the second lowest, and so on.
     """
 
     def price(option: Option) -> float:
@@ -102,7 +106,7 @@ def _promising_first(
 
 
 def _counts(vector: Vectors, options: Sequence[Option]) -> list[tuple[Option, int]]:
-    """The fleet with these counts (J,) of the options, without pools of no workers."""
+    """The fleet with these counts (J,) of the options; options with count 0 are left out."""
     return [(option, int(n)) for option, n in zip(options, vector, strict=True) if n]
 
 
@@ -114,17 +118,18 @@ def _first_that_holds(
     holds: Callable[[Vectors], bool],
     may_go_on: Callable[[], bool],
 ) -> Vectors | None:
-    """The first candidate that holds, those with the highest estimates first; updates `learned` and `failed`.
+    """The first candidate (C, J) that holds, simulated from the highest estimate down. It updates `learned`
+    (J,), the shares, and `failed`, the fleets that failed.
 
-    None where `may_go_on` ends the search, or no candidate is expected to carry LEAST_SHARE.
+    None if `may_go_on` ends the search, or if no candidate is expected to serve LEAST_SHARE.
     """
     kinds = [(option.role, hardware(option)) for option in options]
-    alike = np.array([[one == other for other in kinds] for one in kinds])
-    # Most options are in no candidate; their columns are left out.
+    alike = np.array([[kind == other for other in kinds] for kind in kinds])
+    # Most options are in no candidate, and their columns are left out.
     used = np.flatnonzero(candidates.any(axis=0))
     used_counts = candidates[:, used].astype(np.float64)
     used_options = [options[j] for j in used.tolist()]
-    may_hold = np.ones(len(candidates), bool)  # False where a failed fleet has as many of each option.
+    may_hold = np.ones(len(candidates), bool)  # False if a failed fleet has at least as many of each option.
     for failed_fleet in failed:
         may_hold &= (used_counts > failed_fleet[used]).any(axis=1)
     while len(candidates) and may_go_on():
@@ -143,8 +148,8 @@ def _first_that_holds(
 
 
 def estimated(options: Sequence[Option], learned: Shares, vectors: Shares) -> Shares:
-    """The share of the traffic (C,) that each fleet of `vectors` (C, J) is expected to carry; `learned` (J,)
-    has that of one worker of each option.
+    """The share of the traffic (C,) that each fleet of `vectors` (C, J) is expected to serve; `learned` (J,)
+    holds that of one worker of each option.
     """
     of_role = np.array([[option.role == role for role in get_args(Role)] for option in options])
     mixed, prefill, decode = (vectors @ np.where(of_role, learned[:, None], 0.0)).T
@@ -160,8 +165,8 @@ def _learn(
     target = 1 + MARGIN_FRAC if holds else 1 - MARGIN_FRAC
     is_wrong = estimate < target if holds else estimate > target
     if is_wrong:
-        parts = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
-        learned *= (target / estimate) ** (LEARNING_RATE * parts)
+        weights = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
+        learned *= (target / estimate) ** (LEARNING_RATE * weights)
 
 
 def _can_serve(options: Sequence[Option]) -> bool:
@@ -178,12 +183,13 @@ def _can_serve(options: Sequence[Option]) -> bool:
 def improve_nearby(
     best: fleet_counts.Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]
 ) -> fleet_counts.Counts:
-    """A cheaper fleet near `best` that holds, or `best`: each pool has up to two workers fewer, or one more.
+    """The cheapest fleet that this search finds near `best`, or `best` itself: in a neighbour each pool has
+    up to two workers fewer, or one more (NEARBY).
 
-    More workers can hurt, so such a fleet may hold although one with more workers fails. The dearest of them
-    are simulated first; around one that holds the search begins anew.
+    More workers can hurt, so a neighbour may hold although a fleet with more workers fails. The dearest
+    neighbours are simulated first. From one that holds the search goes on.
     """
-    seen: set[fleet_counts.Named] = set()
+    simulated: set[fleet_counts.Named] = set()
     while True:
         value = fleet_counts.objective(best)
         neighbours = []
@@ -194,7 +200,7 @@ def improve_nearby(
             counts
             for counts in neighbours
             if fleet_counts.objective(counts) < value * (1 - ROUNDING)
-            and fleet_counts.names_of(counts) not in seen
+            and fleet_counts.names_of(counts) not in simulated
             and fleet_counts.names_of(counts) not in oracle.verdicts
             and _can_serve([option for option, _ in counts])
             and fleet_counts.is_within(limits, counts)
@@ -202,7 +208,7 @@ def improve_nearby(
         for counts in sorted(cheaper, key=lambda counts: -fleet_counts.objective(counts)):
             if not may_go_on():
                 return best
-            seen.add(fleet_counts.names_of(counts))
+            simulated.add(fleet_counts.names_of(counts))
             if oracle.holds([counts])[0]:
                 best = counts
                 break

@@ -1,10 +1,10 @@
-"""The best fleet under each choice of policies, and a race of those that nobody named (`policies: any`).
+"""The best fleet under each choice of policies, and with `policies: any` a race of all others.
 
 Each choice of policies that the question names has a search of its own. For all other policies searches would
-cost too much, so they are raced in rounds. In a round, fleets near the best one that cost less are simulated
-with each of them. For the policy that saves most there is a search of its own, and the next round changes one
-more policy, until none saves anything. That a race overlooks nothing is an assumption of the certificate
-(level0/pruning_rules.py, RACED).
+cost too much, so they are raced in rounds. In a round, fleets that are near the best one and cost less are
+simulated with each of these policies. For the policy that saves most there is then a search of its own, and
+the next round changes one more policy, until none saves anything. That a race overlooks nothing is an
+assumption of the certificate (level0/pruning_rules.py, RACED).
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from planner.traffic.trace import Trace
 
 RACE_EFFORT_FRAC = 1.0  # A race may simulate this share of what the searches before it have simulated.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
-NEAR_TYPES = 3  # Fleets of this many other worker types are raced, beside those with a worker fewer.
-AT_ONCE = 8  # This many policies are raced before the effort is looked at again.
+NEAR_TYPES = 3  # Fleets of this many other worker types are raced, and those with a worker fewer.
+RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared with its limit.
 
 
 def search_policies(
     problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
 ) -> list[tuple[Problem, FleetSearch]]:
-    """`search` under each choice of policies there is, where it finds a fleet.
+    """The search under each choice of policies of the question, for those that have a fleet.
 
-    The SLO must be kept on all of `problem.draws`, but most of them decide nothing. So a search begins
-    without them; if its best fleet fails on a draw, the search begins anew with this draw added. As fewer
-    draws demand less, a best fleet that holds on all of them is the best for all. Raises InfeasibleError if
-    no choice has a fleet.
+    The SLO must be kept on all of `problem.draws`, but most of them rule out no fleet. So a search begins
+    without them. If its best fleet fails on a draw, that draw is added and the search begins again. Fewer
+    draws demand less, so a best fleet that holds on all of them is the best for all. Raises InfeasibleError
+    if no choice has a fleet.
     """
     while True:
         answers = _each_policy(problem, start, prove=prove, walks=walks)
@@ -72,7 +72,7 @@ def search_policies(
 
 def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     """Whether the best fleet holds on a draw of the traffic."""
-    # The best fleet holds on the draws that the oracle has itself.
+    # The oracle has simulated the best fleet on its own draws, and it held.
     is_known = any(draw is own_draw for own_draw in oracle.draws)
     return is_known or replace(oracle, trace=draw, draws=()).holds([best])[0]
 
@@ -106,13 +106,13 @@ def _each_policy(
         result, unlimited = search_beyond_budgets(
             policy_problem, [*start_fleets, *unlimited_best], prove=prove, walks=walks
         )
-        # Without a fleet within the budgets, the one beyond them still helps the next choices.
+        # If no fleet is within the budgets, the best one beyond them is still a start for the next choices.
         if unlimited is not None:
             unlimited_best.append(unlimited)
         if isinstance(result, InfeasibleError):
             errors.append(result)
             continue
-        # Prefixes are pinned to workers (search/prefixes/pinning.py).
+        # These policies pin prefixes to workers (search/prefixes/pinning.py).
         if policy_problem.oracle.pinning is not None:
             result = polish_pins(
                 policy_problem, result, partial(search, policy_problem, prove=prove, walks=walks)
@@ -144,8 +144,8 @@ def _fitted_to_agents(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem
 
 
 def with_usual_queue(problem: Problem) -> Problem | None:
-    """The same question with the queue that engines have by default, where that one is raced; None where it
-    is not, or the problem has it.
+    """The same question with the queue that engines have by default. None if the problem has that queue, or
+    if it is not among the raced ones.
     """
     task, policies = problem.task, problem.oracle.policies
     change = PolicyChange("queue", Policies().queue)
@@ -157,13 +157,13 @@ def with_usual_queue(problem: Problem) -> Problem | None:
 
 def _search_no_dearer(problem: Problem, best: Counts) -> FleetSearch | None:
     """The search with this problem's policies, if `best` holds with them too, as it is or with more workers
-    on GPUs that are paid and idle on its nodes; None if it does not.
+    on idle GPUs of the nodes that are paid anyway; None if it does not.
     """
     try:
         for counts in dict.fromkeys((best, as_many_at_this_price(best))):
             if problem.allows(counts) and problem.oracle.holds([counts])[0]:
                 return search(problem, [problem.oracle.fleet(counts)], walks=False)
-    except (InfeasibleError, StoppedError):  # The time ended first.
+    except (InfeasibleError, StoppedError):  # The time was over.
         pass
     return None
 
@@ -173,9 +173,9 @@ def _search_no_dearer(problem: Problem, best: Counts) -> FleetSearch | None:
 
 @dataclass(frozen=True, slots=True)
 class RacedPolicy:
-    """Policies that were raced, and the `change` that makes them of the best ones so far. `best` is the
-    cheapest fleet that holds with them, of those near the best fleet that cost less; None if none holds.
-    `is_simulated` is False where the simulator refuses these policies for such a fleet.
+    """Policies that were raced, and the `change` by which they differ from the best ones so far. Of the
+    fleets near the best one that cost less, `best` is the cheapest that holds with these policies; None if
+    none holds. `is_simulated` is False if the simulator refuses these policies for such a fleet.
     """
 
     change: PolicyChange
@@ -218,18 +218,18 @@ def race_policies(
         assert gains[0].best is not None
         try:
             search_result = search(first, [first.oracle.fleet(gains[0].best)], walks=False)
-        except InfeasibleError:  # For instance the time ended before it simulated the race's fleet.
+        except InfeasibleError:  # For instance because the time ended before the race's fleet was simulated.
             break
         answers.append((first, search_result))
-        # The axis of the winner has its best value now; the next round races the changes of all others.
+        # The winner sets the policy of one axis, such as the queue. The next round changes all other axes.
         changes = [each.change for each in raced if each.change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
             break
     chosen, best = best_of(answers)
     usual = with_usual_queue(chosen)
     if usual is not None and not any(each.oracle.policies == usual.oracle.policies for each, _ in answers):
-        # A race adopts policies for lower prices alone. At an equal price the usual queue, the simplest, is
-        # taken.
+        # A race adopts a policy only for a lower price. At an equal price we take the usual queue, the
+        # simplest.
         if (result := _search_no_dearer(usual, best.best)) is not None:
             answers.append((usual, result))
     for _, result in answers:
@@ -251,24 +251,24 @@ def race_policies(
 def race(
     problem: Problem, best: Counts, level0: Level0, changes: Iterable[PolicyChange], effort: float
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
-    """Simulate fleets near `best` that cost less, with each change of the problem's policies. Returns the
-    policies that were raced, those for which there was no effort left, and the effort spent.
+    """Simulate fleets that are near `best` and cost less, with each change of the problem's policies. Returns
+    the policies that were raced, those for which no effort was left, and the effort spent.
     """
     candidates: dict[Policies, PolicyChange] = {}
     for change in changes:
         policies = problem.task.changed_policies(problem.oracle.policies, change)
         if policies is not None and not _changes_nothing(policies, problem.oracle.policies, best):
             candidates.setdefault(policies, change)
-    near_best, todo, spent = near_fleets(problem, best, level0), list(candidates.items()), 0.0
+    near_best, waiting, spent = near_fleets(problem, best, level0), list(candidates.items()), 0.0
     raced: list[RacedPolicy] = []
-    while todo and near_best and spent <= effort and not problem.out_of_time():
-        wave, todo = todo[:AT_ONCE], todo[AT_ONCE:]
-        for one, cost in run_each(lambda item: _race_one(problem, near_best, *item), wave):
-            raced.append(one)
+    while waiting and near_best and spent <= effort and not problem.out_of_time():
+        wave, waiting = waiting[:RACED_AT_ONCE], waiting[RACED_AT_ONCE:]
+        for raced_policy, cost in run_each(lambda item: _race_one(problem, near_best, *item), wave):
+            raced.append(raced_policy)
             spent += cost
     if not near_best:  # No fleet costs less than `best`, so no policy can save anything.
-        return [RacedPolicy(change, policies, None) for policies, change in todo], [], spent
-    return raced, [policies for policies, _ in todo], spent
+        return [RacedPolicy(change, policies, None) for policies, change in waiting], [], spent
+    return raced, [policies for policies, _ in waiting], spent
 
 
 def _changes_nothing(policies: Policies, own: Policies, best: Counts) -> bool:
@@ -284,6 +284,9 @@ def _changes_nothing(policies: Policies, own: Policies, best: Counts) -> bool:
 def _race_one(
     problem: Problem, near: Sequence[Counts], policies: Policies, change: PolicyChange
 ) -> tuple[RacedPolicy, float]:
+    """Simulate the fleets `near` the best one with these policies; returns the result and the effort
+    spent.
+    """
     oracle = with_policies(problem, policies).oracle
     try:
         check(oracle.fleet(near[0]))
@@ -298,14 +301,14 @@ def _race_one(
                 smaller = without_spare_workers(counts, oracle)
                 if best is None or objective(smaller) < objective(best):
                     best = smaller
-    except StoppedError:  # The time is over: what was found until now counts.
+    except StoppedError:  # The time is over. The best fleet so far counts.
         pass
     return RacedPolicy(change, policies, best), float(oracle.effort())
 
 
 def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
-    """Fleets that cost less than `best`, the dearest first: those with a worker fewer; and if `best` is a
-    single pool, for each of the NEAR_TYPES most promising other types the largest pool that costs less.
+    """The fleets near `best` that cost less, the dearest first: those with a worker fewer, and if `best` is a
+    single pool the largest pool that costs less of each of the NEAR_TYPES most promising other types.
     """
     value = objective(best)
     candidates: list[Counts] = []

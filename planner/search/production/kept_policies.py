@@ -1,10 +1,10 @@
 """The policies of the fleet that is run, where policies were raced (`policies: any`).
 
-What is cheapest on paper may be dearer in production, and policies that save nothing on paper may save there.
-So production is planned with the best policies on paper, then with those that were searched first, and then
-all are raced again: each policy is asked about fleets near the best one that cost less, in the search's
-scenarios. A fleet counts as cheaper once it has passed its test. Without a race production is planned with
-the best policies on paper, and with pinned prefixes where they are a choice.
+The policies that are cheapest on paper may be dearer in production, and policies that save nothing on paper
+may save there. So production is planned with the best policies on paper, then with those that were searched
+first, and then all are raced again: fleets that are near the best one and cost less are simulated with each
+policy, in the search's scenarios. A fleet counts as cheaper once it has passed its test. Without a race
+production is planned with the best policies on paper, and with pinned prefixes where they are a choice.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from planner.search.production.three_answers import (
     with_answers,
 )
 
-# After the race production is searched for so many policies, the most promising first. Each such search takes
-# about as long as production itself.
+# After the race production is searched with at most so many policies, the most promising first. Each such
+# search takes about as long as the first one.
 MOST_SEARCHED = 2
-# The race may simulate so many times the requests of the search on paper.
+# The race may simulate so many times as many requests as the search on paper.
 RACE_EFFORTS = 2
 
 Searched = tuple[Problem, FleetSearch]
@@ -58,10 +58,10 @@ class _Tested:
 
 
 def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched], Production | None]:
-    """The searches on paper and the three answers for the policies for which production costs least.
+    """The searches on paper, and the three answers with the policies for which production costs least.
 
-    The search with these policies comes first. Searches that found a cheaper fleet on paper are dropped:
-    beside a plan that was chosen for production they would read as better ones.
+    The search with these policies comes first. Searches that found a cheaper fleet on paper are dropped,
+    because beside a plan that was chosen for production they would look like better ones.
     """
     searched = list(searched)
     chosen, paper = best_of(searched)
@@ -72,8 +72,8 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
         return searched, production_or_paper(chosen, paper)
     best, gain_facts = _compare_with_first(searched, best), list[facts.PolicyGains | facts.PoliciesRaced]()
     problem = best.searched[0]
-    raced, left = _race_in_scenarios(best, RACE_EFFORTS * problem.oracle.effort())
-    # A policy that found no cheaper fleet than the known one has no `best`.
+    raced, left_out = _race_in_scenarios(best, RACE_EFFORTS * problem.oracle.effort())
+    # A policy gains if it found a cheaper fleet in the race; otherwise it has no `best`.
     gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
     before = best
     for each in gains[:MOST_SEARCHED]:
@@ -85,44 +85,49 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
             gain_facts += gains_of(problem, before.trial.best, [with_gain], "production")
             break
     best = _with_usual_queue(best, searched)
-    taken = best.searched[0].oracle.policies
-    nothing = tuple(
+    adopted = best.searched[0].oracle.policies
+    saves_nothing = tuple(
         label_of(problem, each.policies)
         for each in raced
-        if each.best is None and each.is_simulated and each.policies != taken
+        if each.best is None and each.is_simulated and each.policies != adopted
     )
-    rivals = tuple(label_of(problem, each.policies) for each in gains if each.policies != taken)
-    unasked = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left)
-    gain_facts.append(facts.PoliciesRaced(nothing, rivals, unasked, "production"))
-    own_problem, own = best.searched
-    own = replace(own, raced=(*paper.raced, *gain_facts))
-    return _put_first(own_problem, own, searched), with_answers(own_problem, own, best.trial)
+    rivals = tuple(label_of(problem, each.policies) for each in gains if each.policies != adopted)
+    not_raced = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left_out)
+    gain_facts.append(facts.PoliciesRaced(saves_nothing, rivals, not_raced, "production"))
+    best_problem, best_search = best.searched
+    best_search = replace(best_search, raced=(*paper.raced, *gain_facts))
+    production = with_answers(best_problem, best_search, best.trial)
+    return _put_first(best_problem, best_search, searched), production
 
 
-def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
-    """This search first, then those with other policies that found no cheaper fleet on paper."""
+def _put_first(problem: Problem, own_search: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
+    """The search of this problem first, then those with other policies that found no cheaper fleet on
+    paper.
+    """
     others = [
         (other, search)
         for other, search in searched
-        if other is not problem and best_of([(problem, own), (other, search)])[0] is problem
+        if other is not problem and best_of([(problem, own_search), (other, search)])[0] is problem
     ]
-    return [(problem, own), *others]
+    return [(problem, own_search), *others]
 
 
 def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Production | None]:
-    """Production with the best policies on paper, or, if it then costs less, with others that cost as little
-    on paper, or with pinned prefixes. Pins are never evicted, so they are worth most in bursts, which empty
-    other caches. Scenarios have more bursts than the traffic as written, so pins may pay in production though
-    they do not on paper.
+    """Production with the best policies on paper, or, if that costs less, with others that cost as little on
+    paper, or with pinned prefixes.
+
+    Pinned prefixes are never evicted, so they are worth most in bursts, which empty other caches. Scenarios
+    have more bursts than the traffic as written. So pinning may pay in production although it does not on
+    paper.
     """
     chosen, paper = best_of(searched)
-    pinned = [(problem, own) for problem, own in searched if problem.oracle.pinning is not None]
+    pinned = [(problem, search) for problem, search in searched if problem.oracle.pinning is not None]
     others = [
-        (problem, own)
-        for problem, own in searched
+        (problem, search)
+        for problem, search in searched
         if problem is not chosen
         and problem.oracle.pinning is None
-        and own.value <= paper.value * problem.same_value
+        and search.value <= paper.value * problem.same_value
     ][:MOST_SEARCHED]
     if pinned and chosen.oracle.pinning is None:
         others.append(best_of(pinned))
@@ -136,15 +141,17 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
             best = other
     if best is None:
         return searched, production_or_paper(chosen, paper)
-    problem, own = best.searched
-    return _put_first(problem, own, searched), with_answers(problem, own, best.trial)
+    problem, best_search = best.searched
+    return _put_first(problem, best_search, searched), with_answers(problem, best_search, best.trial)
 
 
 def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None:
-    """Production with these policies, None where there is none or it fails its test."""
+    """Production with these policies. None if there is none, if it fails its test, or if it cannot cost less
+    than `below`.
+    """
     problem, paper = searched
     if below is not None and paper.value >= below * (1 - ROUNDING):
-        return None  # Production costs no less than the fleet on paper.
+        return None  # Production never costs less than the fleet on paper.
     try:
         trial = find_production_fleet(problem, paper)
     except InfeasibleError:
@@ -164,7 +171,7 @@ def _compare_with_first(searched: Sequence[Searched], best: _Tested) -> _Tested:
 
 
 def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tested:
-    """Production with the queue that engines have by default, where it costs no more; else `production`."""
+    """Production with the queue that engines have by default, if it costs no more; otherwise `production`."""
     usual = with_usual_queue(production.searched[0])
     if usual is None:
         return production
@@ -183,19 +190,21 @@ def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tes
 
 
 def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
-    """What came of every change of policies near the production fleet, and what there was no effort for."""
+    """The result of the race with every change of policies near the production fleet, and the policies that
+    were not raced, in words.
+    """
     problem, paper = best.searched
     if best.trial.searched_problem.oracle.downscale > 1:
         return [], ("the others, as the question is large",)
     scenario_problem = with_search_scenarios(problem)
     most = RACE_EFFORT_FRAC * max(effort, LEAST_SEARCH_REQUESTS)
     try:
-        raced, left, _ = race(
+        raced, left_out, _ = race(
             scenario_problem, best.trial.best, paper.level0, problem.task.policies.raced, most
         )
     except StoppedError:
         return [], ("the others, as the time was over",)
-    return raced, tuple(label_of(problem, policies) for policies in left)
+    return raced, tuple(label_of(problem, policies) for policies in left_out)
 
 
 def _searched_with(searched: Searched, gain: RacedPolicy) -> Searched | None:
