@@ -19,19 +19,19 @@ from planner.search.problem.plan_problem import Problem, on_all_draws
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option
 
-# Fleets of one GPU type are looked for up to this many times the plan's value: a dearer one tells nothing.
+# Fleets of one GPU type are searched up to this many times the plan's value. Nobody would take a dearer one.
 ALONE_TIMES = 4.0
 
 # All GPU types alone may simulate this many requests together.
 ALONE_REQUESTS = 2_000_000
 
-# Each GPU type may have at least this many simulations of fleets that hold.
+# Each GPU type may at least have so many simulations of fleets that hold, however long the trace is.
 ALONE_LEAST_SIMULATIONS = 2
 
 # A simulation that fails counts as this share of one that holds, because it stops early.
 FAILED_SHARE = 0.2
 
-# The price at which options are tried grows by this factor until one holds.
+# The price up to which options are simulated grows by this factor until one holds.
 _PRICE_STEP = 1.3
 
 ONE_GPU = "one GPU type only"
@@ -94,7 +94,9 @@ def mark_on_paper(rows: Iterable[Alternative]) -> tuple[Alternative, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _GpuTypeAlone:
-    """The cheapest mixed pool of one GPU type; without one, a lower bound on its cost and the reason."""
+    """The cheapest mixed pool of one GPU type (`counts`) and its `cost`. If none was found: `least`, which
+    such a pool costs at least, and the reason in `notes`.
+    """
 
     counts: Counts | None
     cost: float
@@ -122,12 +124,14 @@ def _cheapest_by_gpu(
 def _known_ranges(
     problem: Problem, level0: Level0, options: Sequence[Option]
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """By each option's name the most workers that are known to fail, and the most that are allowed."""
+    """The most workers of each option that are known to fail, and the most that are allowed, by the option's
+    name.
+    """
     most_failed = {
         option.name: max(level0.search.most_failed.get(option.name, 0), level0.bounded[option.name].least - 1)
         for option in options
     }
-    # A search without budgets, whose fleet is within them, may have ranged further than they allow.
+    # `level0` may be a search without budgets. Its counts then exceed what the budgets allow.
     most = {
         option.name: min(level0.bounded[option.name].most, problem.limits.most_workers(option.type))
         for option in options
@@ -140,8 +144,8 @@ def _cheapest_mixed(
 ) -> _GpuTypeAlone:
     """The cheapest mixed pool of one of these options, within ALONE_TIMES the plan's value and `effort`.
 
-    Where no such pool is known, one option of each worker size (TP, PP, DP) is tried at a price that grows
-    until one holds; then every option is tried below that price.
+    If no such pool is known, one option of each worker size (TP, PP, DP) is simulated up to a price that
+    grows until one holds. Then every option is searched below the price of that pool.
     """
     oracle, search = problem.oracle, level0.search
     simulations_left = max(effort / sum(map(len, (problem.trace, *problem.draws))), ALONE_LEAST_SIMULATIONS)
@@ -159,7 +163,7 @@ def _cheapest_mixed(
         return answer
 
     def most_below(option: Option, price: float) -> int:
-        """The most workers of this option for less than `price`; 0 where all such counts have failed."""
+        """The most workers of this option for less than `price`; 0 if so many have failed."""
         count = min(most[option.name], largest_below(option, price))
         return int(count) if most_failed[option.name] < count < math.inf else 0
 
@@ -177,12 +181,12 @@ def _cheapest_mixed(
     elif mixed and not has_stopped() and check_holds(mixed[0], count := search.least_holding[mixed[0].name]):
         counts = ((mixed[0], count),)
         ceiling = objective(counts)
-    # Of each worker size the first option in order, as later entries of the dict replace earlier ones.
+    # The first option of each worker size. Later entries of a dict replace earlier ones, hence `reversed`.
     one_per_size = {(o.type.tp, o.type.pp, o.type.dp): o for o in reversed(ordered)}.values()
     # No pool costs less than its least count, nor less than the best fleet of an exhausted search.
     price = max(_least_cost(options, most_failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
     while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
-        # The last price, at the ceiling, is tried with all options.
+        # At the last price, the ceiling, all options are simulated.
         for option in one_per_size if price < ceiling else ordered:
             if has_stopped():
                 break
@@ -212,7 +216,9 @@ def _cheapest_mixed(
 
 
 def _search_order(problem: Problem, level0: Level0, option: Option) -> tuple[bool, float, int]:
-    """Sort key: options whose full step breaks the tightest TBT limit last, then by the likely cost."""
+    """A key that sorts options by their likely cost. Those whose full step breaks the tightest limit on gaps
+    come last, unless a count of them is known to hold.
+    """
     least_holding = level0.search.least_holding
     is_late = option.name not in least_holding and breaks_gaps(option.type, problem.slo)
     count = least_holding.get(option.name, level0.bounded[option.name].likely)

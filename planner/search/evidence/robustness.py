@@ -1,16 +1,16 @@
-"""What strains the fleet of a plan stands, after the search: the data of the first screen of the report.
+"""How robust the fleet of a plan is: the figures of the report's first screen, computed after the search.
 
     workers   the plan's pools in their proportion, with fewer and more workers, in scenarios of its test
-    traffic   whether the plan's fleet would pass as a plan for MORE_FRAC more traffic. The price of another
-              fleet for that traffic is a question of its own
-    ends      how much more traffic, and how much longer steps, the fleet stands
+    traffic   whether the plan's fleet would pass its test with MORE_FRAC more traffic (what another fleet for
+              that traffic costs is not computed here)
+    ends      how much more traffic, or how much longer steps, the fleet can bear before it misses the SLO
     prompts   how much longer all prompts may be
     losses    what the loss of a worker breaks
     prices    from which price of a GPU on another fleet is cheaper
 
-Simulations are limited by requests, so that equal questions give equal answers: BUDGET_REQUESTS and
-BUDGET_TIMES the traffic, and MORE_REQUESTS for more traffic. What these limits or the clock leave no room for
-is named.
+Simulations are limited by requests, so that equal questions give equal answers: by BUDGET_REQUESTS plus
+BUDGET_TIMES the requests of the trace, and by MORE_REQUESTS for more traffic. Parts for which these limits or
+the clock leave no room are named in the result.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from planner.traffic.trace import Trace
 
 Value = TypeVar("Value")
 
-# All simulations but those of more traffic may simulate so many requests and so many times the traffic,
-# which takes less than a CPU second.
+# The simulations of all parts but "traffic" may have BUDGET_REQUESTS requests and BUDGET_TIMES those of the
+# trace, which takes less than a CPU second.
 BUDGET_REQUESTS = 1_200_000
 BUDGET_TIMES = 4
 # Fleets with fewer and more workers are simulated in at least and at most so many scenarios.
@@ -59,34 +59,34 @@ LEAST_SCENARIOS = 4
 MOST_SCENARIOS = 10
 # The bisection over the length of prompts takes about this many simulations.
 PROMPT_SIMULATIONS = 8
-# More traffic is simulated only where its requests, in the search's scenarios and in the shortest test
-# together, are no more than these.
+# More traffic is simulated only if its requests, in the search's scenarios and in the shortest test together,
+# are no more than this.
 MORE_REQUESTS = 3_000_000
-# Beside the planned number of workers so many smaller and so many larger ones are simulated.
+# So many smaller and so many larger numbers of workers than the planned one are simulated.
 WORKERS_BESIDE = 2
-# From one number of workers to the next a fleet changes by this share, and by one worker at least.
+# One number of workers differs from the next by this share, and by one worker at least.
 STEP_FRAC = 0.1
-# `least_in_proportion` gives up at this many times the planned workers, and the factor of the traffic.
+# `least_in_proportion` gives up at this many times the planned workers, times the factor of the traffic.
 MOST_TIMES = 1.5
 # Price rises of more than this share are not reported.
-PRICES_MOST_FRAC = 1.0
+MOST_PRICE_RISE_FRAC = 1.0
 
 
 def find_robustness(problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()) -> Around:
-    """What strains a plan's fleet `best` stands; `priced` are labelled fleets to compare prices with."""
+    """The figures above for a plan's fleet `best`; `priced` are labelled fleets to compare prices with."""
     return _RobustnessSearch(problem, best, tuple(priced)).run()
 
 
 @dataclass(slots=True)
 class _RobustnessSearch:
-    """The simulations of one fleet under strain, with their budget and the parts that were left out."""
+    """The simulations for the figures of one fleet, with their budget and the parts that were left out."""
 
     problem: Problem
     best: Counts
     priced: tuple[tuple[str, Fleet], ...]
     left_out: list[Part] = field(default_factory=list)
     is_out_of_time: bool = False  # Whether a part is left out because the time was over.
-    oracles: list[Oracle] = field(default_factory=list)  # One per scenario; without scenarios one in all.
+    oracles: list[Oracle] = field(default_factory=list)  # One for each scenario; without scenarios just one.
     may_miss: int = 0  # How many of these scenarios the fleet may miss by `safety: kept_in`.
     spent: float = 0.0  # Simulated requests, of those that `_budget_requests` allows.
     simulations: int = 0
@@ -126,7 +126,7 @@ class _RobustnessSearch:
         """The number of scenarios that leave enough budget for the other parts; 1 without `safety`."""
         if self.problem.tested is None:
             return 1
-        # Fleets with fewer and more workers take about half of the budget, hence the second factor 2.
+        # The part "workers" may take half of the budget, hence the second factor 2.
         per_scenario = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace)
         return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
 
@@ -166,7 +166,9 @@ class _RobustnessSearch:
         self.spent += len(oracle.trace)
 
     def _find_at_workers(self) -> tuple[AtWorkers, ...]:
-        """What each number of workers near the planned one keeps; empty where the budget does not suffice."""
+        """For each number of workers near the planned one, how many requests keep each limit; empty if the
+        budget is too small.
+        """
         planned = [count for _, count in self.best]
         if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in self.oracles)):
             return ()
@@ -188,14 +190,14 @@ class _RobustnessSearch:
         return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))
 
     def _find_more_traffic(self, headroom_facts: Sequence[HeadroomFact]) -> MoreTraffic | None:
-        """Whether the fleet carries the traffic that a plan with `safety: growth` would require; None where
-        that takes too many simulations.
+        """Whether the fleet would pass as a plan with `safety: growth` of MORE_FRAC; None if that takes too
+        many simulations.
         """
         problem, safety = self.problem, self.problem.task.safety
         headroom = next((each for each in headroom_facts if each.strain == "traffic"), None)
-        if headroom is None:  # There was no time for it.
+        if headroom is None:  # There was no time to compute the headroom.
             return None
-        # Headroom is known already, of the traffic as written; `with_traffic` adds other draws and losses.
+        # The headroom on the traffic as written is known already. `with_traffic` adds other draws and losses.
         if headroom.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
             return MoreTraffic(False)
         if safety is None or problem.searched is None or problem.tested is None:
@@ -203,8 +205,8 @@ class _RobustnessSearch:
         requests = (1 + MORE_FRAC) * len(problem.trace)
         if (problem.searched.count + LEAST_TEST_SCENARIOS) * requests > MORE_REQUESTS:
             return None
-        # The search's scenarios come first: they are fewer than the test's, and a fleet that fails in them
-        # needs no test.
+        # The search's scenarios come first, because they are fewer than the test's, and a fleet that fails in
+        # them needs no test.
         grown = with_search_scenarios(replace(problem, searched=problem.searched.with_more(MORE_FRAC)))
         oracle, count = replace(grown.oracle, until=problem.deadline), problem.searched.count
         missed = oracle.missed_count(self.best, count)
@@ -228,7 +230,9 @@ class _RobustnessSearch:
         )
 
     def _find_losses(self) -> tuple[Lost, ...]:
-        """What the loss of one worker of each pool breaks; here no other loss is taken from the fleet."""
+        """Which limits are missed after the loss of one worker of each pool. Losses that the question asks
+        for are not added to it.
+        """
         oracle, losses = self.problem.oracle.as_written(spare_workers=0, spare_nodes=0, spot={}), []
         if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
             return ()
@@ -242,14 +246,14 @@ class _RobustnessSearch:
         return tuple(losses)
 
     def _find_longest_prompts(self) -> tuple[HeadroomFact, ...]:
-        """How much longer all prompts may be; empty where the budget does not suffice."""
+        """How much longer all prompts may be; empty if the budget is too small."""
         oracle = self.problem.oracle.as_written()
         if not self._may_go_on("prompts", PROMPT_SIMULATIONS * len(oracle.trace)):
             return ()
 
         def with_longer(more_frac: float) -> tuple[Oracle, Counts]:
             self._count_simulation(oracle)
-            # Longer prompts leave less room to pin prefixes in, so the pinning is computed anew.
+            # Longer prompts leave less memory for pinned prefixes, so the pinning is computed anew.
             longer = with_longer_prompts(oracle.trace, more_frac)
             pinning = None if oracle.pinning is None else Pinning(longer)
             return replace(oracle, trace=longer, pinning=pinning, answers=Answers()), self.best
@@ -259,7 +263,9 @@ class _RobustnessSearch:
 
 
 def numbers_beside(planned: Sequence[int]) -> list[tuple[int, ...]]:
-    """Counts per pool for the planned total and for fewer and more workers, in the plan's proportion."""
+    """The counts of each pool for the planned number of workers, and for WORKERS_BESIDE smaller and larger
+    numbers, in the plan's proportion.
+    """
     total, pools = sum(planned), len(planned)
     step = max(1, round(STEP_FRAC * total))
     totals = range(total - WORKERS_BESIDE * step, total + WORKERS_BESIDE * step + 1, step)
@@ -270,12 +276,12 @@ def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
     """This many workers dealt out in the plan's proportion by largest remainders, at least one per pool."""
     quotas = np.array(planned) * (workers / sum(planned))
     counts = np.maximum(np.floor(quotas), 1).astype(int)
-    while (left := workers - counts.sum()) != 0:
-        short = quotas - counts
-        if left > 0:
-            counts[np.argmax(short)] += 1
-        else:  # Pools that were raised to one worker took more than there are.
-            counts[np.argmin(np.where(counts > 1, short, np.inf))] -= 1
+    while (missing := workers - counts.sum()) != 0:
+        below_quota = quotas - counts
+        if missing > 0:
+            counts[np.argmax(below_quota)] += 1
+        else:  # Pools that were raised to one worker have made the sum too large.
+            counts[np.argmin(np.where(counts > 1, below_quota, np.inf))] -= 1
     return tuple(counts.tolist())
 
 
@@ -285,21 +291,25 @@ def least_in_proportion(
     """The fewest workers in the plan's proportion that hold, by bisection. None if MOST_TIMES the planned
     ones, times the factor, do not hold.
 
-    `factor` is that of the traffic against the plan's. Above 1 no fewer workers than planned are simulated.
+    `factor` is the traffic over that of the plan. If it is above 1, no fewer workers than planned are
+    simulated.
     """
     total = sum(planned)
-    few = len(planned) - 1 if factor <= 1 else total - 1  # So many are taken to be too few.
-    many = max(round(total * factor), len(planned))  # So many are simulated next.
-    most = max(int(np.ceil(MOST_TIMES * total * max(factor, 1.0))), many)
-    while not holds(in_proportion(planned, many)):
-        few = many
-        if many == most:
+    failing = len(planned) - 1 if factor <= 1 else total - 1  # So many are taken to be too few.
+    enough = max(round(total * factor), len(planned))  # This is simulated next, and is enough below.
+    most = max(int(np.ceil(MOST_TIMES * total * max(factor, 1.0))), enough)
+    while not holds(in_proportion(planned, enough)):
+        failing = enough
+        if enough == most:
             return None
-        many = min(most, many + max(1, round(STEP_FRAC * total)))
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if holds(in_proportion(planned, middle)) else (middle, many)
-    return in_proportion(planned, many)
+        enough = min(most, enough + max(1, round(STEP_FRAC * total)))
+    while enough - failing > 1:
+        middle = (failing + enough) // 2
+        if holds(in_proportion(planned, middle)):
+            enough = middle
+        else:
+            failing = middle
+    return in_proportion(planned, enough)
 
 
 def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
@@ -310,8 +320,8 @@ def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
 def _at_workers_fact(
     counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
 ) -> AtWorkers:
-    """For each limit the share of requests that keep it, over the scenarios: the lowest, the lowest after the
-    scenarios that may be missed, the median, and the highest.
+    """For each limit the share of requests that keep it: the lowest over the scenarios, the lowest without as
+    many scenarios as may be missed, the median, and the highest. A verdict of None counts as a share of 0.
     """
     shares = []
     for k, limit in enumerate(limits):
@@ -325,20 +335,21 @@ def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple
     """For each GPU of the plan the smallest price rise from which on another fleet is cheaper.
 
     A bill is linear in the price of a GPU, so one doubled price gives the slope. Fleets that cost no more
-    than the plan today, or that stay dearer up to twice the price, are left out.
+    than the plan today are left out, and those that stay dearer up to MOST_PRICE_RISE_FRAC.
     """
-    own = bill_fleet(fleet).usd_per_h
+    bill = bill_fleet(fleet).usd_per_h
     nearest: list[PriceTurns] = []
     for gpu in dict.fromkeys(pool.type.gpu.base for pool in fleet.running_pools):
-        slope = _doubled_bill_usd_per_h(fleet, gpu) - own
+        slope = _doubled_bill_usd_per_h(fleet, gpu) - bill
         turns = []
         for label, other in others:
-            theirs = bill_fleet(other).usd_per_h
-            # How much faster the plan's bill rises with this price than the other fleet's.
-            steeper = slope - (_doubled_bill_usd_per_h(other, gpu) - theirs)
-            if steeper <= ROUNDING * own or theirs <= own * (1 + ROUNDING):
+            other_bill = bill_fleet(other).usd_per_h
+            other_slope = _doubled_bill_usd_per_h(other, gpu) - other_bill
+            # The two bills meet where the plan's has risen so much more than the other.
+            slope_difference = slope - other_slope
+            if slope_difference <= ROUNDING * bill or other_bill <= bill * (1 + ROUNDING):
                 continue
-            if (frac := (theirs - own) / steeper) <= PRICES_MOST_FRAC:
+            if (frac := (other_bill - bill) / slope_difference) <= MOST_PRICE_RISE_FRAC:
                 turns.append(PriceTurns(gpu, frac, label))
         if turns:
             nearest.append(min(turns, key=lambda turn: turn.more_frac))
@@ -357,7 +368,9 @@ def _doubled_bill_usd_per_h(fleet: Fleet, gpu: str) -> float:
 
 
 def priced_alternatives(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
-    """The alternatives with a price, with their labels; for production none that is on paper."""
+    """The alternatives that have a price, with their labels. Beside a plan for production those on paper do
+    not count.
+    """
     return [
         (each.label, each.fleet)
         for each in alternatives

@@ -1,7 +1,7 @@
 """What a fleet costs per hour.
 
-Owned GPUs cost nothing. Where a node is sold whole, its idle GPUs are paid too (solvers/whole_nodes.py).
-Where electricity is paid beside the prices, GPUs in use are billed at their provisioned power, as in the
+Owned GPUs have no price. Where nodes are sold whole, their idle GPUs are paid too (solvers/whole_nodes.py).
+Where electricity is paid in addition to prices, GPUs in use are billed at their provisioned power, as in the
 search, and idle GPUs of whole nodes at their idle power.
 """
 
@@ -25,7 +25,9 @@ from planner.solvers.whole_nodes import PricedNode, node_of
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes of one GPU that are sold whole: the price of all `count`, and how many GPUs hold no worker."""
+    """Nodes of one GPU that are sold whole: how many (`count`), how many of their GPUs idle, and what all of
+    them cost.
+    """
 
     gpu: str
     count: int
@@ -40,8 +42,8 @@ class Bill:
     """What is paid for a fleet [USD/h].
 
     `by_gpu_usd_per_h` is the price of the GPUs in use alone, `usd_per_h` what is paid. Both include
-    `electricity_usd_per_h` where electricity is paid beside the prices. `expected_electricity_usd_per_h` is
-    the electricity at the power that the simulation predicts; None where that is not known.
+    `electricity_usd_per_h`. `expected_electricity_usd_per_h` is the electricity at the power that the
+    simulation predicts; None if that is not known.
     """
 
     usd_per_h: float
@@ -66,7 +68,9 @@ class Bill:
 def bill_fleet(
     fleet: Fleet, placement: NodePlacement | None = None, power: ExpectedPower | None = None
 ) -> Bill:
-    """The bill on the nodes of `placement`; without a placement on the fewest nodes with enough GPUs."""
+    """The bill for the nodes of `placement`; without a placement for the fewest nodes with enough GPUs.
+    `power` is what the simulation predicts.
+    """
     pools = [(pool.type.gpu, pool.count * pool.type.gpus) for pool in fleet.running_pools]
     placed: dict[str, int] = {}
     for node in placement.nodes if placement else ():
@@ -100,28 +104,28 @@ def commitments(
     the spot market, keep the price of the plan; owned ones cost their electricity.
     """
     names = {pool.type.gpu.name for pool in fleet.running_pools}
-    firm = {gpu for gpu in names if market_of(gpu) not in (OWNED, SPOT)}
-    if not any(term != "on-demand" for gpu in firm for term in terms.get(gpu, {})):
+    committable = {gpu for gpu in names if market_of(gpu) not in (OWNED, SPOT)}
+    if not any(term != "on-demand" for gpu in committable for term in terms.get(gpu, {})):
         return ()
     bills = []
     for term in get_args(Term):
-        offers = {gpu: terms[gpu][term] for gpu in sorted(firm) if term in terms.get(gpu, {})}
+        offers = {gpu: terms[gpu][term] for gpu in sorted(committable) if term in terms.get(gpu, {})}
         if not offers:
             continue
         prices = {gpu: each.usd_per_h for gpu, each in offers.items()}
         on_demand = {gpu: terms[gpu]["on-demand"].usd_per_h for gpu in offers}
-        # The term's discount is the quotient of two rents in which GPUs without an offer cost nothing.
-        nothing = dict.fromkeys(names, 0.0)
-        rents = [
-            _with_prices(fleet, nothing | each, placement).rent_usd_per_h for each in (prices, on_demand)
-        ]
+        # The discount of the term compares two rents in which GPUs without an offer cost nothing.
+        free = dict.fromkeys(names, 0.0)
+        term_rent, on_demand_rent = (
+            _with_prices(fleet, free | each, placement).rent_usd_per_h for each in (prices, on_demand)
+        )
         bills.append(
             Commitment(
                 term,
                 _with_prices(fleet, prices, placement).usd_per_h,
-                rents[0] / rents[1] if rents[1] else None,  # No discount on what is free on demand.
+                term_rent / on_demand_rent if on_demand_rent else None,
                 tuple(f"{gpu}: {each.provider}, {each.usd_per_h:g} USD/h" for gpu, each in offers.items()),
-                tuple(sorted(firm - set(offers))),
+                tuple(sorted(committable - set(offers))),
             )
         )
     return tuple(bills)
@@ -130,7 +134,7 @@ def commitments(
 def _with_prices(
     fleet: Fleet, prices_usd_per_h: Mapping[str, float], placement: NodePlacement | None
 ) -> Bill:
-    """The bill where these GPUs have these prices and all others their own."""
+    """The bill with these prices, by the name of the GPU; all other GPUs keep their own."""
 
     def priced(worker: WorkerType) -> WorkerType:
         gpu = worker.gpu
@@ -164,8 +168,8 @@ def _expected_electricity(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedP
 
 
 def _nodes_sold_whole(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]) -> tuple[Nodes, ...]:
-    """Nodes by kind; `placed` is the number of nodes of each kind where workers have been placed on nodes.
-    Rows of one kind with different prices are billed at the highest.
+    """The nodes of each kind that is sold whole. `placed` is the number of nodes of each kind, if workers
+    have been placed on nodes. GPUs of one kind with different prices are billed at the highest.
     """
     used: dict[str, int] = {}
     priced_nodes: dict[str, PricedNode] = {}
@@ -185,7 +189,7 @@ def _nodes_sold_whole(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int
 
 
 def bought_pools(fleet: Fleet) -> tuple[Workers, ...]:
-    """The pools of a fleet, as they are bought."""
+    """The pools of a fleet as facts: what must be bought for it."""
     return tuple(
         Workers(
             pool.role,

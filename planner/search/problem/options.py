@@ -58,14 +58,15 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     return groups
 
 
-OWNED_USD_PER_H = (
-    1e-5  # The price of an owned GPU in the search: above 0 for a solver, too small to be shown.
-)
+# The price of an owned GPU in the search. It is above 0, so that solvers take no more of them than needed,
+# and too small to be shown.
+OWNED_USD_PER_H = 1e-5
 NEARLY = 0.9  # A step may take this share of a limit on gaps; the rest is for prefills in between.
-# Decode workers have the token budget nearest to vLLM's default, as it hardly matters there.
+# Decode workers have the token budget nearest to this, vLLM's default. It hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
-# With the objective "gpus" a GPU counts up to this share more, in proportion to its price. So of fleets of
-# equally many GPUs the cheapest is best. It could outweigh a whole GPU only in fleets of more than 10,000.
+# With the objective "gpus" a GPU counts up to this share more, in proportion to its price. So of fleets with
+# equally many GPUs the cheapest is best. Only in fleets of more than 10,000 GPUs might the shares add up to a
+# whole GPU.
 PRICE_TIE_FRAC = 1e-4
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
@@ -87,9 +88,9 @@ class Engines:
     """The engine settings to choose from, and how the time of a step is made.
 
     `budgets` are tokens per step and `seats` sequences per step; vLLM allows no more seats than tokens.
-    `ranks` are numbers of data-parallel ranks, `stages` depths of pipelines. Where a worker has more GPUs
-    than a node, activations cross between nodes at `node_bytes_per_s`. `host_overhead_s` is added to each
-    step. The sum is taken at the upper end of its spread if `at_spread`, and then `longer_frac` longer. The
+    `ranks` are numbers of data-parallel ranks, `stages` depths of pipelines. If a worker has more GPUs than a
+    node, activations cross between nodes at `node_bytes_per_s`. `host_overhead_s` is added to each step. With
+    `at_spread` step times are those at the upper end of their spread; then they are `longer_frac` longer. The
     host time of `engine` is in simulations only; bounds on a step leave it out. `is_piped` is False for
     questions with LoRA or KV offload, which are not simulated in pipelines. `is_stored` says that the KV
     blocks of all workers are in one store.
@@ -129,7 +130,7 @@ class Engines:
 
     @property
     def simulated(self) -> Engine | None:
-        """The engine as simulations have it: its host time is longer too."""
+        """The engine as it is simulated. With `longer_frac` its host time is longer too."""
         return self.engine and self.engine.with_longer_host(self.longer_frac)
 
     def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
@@ -145,7 +146,9 @@ class Engines:
 
 
 def _at_spread(latency: StepLatency, name: str) -> StepLatency:
-    """The fit at the upper end of its spread, with no spread left; InputError where it has none."""
+    """The fit at the upper end of its spread, which it then no longer has; InputError if it has no spread.
+    `name` is for the error.
+    """
     if latency.spread is None:
         raise InputError(
             f"robust: spread: nobody knows how far step times of {name} may be from the truth "
@@ -164,7 +167,7 @@ def worker_types(
     also count those that hold the weights but not the longest request (`LeftOut.workers`).
     """
     types: list[WorkerType] = []
-    left: list[LeftOut] = []
+    left_out: list[LeftOut] = []
     stages = engines.stages if engines.is_piped else (1,)
     drafters = {each: find_drafter(each, llm, catalog) for each in engines.speculations}
     for gpu, pp in itertools.product(gpus, stages):
@@ -172,22 +175,22 @@ def worker_types(
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if not llm.splits_over(tp):
                 is_power_of_two = tp & (tp - 1) == 0
-                if is_power_of_two:  # Nobody expects other TP degrees, so these need no reason.
-                    left.append(LeftOut(name, facts.HeadsNotShared(llm.heads, tp)))
-            # Workers of all degrees read each other's KV blocks from the store.
+                if is_power_of_two:  # Nobody expects other TP degrees, so the certificate does not name them.
+                    left_out.append(LeftOut(name, facts.HeadsNotShared(llm.heads, tp)))
+            # In one store workers of all degrees must be able to read each other's KV blocks.
             elif engines.is_stored and not is_common(llm, (1, tp)):
-                left.append(LeftOut(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
+                left_out.append(LeftOut(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
             elif pp > llm.layers:
-                left.append(LeftOut(name, facts.LayersNotCut(llm.layers, pp)))
+                left_out.append(LeftOut(name, facts.LayersNotCut(llm.layers, pp)))
             else:
                 for degree in _degrees(name, llm, (gpu, tp, pp), catalog, engines):
                     if not (settings := degree.settings(engines)):
-                        continue  # None of the budgets belongs to this kind of all-to-all.
-                    degree_types = _of_degree(degree, llm, drafters, catalog, engines)
+                        continue  # No token budget leads to this kind of all-to-all.
+                    degree_types = _types_of_degree(degree, llm, drafters, catalog, engines)
                     types += [worker for worker in degree_types if worker.has_room_for(longest_tokens)]
-                    left += _left_of(degree.name, llm, degree_types, settings, longest_tokens)
-                left += _not_on_nodes(name, llm, (gpu, tp, pp), engines)
-    return tuple(types), tuple(left)
+                    left_out += _left_out_of_degree(degree.name, llm, degree_types, settings, longest_tokens)
+                left_out += _not_on_nodes(name, llm, (gpu, tp, pp), engines)
+    return tuple(types), tuple(left_out)
 
 
 def _degrees(
@@ -202,7 +205,7 @@ def _degrees(
     if 1 in engines.ranks:
         for ep in catalog.expert_splits(llm, gpu, tp):
             yield Degree(name + (" ep" if ep else ""), gpu, tp, pp, ep)
-    measured_dp = catalog.rank_counts(llm, gpu, tp)  # None: any number of ranks has step times.
+    measured_dp = catalog.rank_counts(llm, gpu, tp)  # None: there are step times for any number of ranks.
     for dp in engines.ranks:
         if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (measured_dp is None or dp in measured_dp):
             yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
@@ -212,7 +215,7 @@ def _degrees(
 
 
 def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
-    """Why so many ranks cannot be put on nodes; empty where they can."""
+    """Why so many ranks cannot be put on nodes; empty if they can."""
     try:
         nodes_of_ranks(llm, gpu, tp, dp)
     except InputError as error:
@@ -230,7 +233,9 @@ def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engine
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """How an LLM is split over the GPUs of one worker."""
+    """How an LLM is split over the GPUs of one worker: TP, PP, whether experts are whole (`ep`),
+    data-parallel ranks, and the kind of all-to-all between nodes (empty on one node).
+    """
 
     name: str
     gpu: Gpu
@@ -243,9 +248,9 @@ class Degree:
     def settings(self, engines: Engines) -> list[tuple[int, int, Speculation | None]]:
         """Combinations of budget, seats and drafts.
 
-        On several nodes the budget decides the kind of all-to-all, so only budgets of this kind are kept. If
-        the question leaves budgets open, the largest one of the kind "low latency" is added, because all
-        usual ones are larger.
+        On several nodes the budget decides the kind of all-to-all, so only budgets that lead to this kind are
+        kept. If the question leaves budgets open, the largest budget of the kind "low latency" is added,
+        because all usual ones are larger.
         """
         budgets = engines.budgets
         if self.all2all and budgets == TOKEN_BUDGETS:
@@ -255,17 +260,18 @@ class Degree:
         return replace(engines, budgets=budgets).settings(self.pp, self.dp)
 
     def _all2all_of(self, budget_tokens: int) -> All2All:
+        """The kind of all-to-all with this token budget."""
         return all2all_of(self.tp * self.dp, int(self.gpu.gpus_per_node), budget_tokens)
 
     def latency(self, llm: Llm, catalog: Catalog, engines: Engines) -> StepLatency:
         """Step times of this degree, with what the engines and a robust question add to them."""
         is_over_nodes = self.tp * self.pp > self.gpu.gpus_per_node
-        between = engines.node_bytes_per_s if is_over_nodes else None
+        stages_bytes_per_s = engines.node_bytes_per_s if is_over_nodes else None  # Between pipeline stages.
         link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
         ranks = Ranks(self.all2all, link_bytes_per_s)
         fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, ranks=ranks)
         fit = on_version(fit, llm, self.gpu, engines.engine)
-        latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=between)
+        latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=stages_bytes_per_s)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
         if engines.at_spread:
             latency = _at_spread(latency, self.name)
@@ -275,7 +281,7 @@ class Degree:
         return latency
 
 
-def _of_degree(
+def _types_of_degree(
     degree: Degree,
     llm: Llm,
     drafters: Mapping[Speculation | None, Drafter],
@@ -285,7 +291,7 @@ def _of_degree(
     """The worker types of one degree that hold the weights, one per engine setting."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
     slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=degree.ep)
-    latency: StepLatency | None = None  # That of the first setting with room; it is the same for all.
+    latency: StepLatency | None = None  # It is the same for all settings, and computed when one has room.
     types = []
     for budget, most_seqs, drafts in degree.settings(engines):
         # With drafts the sampler needs memory for more rows.
@@ -324,15 +330,15 @@ def _of_degree(
     return types
 
 
-def _left_of(
+def _left_out_of_degree(
     name: str,
     llm: Llm,
     types: Sequence[WorkerType],
     settings: Sequence[tuple[int, int, Speculation | None]],
     longest_tokens: int,
 ) -> Iterator[LeftOut]:
-    """The engine settings of one degree that are left out of plans, and why. `types` are its workers with
-    room for KV blocks.
+    """The engine settings of one degree that are left out of plans, and why. `types` are its workers that
+    have room for KV blocks.
     """
     with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types}
     no_room = [setting[0] for setting in settings if setting not in with_room]
@@ -342,9 +348,9 @@ def _left_of(
         # The smallest budget stands for all: larger ones leave even less memory.
         yield LeftOut(f"{name} {min(no_room)}", facts.NoRoomForKv())
     if small := tuple(worker for worker in types if not worker.has_room_for(longest_tokens)):
-        most = max(small, key=lambda worker: worker.kv_tokens)
-        because = facts.RequestTooLong(most.kv_tokens, longest_tokens)
-        yield LeftOut(f"{name} {most.max_num_batched_tokens}", because, small)
+        largest = max(small, key=lambda worker: worker.kv_tokens)
+        because = facts.RequestTooLong(largest.kv_tokens, longest_tokens)
+        yield LeftOut(f"{name} {largest.max_num_batched_tokens}", because, small)
 
 
 def weight(worker: WorkerType, objective: str) -> float:
@@ -361,21 +367,24 @@ def weight(worker: WorkerType, objective: str) -> float:
 
 
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
-    """A worker type in a role; `objective` "cost-by-gpu" ignores idle GPUs of nodes that are sold whole."""
+    """A worker type in a role. With the objective "cost-by-gpu" idle GPUs of nodes that are sold whole do not
+    count.
+    """
     node = node_of(worker.gpu) if objective == "cost" else None
     return Option(role, worker, weight(worker, objective), node)
 
 
 def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
-    """An option of the objective "gpus" whose price breaks ties, idle GPUs of whole nodes included.
-
-    `dearest_usd_per_h` is the price of the dearest GPU of the question.
+    """An option for the objective "gpus". Its price, with that of idle GPUs of whole nodes, decides between
+    fleets of equally many GPUs (PRICE_TIE_FRAC). `dearest_usd_per_h` is the price of the dearest GPU of the
+    question.
     """
     if dearest_usd_per_h <= 0:
         return option
     gpus_per_usd_h = PRICE_TIE_FRAC / dearest_usd_per_h
     gpu, node = option.type.gpu, node_of(option.type.gpu)
-    # A GPU that is sold singly is a node of one: `fleet_counts.FEWER_FRAC` then weighs all options alike.
+    # A GPU that is sold singly counts as a node of one GPU, so that `fleet_counts.FEWER_FRAC` applies to all
+    # options.
     node = node or PricedNode(gpu.name, 1, gpu.price_usd_per_h, 0.0)
     return replace(
         option,
@@ -389,7 +398,9 @@ def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
 
 
 def whole_gpus(value: float) -> float:
-    """The GPUs of a fleet of this value, without what its price adds (`gpus_then_price`)."""
+    """The number of GPUs of a fleet of this value: without the share that its price adds
+    (`gpus_then_price`).
+    """
     return float(math.floor(value * (1 + ROUNDING))) if math.isfinite(value) else value
 
 
@@ -399,7 +410,7 @@ def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
 
 def split(worker: WorkerType) -> tuple[str, int, int, bool, int]:
-    """The GPU, and how the LLM is split over several of them."""
+    """The GPU of a worker, and how the LLM is split over several: its name, TP, PP, EP and DP."""
     return worker.gpu.name, worker.tp, worker.pp, worker.ep, worker.dp
 
 
@@ -409,12 +420,12 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
     Prefilled requests leave at once, so the token budget binds and not the seats. Drafts without a model of
     their own (n-gram look-up) make no difference to prefill.
     """
-    most: dict[tuple[object, ...], WorkerType] = {}
+    with_most_seats: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
         key = (*split(worker), worker.max_num_batched_tokens, own_drafts(worker))
-        if key not in most or worker.max_num_seqs > most[key].max_num_seqs:
-            most[key] = worker
-    return [option_of("prefill", worker, objective) for worker in most.values()]
+        if key not in with_most_seats or worker.max_num_seqs > with_most_seats[key].max_num_seqs:
+            with_most_seats[key] = worker
+    return [option_of("prefill", worker, objective) for worker in with_most_seats.values()]
 
 
 def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
@@ -437,9 +448,8 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
 
 def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
-    """Whether a full step takes NEARLY as long as the tightest limit on gaps between tokens, or longer.
-
-    With `mean` limits on the mean gap of a request count too.
+    """Whether a full step takes more than NEARLY times the tightest limit on gaps between tokens. With `mean`
+    limits on the mean gap of a request count too.
     """
     gaps_s = [
         limit.limit_s

@@ -3,14 +3,15 @@
 A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_miss` of them.
 
     grow    Workers are added to the cheapest fleet on paper until it misses no more than it may. That gives
-            an incumbent, and how hard each scenario is.
+            an incumbent, and shows which scenarios are the hardest.
     search  Level 0 is searched as on paper, below the incumbent's price, in the hardest scenarios alone. If
-            the fleet that is found misses too many of all scenarios, some that it misses join the hardest,
-            and the search runs again. The fleet is also grown, which may give the next incumbent.
+            the fleet that is found misses too many of all scenarios, some of those that it misses are added
+            to the hardest, and the search runs again. The fleet also grows, which may give the next
+            incumbent.
 
-Each fleet may miss scenarios of its own. three_answers.py tests the fleet in fresh scenarios; if it fails
-there, these join the S scenarios and the fleet grows again. A cheaper fleet that misses slightly too many is
-tested too, because S is small.
+Different fleets may miss different scenarios. three_answers.py tests the fleet in fresh scenarios; if it
+fails there, these are added to the S scenarios and the fleet grows again. A cheaper fleet that misses
+slightly too many is tested too, because S is small.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from planner.search.problem.owned_first import owned_first, workers_by_kind
 from planner.search.problem.plan_problem import Problem, with_effort_limit, with_scenarios
 from planner.solvers.master import Option
 
-# The workers of a kind (owned_first.py) grow to at most this many times their number on paper; a fleet that
-# still misses is taken to miss with any number.
+# The workers of a kind (owned_first.py) grow to at most this many times their number on paper. A fleet that
+# then still misses too many scenarios is taken to do so with any number.
 MOST_GROWTH = 16
-# The requests that a search may simulate are those of SEARCH_FLEETS fleets in all of its scenarios, and no
-# fewer and no more than these.
+# A search may simulate as many requests as SEARCH_FLEETS fleets have in all of its scenarios, within the
+# least and the most below.
 SEARCH_FLEETS = 20
 LEAST_SEARCH_REQUESTS = 3_000_000
 MOST_SEARCH_REQUESTS = 8_000_000
-# The price of added workers is taken to be at least this (in the objective's unit), so that free ones, on
-# owned GPUs, are preferred to all others and nothing is divided by zero.
+# Gains are divided by the price of the added workers, but at least by this (in the objective's unit). So
+# workers on owned GPUs, which are free, are preferred to all others.
 LEAST_PRICE_STEP = 1e-9
-# A search begins with this many scenarios more than a fleet may miss.
+# A search begins with so many more of the hardest scenarios than a fleet may miss.
 HARDEST_SCENARIOS = 4
 
 
@@ -56,7 +57,9 @@ def refuted_below(problem: Problem, value: float) -> Problem:
 
 
 def with_search_limit(problem: Problem, most: float) -> Problem:
-    """The same problem, whose search may simulate a limited number of requests, at most `most`."""
+    """The same problem with a limit on the requests that its search may simulate: by SEARCH_FLEETS, and at
+    most `most`.
+    """
     of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.scenarios)
     return with_effort_limit(problem, min(max(of_fleets, LEAST_SEARCH_REQUESTS), most))
 
@@ -64,8 +67,9 @@ def with_search_limit(problem: Problem, most: float) -> Problem:
 def find_cheapest_kept(
     problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = ()
 ) -> tuple[Problem, Counts | None]:
-    """The problem with the hardest scenarios first, and the cheapest fleet found that misses no more of them
-    than it may; None where none was found. Among equal fleets those of `start` are preferred.
+    """The problem with the hardest scenarios first, and the cheapest fleet found that misses no more
+    scenarios than it may; None if none was found. Of fleets that cost the same those of `start` are
+    preferred.
     """
     unused_owned = owned_beside(problem, paper.level0, paper.best)
     ordered, best = in_time(
@@ -86,12 +90,12 @@ def find_cheaper_kept(
     most: float = MOST_SEARCH_REQUESTS,
     refuted: float = -math.inf,
 ) -> Counts | None:
-    """The cheapest fleet found, or `best` where none is cheaper. The hardest scenarios come first in
-    `problem`. Fleets worth less than `refuted` are known to miss too many scenarios, because none of them
-    holds on paper.
+    """The cheapest fleet found, or `best` if none is cheaper. The hardest scenarios come first in `problem`.
+    Fleets worth less than `refuted` are known to miss too many scenarios, because none of them holds on
+    paper.
 
-    With `any_mix` fleets of several worker types per pool are searched too, where the cheapest fleet on paper
-    is such a fleet or no other fleet is known.
+    With `any_mix` mixed fleets are searched too, if the cheapest fleet on paper is one or if no other fleet
+    is known.
     """
     roles = [option.role for option, _ in paper.best]
     is_mixed = any_mix and (len(set(roles)) < len(roles) or best is None)
@@ -119,7 +123,7 @@ def find_cheaper_kept(
         if len(missed) <= oracle.may_miss:
             return fleet
         dearest = math.inf if best is None else objective(best)
-        # The fleet keeps enough of the hardest scenarios, so it needs little growth to keep enough of all.
+        # The fleet keeps enough of the hardest scenarios, so a little growth may let it keep enough of all.
         _, grown = in_time(partial(grow_until_kept, problem, fleet, most=dearest), otherwise=(problem, None))
         if grown is not None and (best is None or not _is_no_cheaper(grown, best)):
             best = grown
@@ -131,8 +135,9 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones that grow from the best
     mixed pool on paper and the best fleet of one GPU type. The hardest scenarios come first in `problem`.
 
-    Where a test has added hundreds of scenarios, the search's effort ends before it comes to other GPU types
-    than those of `best`: gpt-oss-120b on any GPU was 63.84 USD/h, and on H100 alone 47.84.
+    If a test has added hundreds of scenarios, the search's effort ends before it comes to other GPU types
+    than those of `best`. Without this function gpt-oss-120b on any GPU cost 63.84 USD/h, and on H100 alone
+    47.84.
     """
     oracle = problem.oracle
     hard_scenarios = oracle.scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
@@ -154,10 +159,11 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
 
 
 def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], refuted: float) -> None:
-    """Remember which fleets a search of the hardest scenarios has simulated.
+    """Add to `oracle` the verdicts of a search of the hardest scenarios (`hard`).
 
-    A fleet that misses too many of them fails. One that keeps enough of them is only worth a look,
-    so it leaves a failure that is known as it is. Fleets worth less than `refuted` were not simulated.
+    A fleet that misses too many of the hardest scenarios fails. One that keeps enough of them may still fail
+    in the others, so its verdict does not replace a failure that is known. Fleets worth less than `refuted`
+    were not simulated.
     """
     for fleet, holds in hard.verdicts.items():
         counts = counts_named(fleet, options)
@@ -175,13 +181,13 @@ def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
 def grow_until_kept(
     problem: Problem, least: Counts, unused_owned: Counts = (), *, most: float = math.inf
 ) -> tuple[Problem, Counts | None]:
-    """Add workers to a fleet until it misses no more scenarios than it may, with the scenarios ordered
-    hardest first.
+    """The fleet `least` with workers added until it misses no more scenarios than it may, and the problem
+    with the hardest scenarios first.
 
-    The fleet is None where it leaves the limits, needs over MOST_GROWTH times as many workers, is worth more
-    than `most`, or the time is over. Each step adds workers to the pool that gains most kept scenarios for
-    its price, to all pools if none gains any, and twice as many as the step before. Pools of `unused_owned`
-    GPUs may be added, with at most the given counts.
+    The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or be worth
+    more than `most`, and if the time is over. Each step adds twice as many workers as the one before: to the
+    pool with which the fleet keeps most more scenarios for their price, or to all pools if no pool gains any.
+    Pools of `unused_owned` GPUs may be added, with at most the given counts.
     """
     oracle, workers_at_first = problem.oracle, workers_by_kind(least)
     counts, kept_scenarios, step = least, list[int](), 1
@@ -198,7 +204,7 @@ def grow_until_kept(
         return (
             objective(counts) <= most * (1 + ROUNDING)
             and problem.allows(counts)
-            # A kind that was added counts as one worker at first.
+            # A kind that `least` does not have counts as if it had one worker there.
             and all(
                 n <= MOST_GROWTH * workers_at_first.get(kind, 1)
                 for kind, n in workers_by_kind(counts).items()
@@ -229,13 +235,15 @@ def grow_until_kept(
         if larger and is_allowed(larger[0]):
             counts, step = larger[0], 2 * step
         elif step > 1:
-            step = 1  # One worker may still fit into the limits that `step` workers exceed.
+            step = 1  # One worker may be within the limits that `step` workers exceed.
         else:
             return ordered_problem(), None
 
 
 def _missed_scenarios(oracle: Oracle, counts: Counts) -> set[int]:
-    """The scenarios in which a fleet misses the SLO, as far as they decide whether the fleet keeps enough."""
+    """The scenarios in which a fleet misses the SLO. They are simulated only until it is clear whether the
+    fleet keeps enough of them.
+    """
     missed, count = set[int](), len(oracle.scenarios)
     for first in range(0, count, WAVE):
         may_miss_all_left = len(missed) + count - first <= oracle.may_miss

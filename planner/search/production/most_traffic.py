@@ -1,9 +1,9 @@
 """The most traffic within the limits, for the objective throughput: first on paper, then in production.
 
-In production a rate is carried if a fleet is found that keeps the SLO in enough of the scenarios that a
+In production a rate is sustained if a fleet is found that keeps the SLO in enough of the scenarios that a
 search sees (cheapest_kept.py). The scenarios depend on the rate, and a search for production is limited in
-simulated requests, so no higher rate is ever proved impossible. Scenarios that the search has not seen test
-the fleet (certify.py).
+simulated requests. So a rate at which no fleet is found is refuted, but not proved impossible. certify.py
+then tests the fleet in scenarios that the search has not seen.
 """
 
 from __future__ import annotations
@@ -31,41 +31,45 @@ from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
-# On paper the refuted rate lies at most this share above the highest rate that is carried.
+# On paper the refuted rate is at most this share above the highest rate that is sustained.
 RATE_STEP_FRAC = 0.01
 
-# The rate of the first fleet found is raised by this factor until it fails.
+# The rate of the first fleet found is multiplied by this until it fails.
 FIRST_STRIDE = 2.0
-# In production the refuted rate lies at most this share above the highest rate that is carried.
+# In production the refuted rate is at most this share above the highest rate that is sustained.
 KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
 FIRST_RATE_FRAC = 0.8
-# The fleet on paper is tried at rates each of which is this share of the one before, down to a share of the
-# first: in the scenarios that decide, step times that nobody has measured may be three times as long.
+# The fleet on paper is simulated at falling rates, each KNOWN_STEP_FRAC of the one before, down to
+# KNOWN_LEAST_FRAC of the first. The range is so large because step times that were not measured may be three
+# times as long in the scenarios that decide.
 KNOWN_STEP_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
 # Without a known fleet the rate is lowered to this share at a time until a fleet is found.
 FALL_FRAC = 0.5
-# Worker types that just held at a rate are taken further in steps of so many times `step_frac`: the next ones
-# carry little more than the first, and a rate that failed lies near.
+# Once a rate is known the next steps are small, so many times `step_frac`: NEXT_STRIDE_STEPS for other worker
+# types, which sustain little more than the first ones, and NEAR_STRIDE_STEPS if a rate has failed, which is
+# near.
 NEXT_STRIDE_STEPS = 8
 NEAR_STRIDE_STEPS = 4
 # After a failed test the traffic is lowered by this share.
 LESS_RATE_FRAC = 0.03
 
-# A trace is thinned to no fewer requests: percentiles of fewer say nothing.
+# A trace is thinned to no fewer requests than these, because percentiles of fewer say nothing.
 _FEWEST_REQUESTS = 20
 
 
 FindFleetAtRate = Callable[[float, Fleet | None], Fleet | None]
-"""Finds a fleet that carries a rate in requests per second; where a fleet is given, only its worker types are
-used. Returns None where there is no such fleet, and raises StoppedError where the time is over.
+"""Finds a fleet that sustains a rate [requests/s]. If a fleet is given, only its worker types are used.
+Returns None if there is no such fleet, and raises StoppedError if the time is over.
 """
 
 
 @dataclass(slots=True)
 class RateClimb:
-    """The highest rate at which a fleet was found, that fleet, and the lowest rate without a fleet."""
+    """A search for the highest rate at which there is a fleet: so far there is `fleet` at `holds_rps`, and
+    none at `failed_rps`. Rates below `least_rps` are not simulated.
+    """
 
     find_fleet: FindFleetAtRate
     step_frac: float
@@ -76,16 +80,18 @@ class RateClimb:
 
     @property
     def refuted_rps(self) -> float | None:
-        """The lowest rate at which no fleet was found; None where the time was over before such a rate."""
+        """The lowest rate at which no fleet was found; None if the time was over before there was such a
+        rate.
+        """
         return None if math.isinf(self.failed_rps) else self.failed_rps
 
     def climb_from(self, rate_rps: float, candidate: Fleet | None = None) -> None:
-        """Climb until a refuted rate lies at most `step_frac` above one at which a fleet was found, no rate
-        above `least_rps` is left, or the time is over.
+        """Climb until a refuted rate is at most `step_frac` above a rate with a fleet, until no rate above
+        `least_rps` is left, or until the time is over.
 
         The worker types of a fleet that was found are taken to their highest rate before all types are
-        searched again: so each type is refuted once or twice, and not at every rate. The worker types of a
-        `candidate` are tried first, at falling rates down to KNOWN_LEAST_FRAC of the first.
+        searched again. So each type is refuted once or twice, and not at every rate. The worker types of a
+        `candidate` come first, at falling rates down to KNOWN_LEAST_FRAC of the first.
         """
         known_rps, known_failed_rps = rate_rps, math.inf
         try:
@@ -99,17 +105,20 @@ class RateClimb:
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
-                # Other worker types carry little more than the first did, and did not fail where these did.
+                # Other worker types sustain little more than these did, and may hold at a rate where these
+                # fail.
                 stride, known_failed_rps = 1 + NEXT_STRIDE_STEPS * self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
                     break
                 self._try_rate(next_rps)
-        except StoppedError:  # The time is over; what was found stays.
+        except StoppedError:  # The time is over. The best fleet so far is the result.
             pass
 
     def _try_rate(self, rate_rps: float, workers_of: Fleet | None = None) -> bool:
-        """Whether a fleet carries the rate. Only a search of all worker types refutes it."""
+        """Whether a fleet with these worker types (None: with any) sustains the rate. Only a search of all
+        worker types refutes it.
+        """
         fleet = self.find_fleet(rate_rps, workers_of)
         if fleet is not None and rate_rps > self.holds_rps:
             self.holds_rps, self.fleet = rate_rps, fleet
@@ -123,10 +132,10 @@ class RateClimb:
         """
         factor = stride if math.isinf(failed_rps) else 1 + NEAR_STRIDE_STEPS * self.step_frac
         while failed_rps > self.holds_rps * (1 + self.step_frac):
-            # A stride further, or half way to the rate that fails, on a scale of factors.
+            # A stride further, but not beyond the geometric mean with the rate that fails.
             rate_rps = _round_rate(min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed_rps)))
             if not self.holds_rps < rate_rps < failed_rps:
-                break  # Four digits hold no rate between the two.
+                break  # There is no rate with four digits between the two.
             if self._try_rate(rate_rps, fleet):
                 factor = min(factor * factor, FIRST_STRIDE)
             else:
@@ -134,7 +143,7 @@ class RateClimb:
 
 
 def _round_rate(rate_rps: float) -> float:
-    """The rate with four significant digits, so that equal questions try equal rates."""
+    """The rate with four significant digits, so that equal questions simulate equal rates."""
     return float(f"{rate_rps:.4g}")
 
 
@@ -148,8 +157,9 @@ def _climb(
     deadline: float,
     failed_rps: float = math.inf,
 ) -> RateClimb:
-    """The climb from a rate with fleets of level 0, and where they carry no rate that with any mix of worker
-    types. `find_fleet` is a FindFleetAtRate that takes `any_mix`; the rest is as RateClimb has it.
+    """The climb from a rate with fleets of level 0, or, if these sustain no rate, with any mix of worker
+    types. `find_fleet` is a FindFleetAtRate that also takes `any_mix`; the other parameters are as in
+    RateClimb.
     """
     for any_mix in (False, True):
         climb = RateClimb(partial(find_fleet, any_mix=any_mix), step_frac, least_rps, failed_rps=failed_rps)
@@ -162,15 +172,15 @@ def _climb(
 def find_most_traffic(
     task: PlanQuestion, trace: Trace, catalog: Catalog, *, seed: int, conditions: plan_problem.Conditions
 ) -> tuple[Throughput, Fleet]:
-    """The most requests per second that a fleet of level 0 within the limits carries, and such a fleet; of
-    any mix of worker types where level 0 has none at any rate. The rate is exact to RATE_STEP_FRAC, or as far
-    as the time allowed.
+    """The most requests per second that a fleet of level 0 within the limits sustains, and such a fleet. If
+    level 0 has no fleet at any rate, the same of any mix of worker types. The rate is exact to
+    RATE_STEP_FRAC, or as far as the time allowed.
 
-    A rate is refuted where the search of level 0 at that rate is exhausted without a fleet, and all higher
-    rates with it. That assumes that more traffic is never easier to carry, beside the assumption that more
-    workers never hurt. A fleet carries a rate if it keeps the SLO on every draw that the task requires.
+    If the search of level 0 at a rate ends without a fleet, that rate is refuted, and all higher rates with
+    it. This assumes that more traffic is never easier to serve, and that more workers never hurt. A fleet
+    sustains a rate if it keeps the SLO on every draw that the task requires.
 
-    Raises InfeasibleError where no rate is carried, OutOfTimeError where the time ends before one is found.
+    Raises InfeasibleError if no rate is sustained, OutOfTimeError if the time ends before one is found.
     """
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
     best_fleets: list[Fleet] = []
@@ -222,16 +232,15 @@ def find_most_kept_traffic(
     conditions: plan_problem.Conditions,
 ) -> tuple[Throughput, Fleet] | None:
     """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
-    in enough of the search's scenarios, and that fleet; of any mix of worker types where level 0 has none at
-    any rate. The rate is exact to KEPT_STEP_FRAC, or as far as the time allowed; the result is None where the
-    time ends before the first fleet. `paper_fleet` is the fleet on paper.
+    in enough of the search's scenarios, and that fleet. If level 0 has no fleet at any rate, the same of any
+    mix of worker types. The rate is exact to KEPT_STEP_FRAC, or as far as the time allowed; None if the time
+    ends before the first fleet. `paper_fleet` is the fleet on paper.
 
-    Raises InfeasibleError where no rate has such a fleet.
+    Raises InfeasibleError if no rate has such a fleet.
     """
-    quiet, fleet_by_policies = (
-        plan_problem.Conditions(conditions.deadline),
-        {policies: [paper_fleet] for policies in task.policy_choices()},
-    )
+    quiet = plan_problem.Conditions(conditions.deadline)
+    # The fleets found under each choice of policies, the last one first, with which searches start.
+    known_fleets = {policies: [paper_fleet] for policies in task.policy_choices()}
     carried_rps: list[float] = []
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
@@ -246,7 +255,7 @@ def find_most_kept_traffic(
                 ),
                 LEAST_SEARCH_REQUESTS,
             )
-            start = fleet_by_policies[policies]
+            start = known_fleets[policies]
             best = search_level0(scenario_problem, start, walks=False, any_will_do=True).search.best
             if best is None and any_mix:
                 best = search_again(scenario_problem, start, is_mixed=True)
@@ -278,14 +287,14 @@ def find_most_kept_traffic(
 
 
 def _climb_in_words(what: str, rate_rps: float, carried_rps: Sequence[float]) -> str:
-    """For progress: the rate that is tried now, and the highest one that was found to be carried."""
+    """For progress: the rate that is searched now, and the highest one that is known to be sustained."""
     found = f"best so far {max(carried_rps):g}" if carried_rps else "none found yet"
     return f"{what}: trying {rate_rps:g} requests/s, {found}"
 
 
 def at_rate(conditions: plan_problem.Conditions, rate_rps: float) -> plan_problem.Conditions:
-    """The same conditions, whose progress names the rate first: costs that it tells of are those of the
-    cheapest fleet for this rate, and the rate is what was asked for.
+    """The same conditions with progress messages that name the rate first. The messages show costs of fleets
+    for this rate, while the user asked for the most traffic.
     """
     prefix = f"{rate_rps:g} requests/s found; "
 
@@ -307,14 +316,16 @@ def _restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> 
 
 
 def _slowest_scenarios_first(problem: plan_problem.Problem) -> plan_problem.Problem:
-    """The same problem with the scenarios of the longest steps first, where most fleets fail early."""
+    """The same problem with the scenarios of the longest steps first, because most fleets that fail miss
+    these.
+    """
     oracle = problem.oracle
     scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.z))
     return plan_problem.with_scenarios(problem, scenarios, oracle.may_miss)
 
 
 def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
-    """The given throughput, then rates that each lie LESS_RATE_FRAC below the one before."""
+    """The given throughput, then rates each of which is LESS_RATE_FRAC below the one before."""
     while True:
         yield throughput
         lower_rps = _round_rate(throughput.rate_rps * (1 - LESS_RATE_FRAC))
@@ -322,15 +333,15 @@ def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
 
 
 def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: plan_problem.Conditions) -> PlannerError:
-    """The error that no rate is carried, or that the time was over before one was found."""
+    """The error that no rate is sustained, or that the time was over before one was found."""
     if math.isinf(climb.failed_rps) or is_over(conditions.deadline):
         return OutOfTimeError(f"the most traffic was not found: {ended_by()} came first; raise --time-limit")
     return _infeasible_at_any_rate_error(task, climb.failed_rps)
 
 
 def task_at_rate(task: PlanQuestion, trace: Trace, rate_rps: float, seed: int) -> PlanQuestion:
-    """The task of finding the cheapest fleet for a rate. The task has one draw where the rate is so near to
-    the trace's own that all draws are the same requests.
+    """The task of finding the cheapest fleet for a rate. If the rate is so near to the trace's own that all
+    draws are the same requests, the task has one draw.
     """
     rate_task = replace(task, objective="cost", rate_rps=rate_rps)
     if task.draws > 1 and task.scale != "compress":
@@ -340,6 +351,7 @@ def task_at_rate(task: PlanQuestion, trace: Trace, rate_rps: float, seed: int) -
 
 
 def _infeasible_at_any_rate_error(task: PlanQuestion, rate_rps: float) -> InfeasibleError:
+    """The error that no fleet keeps the SLO even at this rate, the lowest that was searched."""
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO even at {rate_rps:.3g} requests/s"
         f"{'' if task.safety is None else ' in enough scenarios'}; raise limits or stock, or relax the SLO",
