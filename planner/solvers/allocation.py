@@ -1,10 +1,10 @@
-"""Cheapest mix of workers that carries the traffic, when each type's sustainable rates are known.
+"""The cheapest mix of workers that serves the traffic, if the rates that each type sustains are known.
 
 Sets   i  request bucket      j  worker type
 Data   r_i   arrival rate of bucket i                                          [requests/s]
        k_ij  rate that one worker of j sustains on i within the SLO, 0 if none  [requests/s]
        c_j   price of one worker of j                                          [USD/h]
-       s_j   workers of j there are (None: unlimited);   f  slices per bucket (None: any share)
+       s_j   how many workers of j there are (None: unlimited);   f  slices per bucket (None: any share)
 Vars   x_ij in [0, 1] share of bucket i sent to j, a multiple of 1/f if f is given;   n_j integer >= 0
 
   min   sum_j c_j n_j
@@ -12,10 +12,11 @@ Vars   x_ij in [0, 1] share of bucket i sent to j, a multiple of 1/f if f is giv
         capacity_j   sum_i (r_i / k_ij) x_ij <= n_j
         stock_j      n_j <= s_j
 
-After Griggs et al. 2024 (Mélange, arXiv:2404.14527), whose f equal slices of a bucket are binaries: identical
-slices are merged here into one integer, and with f None the split is free, so no f is cheaper. A type that
-costs no less and sustains no more than an unlimited other one is left out. Rates add up linearly and workers
-are filled to the brim: queueing is the business of the k_ij.
+After Griggs et al. 2024 (Mélange, arXiv:2404.14527). There each bucket has f equal slices with a binary
+variable each; here identical slices are merged into one integer. With f None any split is allowed, so the
+answer is no dearer than with any f. A type that costs no less and sustains no more than another one without a
+limit is left out. Rates add up linearly, and workers may be used fully: the k_ij must leave room for
+queueing.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from planner.solvers.backend import Engine, SolverOutcome, run_highs, whole_valu
 
 Floats = npt.NDArray[np.float64]
 
-SMALLEST_SHARE = 1e-9  # Smaller shares of a bucket are the solver's rounding.
+SMALLEST_SHARE = 1e-9  # Smaller shares of a bucket are the solver's rounding errors.
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """The data above. `rate_rps` (I,) of the buckets; `sustained_rps` (I, J), 0 where a type cannot serve."""
+    """The data above: `rate_rps` (I,) is r, `sustained_rps` (I, J) is k, 0 where a type cannot serve a
+    bucket, `price_usd_per_h` (J,) is c, `stock` (J,) is s and `slice_factor` is f.
+    """
 
     buckets: tuple[str, ...]
     types: tuple[str, ...]
@@ -60,7 +63,7 @@ class Allocation:
 
 
 def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine = "highs") -> Allocation:
-    """Solve the model above; what the time limit leaves is feasible, with `is_optimal` False.
+    """Solve the model above. If the time limit ends it, the answer is feasible and `is_optimal` is False.
 
     Raises InfeasibleError: "latency" for a bucket that no type serves, "capacity" for too small a stock.
     """
@@ -79,7 +82,7 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine =
         raise _stock_error(instance, time_limit_s)
     if outcome.status == "optimal":
         return _allocation(instance, n, x, outcome)
-    # The time ended first. The relaxation gives a bound, and counts if nothing better was found.
+    # The time ended first. The relaxation gives a bound, and its counts if the solver has found none.
     relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
     relaxation = run_highs(relaxed, engine=engine)
     if relaxation.status == "infeasible":
@@ -90,7 +93,8 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine =
         return _allocation(instance, n, x, outcome)
     if relaxation.status != "optimal" or instance.slice_factor is not None:
         raise PlannerError(f"no allocation was found in {time_limit_s:g} s; allow more with --time-limit")
-    # The relaxed counts, rounded up, carry the traffic and stay within the stock, which is whole.
+    # Rounded up, the counts of the relaxation serve the traffic. They stay within the stock, since that is
+    # whole.
     for variable in relaxed_n:
         variable.varValue = float(np.ceil(variable.value() - ROUNDING))
     return _allocation(instance, relaxed_n, relaxed_x, outcome)
@@ -102,7 +106,9 @@ Shares = dict[tuple[int, int], pulp.LpVariable]
 def _formulate(
     instance: Instance, *, is_integer: bool = True, may_exceed_stock: bool = False
 ) -> tuple[pulp.LpProblem, list[pulp.LpVariable], Shares]:
-    """The model; `may_exceed_stock` asks instead for the fewest workers beyond the stock (variables e_j)."""
+    """The model, its variables n_j, and f x_ij by (i, j). With `may_exceed_stock` it minimises the workers
+    beyond the stock (variables e_j) in place of the cost.
+    """
     r, k, c, f = instance.rate_rps, instance.sustained_rps, instance.price_usd_per_h, instance.slice_factor
     buckets, types = np.flatnonzero(r > 0).tolist(), range(len(c))
     category = "Integer" if is_integer else "Continuous"
@@ -113,7 +119,7 @@ def _formulate(
     n = [
         problem.add_variable(f"n_{j}", 0, None if may_exceed_stock else most[j], cat=category) for j in types
     ]
-    slices = {  # These are f x_ij, so that merged slices are whole numbers.
+    slices = {  # The variables are f x_ij, so that slices are whole numbers.
         (i, j): problem.add_variable(f"x_{i}_{j}", 0, f or 1, cat=category if f else "Continuous")
         for i in buckets
         for j in types
@@ -137,8 +143,8 @@ def _formulate(
 
 
 def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
-    """(J,): the types that no other type with unlimited stock replaces at the same price or less. Of equal
-    types the first stays.
+    """(J,): the types that no other type with unlimited stock can replace at the same price or less. Of equal
+    types the first is kept.
     """
     k, c = instance.sustained_rps, instance.price_usd_per_h
     used = np.ones(len(c), bool)
@@ -171,7 +177,7 @@ def _allocation(
 
 
 def _stock_error(instance: Instance, time_limit_s: float) -> PlannerError:
-    """The error for too small a stock: it names the fewest workers, by type, that are missing."""
+    """The error that the stock is too small, with the fewest workers of each type that are missing."""
     problem, _, _ = _formulate(instance, may_exceed_stock=True)
     outcome = run_highs(problem, time_limit_s=time_limit_s)
     if outcome.status not in ("optimal", "feasible"):

@@ -9,24 +9,24 @@ Data   a_i     arrival of i;  s_i, w_i  seconds after it by which its prefill an
        p_iv    if a_i lies in v: pi_i if l_i + w_i <= end_v, else pi'_i if l_i + s_i <= end_v, else 0;
                where every token has a deadline and the share x of them is due by end_v, it is
                pi'_i + x^2 (pi_i - pi'_i): later tokens cost more, as they attend to more
-       D       how many requests the percentile spares, with all of their sessions where requests wait
-Vars   R >= 0  objective of the fleet;   0 <= d_i <= 1  i is given up
+       D       how many requests may miss their deadlines, with all of their sessions where requests wait
+Vars   R >= 0  objective of the fleet;   0 <= d_i <= 1  i is given up: it may miss its deadline
 
   min   R
   s.t.  demand_v    sum_i p_iv (1 - d_i) <= R (end_v - start_v)    for all v
         given_up    sum_i d_i <= D
 
-A second of n_j workers costs c_j n_j, so a fleet of objective R does at most R seconds' worth of work per
-second, however it routes and orders. A request that is given up is so in all intervals. There are as many
-rows as pairs of arrivals. Violated rows are found in one pass over the arrivals (the largest sum of a run of
-terms) and added until there are none; a bound that stops early is lower, never wrong. Requests of like price
-that are in the same rows share one variable d: each that is given up takes at most the dearest one's work out
-of the group's sum.
+Work is priced: a second of a worker of j is worth c_j. So a fleet of objective R does work worth at most R
+per second, however it routes and orders. A request that is given up is given up in all intervals. There are
+as many rows as pairs of arrivals. Violated rows are found in one pass over the arrivals (the largest sum of a
+run of terms) and added until there are none; a bound that stops early is lower, never wrong. Requests of
+similar price that are in the same rows share one variable d. Each of them that is given up takes at most the
+work of the dearest one out of the group's sum.
 
 Prices. A step of N tokens takes at least alpha + beta N seconds, for any line (alpha, beta) below the step
 times. Decoding D tokens takes at least D / max_num_seqs steps. It also takes at least as many steps as the KV
-tokens that all D attend to make full KV caches. With k drafted tokens both are 1 / (1 + k) of that. So under
-each line a request costs a worker at least beta times its tokens and alpha times its share of the steps
+tokens that all D attend to would fill KV caches. With k drafted tokens both numbers are divided by 1 + k. So
+under each line a request costs a worker at least beta times its tokens and alpha times its share of the steps
 (`least_work`). For each option one line prices all requests: the one that makes the whole trace dearest. Each
 request then has the price of its cheapest option, of those whose KV cache holds it.
 """
@@ -54,30 +54,32 @@ from planner.solvers.master import (
 )
 from planner.solvers.required_work import BoundRequests, Deadlines, find_bound_requests
 from planner.traffic.trace import Trace
-from planner.traffic.workload import TraceLengths, coarsen_pairs
+from planner.traffic.workload import TraceLengths, coarsen_pairs, pair_numbers
 
 ROUNDS = 12  # Violated rows are added so often at most.
 ENOUGH_FRAC = 0.002  # A row that is violated by a smaller share of R is not worth another round.
-# Where intervals end: at the last arrival of a burst plus these quantiles of w_i, or at the last arrival of
-# all plus these shares of the longest w_i.
+# Intervals end at the last arrival of a burst plus these quantiles of w_i, or at the last arrival of all plus
+# these shares of the longest w_i.
 SLACK_QUANTILES = (0.0, 0.5, 0.9, 1.0)
 AFTER_LAST_FRACS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
 SAMPLE_PAIRS = 5_000  # The line of an option is chosen by a sample of so many pairs of lengths.
-MOST_PAIRS = 200_000  # If there are more pairs of lengths, they are rounded down to powers of ROUND_DOWN_TO.
+# A pair is the input and output tokens of a request. If there are more than MOST_PAIRS different pairs,
+# lengths are rounded down to powers of ROUND_DOWN_TO.
+MOST_PAIRS = 200_000
 ROUND_DOWN_TO = 1.001
-SLICES = 48  # Requests are grouped by price into so many slices, finer ones for the dearest.
+SLICES = 48  # Requests are grouped by price into so many slices, which are finer for the dearest requests.
 MOST_SOLVE_S = 30.0  # One linear program may take so long.
 
 
 StepLine = tuple[float, float, bool]
-"""A line (alpha, beta) in seconds, and whether KV tokens (True) or sequences limit how few steps there
-are.
+"""(alpha, beta, by_kv): a line below the step times [s], and how the least number of steps is found: from the
+KV tokens of a worker (True), or from its most sequences.
 """
 
 
 def step_lines(option: Option) -> list[StepLine]:
-    """Every way to bound the work of a worker of this option from below."""
+    """Every line, with both ways to count steps: each gives a lower bound of the work of this option."""
     time_lines = step_time_lines(option.type.as_one, most_step_tokens(option))
     return [(alpha, beta, by_kv) for alpha, beta in time_lines for by_kv in (False, True)]
 
@@ -85,7 +87,9 @@ def step_lines(option: Option) -> list[StepLine]:
 def least_work(
     option: Option, line: StepLine, input_tokens: Floats, output_tokens: Floats
 ) -> tuple[Floats, Floats]:
-    """Least seconds of a worker for the prefill and the decode of such requests, (U,) each, by one line."""
+    """The least seconds of a worker for the prefill and the decode of requests of these lengths, (U,) each,
+    by one line.
+    """
     worker, (alpha, beta, by_kv) = option.type.as_one, line
     latency = least_token_times(worker.latency, worker.speculation)
     n, gaps = input_tokens, output_tokens - 1
@@ -97,7 +101,7 @@ def least_work(
     if option.role != "prefill":
         decode_s = (gaps * beta + attention_s(latency, beta, n, gaps)) / worker.pp
         step_s = alpha / worker.pp / worker.step_tokens  # With drafts a step may give several tokens.
-        if by_kv:  # The j-th gap's step holds n + j KV tokens of the request: n + 1, ..., n + gaps.
+        if by_kv:  # In the step of its j-th gap a request holds n + j KV tokens: n + 1, ..., n + gaps.
             decode_s += step_s / worker.kv_tokens * (gaps * n + gaps * (gaps + 1) / 2)
         else:
             decode_s += step_s / worker.max_num_seqs * gaps
@@ -109,14 +113,14 @@ def work_prices(
 ) -> tuple[Floats, Floats]:
     """pi and pi' of each pair of lengths (U,). If not `whole`, only prefills are priced and both are pi'.
 
-    Raises DeadlineError if `deadline` comes first: a price is a bound only if all options were looked at.
+    Raises DeadlineError if `deadline` comes first, because a price is a bound only if all options are priced.
     """
     n = lengths.input_tokens
     output = lengths.output_tokens if whole else np.ones_like(lengths.output_tokens)
     cheapest = {
         role: (np.full(len(n), np.inf), np.full(len(n), np.inf)) for role in ("mixed", "prefill", "decode")
     }
-    # Any line is a bound, so the dearest one may be chosen by a sample.
+    # Any line is a bound, so it does no harm to choose the dearest one by a sample.
     sample = slice(None, None, math.ceil(len(n) / SAMPLE_PAIRS))
     for option in options:
         if time.monotonic() > deadline:
@@ -167,8 +171,8 @@ def demand_bound(
     for due in obligations:
         for whole in (True, False):
             share = due.whole_frac if whole else due.prefill_frac
-            # Prefills alone prove more only if more of them are due, or in sessions, where other requests
-            # have a deadline then.
+            # Prefills alone can prove more than whole requests only if more of them are due, or if there are
+            # sessions, where other requests have deadlines for prefill than for the whole.
             proves_more = whole or share > due.whole_frac or bool(trace.after.size)
             if share <= 0 or not proves_more:
                 continue
@@ -178,9 +182,7 @@ def demand_bound(
             if requests.kept <= 0:
                 continue
             if pair is None:
-                # Both lengths in one number of 64 bits, so that a pair is found by one search.
-                codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
-                pair = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
+                pair = pair_numbers(lengths, trace)
                 lengths, rounded = coarsen_pairs(lengths, MOST_PAIRS, ROUND_DOWN_TO)
                 pair = rounded[pair]
             try:
@@ -202,7 +204,9 @@ def _bound_by_rows(
     whole: bool,
     deadline: float,
 ) -> BurstBound:
-    """Add the most violated row and solve, up to ROUNDS times. `pi` and `pi_prefill` are (m,)."""
+    """The bound that the rows of one kind of deadline prove: the most violated row is added and the program
+    solved, up to ROUNDS times. `pi` and `pi_prefill` (m,) are the prices of `requests`.
+    """
     arrival_s, latest_s = trace.arrival_s[requests.index], requests.latest_s
     output, spared = trace.output_tokens[requests.index], requests.spared
     whole_s = due.whole_s(output) if whole else np.full(len(pi), due.prefill_s)
@@ -213,7 +217,7 @@ def _bound_by_rows(
     ]
 
     def work_by(end_s: float) -> Floats:
-        """p_iv of an interval with this end, of all requests that arrive early enough to be due by it."""
+        """p_iv of an interval with this end, for all requests that arrive early enough to be due by it."""
         n = int(np.searchsorted(arrival_s, end_s - due.prefill_s, side="right"))
         passed_s = end_s - latest_s[:n]
         if not whole:
@@ -224,8 +228,7 @@ def _bound_by_rows(
 
     group, rows = _slices(pi, spared), DemandRows([], [], [])
     intervals_s: set[tuple[float, float]] = set()
-    # Of the last solution: kept_frac (m,) is 1 - d_i, least is R.
-    kept_frac, least = np.ones(len(pi)), 0.0
+    kept_frac, least = np.ones(len(pi)), 0.0  # 1 - d_i (m,) and R of the last solution.
     for _ in range(ROUNDS):
         ends_s = {_busiest_end_s(arrival_s, pi * kept_frac, least) + float(slack_s) for slack_s in slacks_s}
         violated = []
@@ -251,10 +254,9 @@ def _bound_by_rows(
 
 @dataclass(frozen=True, slots=True)
 class DemandRows:
-    """The V rows so far, by interval: all work in it, and the work (G,) of the dearest request of each group
-    in it.
-
-    Requests of one group are in one slice of prices and in the same rows, so they share one variable.
+    """The V rows so far. For each interval: the work of all requests in it, and the work (G,) of the dearest
+    request of each group in it. Requests of one group are in one slice of prices and in the same rows, so
+    they share one variable.
     """
 
     intervals_s: list[tuple[float, float]]
@@ -264,34 +266,37 @@ class DemandRows:
     def add(
         self, interval_s: tuple[float, float], arrival_s: Floats, work: Floats, group: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        """Add the row of an interval. `work` is that of the first requests, which are due by its end. Returns
-        the groups (m,), in which requests of the interval are now apart from others.
+        """Add the row of an interval. `work` is that of the requests from the first on that are due by its
+        end. Each group is split into requests inside and outside the interval; returns the new groups (m,).
         """
         first = int(np.searchsorted(arrival_s, interval_s[0]))
-        inside = np.zeros(len(group))
-        inside[first : len(work)] = work[first:]
-        # Each group falls into 2 g outside and 2 g + 1 inside; those that are empty are left out.
-        finer = 2 * group + (inside > 0)
-        is_there = np.bincount(finer) > 0
-        finer = (np.cumsum(is_there) - 1)[finer]
-        former_group = np.flatnonzero(is_there) // 2
+        work_inside = np.zeros(len(group))
+        work_inside[first : len(work)] = work[first:]
+        # Group g becomes 2 g outside and 2 g + 1 inside. Then empty groups are left out and the others
+        # numbered.
+        finer = 2 * group + (work_inside > 0)
+        is_used = np.bincount(finer) > 0
+        finer = (np.cumsum(is_used) - 1)[finer]
+        former_group = np.flatnonzero(is_used) // 2
         for v, dearest in enumerate(self.dearest):
             self.dearest[v] = dearest[former_group]
         dearest = np.zeros(len(former_group))
-        np.maximum.at(dearest, finer, inside)
+        np.maximum.at(dearest, finer, work_inside)
         self.intervals_s.append(interval_s)
-        self.work.append(float(inside.sum()))
+        self.work.append(float(work_inside.sum()))
         self.dearest.append(dearest)
         return finer
 
 
 def _slices(pi: Floats, spared: int) -> npt.NDArray[np.int64]:
-    """The slice (m,) of each request by its price. Half of the slices are for the dearest requests, twice as
-    many as may be given up, because the dearest are those that are given up.
+    """The slice (m,) of each request by its price. The dearest requests are those that are given up. So half
+    of the slices are for the dearest, twice as many requests as may be given up.
     """
-    dearest = 1 - min(2 * spared / len(pi), 0.5)  # The quantile from which on slices are finer.
-    parts = np.concatenate((np.linspace(0, dearest, SLICES // 2), np.linspace(dearest, 1, SLICES // 2)[1:-1]))
-    slices = np.searchsorted(np.unique(np.quantile(pi, parts[1:])), pi, side="right")
+    finer_from = 1 - min(2 * spared / len(pi), 0.5)  # The quantile from which on slices are finer.
+    quantiles = np.concatenate(
+        (np.linspace(0, finer_from, SLICES // 2), np.linspace(finer_from, 1, SLICES // 2)[1:-1])
+    )
+    slices = np.searchsorted(np.unique(np.quantile(pi, quantiles[1:])), pi, side="right")
     return np.unique(slices, return_inverse=True)[1].astype(np.int64)
 
 
@@ -305,8 +310,7 @@ def _best_start(
     arrival_s: Floats, work: Floats, objective: float, end_s: float
 ) -> tuple[float, float] | None:
     """The start of the interval with this end whose work exceeds objective x its length by most, and by how
-    much; None if no request arrives before the end. Only arrivals before it count as starts, since an
-    interval of negative length would look better the longer it is.
+    much. Only arrivals before the end may be starts; None if there is none.
     """
     before = int(np.searchsorted(arrival_s, end_s))
     if not before:
@@ -319,7 +323,9 @@ def _best_start(
 def _solve(
     rows: DemandRows, sizes: npt.NDArray[np.int64], spared: int, deadline: float
 ) -> tuple[float, Floats] | None:
-    """R for these rows, and the share (G,) of each group of `sizes` not given up; None if the time ended."""
+    """R for these rows, and the share (G,) of each group that is not given up; None if the time ended.
+    `sizes` (G,) are the requests of each group.
+    """
     problem = pulp.LpProblem("demand", pulp.LpMinimize)
     objective = problem.add_variable("R", 0)
     given_up = [problem.add_variable(f"d_{g}", 0, int(size)) for g, size in enumerate(sizes)]

@@ -8,9 +8,9 @@ Vars   x_ij in {0, 1} request j is on worker i;   y_i in {0, 1} worker i is used
            s.t. sum_i x_ij = 1          (placed_j)             s.t. sum_i x_ij = 1         (placed_j)
                 sum_j u_ijr x_ij <= y_i (holds_ir)                  sum_j u_ijr x_ij <= z  (load_ir)
 
-This is vector packing, that of Aladdin (arXiv:2405.06856) at one moment: u leaves out by how much a request
-will still grow. A greedy packing comes first (first fit and longest first, both from the
-largest request down), and CP-SAT runs where the greedy one does not reach the bound of the sums. CP-SAT may
+This is the vector packing of Aladdin (arXiv:2405.06856) at one moment: u does not count by how much a request
+will still grow. A greedy packing comes first (first fit and longest first, both from the largest request
+down). CP-SAT runs if that is worse than the bound which follows from the sums of the requests. CP-SAT may
 stop before it proves anything, so every answer comes with its bound.
 """
 
@@ -32,20 +32,21 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-WHOLE = 10**9  # A worker's capacity in the integers of CP-SAT; larger shares are cut so that sums fit.
-TOLERANCE = 1e-7  # A load may exceed the capacity by this share, as shares are rounded.
+CAPACITY_UNITS = 10**9  # The capacity of a worker in the integers of CP-SAT.
+TOLERANCE = 1e-7  # A load may exceed the capacity by this share, because shares are rounded.
 # Loads that differ by less than this share are equal: the sum of a thousand rounded shares is off by as much.
 SAME_FRAC = 1e-6
-# With more requests x workers than this the greedy packing and its bound stand, without CP-SAT.
-MOST_PLACES = 30_000
+# With more requests x workers than this CP-SAT does not run, and the greedy packing and its bound are
+# returned.
+MOST_VARIABLES = 30_000
 LIMIT_S = 2.0  # The time limit of one run of CP-SAT, which counts its work (backend.CP_WORK_FRAC).
 
 
 @dataclass(frozen=True, slots=True)
 class BestPacking:
-    """`fewest` workers hold the requests in the packing found, None if none was found. No packing takes fewer
-    than `fewest_bound`; where no packing exists, it is one more than there are workers. `least` is the
-    largest load of the most even packing found, and no packing's largest load is below `least_bound`.
+    """`fewest` workers hold the requests in the best packing found, None if none was found. No packing takes
+    fewer than `fewest_bound`; if no packing exists, that is one more than there are workers. `least` is the
+    largest load in the most even packing found, and in no packing is it below `least_bound`.
     """
 
     fewest: int | None
@@ -78,7 +79,7 @@ def pack_moment(u: Floats, worker_of: Ints, kind_of: Ints) -> BestPacking:
         return BestPacking(fewest=0, fewest_bound=0, least=0.0, least_bound=0.0)
     load_alone = u.max(axis=2)  # (I, J): the load of a worker that holds this request only.
     order = np.argsort(-load_alone.min(axis=0), kind="stable")  # The largest request comes first.
-    is_small = workers * requests <= MOST_PLACES
+    is_small = workers * requests <= MOST_VARIABLES
     fewest, fewest_bound = _fewest(u, order, worker_of, kind_of, is_small)
     least, least_bound = _evenest(u, order, worker_of, kind_of, is_small)
     return BestPacking(fewest, fewest_bound, least, least_bound)
@@ -93,7 +94,7 @@ def _loads(u: Floats, worker_of: Ints) -> Floats:
 
 
 def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[int | None, int]:
-    """`fewest` and `fewest_bound` of a BestPacking; CP-SAT is asked if the model `is_small`."""
+    """`fewest` and `fewest_bound` of a BestPacking; CP-SAT runs only if the model `is_small`."""
     workers = u.shape[0]
     if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:  # Some request fits no worker even alone.
         return None, workers + 1
@@ -106,14 +107,17 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
 
     from ortools.sat.python import cp_model
 
-    model, x = _model_of_places(u, packing)
+    model, x = _packing_model(u, packing)
     y = [model.new_bool_var(f"y_{i}") for i in range(workers)]
     for i, r in np.ndindex(workers, u.shape[2]):
-        # Rounded down, so that the bound is one; what is too large alone may as well be twice the capacity.
-        units = np.floor(u[i, :, r] * WHOLE).astype(np.int64).clip(max=2 * WHOLE).tolist()
+        # Shares are rounded down, so that the solver's bound is a lower bound. A request that is too large
+        # for a worker counts as twice its capacity at most, so that sums fit into integers.
+        units = np.floor(u[i, :, r] * CAPACITY_UNITS).astype(np.int64).clip(max=2 * CAPACITY_UNITS).tolist()
         load = cp_model.LinearExpr.weighted_sum(x[i], units)
-        model.add(load <= WHOLE * y[i]).with_name(f"holds_{i}_{r}")
-    for i, following in itertools.pairwise(range(workers)):  # Workers that are alike are opened in order.
+        model.add(load <= CAPACITY_UNITS * y[i]).with_name(f"holds_{i}_{r}")
+    # Of workers that are alike the first ones are used, so that the solver skips solutions that differ only
+    # in their names.
+    for i, following in itertools.pairwise(range(workers)):
         if kind_of[i] == kind_of[following]:
             model.add_implication(y[following], y[i])
     model.add(sum(y) >= bound)
@@ -124,14 +128,15 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
         return None, workers + 1
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         packing = _assignment(solver, x)
-    bound = max(bound, math.ceil(solver.best_objective_bound - SAME_FRAC))  # Less a rounding error.
+    # The bound is a whole number, so it is rounded up, but not for a rounding error.
+    bound = max(bound, math.ceil(solver.best_objective_bound - SAME_FRAC))
     return (None, bound) if packing is None else (_used_workers(packing), min(bound, _used_workers(packing)))
 
 
 def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[float, float]:
-    """`least` and `least_bound` of a BestPacking; CP-SAT is asked if the model `is_small`."""
+    """`least` and `least_bound` of a BestPacking; CP-SAT runs only if the model `is_small`."""
     workers, requests = u.shape[:2]
-    # All workers share the sum, and some worker has the largest request.
+    # The largest load is at least the mean load, and at least that of the largest request alone.
     bound = max(float(u.min(axis=0).sum(axis=0).max()) / workers, float(u.max(axis=2).min(axis=0).max()))
     packing = min(worker_of, _longest_first(u, order), key=lambda each: largest_load(u, each))
     least = largest_load(u, packing)
@@ -140,15 +145,15 @@ def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: b
 
     from ortools.sat.python import cp_model
 
-    model, x = _model_of_places(u, packing)
-    scale = WHOLE / least  # The largest load of the packing known becomes the integer WHOLE.
-    # Rounded shares of the known packing exceed WHOLE by less than one for each request.
-    z = model.new_int_var(math.floor(bound * scale), WHOLE + requests, "z")
+    model, x = _packing_model(u, packing)
+    scale = CAPACITY_UNITS / least  # The largest load of the known packing becomes this many units.
+    # With rounded shares the known packing may exceed them by less than one unit for each request.
+    z = model.new_int_var(math.floor(bound * scale), CAPACITY_UNITS + requests, "z")
     for i, r in np.ndindex(workers, u.shape[2]):
-        units = np.floor(u[i, :, r] * scale).astype(np.int64).clip(max=2 * WHOLE).tolist()
+        units = np.floor(u[i, :, r] * scale).astype(np.int64).clip(max=2 * CAPACITY_UNITS).tolist()
         model.add(cp_model.LinearExpr.weighted_sum(x[i], units) <= z).with_name(f"load_{i}_{r}")
-    # Workers that are alike are taken in order: the first request that goes to the kind goes to its first
-    # worker, so request j is on one of the first j + 1 of its kind.
+    # Workers that are alike are used in order: the first request on a kind goes to its first worker. So
+    # request j is on one of the first j + 1 workers of its kind.
     for kind in np.unique(kind_of):
         alike = np.flatnonzero(kind_of == kind)
         for nth, i in enumerate(alike.tolist()):
@@ -162,8 +167,10 @@ def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: b
     return least, min(max(bound, solver.best_objective_bound / scale), least)
 
 
-def _model_of_places(u: Floats, hint: Ints | None) -> tuple[cp_model.CpModel, list[list[cp_model.IntVar]]]:
-    """A model of x with the constraints placed_j, and the known packing as its hint."""
+def _packing_model(u: Floats, hint: Ints | None) -> tuple[cp_model.CpModel, list[list[cp_model.IntVar]]]:
+    """A model with the variables x_ij and the constraints placed_j; the packing `hint` (J,) is where the
+    solver begins.
+    """
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -183,6 +190,7 @@ def _assignment(solver: cp_model.CpSolver, x: list[list[cp_model.IntVar]]) -> In
 
 
 def _used_workers(worker_of: Ints) -> int:
+    """How many workers have requests."""
     return len(np.unique(worker_of))
 
 

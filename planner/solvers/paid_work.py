@@ -21,12 +21,12 @@ F_v = max(F_(v+1) + f_v, sum of pi_i of from_v).
 
 Suppose that no worker that prefills is paid at a moment u. Then none is ready before u + g, and every request
 that arrives from u to u + g - s is late. If these are more than may be late in one window, a worker must be
-paid at u. o_v is how long that is so in v.
+paid at u. o_v is the total time in v for which a worker must be paid for this reason.
 
-A worker does at most a second of work per second it is paid for, whether it starts, drains or moves. So the
-bound holds for every controller and policy whose run keeps each limit on TTFT or E2E in each window of the
-SLO (prefilled_v) and serves every request that a worker can hold to its end (from_v). `of_slo_usd` is the
-bound without the rows from_v. A bill by started hours or whole nodes is higher.
+A worker does at most a second of work per second it is paid for, also while it starts, drains or changes its
+role. So the bound holds for every controller and policy whose run keeps each limit on TTFT or E2E in each
+window of the SLO (prefilled_v) and serves every request that a worker can hold to its end (from_v).
+`of_slo_usd` is the bound without the rows from_v. A bill by started hours or whole nodes is higher.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from planner.solvers.demand import work_prices
 from planner.solvers.master import Option
 from planner.solvers.required_work import find_deadlines
 from planner.traffic.trace import Trace, window_numbers
-from planner.traffic.workload import TraceLengths, distinct_lengths
+from planner.traffic.workload import TraceLengths, distinct_lengths, pair_numbers
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
@@ -51,8 +51,8 @@ Floats = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastPaid:
     """No run of the day that serves all requests costs less than `usd`, and no run that keeps the SLO less
-    than `of_slo_usd`. `in_stretch_usd` (V,) is f_v of the stretches between `edges_s`, and `from_stretch_usd`
-    F_v, the least that is paid from there on.
+    than `of_slo_usd`. `in_stretch_usd` (V,) are the f_v of the stretches between `edges_s`, and
+    `from_stretch_usd` (V,) the F_v, the least that is paid from stretch v on.
     """
 
     usd: float
@@ -64,7 +64,9 @@ class LeastPaid:
 
 @dataclass(frozen=True, slots=True)
 class LeastWorkers:
-    """Their price b, the price b' of the cheapest that prefills, and the shortest start-up g of any."""
+    """The price b of the least workers of all pools, the price b' of the cheapest worker that prefills, and
+    the shortest start-up g of any worker that prefills.
+    """
 
     usd_per_h: float = 0.0
     prefill_usd_per_h: float = 0.0
@@ -86,9 +88,7 @@ def least_paid(
     (`is_cached`) all but one token of any prompt may be cached, so each prompt is priced as one token.
     """
     lengths, arrival_s, deadlines = distinct_lengths(trace), trace.arrival_s, find_deadlines(slo, trace)
-    # `pair` (n,) is the index of each request's pair of lengths, found by both lengths in one sorted number.
-    codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
-    pair = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
+    pair = pair_numbers(lengths, trace)
     whole_usd = _least_usd(options, lengths, whole=True, is_cached=is_cached)[pair]
     prefill_usd = _least_usd(options, lengths, whole=False, is_cached=is_cached)[pair]
 
@@ -96,10 +96,10 @@ def least_paid(
     starts_s = np.concatenate(([0.0] if edges_s[0] > 0 else [], edges_s))
     floors_usd = least_workers.usd_per_h * np.diff(starts_s) / HOUR_S
     warm_up, of_slo_usd = len(starts_s) - len(edges_s), 0.0
-    inside = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
-    window_of = window_numbers(arrival_s[inside], edges_s)
+    measured = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
+    window_of = window_numbers(arrival_s[measured], edges_s)
     for v in range(len(edges_s) - 1):
-        in_window = inside[window_of == v]
+        in_window = measured[window_of == v]
         late = allowed_above(deadlines.prefill_frac, len(in_window))
         of_slo_usd += _without_dearest(prefill_usd[in_window], late)
         due = in_window[arrival_s[in_window] + deadlines.prefill_s <= edges_s[v + 1]]
@@ -114,15 +114,16 @@ def least_paid(
         total_usd = max(total_usd + float(floors_usd[v]), float(work_usd.sum()))
         from_usd[v] = total_usd
     of_slo_usd = max(of_slo_usd, float(floors_usd.sum()))
-    below = 1 - ROUNDING
-    return LeastPaid(total_usd * below, of_slo_usd * below, starts_s, floors_usd * below, from_usd * below)
+    # Sums round, so each bound is lowered by as much as they may be off.
+    lower = 1 - ROUNDING
+    return LeastPaid(total_usd * lower, of_slo_usd * lower, starts_s, floors_usd * lower, from_usd * lower)
 
 
 def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floats:
-    """o_v (V,), in each window for the limit of the SLO that gives the most."""
+    """o_v (V,). Every limit of the SLO gives such times; in each window the longest is taken."""
     arrival_s, most_s = trace.arrival_s, np.zeros(len(edges_s) - 1)
-    inside = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
-    times_s = arrival_s[inside]
+    measured = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
+    times_s = arrival_s[measured]
     if len(times_s) < 2:  # There is no time between two arrivals.
         return most_s
     window_of = window_numbers(times_s, edges_s)
@@ -131,11 +132,12 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
     for limit in slo.limits:
         waits_for_start = limit.metric_row.has_queue and start_s > limit.limit_s
         if limit.selector is not None or not waits_for_start:
-            continue  # A worker that starts at once would be in time, or other requests may be late.
+            # A worker that is started on arrival is in time, or the limit is of some requests alone.
+            continue
         late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in requests])
         # If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that
-        # arrive from a_(i+1) to before a_i + g - s. Too many of them may fall into the first one's window, or
-        # into the last one's.
+        # arrive from a_(i+1) to before a_i + g - s. They may be too many for the window of the first of them,
+        # or for that of the last.
         first = np.arange(1, len(times_s))
         until = np.searchsorted(times_s, times_s[:-1] + start_s - limit.limit_s)
         first_window = window_of[first]
@@ -158,5 +160,5 @@ def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool,
 
 
 def _without_dearest(usd: Floats, late: int) -> float:
-    """The sum of all but the `late` dearest."""
+    """The sum of all these prices but the `late` highest."""
     return float(np.sort(usd)[: max(len(usd) - late, 0)].sum())

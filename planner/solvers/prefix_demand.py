@@ -16,22 +16,23 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-SAME_FRAC = 1e-6  # Values that differ by no more than this share are taken to be equal: rounding.
+SAME_FRAC = 1e-6  # Values that differ by no more than this share are equal but for rounding errors.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixDemand:
-    """A prefix tree with its traffic; arrays (V,), parents before their children, -1 the parent of a root.
+    """A prefix tree with its traffic, as arrays (V,). Parents come before their children; the parent of a
+    root is -1.
 
     Every node is also the class of requests that end there (`rate_rps` may be 0). Requests without any stable
     prefix end at a root of 0 tokens and 0 s.
     """
 
     parent: Ints
-    tokens: Ints  # l: KV tokens of the node alone
-    prefill_s: Floats  # w: seconds to prefill the node alone, at its place in the prompt
-    rate_rps: Floats  # a: requests per second that end at the node
-    work_s: Floats  # W: seconds of prefill and decode of one such request if nothing is cached
+    tokens: Ints  # l: KV tokens of the node alone.
+    prefill_s: Floats  # w: seconds to prefill the node alone, at its place in the prompt.
+    rate_rps: Floats  # a: requests per second that end at the node.
+    work_s: Floats  # W: seconds of prefill and decode of one such request if nothing is cached.
 
     def __post_init__(self) -> None:
         nodes = len(self.parent)

@@ -6,19 +6,20 @@ one replica is worth at most
   T(mu) = max_x  sum_u b_u max(0, mu_u - c_u(x)) + s(x)
 
 where c_u(x) is the work [s] of a request of u if the nodes of its path that are in x are cached, s(x) the
-work of sessions that the remaining memory saves, and b_u the requests/s of u that one replica can serve: a_u,
-all of them, or as many as it has time for. A cached node spares its own seconds to every class below it if
-its parent is cached. So every node has a gain of its own, and T is a knapsack over a tree, solved by dynamic
+work of sessions that the remaining memory saves, and b_u the requests/s of u that one replica can serve: all
+a_u of them, or as many as it has time for. If its parent is cached, a cached node saves its own seconds for
+every class below it. So every node has a gain of its own, and T is a knapsack over a tree, solved by dynamic
 programming (`PrefixPrices.best_replica`).
 
 Bound: if R replicas serve all traffic with largest load L, then  L >= sum_u mu_u a_u / R - T(mu)  for every
-mu, by Lagrange's relaxation of the rows served_u. b_u follows from a guess at L, and a bound above the guess
-refutes it. The guess is found by bisection, and mu by subgradient steps (`PrefixPrices.load_bound`).
+mu, by Lagrange's relaxation of the rows served_u (prefix_replication.py). b_u follows from a guess at L, and
+a bound above the guess refutes it. The guess is found by bisection, and mu by subgradient steps
+(`PrefixPrices.load_bound`).
 
-Search: the dual values of a placement's routing LP are prices pi_r of replicas. A replica is filled anew at
-the cheapest offers of the others, mu_u = min_r' pi_r' c_ur' / pi_r. The fillings that gain most at these
-prices are routed, until none gains. Then up to three replicas are emptied and filled one by one, and so on
-(`PrefixPrices.search`).
+Search: the duals of the linear program that routes requests to a placement are prices pi_r of replicas. One
+replica is filled anew for the prices at which the others would serve, mu_u = min_r' pi_r' c_ur' / pi_r. Those
+fillings that gain most at these prices are routed, until none gains. Then up to MOST_EMPTIED replicas are
+emptied and filled one by one, and the search goes on from there (`PrefixPrices.search`).
 """
 
 from __future__ import annotations
@@ -34,24 +35,27 @@ from planner.files.code_cache import cached_jit
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
 CELLS = 2000  # The knapsack counts memory in so many cells.
-BISECTIONS = 8  # Of the guess at the largest load: it is then known to 1/256 of the first interval.
-# A climb to the best mu takes steps along a mean of slopes, shorter ones if it makes no progress:
-CLIMB_STEPS = 300  # at most so many steps,
-SMOOTHING = 0.3  # with this weight of the newest slope in the mean;
-PROGRESS_FRAC = 1e-5  # a rise by less than this share is no progress;
-PATIENCE = 20  # after so many steps without progress,
-SHORTER = 0.7  # they become shorter by this factor,
-SHORTEST = 0.003  # down to this length.
-BEYOND_FACTOR = 1.05  # Steps aim at this much above the value that is to be exceeded.
+BISECTIONS = 8  # The guess at the largest load is bisected so often, to 1/256 of the first interval.
+# The climb to the best mu takes at most CLIMB_STEPS steps along a mean of slopes, in which the newest slope
+# has the weight SMOOTHING. A rise by less than PROGRESS_FRAC is no progress; after PATIENCE steps without
+# progress steps become shorter by the factor SHORTER, down to the length SHORTEST.
+CLIMB_STEPS = 300
+SMOOTHING = 0.3
+PROGRESS_FRAC = 1e-5
+PATIENCE = 20
+SHORTER, SHORTEST = 0.7, 0.003
+BEYOND_FACTOR = 1.05  # Steps aim at so many times the value that is to be exceeded.
 SAME_S = 1e-12  # Seconds that differ by less are equal but for rounding.
-NO_SLOPE = 1e-15  # Added to a squared slope, which may be 0.
-EVENED = (0.0, 0.5)  # Before a replica is filled anew, prices are pulled to their mean by these shares.
+NO_SLOPE = 1e-15  # Added to a squared slope, by which is divided, since it may be 0.
+EVENED = (0.0, 0.5)  # Before a replica is filled anew, prices are moved towards their mean by these shares.
 LEAST_PRICE = 0.05  # The least price of a replica, as a share of the mean.
 MOST_ROUTED = 2  # So many of the most promising fillings are routed.
-GAIN_FRAC = 1e-4  # A largest load that falls by less is no gain.
-WORSE_FRAC = 0.003  # The search goes on from a placement whose largest load is worse by less than this.
-MOST_EMPTIED = 3  # So many replicas are emptied at once at most, to leave a local optimum.
-NOISE = 0.5  # Standard deviation of the logarithm of rates, drawn at random while replicas are filled again.
+GAIN_FRAC = 1e-4  # It is no gain if the largest load falls by less than this share.
+WORSE_FRAC = 0.003  # The search goes on from a placement whose largest load is worse by less than this share.
+MOST_EMPTIED = 3  # To leave a local optimum at most so many replicas are emptied at once.
+# While replicas are filled again, rates are multiplied by lognormal noise with this standard deviation of the
+# logarithm.
+NOISE = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,21 +86,21 @@ class PrefixPrices:
     sessions: SessionReuse
     order: Ints = field(init=False)  # (V,) All nodes, each followed by its subtree.
     size: Ints = field(init=False)  # (V,) Nodes in each one's subtree, itself included.
-    on_path: tuple[Ints, Ints] = field(init=False)  # (P,) the class and (P,) the node of all pairs.
+    on_path: tuple[Ints, Ints] = field(init=False)  # The classes (P,) and the nodes (P,) of all pairs.
     hit_s: Floats = field(init=False)  # (P,) c of the class if its path is cached down to this node.
 
     def __post_init__(self) -> None:
         demand = self.demand
         size = demand.subtree_sum(np.ones(len(demand))).astype(np.int64)
-        # The parent of a root is -1, so the last list has the roots.
-        below: list[list[int]] = [[] for _ in range(len(demand) + 1)]
+        # The children of each node. The parent of a root is -1, so the last list holds the roots.
+        children: list[list[int]] = [[] for _ in range(len(demand) + 1)]
         for v, parent in enumerate(demand.parent.tolist()):
-            below[parent].append(v)
+            children[parent].append(v)
         order: list[int] = []
-        stack = below[-1][::-1]
+        stack = children[-1][::-1]
         while stack:
             order.append(stack.pop())
-            stack += below[order[-1]][::-1]
+            stack += children[order[-1]][::-1]
         pairs = [(u, v) for u in np.flatnonzero(demand.rate_rps).tolist() for v in demand.path(u)]
         classes, nodes = np.array(pairs, np.int64).reshape(-1, 2).T
         hit_s = demand.work_s[classes] - demand.path_sum(demand.prefill_s)[nodes]
@@ -140,8 +144,8 @@ class PrefixPrices:
         return uncached + worth, placed
 
     def load_bound(self, low: float, high: float) -> float:
-        """A lower bound of the largest load: the largest guess between `low` and `high` that was refuted, or
-        `low`.
+        """A lower bound of the largest load, which is known to be between `low` and `high`: the largest guess
+        that was refuted, or `low`.
         """
         demand = self.demand
         fits = demand.path_sum(demand.tokens) <= self.memory_tokens
@@ -194,7 +198,9 @@ class PrefixPrices:
         return best, best_s
 
     def best_routing(self, placed: Bools) -> Routed:
-        """The routing of a placement with the least largest load L, of equals that of least work: an LP."""
+        """The routing of a placement with the smallest largest load L; of equal ones that with the least
+        work. A linear program is solved.
+        """
         from scipy.optimize import linprog  # Importing it takes 0.3 s, which most commands need not spend.
         from scipy.sparse import csr_array
 
@@ -205,7 +211,7 @@ class PrefixPrices:
         rates_rps = np.zeros(placed.shape)
         if not len(used):
             return Routed(placed, rates_rps, -session_s, np.full(replicas, 1 / replicas))
-        # The columns are the rates of each class on each replica, by class, and L as the last one.
+        # Columns: the rate of each class on each replica, class after class, and L at the end.
         rates = len(used) * replicas
         rate, replica = np.arange(rates), np.tile(np.arange(replicas), len(used))
         rate_cost_s = cost_s[used].ravel()
@@ -239,7 +245,9 @@ class PrefixPrices:
         return Routed(placed, rates_rps, load, price / price.sum())
 
     def fill_replicas(self, placed: Bools, empty: Sequence[int], most_rps: Floats) -> Bools:
-        """x (V, R) with the replicas `empty` filled in turn, each for the work that no other spares."""
+        """x (V, R) with the replicas `empty` filled one after another. Each is filled for the work that
+        requests have on the best of the others.
+        """
         placed = placed.copy()
         placed[:, empty] = False
         cost_s = np.stack([self.cost_s(placed[:, r]) for r in range(self.replicas)], axis=1)
@@ -266,8 +274,9 @@ class PrefixPrices:
         return routing
 
     def _promising(self, routing: Routed) -> list[Bools]:
-        """Placements with one replica filled anew that may gain, the most promising first. Each set of
-        replica prices bounds a placement's largest load from below; one whose bound is no gain is left out.
+        """Placements with one replica filled anew that may gain, the most promising first. Any prices of
+        replicas bound the largest load of a placement from below. Placements whose bound is no gain are left
+        out.
         """
         demand, replicas = self.demand, self.replicas
         cost_s = np.stack([self.cost_s(routing.placed[:, r]) for r in range(replicas)], axis=1)
@@ -336,8 +345,8 @@ class RoutingBudget:
 
 @cached_jit(nogil=True)
 def _knapsack(order: Ints, size: Ints, need: Ints, gain: Floats, last: Floats) -> tuple[float, Bools]:
-    """The nodes that gain most and fit, none without its parent. `last` (cells + 1,) is what free cells are
-    worth.
+    """The largest gain, and the nodes (V,) that give it, none without its parent. A node takes `need` cells
+    and gains `gain`; `last` (cells + 1,) is what free cells are worth.
 
     best[i, m] is the most that order[i:] can gain with m cells free.
     """
@@ -346,13 +355,14 @@ def _knapsack(order: Ints, size: Ints, need: Ints, gain: Floats, last: Floats) -
     best[nodes] = last
     for i in range(nodes - 1, -1, -1):
         v = order[i]
-        after = i + size[v]
+        after_subtree = i + size[v]  # Without node v all of its subtree is skipped.
         for m in range(cells + 1):
-            best[i, m] = best[after, m]
+            best[i, m] = best[after_subtree, m]
             if m >= need[v] and best[i + 1, m - need[v]] + gain[v] > best[i, m]:
                 best[i, m] = best[i + 1, m - need[v]] + gain[v]
     placed = np.zeros(nodes, np.bool_)
     i, m = 0, cells
+    # From the first node on: v is placed where that is better than to skip it.
     while i < nodes:
         v = order[i]
         if best[i, m] > best[i + size[v], m]:

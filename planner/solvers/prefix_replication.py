@@ -26,10 +26,11 @@ Vars   x_vr in {0, 1}  v lives on r;   y_ur >= 0  rate of u sent to r;   h_vr >=
 
 Loads are seconds of work per second: a replica keeps up below 1, and its queues stay short well below.
 
-`hot_bound` is the linear relaxation in closed form: a node that is spread evenly over the replicas takes its
-tokens once, so the R M tokens are filled by the seconds that a token saves, the most first. If memory is
-scarce this bound is far too low. The better bound and the placements come from prices for requests
-(planner/solvers/prefix_prices.py). A small problem then goes to a solver as a whole, from that placement on.
+`hot_bound` is the linear relaxation in closed form. There a node may be spread evenly over the replicas and
+takes its tokens once, so the R M tokens are filled with the nodes whose tokens save the most seconds. If
+memory is scarce this bound is far too low. The better bound and the placements come from prices for requests
+(planner/solvers/prefix_prices.py). A small problem then goes to a solver as a whole, with that placement as
+its start.
 
 After Preble (Srivatsa et al. 2024, arXiv:2407.00023), which places online what is planned here.
 """
@@ -50,13 +51,13 @@ from planner.solvers.prefix_prices import PrefixPrices, Routed, RoutingBudget
 
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
-WHOLE_CELLS = 300  # Up to so many nodes x replicas (cells) the whole program goes to the solver.
-WHOLE_WORK = (
-    30_000  # The solver's branch-and-bound nodes times cells are at most these: 5 CPU s for 300 cells.
-)
+# Up to so many nodes x replicas (cells) the whole program goes to the solver. Its branch-and-bound nodes
+# times cells are at most WHOLE_WORK, which takes 5 CPU seconds for 300 cells.
+WHOLE_CELLS = 300
+WHOLE_WORK = 30_000
 # A routing sends every class of requests to replicas. The search computes so many at most.
 ROUTINGS = 1400
-POLISH_ROUTINGS = 200  # Polishing a placement routes so often: 2 CPU s for 120 nodes on 8 replicas.
+POLISH_ROUTINGS = 200  # Polishing computes so many routings: 2 CPU seconds for 120 nodes on 8 replicas.
 OPTIMAL_FRAC = 10 * SAME_FRAC  # A load so close to its bound is optimal but for the solver's tolerance.
 
 
@@ -95,15 +96,17 @@ class Replication:
 
 def hot_bound(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
     """A lower bound of the largest load: the linear relaxation in closed form, see the module."""
+    # Items to cache: the nodes of the tree, and the pieces of the curve of sessions.
     saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
     tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
     saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s)))
-    density = np.divide(saved_s, tokens, out=np.full(len(tokens), np.inf), where=tokens > 0)
-    order = np.argsort(-density, kind="stable")
+    saved_per_token = np.divide(saved_s, tokens, out=np.full(len(tokens), np.inf), where=tokens > 0)
+    order = np.argsort(-saved_per_token, kind="stable")
+    # The memory that is left for each item after those before it, and the share of the item that fits.
     room = replicas * memory_tokens - (np.cumsum(tokens[order]) - tokens[order])
-    taken = np.clip(np.divide(room, tokens[order], out=np.ones(len(order)), where=tokens[order] > 0), 0, 1)
+    fitting = np.clip(np.divide(room, tokens[order], out=np.ones(len(order)), where=tokens[order] > 0), 0, 1)
     uncached_s = float(demand.rate_rps @ demand.work_s)
-    return max(uncached_s - float(taken @ saved_s[order]), 0.0) / replicas
+    return max(uncached_s - float(fitting @ saved_s[order]), 0.0) / replicas
 
 
 def replicate_prefixes(
@@ -119,19 +122,19 @@ def replicate_prefixes(
 ) -> Replication:
     """Place prefixes on `replicas` workers with `memory_tokens` for prefixes each; see the module.
 
-    Stops at `gap_frac` above the bound, after `routings`, or where the solver has branched as often as it
-    may. The answer depends on the clock only if the time limit comes first.
+    It stops at `gap_frac` above the bound, after `routings`, or when the solver has done WHOLE_WORK. The
+    answer depends on the clock only if the time limit comes first.
     """
     if replicas < 1 or memory_tokens < 0:
         raise InputError(f"prefixes: {replicas} replicas of {memory_tokens} tokens, need >= 1 and >= 0")
     budget = RoutingBudget(routings, time.monotonic() + time_limit_s)
     sessions = sessions or SessionReuse()
     prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
-    low = hot_bound(demand, replicas, memory_tokens, sessions)
+    relaxation = hot_bound(demand, replicas, memory_tokens, sessions)
     empty = np.zeros((len(demand), replicas), bool)
     start = prices.fill_replicas(empty, range(replicas), demand.rate_rps)
-    best = prices.descend(start, low * (1 + gap_frac), budget)
-    bound = prices.load_bound(low, best.largest_load)
+    best = prices.descend(start, relaxation * (1 + gap_frac), budget)
+    bound = prices.load_bound(relaxation, best.largest_load)
     if len(demand) * replicas <= WHOLE_CELLS:
         best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
         bound = max(bound, proven)
@@ -144,13 +147,14 @@ def replicate_prefixes(
 def replicate_quickly(
     demand: PrefixDemand, replicas: int, memory_tokens: int, *, sessions: SessionReuse, routings: int
 ) -> Replication:
-    """A placement without a search: replicas are filled in turn, then anew while that gains, with at most
-    `routings` routings. No clock and no random number plays a part. Its bound is `hot_bound`.
+    """A placement without a search: replicas are filled one after another, then filled anew as long as that
+    gains, with at most `routings` routings. It depends on no clock and no random number. Its bound is
+    `hot_bound`.
     """
     prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
-    low = hot_bound(demand, replicas, memory_tokens, sessions)
+    bound = hot_bound(demand, replicas, memory_tokens, sessions)
     start = prices.fill_replicas(np.zeros((len(demand), replicas), bool), range(replicas), demand.rate_rps)
-    return _replication(prices, prices.descend(start, low, RoutingBudget(routings, math.inf)), low)
+    return _replication(prices, prices.descend(start, bound, RoutingBudget(routings, math.inf)), bound)
 
 
 def polish_replication(
@@ -162,19 +166,19 @@ def polish_replication(
     rng: np.random.Generator,
     time_limit_s: float = math.inf,
 ) -> Replication:
-    """The placement `start`, or one with a smaller largest load, and the highest bound that was proven.
+    """The placement `start`, or one with a smaller largest load, with the highest bound that was proved.
 
-    A small problem goes to the solver whole, another to the search by prices, each with a fixed amount of
-    work: the answer is the same on every machine, unless the time limit comes first.
+    A small problem goes to the solver as a whole, a larger one to the search by prices, each with a fixed
+    amount of work. So the answer is the same on every machine, unless the time limit comes first.
     """
     prices = PrefixPrices(demand, start.placed.shape[1], memory_tokens, sessions)
     best = prices.best_routing(start.placed)
     budget = RoutingBudget(POLISH_ROUTINGS, time.monotonic() + time_limit_s)
-    low = max(start.bound, hot_bound(demand, prices.replicas, memory_tokens, sessions))
+    known_bound = max(start.bound, hot_bound(demand, prices.replicas, memory_tokens, sessions))
     if best.placed.size <= WHOLE_CELLS:
         best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
-        low = max(low, min(proven, best.largest_load))
-    bound = prices.load_bound(low, best.largest_load)
+        known_bound = max(known_bound, min(proven, best.largest_load))
+    bound = prices.load_bound(known_bound, best.largest_load)
     if best.largest_load > bound * (1 + OPTIMAL_FRAC):
         best = prices.search(best, bound * (1 + OPTIMAL_FRAC), budget, rng)
     replication = _replication(prices, best, bound)
@@ -185,7 +189,9 @@ def polish_replication(
 
 
 def _replication(prices: PrefixPrices, best: Routed, bound: float) -> Replication:
-    """The placement with its loads; a bound above them is one by rounding alone."""
+    """The placement as a Replication. Rounding may leave the bound above the largest load, which then takes
+    its place.
+    """
     return Replication(
         best.placed,
         best.rates_rps,
@@ -197,7 +203,9 @@ def _replication(prices: PrefixPrices, best: Routed, bound: float) -> Replicatio
 
 
 def _solve_whole_program(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:
-    """Solve the module's program from the placement `best` on; returns the better, and a bound on L."""
+    """Solve the program of this module, with the placement `best` as the solver's start. Returns the better
+    placement, and a lower bound on L.
+    """
     demand, replicas, sessions = prices.demand, range(prices.replicas), prices.sessions
     problem = pulp.LpProblem("prefixes", pulp.LpMinimize)
     largest = problem.add_variable("L")

@@ -1,9 +1,10 @@
 """Aladdin's rule for the number of workers, N = ceil(k5 r + c5), and when to fit it anew.
 
-The rule is fitted on (arrival rate, workers that sufficed) above a rate R, below which too few requests
-arrive in a heartbeat to stand for the traffic's lengths (eq. 7 of arXiv:2405.06856). The paper asks for
-change-point detection without saying which. `SeriesLevel` is Page's two-sided CUSUM (Biometrika 1954) in its
-self-starting form (Hawkins, The Statistician 1987): a few lines that take one heartbeat after the other.
+The rule is fitted to pairs (arrival rate, workers that sufficed) with a rate above some R. Below it too few
+requests arrive in a heartbeat of the controller to represent the traffic's lengths (eq. 7 of
+arXiv:2405.06856). The paper asks for change-point detection without saying which. `SeriesLevel` is Page's
+two-sided CUSUM (Biometrika 1954) in its self-starting form (Hawkins, The Statistician 1987), which takes one
+heartbeat after the other.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import numpy.typing as npt
 from planner.domain import ROUNDING
 from planner.errors import InputError
 
-DRIFT_SIGMA = 0.5  # Half the shift that should be found, in standard deviations.
-THRESHOLD_SIGMA = 8.0  # With that drift there is one false alarm in some ten thousand heartbeats.
+DRIFT_SIGMA = 0.5  # The CUSUM's allowance: half the shift that should be detected, in standard deviations.
+THRESHOLD_SIGMA = 8.0  # With that allowance there is one false alarm in some ten thousand heartbeats.
+LEAST_ABOVE = 1e-6  # The fitted line is at least so much above the counts minus one, so that they round up.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRule:
-    """N = ceil(slope r + offset); the offset may be < 0. Rates below `least_rps` count as that."""
+    """N = ceil(slope r + offset); the offset may be < 0. Rates below `least_rps` count as `least_rps`."""
 
     slope_workers_per_rps: float
     offset_workers: float
@@ -38,10 +40,11 @@ class WorkerRule:
 
 
 def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike, *, least_rps: float = 0.0) -> WorkerRule:
-    """Fit the rule by least squares to pairs with rate > `least_rps`, then raise the line so far that the
+    """Fit the rule by least squares to the pairs with rate > `least_rps`. Then the line is raised until the
     rule gives no fewer workers than any of these pairs.
 
-    Counts were rounded up, so on average they lie half a worker above the line. That half is taken off first.
+    Counts were rounded up, so on average they are half a worker above the line. That half is subtracted
+    first.
     """
     rate, count = np.asarray(rate_rps, float), np.asarray(workers, float)
     used = rate > least_rps
@@ -52,43 +55,44 @@ def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike, *, least_rp
         )
     slope, offset = np.polyfit(rate[used], count[used] - 0.5, 1)
     slope = max(float(slope), 0.0)
-    # ceil(line) >= count if the line is above count - 1, here by at least a millionth.
-    offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + 1e-6)
+    # ceil(line) >= count if the line is above count - 1.
+    offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + LEAST_ABOVE)
     return WorkerRule(slope, offset, least_rps)
 
 
 class SeriesLevel:
-    """The level of a series that is given value by value; `mean` is the mean of the values so far. Shifts are
-    looked for from the value after the first `learn` on.
+    """The level of a series that is given value by value; `mean` is the mean of the `count` values so far.
+    The first `learn` values only set the level; after them shifts of it are detected.
     """
 
     def __init__(
         self, learn: int, drift_sigma: float = DRIFT_SIGMA, threshold_sigma: float = THRESHOLD_SIGMA
     ) -> None:
         self.learn, self.drift_sigma, self.threshold_sigma = learn, drift_sigma, threshold_sigma
-        self.seen, self.mean, self._squares = 0, 0.0, 0.0
-        # By the direction of a shift: the CUSUM, and the number of the value at which it last left zero.
+        self.count, self.mean, self._squares = 0, 0.0, 0.0
+        # For a shift up (1) and down (-1): the CUSUM, and the number of the value at which it last left zero.
         self._sums = {1: 0.0, -1: 0.0}
         self._began = {1: learn, -1: learn}
 
     def add(self, value: float) -> int | None:
-        """How many values ago the level shifted, if this value shows that it did; otherwise None, and the
-        value joins the level.
+        """How many values ago the level shifted, if this value shows that it did. Otherwise None, and the
+        value counts towards the level.
         """
-        seen = self.seen
-        if seen >= self.learn:
-            # Equal values would have no spread: then any other value is a shift.
-            spread = max(math.sqrt(self._squares / (seen - 1)), ROUNDING * max(abs(self.mean), 1.0))
-            # The last factor: the mean of the values seen has an error of its own.
-            z = (value - self.mean) / spread * math.sqrt(seen / (seen + 1))
+        count = self.count
+        if count >= self.learn:
+            # Equal values have no spread. It is then taken to be a rounding error, so any other value is a
+            # shift.
+            spread = max(math.sqrt(self._squares / (count - 1)), ROUNDING * max(abs(self.mean), 1.0))
+            # The last factor is for the error of the mean itself.
+            z = (value - self.mean) / spread * math.sqrt(count / (count + 1))
             for side in self._sums:
                 self._sums[side] = max(0.0, self._sums[side] + side * z - self.drift_sigma)
                 if self._sums[side] == 0.0:
-                    self._began[side] = seen + 1
+                    self._began[side] = count + 1
                 elif self._sums[side] > self.threshold_sigma:
-                    return seen - self._began[side]
+                    return count - self._began[side]
         step = value - self.mean
-        self.seen += 1
-        self.mean += step / self.seen
+        self.count += 1
+        self.mean += step / self.count
         self._squares += step * (value - self.mean)
         return None

@@ -287,10 +287,20 @@ class TraceLengths:
 
 def distinct_lengths(trace: Trace) -> TraceLengths:
     """Count the requests of every pair (input, output)."""
-    # MAX_TOKENS fits 32 bits.
-    pairs, requests = np.unique((trace.input_tokens << 32) + trace.output_tokens, return_counts=True)
+    pairs, requests = np.unique(_pair_codes(trace.input_tokens, trace.output_tokens), return_counts=True)
     inputs, outputs = (pairs >> 32).astype(float), (pairs & (2**32 - 1)).astype(float)
     return TraceLengths(inputs, outputs, requests.astype(np.int64))
+
+
+def pair_numbers(lengths: TraceLengths, trace: Trace) -> IntArray:
+    """(n,): the number, among the pairs of `distinct_lengths(trace)`, of the pair of each request."""
+    codes = _pair_codes(lengths.input_tokens.astype(np.int64), lengths.output_tokens.astype(np.int64))
+    return np.searchsorted(codes, _pair_codes(trace.input_tokens, trace.output_tokens))
+
+
+def _pair_codes(input_tokens: IntArray, output_tokens: IntArray) -> IntArray:
+    """Both lengths in one number of 64 bits; MAX_TOKENS fits 32."""
+    return (input_tokens << 32) + output_tokens
 
 
 MOST_PAIRS = 20_000  # Pairs of prompt and output lengths in bounds, which sum over all of them.

@@ -46,7 +46,7 @@ def test_what_is_not_proved_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     best = pack_moment(u, placed, np.zeros(4, np.int64))
     assert best.fewest == 4 and best.is_fewest
     assert best.least == pytest.approx(0.8) and best.is_least
-    monkeypatch.setattr(moment_packing, "MOST_PLACES", 0)
+    monkeypatch.setattr(moment_packing, "MOST_VARIABLES", 0)
     by_hand = pack_moment(u, placed, np.zeros(4, np.int64))
     assert (by_hand.fewest, by_hand.fewest_bound) == (4, 3) and not by_hand.is_fewest
     assert by_hand.least_bound == pytest.approx(0.7) and not by_hand.is_least

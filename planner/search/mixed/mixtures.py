@@ -90,8 +90,8 @@ def improve_mixture(
 def _promising_first(
     best: fleet_counts.Counts, options: Sequence[Option], shares: Mapping[str, float]
 ) -> list[Option]:
-    """All options in order of promise: those of the best fleet, then for each role and hardware the one with
-    the lowest price for its share, then those with the second lowest, and so on.
+    """All options, the most promising first: those of the best fleet, then for each role and hardware the one
+    with the lowest price for its share, then those with the second lowest, and so on.
     """
 
     def price(option: Option) -> float:
