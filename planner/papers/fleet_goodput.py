@@ -1,4 +1,6 @@
-"""The goodput of one fleet on one trace: the highest rate it keeps up in steady state, and a run there."""
+"""The goodput of one fleet on one trace: the highest rate that it serves in steady state within the SLO, and
+a run at that rate.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,22 @@ from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import finite_or_none, show_s
 
-LEAST_REQUESTS = 100  # The lowest rate keeps at least so many requests of a trace.
-LOWEST_RPS = 1e-4  # No lower rates are tried.
-FIRST_SHARE = (
-    0.25  # The bisection begins at this share of the rate that work alone allows: fleets carry less.
-)
+LEAST_REQUESTS = 100  # A trace is not thinned below so many requests: percentiles of fewer say little.
+LOWEST_RPS = 1e-4  # No lower rates are tried: at one request in three hours a fleet is idle.
+# The bisection begins at this share of `most_rps`: work alone bounds the rate, queues and the SLO lower it.
+FIRST_SHARE = 0.25
 
 Watch = Callable[[float, bool | None], None]
-"""Called with each rate: with None before it is simulated, then with whether the SLO was kept."""
+"""Called with each rate twice: with None before its simulations, then with whether the SLO was kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetGoodput:
-    """`run` is one run at the highest rate, long enough to be steady unless the trace is short."""
+    """The goodput of a fleet by `rule`, with one run at the highest rate, which is long enough to be steady
+    unless the trace is short.
+
+    `is_poisson` says whether arrivals are Poisson; otherwise they are those of the trace, rescaled.
+    """
 
     fleet: Fleet
     goodput: Goodput
@@ -48,22 +53,23 @@ class FleetGoodput:
 
     @property
     def residences(self) -> float:
-        """The duration of the run in mean times that a request stays in the fleet."""
+        """The duration of the run, counted in the mean time that a request stays in the fleet."""
         return count_residences(self.run)
 
     @property
     def is_short(self) -> bool:
-        """Whether the trace ends before a backlog would have shown."""
+        """Whether the run ends before a backlog of requests would show in their latencies."""
         return self.residences < self.rule.residences
 
     @property
     def usd_per_1000_requests(self) -> float:
-        """What is paid, whole nodes too, over the requests: 3600 s/h over 1000 requests."""
-        return bill_fleet(self.fleet).usd_per_h / 3.6 / self.goodput.rate_rps
+        """The bill of the fleet, whole nodes included, for the time in which it serves 1000 requests."""
+        usd_per_ks = bill_fleet(self.fleet).usd_per_h / 3.6  # An hour has 3.6 ks.
+        return usd_per_ks / self.goodput.rate_rps
 
     @property
     def values_s(self) -> dict[Limit, float]:
-        """The percentile of each limit in `run`."""
+        """Each limit of the SLO with the value [s] that its percentile has in `run`."""
         return {
             limit: value_s(self.run, limit.metric, limit.percentile_frac) for limit in self.rule.slo.limits
         }
@@ -79,10 +85,11 @@ def fleet_goodput(
     tolerance_frac: float = TOLERANCE_FRAC,
     watch: Watch = lambda *_: None,
 ) -> FleetGoodput:
-    """Search the highest rate. Traffic is the trace, rescaled and cut as `traffic_request` says; without it,
-    Poisson arrivals with the trace's lengths.
+    """Search the highest rate at which a fleet keeps the SLO.
 
-    Coarse time stamps of `requests` are spread here. Raises InfeasibleError if no rate keeps the SLO.
+    Its traffic is the trace `requests`, rescaled and cut as `traffic_request` says, or, if that is None,
+    Poisson arrivals with the lengths of the trace. Coarse time stamps are spread here. `watch` sees each rate
+    that is tried. Raises InfeasibleError if no rate keeps the SLO.
     """
     traffic: Traffic
     if traffic_request is None:
@@ -106,7 +113,7 @@ def fleet_goodput(
         lowest_rps=lowest_rps,
     )
     is_kept = goodput.rate_rps > 0
-    # The run shown is one at the highest rate, or the first that missed the SLO at the lowest.
+    # Without a rate that keeps the SLO, the run is the first that missed it at the lowest rate.
     missed_seed = None if is_kept else rule.first_missed(fleet, goodput.fails_rps)
     run = rule.run(fleet, goodput.rate_rps if is_kept else goodput.fails_rps, missed_seed or 0)
     answer = FleetGoodput(fleet, goodput, rule, traffic_request is None, run)
@@ -137,9 +144,11 @@ def goodput_document(goodput: FleetGoodput) -> dict[str, Any]:
 
 
 def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
-    """The trace's own requests at a rate, however many these are."""
+    """Traffic of the trace's own requests, rescaled to a rate. It ignores the least number of requests that
+    `Traffic` passes, because a trace has only those that it has.
+    """
 
-    def replayed(rate_rps: float, least: int, seed: int) -> Trace:
+    def replayed(rate_rps: float, _least: int, seed: int) -> Trace:
         return RateRequest(rate_rps, traffic_request.how, traffic_request.part).of(
             spread_stamps(requests, seed=seed), seed=seed
         )
@@ -148,10 +157,12 @@ def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
 
 
 def _none_kept(goodput: FleetGoodput, lowest_rps: float) -> InfeasibleError:
-    """The error that no rate is kept, with the limit that the lowest rate misses by most."""
+    """The error that the fleet keeps the SLO at no rate, with the limit that the lowest rate misses by
+    most.
+    """
     values = goodput.values_s
     worst = max(values, key=lambda limit: values[limit] / limit.limit_s)
-    is_missed = not values[worst] <= worst.limit_s
+    is_missed = not values[worst] <= worst.limit_s  # True for NaN too: no request has the value.
     reason = (
         f"{worst.name} is {show_s(values[worst])} there, limit {show_s(worst.limit_s)}"
         if is_missed

@@ -1,5 +1,8 @@
-"""The searches of DistServe, Vidur and Splitwise on the planner's own fits: rows for people, a document for
-programs. planner/commands/search_commands.py calls it; each paper's algorithm has a module beside this one.
+"""The searches of DistServe, Vidur and Splitwise with the planner's own fitted step times: rows for people, a
+document for programs.
+
+`plan search` (planner/commands/search_commands.py) calls this module. Each paper's algorithm has a module
+beside this one: distserve_search.py, vidur_search.py and splitwise_search.py.
 """
 
 from __future__ import annotations
@@ -23,15 +26,17 @@ from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
 MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
-MOST_MACHINES = 256  # A pool of Splitwise's search has no more machines.
-MOST_SPLITS = 20  # So many splits of a budget are simulated per design.
-RATE_TOLERANCE_FRAC = 0.02  # The highest rate is searched to this share,
-LOWEST_RATE_RPS = 0.05  # from this rate on.
+# The next three bound the time of Splitwise's search; the paper gives no such bounds.
+MOST_MACHINES = 256  # machines per pool
+MOST_SPLITS = 20  # simulated splits of a budget per design
+LOWEST_RATE_RPS = 0.05  # No lower rate is tried.
+RATE_TOLERANCE_FRAC = 0.02  # The bisection of the highest rate ends at an interval of this share of the rate.
 MOST_GPUS = 1024  # A deployment of Vidur's search has no more GPUs.
-# A rate is judged on Poisson traffic of this length, and of at least so many requests.
+# Slowdowns are judged on Poisson traffic of this duration, and of at least so many requests, so that a p99
+# rests on 20 requests.
 JUDGED_S = 120
 LEAST_JUDGED_REQUESTS = 2000
-# A machine of Splitwise has these engine settings.
+# The engine settings of Splitwise's machines: prompt tokens per step, and sequences that run at once.
 MACHINE_BUDGET_TOKENS = 2048
 MACHINE_SEATS = 512
 
@@ -40,7 +45,9 @@ Paper = Literal["distserve", "vidur", "splitwise"]
 
 @dataclass(frozen=True, slots=True)
 class PaperSearch:
-    """Rows for people, the same for programs, and the fleet to write down, if there is a best one."""
+    """The result of a paper's search: rows for people, the same for programs (`document`), and the best
+    fleet, which the command writes to fleet.yaml.
+    """
 
     rows: list[dict[str, Any]]
     document: dict[str, Any]
@@ -49,10 +56,12 @@ class PaperSearch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaperQuestion:
-    """The input of a paper's search. DistServe's alone reads `nodes`, Vidur's alone `gpus` and
-    `is_offline`: all requests are there at once, and the makespan counts instead of requests per dollar.
+    """The input of a paper's search.
 
-    Of the trace `lengths` only the token counts are used: arrivals are Poisson at `rate_rps`.
+    Of the trace `lengths` only the token counts are used: arrivals are Poisson at `rate_rps`, with `seeds`
+    draws. Only DistServe's search reads `nodes`, the most nodes of an instance. Only Vidur's reads `gpus`,
+    all GPUs of the deployment, and `is_offline`: all requests arrive at once, and the search minimises the
+    makespan instead of maximising requests per dollar.
     """
 
     task: PlanQuestion
@@ -75,7 +84,9 @@ def search_as(paper: Paper, question: PaperQuestion) -> PaperSearch:
 
 
 def _distserve(question: PaperQuestion) -> PaperSearch:
-    """DistServe's Algorithms 1 and 2, and any counts of prefill and decode instances, at `rate_rps`."""
+    """The placements at `rate_rps` by DistServe's Algorithms 1 and 2, and one whose counts of prefill and
+    decode instances are free (`free_counts`).
+    """
     task, catalog, rate_rps = question.task, question.catalog, question.rate_rps
     _needs_seconds(task)
     if len(task.stock) != 1:
@@ -112,7 +123,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     rows = [
         {
             "search": name,
-            "fleet": _shape(fleet),
+            "fleet": _name_pools(fleet),
             "GPUs": fleet.gpus,
             "USD/h": round(fleet.price_usd_per_h, 2),
             f"carries ({rate_rps:g} asked)": round(goodput_rps[name], 2),
@@ -122,11 +133,11 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     document = {
         "rate_rps": rate_rps,
         "placements": [
-            {"search": name, "carries_rps": goodput_rps[name]} | _fleet_json(fleet)
+            {"search": name, "carries_rps": goodput_rps[name]} | _fleet_summary(fleet)
             for name, fleet in fleets.items()
         ],
         "neighbours": [
-            {"carries": carries} | _fleet_json(fleet)
+            {"carries": carries} | _fleet_summary(fleet)
             for fleet, carries in distserve_search.smaller_neighbours(free, rules.whole, rate_rps)
         ],
     }
@@ -141,7 +152,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
         raise InputError(
             f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
         )
-    longest = int((lengths.input_tokens + lengths.output_tokens).max())
+    longest_tokens = int((lengths.input_tokens + lengths.output_tokens).max())
     space = vidur_search.Space(budgets=(512, 2048, 8192), seats=(128, 256))
     fleets = vidur_search.configurations(
         catalog.llm(task.llm),
@@ -149,7 +160,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
         catalog,
         space,
         total_gpus=gpus,
-        least_kv_tokens=longest,
+        least_kv_tokens=longest_tokens,
     )
     if question.is_offline:
         return _vidur_offline(fleets, lengths)
@@ -197,7 +208,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
 
 
 def _vidur_offline(fleets: list[Fleet], requests: Trace) -> PaperSearch:
-    """The makespan of all requests at once, with the frontier of makespan and bill."""
+    """The makespan of every fleet if all requests arrive at once, with the frontier of makespan and bill."""
     rows = vidur_search.search_makespans(fleets, requests)
     if not math.isfinite(rows[0].makespan_s):
         raise InfeasibleError(
@@ -233,10 +244,11 @@ def _vidur_offline(fleets: list[Fleet], requests: Trace) -> PaperSearch:
 
 
 def _splitwise(question: PaperQuestion) -> PaperSearch:
-    """Machines of each design; needs an SLO of slowdowns, `preset: splitwise`.
+    """The best counts of machines for each design. The SLO must be one of slowdowns, as `preset: splitwise`.
 
-    Iso-throughput for an objective of cost, power or gpus: the cheapest that carries the rate. Iso-power and
-    iso-cost for `objective: throughput` within one limit: the most requests/s.
+    With the objective cost, power or gpus it is the paper's iso-throughput search: the cheapest counts that
+    serve `rate_rps`. With `objective: throughput` and one limit it is the iso-power or iso-cost search: the
+    counts within the limit that serve the most requests/s.
     """
     task, catalog = question.task, question.catalog
     if task.slowdowns is None:
@@ -266,7 +278,10 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
 
 
 class _Slowdowns:
-    """Whether a fleet keeps the slowdowns at a rate, on Poisson traffic of every seed."""
+    """Judges fleets by the slowdowns of requests over the same requests alone on the reference machine.
+
+    Traffic of a rate, and its times on the reference machine, are computed once for all fleets.
+    """
 
     def __init__(self, question: PaperQuestion) -> None:
         task, catalog = question.task, question.catalog
@@ -292,7 +307,9 @@ class _Slowdowns:
 
 
 def _most_of_designs(question: PaperQuestion) -> PaperSearch:
-    """Iso-power and iso-cost: what each design carries within the budget, most requests/s first."""
+    """The iso-power and the iso-cost search: the most requests/s that each design serves within the one limit
+    of the task, the best design first.
+    """
     task, catalog = question.task, question.catalog
     limits = {
         "power": task.power_limit_w,
@@ -319,17 +336,17 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
         best, rate_rps = None, 0.0
         for fleet in fleets:
             # A split that does not beat the best one by the tolerance needs no bisection.
-            least = rate_rps * (1 + RATE_TOLERANCE_FRAC)
-            if best is not None and not slowdowns.keeps(fleet, least):
+            rate_to_beat_rps = rate_rps * (1 + RATE_TOLERANCE_FRAC)
+            if best is not None and not slowdowns.keeps(fleet, rate_to_beat_rps):
                 continue
-            best_here = bisect_highest(
+            goodput = bisect_highest(
                 partial(slowdowns.keeps, fleet),
-                guess_rps=least or question.rate_rps,
+                guess_rps=rate_to_beat_rps or question.rate_rps,
                 tolerance_frac=RATE_TOLERANCE_FRAC,
                 lowest_rps=LOWEST_RATE_RPS,
             )
-            if best_here.rate_rps > rate_rps:
-                best, rate_rps = fleet, best_here.rate_rps
+            if goodput.rate_rps > rate_rps:
+                best, rate_rps = fleet, goodput.rate_rps
         if best is not None:
             rows.append((_design_row(design, best, {"requests/s": round(rate_rps, 2)}), best))
     if not rows:
@@ -346,33 +363,39 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
 
 
 def _judged_traffic(question: PaperQuestion, rate_rps: float) -> list[Trace]:
-    """Poisson traffic of the requests that have a token after the first, one for each seed."""
+    """Poisson traffic at this rate, one trace for each seed, with the lengths of those requests that have
+    more than one output token: TBT is not defined for the others.
+    """
     lengths = question.lengths
-    several = lengths.output_tokens > 1
-    if not several.any():
+    has_several_tokens = lengths.output_tokens > 1
+    if not has_several_tokens.any():
         raise InputError(
             f"{lengths.name}: every request has one token, splitwise judges those after the first"
         )
-    traffic = poisson_traffic(lengths.select(several))
+    traffic = poisson_traffic(lengths.select(has_several_tokens))
     requests = max(LEAST_JUDGED_REQUESTS, round(JUDGED_S * rate_rps))
     return [traffic(rate_rps, requests, seed) for seed in range(question.seeds)]
 
 
 def _designs(task: PlanQuestion, catalog: Catalog) -> list[splitwise_search.MachineDesign]:
-    """Machines of one kind for everything, and pairs of kinds, one for prompts and one for tokens."""
+    """Each GPU's machine for both phases, and every pair of machines, one for prompts and one for tokens."""
     machines = [_machine(task, catalog, gpu) for gpu in task.priced_gpus(catalog)]
     designs = [splitwise_search.MachineDesign(machine.gpu.name, machine, None) for machine in machines]
     return designs + [
-        splitwise_search.MachineDesign(f"{p.gpu.name} + {t.gpu.name}", p, t)
-        for p in machines
-        for t in machines
+        splitwise_search.MachineDesign(f"{prompt.gpu.name} + {token.gpu.name}", prompt, token)
+        for prompt in machines
+        for token in machines
     ]
 
 
 def _cheapest_of_design(
     design: splitwise_search.MachineDesign, question: PaperQuestion, slowdowns: _Slowdowns
 ) -> tuple[dict[str, Any], Fleet] | None:
-    """The cheapest fleet of this design that keeps the slowdowns, and its row; None if there is none."""
+    """The row and the fleet of this design's cheapest counts that keep the slowdowns at the question's rate;
+    None if there are none.
+
+    "as good" in the row is how many other counts cost the same.
+    """
     task = question.task
     llm, network = question.catalog.served_llm(task.llm), _own_links(task.network)
     costs = [weight(type_, task.objective) for type_ in (design.prompt, design.token) if type_]
@@ -393,8 +416,8 @@ def _cheapest_of_design(
 def _design_row(
     design: splitwise_search.MachineDesign, fleet: Fleet, answer: dict[str, Any]
 ) -> dict[str, Any]:
-    """A row for people; `answer` is what the search looked for, by its unit."""
-    counts = [pool.count for pool in fleet.pools] + [0]  # One kind of machine: no token machines.
+    """A design's row for people; `answer` is the value that the search optimised, by its unit."""
+    counts = [pool.count for pool in fleet.pools] + [0]  # A fleet of one pool has no token machines.
     price = {"USD/h": round(fleet.price_usd_per_h, 2), "kW": round(fleet.power_w / 1000, 1)}
     return {"design": design.name, "prompt": counts[0], "token": counts[1]} | answer | price
 
@@ -405,9 +428,7 @@ def _own_links(network: Network) -> Network:
 
 
 def _machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
-    """A whole machine as one worker, as Splitwise has it: TP 8, prompts up to MACHINE_BUDGET_TOKENS a
-    batch.
-    """
+    """A whole machine as one worker with TP over all of its GPUs, as Splitwise has it."""
     llm = catalog.llm(task.llm)
     kv_tokens = kv_cache_tokens(
         llm, gpu, tp, max_num_batched_tokens=MACHINE_BUDGET_TOKENS, max_num_seqs=MACHINE_SEATS
@@ -426,19 +447,21 @@ def _machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = MACHIN
     return machine
 
 
-def _shape(fleet: Fleet) -> str:
+def _name_pools(fleet: Fleet) -> str:
+    """The pools of a fleet in words, as "2 prefill of tp4 pp1 + 1 decode of tp8 pp1"."""
     return " + ".join(
         f"{pool.count} {pool.role} of tp{pool.type.tp} pp{pool.type.pp}" for pool in fleet.pools
     )
 
 
 def _needs_seconds(task: PlanQuestion) -> None:
-    """Refuse an SLO of slowdowns."""
+    """Raise InputError if the SLO limits slowdowns, which this paper's search does not cover."""
     if task.slowdowns is not None:
         raise InputError(f"slo: needs limits in seconds here, found the relative preset {task.preset!r}")
 
 
-def _fleet_json(fleet: Fleet) -> dict[str, Any]:
+def _fleet_summary(fleet: Fleet) -> dict[str, Any]:
+    """A fleet's GPUs, price and pools, for a document."""
     pools = [
         {
             "role": pool.role,

@@ -1,4 +1,5 @@
-"""Splitwise's provisioning (Patel et al. 2024, arXiv:2311.18677, section IV-D): machines of each pool.
+"""Splitwise's provisioning (Patel et al. 2024, arXiv:2311.18677, section IV-D): the counts of machines of
+each pool.
 
 Sets   d      designs: a prompt machine and a token machine (AA, HH, HA, HHcap), or one machine for both
 Data   c_p, c_t   what a prompt and a token machine cost (USD/h, Watts or one)
@@ -45,7 +46,9 @@ SPLIT = Policies(batching="splitwise", routing="token-jsq", decode_routing="toke
 
 @dataclass(frozen=True, slots=True)
 class MachineDesign:
-    """Which machine computes prompts and which tokens; `token` is None where every machine does both."""
+    """Which machine computes prompts and which the tokens after the first; `token` is None if each machine
+    does both.
+    """
 
     name: str
     prompt: WorkerType
@@ -61,10 +64,11 @@ class MachineDesign:
 
 @dataclass(frozen=True, slots=True)
 class Provisioning:
-    """The best value, and all (prompt, token) counts that reach it, most prompt machines first.
+    """The best value of a search, and all counts of (prompt, token) machines that reach it, those with most
+    prompt machines first.
 
-    `value` is a cost from `find_cheapest_splits`, in benchmarks/splitwise_provisioning.py also a rate
-    [requests/s].
+    `value` is a cost if the result is from `find_cheapest_splits`, infinite without counts; the search for
+    the highest rate in benchmarks/splitwise_provisioning.py stores a rate [requests/s].
     """
 
     value: float
@@ -73,17 +77,23 @@ class Provisioning:
 
 
 def alone_on(machine: WorkerType, trace: Trace) -> Mapping[Metric, Floats]:
-    """The reference from a machine's step times: each request by itself, its prompt in one step."""
-    latency, n, m = machine.latency, trace.input_tokens.astype(float), trace.output_tokens.astype(float)
-    prompt_s = latency.step_s(n, pairs=n * (n + 1) / 2, prefills=1)
-    # The mean decode step reads the prompt and half of the output.
-    decode_s = latency.step_s(1, decodes=1) + latency.d_s * (n + m / 2)
-    decodes_s = (m - 1) * decode_s
-    return {"ttft": prompt_s, "tbt": decodes_s / m, "e2e": prompt_s + decodes_s}
+    """The times (n,) [s] that each of a trace's n requests takes alone on a machine, its prompt in one step,
+    by metric: the reference of the slowdowns.
+    """
+    latency = machine.latency
+    inputs, outputs = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
+    # Each prompt token attends to itself and to all before it.
+    prompt_s = latency.step_s(inputs, pairs=inputs * (inputs + 1) / 2, prefills=1)
+    # The mean decode step reads the KV cache of the prompt and of half of the output.
+    decode_s = latency.step_s(1, decodes=1) + latency.d_s * (inputs + outputs / 2)
+    decodes_s = (outputs - 1) * decode_s  # The prompt's step computes the first token.
+    return {"ttft": prompt_s, "tbt": decodes_s / outputs, "e2e": prompt_s + decodes_s}
 
 
 def slowdowns(simulation: Simulation, alone_s: Mapping[Metric, Floats]) -> dict[Metric, Floats]:
-    """Each request's time over its time on an idle worker (n,), by metric; NaN if it never finished."""
+    """The factor (n,) of each request's time over its time alone on the reference machine, by metric; NaN if
+    the request never finished.
+    """
     values: dict[Metric, Floats] = {
         "ttft": simulation.ttft_s,
         "tbt": (simulation.e2e_s - simulation.ttft_s) / simulation.output_tokens,
@@ -95,7 +105,9 @@ def slowdowns(simulation: Simulation, alone_s: Mapping[Metric, Floats]) -> dict[
 def keeps_slowdowns(
     fleet: Fleet, trace: Trace, limits: Sequence[Slowdown], alone_s: Mapping[Metric, Floats]
 ) -> bool:
-    """Whether all requests are served, every (interpolated) percentile of the slowdowns below its factor."""
+    """Whether a fleet serves all requests, and every percentile of the slowdowns is below its limit.
+    Percentiles are interpolated, as in the paper's program.
+    """
     if unknown := [limit.metric for limit in limits if limit.metric not in alone_s]:
         raise InputError(f"slowdown: the reference has {', '.join(alone_s)}, but not {unknown[0]}")
     simulation = simulate(fleet, trace)
@@ -113,7 +125,9 @@ def find_cheapest_splits(
     most: int,
     splits: bool = True,
 ) -> Provisioning:
-    """All cheapest (p, t), both at least 1 and at most `most`; without `splits` t is 0."""
+    """All cheapest counts (p, t) of prompt and token machines for which `holds(p, t)`, both from 1 to `most`;
+    without `splits` t is 0.
+    """
     known_verdicts: dict[tuple[int, int], bool] = {}
 
     def is_enough(p: int, t: int) -> bool:
@@ -121,57 +135,62 @@ def find_cheapest_splits(
             known_verdicts[p, t] = holds(p, t)
         return known_verdicts[p, t]
 
-    def least_p(t: int, low: int, high: int) -> int | None:
-        """Least p in [low, high] that holds beside t."""
-        if high < low or not is_enough(high, t):
+    def least_p(t: int, fewest: int, enough: int) -> int | None:
+        """The least p from `fewest` to `enough` that holds beside t; None if even `enough` does not hold."""
+        if enough < fewest or not is_enough(enough, t):
             return None
-        while low < high:
-            middle = (low + high) // 2
+        while fewest < enough:
+            middle = (fewest + enough) // 2
             if is_enough(middle, t):
-                high = middle
+                enough = middle
             else:
-                low = middle + 1
-        return high
+                fewest = middle + 1
+        return enough
 
-    value = math.inf
+    least_cost = math.inf
     counts: list[tuple[int, int]] = []
     if not splits:
         if (p := least_p(0, 1, most)) is not None:
-            value, counts = p * prompt_cost, [(p, 0)]
-        return Provisioning(value, tuple(counts), len(known_verdicts))
-    fewest = least_p(most, 1, most)  # No smaller count of prompt machines holds beside any t.
-    if fewest is None:
-        return Provisioning(value, (), len(known_verdicts))
-    high = most
+            least_cost, counts = p * prompt_cost, [(p, 0)]
+        return Provisioning(least_cost, tuple(counts), len(known_verdicts))
+    fewest_p = least_p(most, 1, most)  # No smaller count of prompt machines holds beside any t.
+    if fewest_p is None:
+        return Provisioning(least_cost, (), len(known_verdicts))
+    most_p = most
     for t in range(1, most + 1):
-        if fewest * prompt_cost + t * token_cost > value * (1 + ROUNDING):
+        if fewest_p * prompt_cost + t * token_cost > least_cost * (1 + ROUNDING):
             break
-        if value < math.inf:
-            high = min(high, math.floor((value * (1 + ROUNDING) - t * token_cost) / prompt_cost))
-        p = least_p(t, fewest, high)
-        if p is None:  # Beside t, no count that is cheap enough holds.
+        if least_cost < math.inf:
+            affordable = math.floor((least_cost * (1 + ROUNDING) - t * token_cost) / prompt_cost)
+            most_p = min(most_p, affordable)
+        p = least_p(t, fewest_p, most_p)
+        if p is None:  # Beside t, no p that is cheap enough holds.
             continue
-        high = p  # More token machines never need more prompt machines.
+        most_p = p  # More token machines never need more prompt machines.
         cost = p * prompt_cost + t * token_cost
-        if cost < value * (1 - ROUNDING):
-            value, counts = cost, []
+        if cost < least_cost * (1 - ROUNDING):
+            least_cost, counts = cost, []
         counts.append((p, t))
-    return Provisioning(value, tuple(counts), len(known_verdicts))
+    return Provisioning(least_cost, tuple(counts), len(known_verdicts))
 
 
 def splits_within(
     budget: float, prompt_cost: float, token_cost: float, *, step: int = 1
 ) -> list[tuple[int, int]]:
-    """(p, t) for every `step`-th p, with t the token machines that the rest of the budget buys; both >= 1."""
-    most = math.floor((budget - token_cost) / prompt_cost + ROUNDING)
+    """Counts (p, t) of machines that use up a budget: every `step`-th p, each with the token machines t that
+    the rest of the budget buys. Both counts are at least 1.
+    """
+    most_p = math.floor((budget - token_cost) / prompt_cost + ROUNDING)
     return [
         (p, math.floor((budget - p * prompt_cost) / token_cost + ROUNDING))
-        for p in range(step, most + 1, step)
+        for p in range(step, most_p + 1, step)
     ]
 
 
 def even_splits(budget: float, costs: Sequence[float], *, most: int) -> list[tuple[int, int]]:
-    """Up to `most` of `splits_within`, evenly spread; with one cost, the only split: machines of one kind."""
+    """Up to `most` splits of a budget, evenly spread over those of `splits_within`. With one cost there is
+    one split, (machines, 0): machines that do both phases.
+    """
     if len(costs) == 1:
         machines = math.floor(budget / costs[0] + ROUNDING)
         return [(machines, 0)] if machines else []

@@ -2,21 +2,21 @@
 
 Sets   c   configuration: GPU, tensor x pipeline parallelism, batching, tokens per step, sequences at once
 Data   G   GPUs of the deployment;  n_c = floor(G / GPUs of one replica) replicas
-       g_c   capacity: the highest rate that n_c replicas carry, by a rule of goodput.py     [requests/s]
+       g_c   capacity: the highest rate that n_c replicas serve, by a rule of goodput.py     [requests/s]
        c_c   USD/h of n_c replicas
 
   max   3600 g_c / c_c       requests per dollar                                             (best)
   and   the configurations that no other beats both in requests per dollar and in a latency  (frontier)
 
-Offline (section 6, last paragraph) all requests are there at once, no SLO applies, and T_c is the time until
-the last token of n_c replicas:
+Offline (section 6, last paragraph) all requests arrive at once, no SLO applies, and T_c is the time until n_c
+replicas have returned the last token:
 
   min  T_c                   makespan                                                        (best)
   and  the configurations that no other beats both in T_c and in its bill T_c c_c / 3600     (frontier)
 
-With the rule `goodput.Steady` a rate is carried only if the SLO is kept. Vidur's own rule
-(benchmarks/vidur_search.py) bounds the time until a request is first scheduled, and its SLO is compared with
-that one run afterwards.
+By the rule `goodput.Steady` a rate counts as served only if the SLO is kept. Vidur's own rule
+(benchmarks/vidur_search.py) bounds the time until a request is first scheduled, and compares the SLO only
+with one run at the capacity.
 """
 
 from __future__ import annotations
@@ -39,16 +39,19 @@ from planner.simulator.layout import FINISHED
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
+from planner.units import HOUR_S
 
 BATCHINGS = ("vllm-v1", "sarathi", "vllm-v0")
-LEAST_SHARE = 0.1  # The bisection begins at this share of the rate that work alone allows: fleets carry less.
+# The bisection begins at this share of `most_rps`: work alone bounds the rate, queues and the SLO lower it.
+FIRST_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class SearchedConfiguration:
-    """A configuration, its capacity, and the latencies of one run at it (0 and NaN where it carries nothing).
+    """A configuration, its capacity `rate_rps`, and latencies of one run at that rate.
 
-    `values_s` are the percentiles asked for, in their order.
+    `values_s` are the percentiles of `search_configurations`' `latencies`, in that order. A configuration
+    that serves no rate has a capacity of 0 and latencies of NaN.
     """
 
     fleet: Fleet
@@ -57,7 +60,7 @@ class SearchedConfiguration:
 
     @property
     def requests_per_usd(self) -> float:
-        return 3600 * self.rate_rps / self.fleet.price_usd_per_h
+        return HOUR_S * self.rate_rps / self.fleet.price_usd_per_h
 
     @property
     def name(self) -> str:
@@ -66,8 +69,8 @@ class SearchedConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class OfflineConfiguration:
-    """A configuration and the seconds in which it serves a whole trace that is there at once; infinite where
-    it rejects requests or leaves some unfinished.
+    """A configuration and the seconds in which it serves a whole trace whose requests arrive at once;
+    infinite if it rejects requests or leaves some unfinished.
     """
 
     fleet: Fleet
@@ -76,7 +79,7 @@ class OfflineConfiguration:
     @property
     def usd(self) -> float:
         """The bill of the makespan."""
-        return self.fleet.price_usd_per_h * self.makespan_s / 3600
+        return self.fleet.price_usd_per_h * self.makespan_s / HOUR_S
 
     @property
     def name(self) -> str:
@@ -85,7 +88,9 @@ class OfflineConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What of an engine may be chosen: batching, tokens per step, sequences at once, pipeline stages."""
+    """The engine settings among which the search chooses: batching policies, tokens per step (`budgets`),
+    sequences that run at once (`seats`), and pipeline stages (`pipelines`).
+    """
 
     batchings: tuple[str, ...] = BATCHINGS
     budgets: tuple[int, ...] = (512, 1024, 2048, 4096)
@@ -97,7 +102,7 @@ WHOLE = Space()
 
 
 def configuration_name(fleet: Fleet) -> str:
-    """Its replicas, batching and seats, as in "4 x h100 tp2 vllm-v1 128 seqs"."""
+    """A configuration's replicas, batching and seats, as in "4 x h100 tp2 vllm-v1 128 seqs"."""
     pool, batching = fleet.pools[0], fleet.policies.batching
     return f"{pool.count} x {pool.type.name} {batching} {pool.type.max_num_seqs} seqs"
 
@@ -111,7 +116,9 @@ def configurations(
     total_gpus: int,
     least_kv_tokens: int = 1,
 ) -> list[Fleet]:
-    """Every configuration that fits `total_gpus` and holds the weights and `least_kv_tokens` beside them."""
+    """Every configuration that fits `total_gpus` GPUs, as a fleet of as many replicas as fit. Each replica's
+    memory holds the weights and a KV cache of at least `least_kv_tokens`.
+    """
     fleets = []
     for gpu in gpus:
         for tp in (2**k for k in range(int(math.log2(gpu.gpus_per_node)) + 1)):
@@ -138,15 +145,19 @@ def configurations(
 
 
 def most_rps(fleet: Fleet, lengths: Trace) -> float:
-    """About the highest rate that the engines have time for, with mean lengths and full decode batches."""
-    n, m = float(lengths.input_tokens.mean()), float(lengths.output_tokens.mean())
+    """About the highest rate [requests/s] that the step times allow, if every request has the mean lengths
+    and decode batches are full.
+    """
+    mean_inputs, mean_outputs = float(lengths.input_tokens.mean()), float(lengths.output_tokens.mean())
+    kv_tokens = mean_inputs + mean_outputs / 2  # of one sequence, halfway through its output
     rate_rps = 0.0
     for pool in fleet.pools:
         type_ = pool.type
-        batch = max(1.0, min(type_.max_num_seqs, type_.kv_tokens / (n + m / 2)))
-        prefill_s = float(type_.latency.prefill_s(n, type_.max_num_batched_tokens))
-        step_s = float(type_.latency.step_s(batch, decodes=batch, kv_tokens=batch * (n + m / 2)))
-        rate_rps += pool.count * type_.pp / (prefill_s + (m - 1) * step_s / batch)
+        batch = max(1.0, min(type_.max_num_seqs, type_.kv_tokens / kv_tokens))
+        prefill_s = float(type_.latency.prefill_s(mean_inputs, type_.max_num_batched_tokens))
+        step_s = float(type_.latency.step_s(batch, decodes=batch, kv_tokens=batch * kv_tokens))
+        # Each of the pp stages works on a batch of its own; a decode step serves `batch` requests at once.
+        rate_rps += pool.count * type_.pp / (prefill_s + (mean_outputs - 1) * step_s / batch)
     return rate_rps
 
 
@@ -158,11 +169,15 @@ def search_configurations(
     *,
     tolerance_frac: float = 0.02,
 ) -> tuple[SearchedConfiguration, ...]:
-    """The capacity of every configuration, most requests per dollar first; `lengths` give the first guess."""
+    """The capacity of every configuration by `rule`, most requests per dollar first.
+
+    `lengths` only give the rate at which the bisection begins. `latencies` are the (metric, percentile) pairs
+    that are reported at the capacity.
+    """
     rows = []
     for fleet in fleets:
         best = find_goodput(
-            rule, fleet, guess_rps=LEAST_SHARE * most_rps(fleet, lengths), tolerance_frac=tolerance_frac
+            rule, fleet, guess_rps=FIRST_SHARE * most_rps(fleet, lengths), tolerance_frac=tolerance_frac
         )
         values_s: tuple[float, ...] = tuple(math.nan for _ in latencies)
         if best.rate_rps:
@@ -184,7 +199,7 @@ def pareto_configurations(
 
 
 def search_makespans(fleets: Iterable[Fleet], requests: Trace) -> tuple[OfflineConfiguration, ...]:
-    """The makespan of every configuration, the shortest first, of equal ones the cheapest."""
+    """The makespan of every configuration, the shortest first; equal ones in the order of their bills."""
     at_once = replace(requests, arrival_s=np.zeros(len(requests)))
     rows = []
     for fleet in fleets:

@@ -1,6 +1,6 @@
-"""The most traffic and the longest steps with which a fleet holds, by bisection.
+"""The headroom of a fleet: the most traffic, and the longest steps, with which it holds, by bisection.
 
-More traffic is the same requests in less time (`sped_up`): bursts grow with it, and nothing is drawn at
+More traffic is the same requests in less time (`sped_up`), so bursts grow too, and nothing is drawn at
 random. Bisection assumes that a fleet that holds with more traffic or longer steps also holds with less.
 """
 
@@ -20,9 +20,9 @@ from planner.traffic.scaling import sped_up
 def find_headroom(
     oracle: Oracle, counts: Counts, *, least_frac: float = 0.0, before_each: Callable[[], None] = lambda: None
 ) -> Ends:
-    """The headroom of a fleet that holds, on the oracle's traffic as written, without draws and scenarios.
+    """The headroom of a fleet on the oracle's traffic as written, without draws and scenarios.
 
-    The fleet is known to hold with `least_frac` more traffic, and with steps longer by that share.
+    The caller knows that the fleet holds with `least_frac` more traffic, and with steps longer by that share.
     `before_each` is called before every simulation and may raise an error to end the bisection.
     """
     as_written, known_ends = oracle.as_written(), oracle.answers.ends
@@ -61,10 +61,11 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
 def most_that_holds(
     question: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
 ) -> tuple[float, tuple[Limit, ...]]:
-    """The largest share, up to HEADROOM_MOST_FRAC, at which a fleet holds, and the limits that it misses just
-    beyond.
+    """The largest share, up to HEADROOM_MOST_FRAC, at which a fleet holds, and the limits that it misses
+    HEADROOM_STEP_FRAC beyond it.
 
-    `question` gives the oracle and the fleet at a share. At `least_frac` the fleet is known to hold.
+    `question` returns the oracle and the fleet at a share of strain. At `least_frac` the fleet is known to
+    hold.
     """
 
     def holds(frac: float) -> bool:
@@ -87,9 +88,9 @@ def most_that_holds(
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
-    """The same oracle for the same requests in less time, or in more where `more_frac` is below 0.
+    """The same oracle for the same requests in less time, or in more if `more_frac` is negative.
 
-    Answers at this speed are shared with earlier calls.
+    Calls with the same share have their answers in common.
     """
     sped_up_traces, trace = oracle.answers.faster, oracle.queried_trace
     if (trace, more_frac) not in sped_up_traces:
@@ -99,6 +100,7 @@ def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
 
 
 def _with_steps(counts: Counts, more_frac: float) -> Counts:
+    """The fleet with all steps longer by this share."""
     return tuple(
         (replace(option, type=option.type.with_longer_steps(more_frac)), count) for option, count in counts
     )

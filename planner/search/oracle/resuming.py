@@ -1,12 +1,12 @@
-"""The simulated answers of a search, kept in a file, so that a run that was killed can go on.
+"""The simulated answers of a search, kept in a file, so that a run that was killed can be resumed.
 
-A search simulates whether fleets keep an SLO on some traffic. Each answer is kept under a digest of all that
-it depends on, with the number of requests that were simulated, because that is the search's clock
-(work_clock.py). A resumed run begins anew, takes these answers from the file, and so ends with the same plan,
-to the byte.
+A search simulates whether fleets keep an SLO on some traffic. The file keeps each answer under a digest of
+all that it depends on, with the number of requests that were simulated, because they advance the search's
+clock (work_clock.py). A resumed run starts from the beginning, but takes these answers from the file;
+therefore it ends with the same plan, byte for byte.
 
-The file is first written once a run has taken FROM_S, and again every EVERY_S: to another name, then renamed.
-A run that comes to its end removes it. It belongs to one question and one version of the code.
+A run writes the file when it has taken FROM_S, and again every EVERY_S: under another name, then renamed. A
+run that completes removes it. The file belongs to one question and one version of the code.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from planner.simulator.numba_compile import SOURCES
 from planner.traffic.trace import Trace
 
 NAME = "resume.json"
-FROM_S = 300.0  # The file is first written after this time. A shorter run is simply run again.
-EVERY_S = 60.0  # After that it is written this often.
+FROM_S = 300.0  # The file is first written after this time. A shorter run can be repeated instead.
+EVERY_S = 60.0  # After that the file is written this often: what a killed run can lose.
 
 TrafficKey = str | tuple[Scenarios, int]
 """The traffic of a simulation: the digest of a trace, or a scenario by its number."""
@@ -47,13 +47,14 @@ _digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
 class Decided:
     """The answers of one question's simulations, in the folder of its plan; safe for threads.
 
-    In the file an answer has a name, a digest. To compute it takes longer than a short simulation, so it is
-    computed when the file is written: most runs end before. Names are looked up only where a file was loaded.
+    In the file an answer has a name, which is a digest. Computing it takes longer than a short simulation, so
+    `add` keeps answers without names until the file is written: most runs end before. `look_up` computes
+    names only if a file was loaded.
     """
 
     def __init__(self, folder: Path, question: str) -> None:
         self.path, self.question = folder / NAME, question
-        self.known_answers = 0  # How often `look_up` found an answer.
+        self.known_answers = 0  # how often `look_up` found an answer
         self._known: dict[str, tuple[bool, int]] = {}
         self._unnamed: list[tuple[Query, tuple[bool, int]]] = []
         self._is_loaded = False
@@ -61,8 +62,9 @@ class Decided:
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def load(self) -> None:
-        """Read the file of an earlier run. Raises InputError where there is none, or it belongs to another
-        question or version."""
+        """Read the file of an earlier run. Raises InputError if there is none, if it is damaged, or if it
+        belongs to another question or version.
+        """
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             question, rows = document["question"], document["known"]
@@ -84,8 +86,8 @@ class Decided:
     def look_up(
         self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo
     ) -> tuple[bool, int] | None:
-        """Whether the SLO is kept, and how many requests were simulated to see it; None if no file that was
-        loaded says so.
+        """Whether the SLO is kept, and how many requests the earlier run simulated to decide that; None if no
+        loaded file has the answer.
         """
         if not self._is_loaded or (name := answer_name(question, traffic, slo)) is None:
             return None
@@ -97,15 +99,15 @@ class Decided:
     def add(
         self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo, *, holds: bool, seen: int
     ) -> None:
-        """Keep one more answer; where the file cannot be written, the next writing tries again."""
-        # What is kept until the writing is small: the number of a scenario, or the digest of a trace.
-        place = (traffic.source, traffic.number) if isinstance(traffic, Scenario) else trace_digest(traffic)
+        """Keep one more answer, `seen` being the number of simulated requests, and write the file if that is
+        due. If the file cannot be written, the next writing tries again.
+        """
         with self._lock:
-            self._unnamed.append(((question, slo, place), (holds, seen)))
+            self._unnamed.append(((question, slo, _traffic_key(traffic)), (holds, seen)))
             if time.monotonic() < self._written_s + EVERY_S:
                 return
             self._written_s = time.monotonic()
-        with self._writing:  # One thread after the other, so that an older text never replaces a newer one.
+        with self._writing:  # Threads write one after another: an older text must not replace a newer one.
             with self._lock:
                 unnamed, self._unnamed = self._unnamed, []
             named = {_name_of(*query): answer for query, answer in unnamed}
@@ -122,45 +124,51 @@ class Decided:
             self._written_s = time.monotonic()
 
     def remove(self) -> None:
-        """Remove the file, as the run has come to its end; one that cannot be removed does no harm."""
+        """Remove the file of a run that is complete. A file that cannot be removed does no harm."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
 def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *question: object) -> str:
-    """A digest of a question, its traffic, and this version of the code."""
+    """A digest of a question (its document and further parts), its traffic, and this version of the code."""
     text = json.dumps(document, sort_keys=True, default=str)
     return _digest(__version__, SOURCES, text, trace_digest(trace), seed, question)
 
 
 def answer_name(question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> str | None:
-    """The digest under which an answer is kept; None where the `repr` of the question is incomplete."""
-    place = (traffic.source, traffic.number) if isinstance(traffic, Scenario) else trace_digest(traffic)
-    return _name_of(question, slo, place)
+    """The digest under which an answer is kept; None if the `repr` of the question does not tell it from
+    others (`_is_incomplete`).
+    """
+    return _name_of(question, slo, _traffic_key(traffic))
 
 
-def _name_of(question: tuple[object, ...], slo: Slo, place: TrafficKey) -> str | None:
-    """As `answer_name`."""
+def _traffic_key(traffic: Trace | Scenario) -> TrafficKey:
+    """What names a simulation's traffic without holding its requests in memory."""
+    return (traffic.source, traffic.number) if isinstance(traffic, Scenario) else trace_digest(traffic)
+
+
+def _name_of(question: tuple[object, ...], slo: Slo, traffic: TrafficKey) -> str | None:
+    """As `answer_name`, for traffic by its key."""
     text = repr((question, slo))
     if _is_incomplete(text):
         return None
-    return _digest(text, place if isinstance(place, str) else _scenario_digest(*place))
+    return _digest(text, traffic if isinstance(traffic, str) else _scenario_digest(*traffic))
 
 
 def _is_incomplete(text: str) -> bool:
-    """Whether a `repr` has an object that shows only its address, or an array that NumPy has abbreviated."""
+    """Whether a `repr` shows an object by its address only, or abbreviates a NumPy array."""
     return " at 0x" in text or "..." in text
 
 
 def _scenario_digest(scenarios: Scenarios, number: int) -> str:
-    """A digest of what a scenario is drawn from, so that it need not be drawn."""
+    """A digest of what a scenario is drawn from, so that its requests need not be drawn."""
     if scenarios.trace is None or _is_incomplete(words := scenarios.words()):
         return trace_digest(scenarios[number].trace)
     return _digest(words, number, trace_digest(scenarios.trace), scenarios.trace.coarse_s)
 
 
 def trace_digest(trace: Trace) -> str:
-    """A digest of all that a simulation reads of a trace, computed once for each trace."""
+    """A digest of all columns of a trace that a simulation reads, computed once for each trace."""
     if (text := _digests.get(trace)) is None:
         digest = hashlib.sha256(repr((trace.prefix_block_tokens, trace.tenants, trace.adapters)).encode())
         lengths = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
@@ -178,4 +186,5 @@ def trace_digest(trace: Trace) -> str:
 
 
 def _digest(*parts: object) -> str:
+    """A digest of the `repr` of some values: 128 bits, 32 hexadecimal digits."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

@@ -1,15 +1,16 @@
-"""Draws scenarios: other requests of the same kind, growth, and other step times than the question has.
+"""Draws scenarios: variants of a question with other requests of the same kind, more traffic, and other step
+times.
 
 Each scenario has its own requests, drawn with a seed, `growth_frac` more traffic, and one error of the
 predicted step times for all workers (planner/models/spread.py): one draw for prefills, one for decodes. With
 `prefix_drift` other prefixes are popular (prefix_drift.py).
 
-Described traffic is drawn anew from its description. How a trace is drawn anew, `drawn_by` says: where
-`traffic: rate` lays two or more copies of the trace over each other, or keeps a part of it, by another draw
-of the copies or the part; else from blocks of the trace itself (planner/traffic/redraw.py).
+`drawn_by` says what a scenario's requests are drawn from. Described traffic is drawn from its description. If
+`traffic: rate` superposes two or more copies of a trace, or keeps a part of it, a scenario is another draw of
+the copies or of the part. All other traces are redrawn from blocks of themselves (planner/traffic/redraw.py).
 
 Scenarios that a search sees have step times spread evenly over their distribution (Latin hypercube), so that
-few scenarios stand for all; those that test its answer are independent, and of other seeds.
+few scenarios represent all. Those that test its answer are independent, and drawn with other seeds.
 """
 
 from __future__ import annotations
@@ -29,25 +30,26 @@ from planner.traffic.redraw import redraw_trace
 from planner.traffic.scaling import SAME_FRAC, rescale
 from planner.traffic.trace import Trace, spread_stamps
 
-# Kinds of scenarios: those that a search sees, and those that test its answer. Seeds depend on them.
+# Kinds of scenarios: those that a search sees, and those that test its answer. Their seeds contain the kind.
 SEARCHED = 1
 TESTED = 2
-# A search sees as many scenarios as have so many requests together, within these numbers.
+# A search sees so many scenarios that they have about SEARCH_REQUESTS together, but between 20 and 32: with
+# fewer a share like 95 % cannot be told from 90 %, and more hardly change the fleet.
 SEARCH_REQUESTS = 1_000_000
 SEARCH_LEAST = 20
 SEARCH_MOST = 32
-# Scenarios of one kind stay in memory up to so many requests, more than a test has.
+# Scenarios of one kind stay in memory up to so many requests together, more than a test has.
 KEPT_REQUESTS = 7_000_000
-LEAST_COPIES = 2  # Fewer copies of a trace than these differ too little from each other.
+LEAST_COPIES = 2  # Draws of fewer superposed copies are too much like the trace itself.
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Scenario:
-    """One of the scenarios of `source`. Its requests are drawn when they are first looked at.
+    """One of the scenarios of `source`. Its requests are drawn at the first access of `trace`.
 
-    `z` says how many standard deviations of their spread step times of (prefill, decode) lie above the
-    medians. `known` caches the simulations of fleets in this scenario (`fleet_oracle.Answers.known`), so
-    that they leave the memory together with it.
+    `z` has the errors of the (prefill, decode) step times, in standard deviations above the median. `known`
+    caches the simulations of fleets in this scenario (`fleet_oracle.Answers.known`), so that they leave the
+    memory together with it.
     """
 
     source: Scenarios
@@ -59,7 +61,7 @@ class Scenario:
 
     @property
     def trace(self) -> Trace:
-        """Its requests, drawn when they are first asked for."""
+        """The scenario's requests, drawn at the first access."""
         with self._lock:
             if not self._drawn:
                 self._drawn.append(self.source.drawn(self.number))
@@ -70,10 +72,12 @@ class Scenario:
 class Scenarios:
     """Scenarios of one kind, by number.
 
-    Those that a search sees stay in memory, and others up to KEPT_REQUESTS; further ones are drawn anew
-    whenever they are asked for. `trace` is the whole one, as it was read; a scenario has about `requests`
-    requests. The first `count` scenarios have evenly spread step times. One request in `one_in` is drawn, as
-    if there were so many times fewer users (production/scale_model.py).
+    `trace` is the whole trace, as it was read; a scenario has about `requests` requests. The first `count`
+    scenarios have evenly spread step times. One request in `one_in` is drawn, as if there were so many times
+    fewer users (production/scale_model.py).
+
+    The first `count` scenarios stay in memory, and others up to KEPT_REQUESTS; the rest are drawn again at
+    each access.
     """
 
     task: PlanQuestion
@@ -96,19 +100,21 @@ class Scenarios:
             return scenario
 
     def __getstate__(self) -> tuple[object, ...]:
-        """What scenarios are drawn from, without the drawn ones, which would be large to send."""
+        """What scenarios are drawn from. The drawn ones are left out: they would be large to send to another
+        process.
+        """
         return self.task, self.trace, self.seed, self.kind, self.count, self.requests, self.one_in
 
     def __setstate__(self, state: tuple[PlanQuestion, Trace, int, int, int, int, int]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
     def one_of(self, many: int) -> Scenarios:
-        """The same scenarios with one request in so many."""
+        """The same scenarios with one request in `many` of the requests here."""
         requests = self.requests // many
         return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, many)
 
     def with_more(self, more_frac: float) -> Scenarios:
-        """The same scenarios with `more_frac` more traffic, beside the growth that the plan asks for."""
+        """The same scenarios with `more_frac` more traffic, on top of the growth that the task asks for."""
         safety = self.task.safety
         assert safety is not None
         growth_frac = (1 + safety.growth_frac) * (1 + more_frac) - 1
@@ -126,7 +132,7 @@ class Scenarios:
             prefill, decode = rng.standard_normal(2)
             return float(prefill), float(decode)
         rng = np.random.default_rng([self.seed, self.kind])
-        # The middles of `count` equal parts of the distribution, in an order of its own for each phase.
+        # The middles of `count` equal parts of the distribution, in a random order for each phase.
         quantiles = (rng.permuted(np.tile(np.arange(self.count), (2, 1)), axis=1) + 0.5) / self.count
         return normal(quantiles[0, number]), normal(quantiles[1, number])
 
@@ -167,8 +173,9 @@ def one_of(trace: Trace, many: int, rng: np.random.Generator) -> Trace:
 
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:
-    """How a scenario's traffic is drawn: from its "description", as "copies" or "part" of the trace, or from
-    "blocks" of it, where `traffic: rate` itself draws nothing, or so little that scenarios would be alike.
+    """What a scenario's requests are drawn from: a "description", superposed "copies" of the trace, a "part"
+    of it, or "blocks" of it. Blocks are for rates at which rescaling itself draws nothing at random, or so
+    little that scenarios would be alike.
     """
     if task.described is not None:
         return "description"
@@ -181,8 +188,8 @@ def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:
 
 
 def scenarios_of(task: PlanQuestion, trace: Trace, seed: int, requests: int) -> tuple[Scenarios, Scenarios]:
-    """The scenarios that a search sees, and those that test its answer. `requests` is how many requests the
-    traffic as it is written has.
+    """The scenarios that a search sees, and those that test its answer. `requests` is the number of requests
+    of the traffic as written, so about that of a scenario.
     """
     count = int(np.clip(SEARCH_REQUESTS // requests, SEARCH_LEAST, SEARCH_MOST))
     return (

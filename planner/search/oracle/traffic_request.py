@@ -1,5 +1,5 @@
-"""The traffic that is asked for: a trace rescaled, cut, and drawn as often as the task says; or drawn from a
-description (planner/traffic/described.py) at the rate that is meant.
+"""The traffic that a task asks for: a trace, rescaled and cut, or requests drawn from a description
+(planner/traffic/described.py); either in as many draws and at as many rates as the task says.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import show_s
 
-# An interval of traffic is sampled at so many rates that their requests together are about this many, but at
-# no fewer and no more rates than these.
+# An interval of traffic (`task.robust`) is sampled at so many rates that they have about
+# MOST_REQUESTS_OF_RATES together, but at no fewer than FEWEST_RATES, its ends included, and no more than
+# MOST_RATES.
 MOST_REQUESTS_OF_RATES = 1_000_000
 FEWEST_RATES = 5
 MOST_RATES = 41
@@ -25,7 +26,9 @@ MOST_RATES = 41
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrafficRequest:
-    """What must be served: requests, how they came out of the trace, and further draws and rates of them."""
+    """What a fleet must serve: requests, a sentence on how they came out of the trace, and further draws and
+    rates of them, each of which it must serve as well.
+    """
 
     requests: Trace
     note: str
@@ -33,6 +36,7 @@ class TrafficRequest:
 
     @classmethod
     def of(cls, trace: Trace, task: PlanQuestion, *, seed: int) -> TrafficRequest:
+        """The traffic that a task asks for, from a trace as it was read."""
         requests, note = requested_traffic(trace, task, seed=seed)
         return cls(requests, note, further_traffic(trace, task, requests, seed=seed))
 
@@ -40,39 +44,42 @@ class TrafficRequest:
 def requested_traffic(trace: Trace, task: PlanQuestion, *, seed: int) -> tuple[Trace, str]:
     """The requests that must be served, and a sentence on how they came out of the trace.
 
-    Stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them, are spread by the seed as well.
-    Of an interval of traffic (`task.robust`) these are the requests at its upper end; `further_traffic` has
-    those at its other rates.
+    The seed also spreads the stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them. If the
+    task has an interval of traffic (`task.robust`), these are the requests at its upper end;
+    `further_traffic` has those at its other rates.
     """
     return _requested_rate(trace, task, task.robust.traffic_frac, seed=seed)
 
 
 def further_traffic(trace: Trace, task: PlanQuestion, requests: Trace, *, seed: int) -> tuple[Trace, ...]:
-    """What must be served beside `requests`, which is `requested_traffic` of this seed: `task.draws` draws,
-    each at all `rates_frac`, the highest first. Neighbouring rates that give the same requests count once.
+    """What a fleet must serve beside `requests`, which is `requested_traffic` with this seed.
+
+    These are `task.draws` draws, each at all `rates_frac`, the highest first. Neighbouring rates that give
+    the same requests count once.
     """
-    drawn, last = [], requests
+    further, last = [], requests
     for number in range(task.draws):
         for frac in reversed(rates_frac(task, requests)):
             is_first = number == 0 and frac == task.robust.traffic_frac
-            other = requests if is_first else _requested_rate(trace, task, frac, seed=seed + number)[0]
-            # If the second draw is the first one again, the seed changes nothing, and all draws are the same.
-            if number == 1 and frac == task.robust.traffic_frac and same_requests(other, requests):
+            drawn = requests if is_first else _requested_rate(trace, task, frac, seed=seed + number)[0]
+            # If the second draw equals the first, the seed changes nothing, and all draws are the same.
+            if number == 1 and frac == task.robust.traffic_frac and same_requests(drawn, requests):
                 raise InputError(
                     f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
                     "same; leave draws out, or ask for a rate that is not the trace's"
                 )
-            if not same_requests(other, last):
-                drawn.append(other)
-            last = other
-    return tuple(drawn)
+            if not same_requests(drawn, last):
+                further.append(drawn)
+            last = drawn
+    return tuple(further)
 
 
 def rates_frac(task: PlanQuestion, requests: Trace) -> tuple[float, ...]:
-    """The rates that stand for an interval of traffic, evenly from end to end, each as the share by which it
-    lies above the expected rate.
+    """The rates at which an interval of traffic is sampled, evenly from end to end, each as the share by
+    which it lies above the expected rate.
 
-    A fleet may hold at both ends and fail between them: each rate draws other requests.
+    The ends alone are not enough: each rate draws other requests, so a fleet that holds at both ends may fail
+    between them.
     """
     lowest, highest = task.robust.traffic_from_frac, task.robust.traffic_frac
     if lowest == highest:

@@ -1,11 +1,11 @@
 """The clock of a search: the seconds that its simulations so far would take on a reference machine.
 
-All deadlines of a search are times of this clock, so a question has one answer, byte for byte, on an idle or
-a busy machine with any number of cores. The time limit on the wall clock is a safety net: once it is reached,
-every deadline has passed, and the answer says so.
+All deadlines of a search are times on this clock and not on the wall clock. Therefore a question has one
+answer, byte for byte, on an idle or a busy machine with any number of cores. The time limit on the wall clock
+is a safety net: once it is reached, every deadline has passed, and the answer says so.
 
-Work of solvers between simulations is not counted. Each solver has a limit on the wall clock, far longer than
-it usually needs.
+The clock does not count the work of solvers between simulations. Each solver has a limit on the wall clock,
+far longer than it usually needs.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ from planner.search.oracle.deterministic_parallel import Meter
 from planner.search.oracle.stopping import USUAL_LIMIT_S, WORK_S
 
 EFFORT_S = 1.2e-6
-"""Seconds per simulated request of an ordinary fleet: 1.0 to 1.3 us over the plans of benchmarks/plans.py."""
+"""Seconds per simulated request of an ordinary fleet on the reference machine: between the 1.0 and 1.3 us
+that were measured over the plans of benchmarks/plans.py.
+"""
 
 
 @dataclass(slots=True)
 class SafetyNet:
-    """When the wall clock (`time.monotonic`) ends a question, and whether it did."""
+    """The time limit of a question: `ends_s` on the wall clock (`time.monotonic`), and whether the question
+    has reached it.
+    """
 
     ends_s: float = math.inf
     is_reached: bool = field(default=False)
 
-    def holds(self) -> bool:
-        """Whether the time limit is reached."""
+    def check(self) -> bool:
+        """Whether the time limit is reached now; it then stays reached."""
         self.is_reached = self.is_reached or time.monotonic() > self.ends_s
         return self.is_reached
 
@@ -51,7 +55,7 @@ def now_s() -> float:
 def is_over(deadline: float) -> bool:
     """Whether a deadline on the search's clock has passed, or the time limit of the wall clock is reached."""
     net = _net.get()
-    return (net is not None and net.holds()) or now_s() >= deadline
+    return (net is not None and net.check()) or now_s() >= deadline
 
 
 def is_time_limit_reached() -> bool:
@@ -66,15 +70,17 @@ def ended_by() -> str:
 
 
 def work_limit_s(time_limit_s: float) -> float:
-    """The search's clock at which a question must end, for this time limit on the wall clock: longer limits
-    than the usual one allow more work in proportion, and no limit allows more than its own seconds.
+    """How many seconds of the search's clock a question may take, for this time limit on the wall clock.
+
+    A limit up to USUAL_LIMIT_S allows WORK_S, and a longer one more in proportion; but no limit allows more
+    than its own seconds.
     """
     return min(time_limit_s, max(WORK_S, time_limit_s * WORK_S / USUAL_LIMIT_S))
 
 
 def wall_deadline_s(deadline: float, share: float = 1.0) -> float:
-    """When a solver must end, on `time.monotonic`: after `share` of what is left of the time limit; at once
-    where the deadline on the search's clock has passed.
+    """When a solver must end, on `time.monotonic`: after `share` of what is left of the time limit, or at
+    once if the deadline on the search's clock has passed.
     """
     net, now = _net.get(), time.monotonic()
     if now_s() >= deadline:
@@ -86,21 +92,23 @@ def wall_deadline_s(deadline: float, share: float = 1.0) -> float:
 
 @contextmanager
 def time_limit(time_limit_s: float, *, grace: bool = False) -> Iterator[float]:
-    """Limit the wall-clock time of the `with` block; an outer limit that ends earlier holds, but not with
-    `grace`. Yields the deadline on the search's clock. The outermost block gets a meter of its own, so that
-    questions asked at the same time do not count each other's work.
+    """Limit the wall-clock time of the `with` block, and yield its deadline on the search's clock.
+
+    Of nested limits the earliest holds; a block with `grace` may take its time beyond the outer limit. The
+    outermost block gets a meter of its own, so that questions asked at the same time do not count each
+    other's work.
     """
     outer, ends_s = _net.get(), time.monotonic() + time_limit_s
     if outer is not None:
         ends_s = max(ends_s, outer.ends_s) if grace else min(ends_s, outer.ends_s)
-    own = SafetyNet(ends_s)
-    net_token = _net.set(own)
+    inner = SafetyNet(ends_s)
+    net_token = _net.set(inner)
     meter_token = None if deterministic_parallel.has_meter() else deterministic_parallel.use_meter(Meter())
     try:
         yield now_s() + work_limit_s(time_limit_s)
     finally:
         if outer is not None:
-            outer.is_reached = outer.is_reached or own.is_reached
+            outer.is_reached = outer.is_reached or inner.is_reached
         if meter_token is not None:
             meter_token.var.reset(meter_token)
         _net.reset(net_token)

@@ -1,8 +1,9 @@
-"""What the limits that several LLMs share cost: what more of each would save, and how much more it takes if
-not all LLMs fit within them.
+"""What the limits that several LLMs share cost: what more of each limit would save, and by how much a limit
+must be raised if not all LLMs fit.
 
-Every query goes to the same designs (level0/cheapest.py), so simulations of one query serve all. The least of
-a limit is found by minimising its use under the other limits, which needs no step width and no bisection.
+Every query goes to the same designs (level0/cheapest.py), so a fleet that one query simulates is known to
+all. The least sufficient amount of a limit is found by minimising its use under the other limits, which needs
+no step width and no bisection.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from planner.search.problem.options import OBJECTIVE_UNITS, whole_gpus
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 
-CHEAPER_FRAC = 1e-6  # A saving of a smaller share is rounding, the solver's included.
+CHEAPER_FRAC = 1e-6  # A saving of a smaller share may be a rounding error, of the solver for example.
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLimitQueries:
-    """Queries to the designs of all LLMs, as long as there is time."""
+    """Queries to the designs of all LLMs, each of which ends when `out_of_time`."""
 
     llms: Sequence[Sequence[Design]]
     out_of_time: Callable[[], bool]
     progress: Callable[[str], None]
 
     def find_cheapest(self, rows: Sequence[SharedLimit], *, below: float) -> Cheapest:
-        """The least objective under these limits, if that is below a value."""
+        """The fleets of the least objective under these limits, if that objective is less than `below`."""
         return cheapest(
             self.llms,
             rows,
@@ -45,7 +46,7 @@ class SharedLimitQueries:
         )
 
     def find_least(self, rows: Sequence[SharedLimit], weigh: Weigh) -> Cheapest:
-        """The least of another weight of the fleets than the objective."""
+        """The fleets of the least total weight under these limits, each worker weighted by `weigh`."""
         return cheapest(
             self.llms,
             rows,
@@ -59,10 +60,11 @@ class SharedLimitQueries:
 def price_limits(
     queries: SharedLimitQueries, rows: Sequence[SharedLimit], value: float, unit: str
 ) -> tuple[Binding, ...]:
-    """For each limit the least increase of it alone that allows fleets below `value`, and what these save. Of
-    GPUs, whose values count prices too (`Problem.with_tie_break`), only whole ones are savings.
+    """For each limit the least amount of it, the others unchanged, that allows fleets whose objective is less
+    than `value`, and what these fleets save.
 
-    This covers fleets with one worker type per pool, as do all queries here.
+    If the objective is GPUs, only whole GPUs are savings: the fraction of a value is a price that breaks ties
+    (`Problem.with_tie_break`). All queries cover fleets with one worker type per pool.
     """
     bindings: list[Binding] = []
     is_of_gpus = unit == OBJECTIVE_UNITS["gpus"]
@@ -75,17 +77,17 @@ def price_limits(
         assert row.limit is not None
         queries.progress(f"what more {row.limit.gpu or row.limit.name} would save")
         others = [other for other in rows if other is not row]
-        lifted = queries.find_cheapest(others, below=below)  # Without this limit: the most that is saved.
-        if lifted.best is None:
-            bindings.append(MoreSavesNothing(row.limit, is_known=lifted.is_exact))
+        without = queries.find_cheapest(others, below=below)
+        if without.best is None:  # Even without this limit no fleets are cheaper.
+            bindings.append(MoreSavesNothing(row.limit, is_known=without.is_exact))
             continue
         least = queries.find_least(
             [*others, SharedLimit(None, below, lambda option: option.objective)], row.use
         )
-        amount = least.value if least.best is not None else _amount_used(row, lifted)
-        then = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
-        if then.best is not None:
-            saves, saves_most = saves_at(then.value), saves_at(lifted.value)
+        amount = least.value if least.best is not None else _amount_used(row, without)
+        raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
+        if raised.best is not None:
+            saves, saves_most = saves_at(raised.value), saves_at(without.value)
             bindings.append(
                 MoreSaves(row.limit, row.amount, amount, saves, saves_most, unit, is_least=least.is_exact)
             )
@@ -93,12 +95,14 @@ def price_limits(
 
 
 def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
-    """Whether these fleets are within the limits together."""
+    """Whether these fleets are within the limits together; an LLM without a fleet yet is None."""
     return is_within(limits, (pool for counts in fleets for pool in counts or ()))
 
 
 def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
-    """What a fleet leaves of the limits. Fractional limits keep a share ROUNDING more, against rounding."""
+    """The limits that a fleet leaves to others. Each amount counts as a share of ROUNDING larger, so that a
+    fleet that uses all of it leaves 0, and not less by a rounding error.
+    """
     workers = [(option.type, count) for option, count in counts]
     left = {limit: amount * (1 + ROUNDING) - limits.used(limit, workers) for limit, amount in limits.rows()}
     stock = {
@@ -119,26 +123,27 @@ def limits_beside(limits: FleetLimits, fleets: Sequence[Counts], k: int) -> Flee
 def serve_in_turn(
     llms: int, limits: FleetLimits, serve: Callable[[int, FleetLimits], Counts | None]
 ) -> list[Counts] | None:
-    """The fleets of `llms` LLMs, served one after another on what is left, beginning with each LLM until all
-    are served once; None where none of these orders serves all.
+    """Fleets of `llms` LLMs, served one after another, each within the limits that those before it leave;
+    None if no order serves all.
 
-    `serve` returns a fleet of the k-th LLM within the given limits, or None.
+    `serve` returns a fleet of the k-th LLM within the given limits, or None. The orders are the rotations of
+    the LLMs: each LLM is served first in one of them.
     """
     for first in range(llms):
         left = limits
-        taken: dict[int, Counts] = {}
+        fleets: dict[int, Counts] = {}
         for k in (*range(first, llms), *range(first)):
             if (counts := serve(k, left)) is None:
                 break
-            taken[k] = counts
+            fleets[k] = counts
             left = subtract_fleet(left, counts)
         else:
-            return [taken[k] for k in range(llms)]
+            return [fleets[k] for k in range(llms)]
     return None
 
 
 def problem_within(problem: Problem, left: FleetLimits) -> Problem:
-    """The same problem within other limits."""
+    """The same problem within the limits `left`, in its question as well."""
     task = replace(
         problem.task,
         stock={gpu: left.stock.get(gpu, left.stock.get(gpu + OWNED)) for gpu in problem.task.stock},
@@ -153,9 +158,10 @@ def problem_within(problem: Problem, left: FleetLimits) -> Problem:
 def infeasible_error(
     queries: SharedLimitQueries, rows: Sequence[SharedLimit], *, is_exact: bool, is_proved: bool
 ) -> InfeasibleError:
-    """The error that names the binding limits, and the least increase of each alone that would do.
+    """The error that names the shared limits, and the least increase of each alone with which the LLMs fit.
 
-    Only fleets with one worker type per pool were searched, so infeasibility is seldom proved.
+    `is_exact` says whether the search ended before its time; `is_proved` whether it covered all fleets, and
+    not only those with one worker type per pool.
     """
     limits = [row.limit.name for row in rows if row.limit is not None]
     names = ", ".join(limits)
@@ -189,27 +195,27 @@ def infeasible_error(
 
 
 def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> list[list[Change]]:
-    """The least increase of each limit alone that would do, or else the increase of all that would do
-    together; no ways where that is not known.
+    """The least increase of each limit alone with which the LLMs fit; if no single limit is enough, the
+    increases of several together. Empty if the time ran out before either was known.
     """
     ways: list[list[Change]] = []
     is_exact = True
     for row in rows:
         assert row.limit is not None
         queries.progress(f"infeasible; looking for the least {row.limit.name} that would do")
-        cheapest_use = queries.find_least([other for other in rows if other is not row], row.use)
-        is_exact &= cheapest_use.is_exact
-        if cheapest_use.best is not None:
-            ways.append([_limit_change(row, cheapest_use.value)])
-    if not ways and is_exact:  # No single limit is enough, so all are lifted.
-        free = queries.find_cheapest((), below=float("inf"))
-        over = [row for row in rows if _amount_used(row, free) > row.amount * (1 + CHEAPER_FRAC)]
-        ways.append([_limit_change(row, _amount_used(row, free)) for row in over])
+        least_use = queries.find_least([other for other in rows if other is not row], row.use)
+        is_exact &= least_use.is_exact
+        if least_use.best is not None:
+            ways.append([_limit_change(row, least_use.value)])
+    if not ways and is_exact:  # No single limit is enough, so the cheapest fleets without any limit count.
+        unlimited = queries.find_cheapest((), below=float("inf"))
+        exceeded = [row for row in rows if _amount_used(row, unlimited) > row.amount * (1 + CHEAPER_FRAC)]
+        ways.append([_limit_change(row, _amount_used(row, unlimited)) for row in exceeded])
     return ways
 
 
 def _amount_used(row: SharedLimit, shared: Cheapest) -> float:
-    """How much of a limit the best choice uses, 0 if there is none."""
+    """How much of a limit the best fleets of a query use; 0 if it found none."""
     chosen = [design.counts(vector) for design, vector in shared.best or ()]
     return sum(row.use(option) * count for counts in chosen for option, count in counts)
 

@@ -1,8 +1,9 @@
-"""The largest share of scenarios that several LLMs keep together, where the limits do not allow what they
-require.
+"""The largest share of scenarios that several LLMs keep together, if the limits do not allow the shares that
+they require.
 
-The fleets on paper fit together and keep some share. Between that share and the required one the largest is
-found by bisection: at each share the LLMs in turn take fleets of one worker type per pool, from what is left.
+The fleets on paper fit together and keep some share. A bisection between that share and the largest required
+one tries a share by serving the LLMs in turn: each takes a fleet of one worker type per pool from what is
+left.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from planner.units import in_unit
 class CommonShare:
     """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all keep.
 
-    An LLM that requires less keeps only its own share, and one without safety the traffic as it is written.
+    An LLM that requires a smaller share keeps only that, and one without safety only the traffic as written.
     """
 
     problems: Sequence[Problem]
@@ -46,7 +47,7 @@ class CommonShare:
 
     @property
     def relaxation(self) -> str:
-        """What to ask for instead: the share, rounded down to whole percents."""
+        """The `safety` that task.yaml may require instead: the share, rounded down to whole percents."""
         return f"safety: {{kept_in: {_floor(100 * self.kept_frac) / 100:g}}}"
 
 
@@ -57,25 +58,25 @@ def find_common_share(
     out_of_time: Callable[[], bool],
 ) -> CommonShare:
     """The largest share found until the time is over. The fleets `on_paper` fit together."""
-    # Shares are counted in scenarios of the LLM that has the most of them.
+    # A share is tried as a count of scenarios of the LLM that has most of them.
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
     best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper))
-    low = _floor(best.kept_frac * scenario_count)  # A share of `low` scenarios is kept.
-    high = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # Nobody requires so many.
-    while high - low > 1 and not out_of_time():
-        middle = (low + high) // 2
+    kept_count = _floor(best.kept_frac * scenario_count)
+    too_many = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # No LLM requires so many.
+    while too_many - kept_count > 1 and not out_of_time():
+        middle = (kept_count + too_many) // 2
         fleets = _find_fleets_for_share(problems, limits, middle / scenario_count, out_of_time)
         if fleets is None:
-            high = middle
+            too_many = middle
             continue
         kept_frac = _kept_frac(problems, fleets)
-        low = max(middle, _floor(kept_frac * scenario_count))
+        kept_count = max(middle, _floor(kept_frac * scenario_count))
         best = CommonShare(problems, fleets, kept_frac)
     return best
 
 
 def _floor(count: float) -> int:
-    """The whole part of a count, where a value just below a whole number is that number, rounded."""
+    """The whole part of a count; a value below a whole number by rounding errors only is that number."""
     return int(count + ROUNDING)
 
 
@@ -87,8 +88,8 @@ def _required_frac(problem: Problem) -> float:
 def _find_fleets_for_share(
     problems: Sequence[Problem], limits: FleetLimits, kept_frac: float, out_of_time: Callable[[], bool]
 ) -> list[Counts] | None:
-    """Fleets that fit together and keep this share, or their LLM's own share where that is smaller; None
-    where no such fleets were found.
+    """Fleets that fit together and keep this share each, or the share that their LLM requires if that is
+    smaller; None if no such fleets were found.
     """
 
     def serve(k: int, left: FleetLimits) -> Counts | None:
@@ -97,17 +98,17 @@ def _find_fleets_for_share(
         problem = problem_within(problems[k], left)
         scenarios = problem.oracle.scenarios
         may_miss = _floor((1 - min(kept_frac, _required_frac(problem))) * len(scenarios))
-        # The bisection repeats this search, so each may simulate the least number of requests.
+        # The bisection repeats this search, so each search gets the smallest budget of simulated requests.
         limited = with_search_limit(with_scenarios(problem, scenarios, may_miss), LEAST_SEARCH_REQUESTS)
         fleet = search_again(limited, start=[], is_mixed=False)
-        # Which workers are owned changes what is left for the next LLM, not what the fleet keeps.
+        # Exchanging rented workers for owned ones changes the limits left for the next LLM, but no latency.
         return None if fleet is None else owned_first(problem, fleet)
 
     return serve_in_turn(len(problems), limits, serve)
 
 
 def _kept_frac(problems: Sequence[Problem], fleets: Sequence[Counts]) -> float:
-    """The smallest kept share among the LLMs that keep less than they require; 1 where none does."""
+    """The smallest kept share among the LLMs that keep less than they require; 1 if none keeps less."""
     kept_fracs = [1.0]
     for problem, counts in zip(problems, fleets, strict=True):
         if scenario_count := len(problem.oracle.scenarios):

@@ -1,16 +1,16 @@
 """Several LLMs in production on one stock: each keeps its SLO in the share of its scenarios that it requires.
 
-    alone   Each LLM gets its production fleet with all of the limits for itself. Where all fit, that is the
-            answer.
+    alone   Each LLM gets its production fleet with all of the limits for itself. If all these fleets fit
+            together, they are the answer.
     share   Otherwise one master (level0/cheapest.py) chooses among the designs of all LLMs. A fleet holds if
             it misses its SLO in no more of its LLM's scenarios than it may. The LLMs are also served in turn,
-            each on what those before it leave, which finds fleets of several types too.
-    refine  Each LLM is searched within what the others leave, where its fleet may have several types.
+            each from what those before it leave, which also finds fleets of several worker types.
+    refine  Each LLM is searched within what the others leave, if its fleet may have several types.
     test    Each fleet is tested in scenarios that no search has seen. The test scenarios of a fleet that
-            fails join the search scenarios of its LLM, and `share` begins again.
+            fails join the search scenarios of its LLM, and the search continues at `share`.
 
-Scenarios of different LLMs are drawn independently: each LLM keeps its own SLO in enough of them, and nothing
-is claimed of all LLMs at once.
+Scenarios of different LLMs are drawn independently: each LLM keeps its own SLO in enough of its own, and the
+plan states nothing about all LLMs keeping theirs at the same time.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ from planner.solvers.master import FleetLimits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlmOnPaper:
-    """One LLM as it was planned on paper: its problem with all of the limits for itself, its best fleet then,
-    and its fleet on paper beside those of the others.
+    """One LLM as it was planned on paper.
+
+    `alone` is the search of `problem`, in which the LLM has all of the limits for itself. `paper` has the
+    LLM's fleet beside the fleets of the others, all within the shared limits.
     """
 
     name: str
@@ -58,8 +60,10 @@ class LlmOnPaper:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedProduction:
-    """The result for each LLM: its production, None if it requires no safety; its fleet; and the fleet that
-    it takes with all of the limits for itself. `how_chosen` is None if the fleets are those on paper.
+    """The results of all LLMs, in their order.
+
+    An LLM's production is None if it requires no safety. `fleets` fit together; `alone` has the fleet of each
+    LLM with all of the limits for itself. `how_chosen` is None if `fleets` are those on paper.
     """
 
     productions: tuple[three_answers.Production | None, ...]
@@ -70,32 +74,38 @@ class SharedProduction:
 
 @dataclass(slots=True, eq=False)
 class _LlmProduction:
-    """What is known of an LLM: its problem in scenarios, the hardest first, and the test of its fleets."""
+    """One LLM during the search.
+
+    `problem` is the LLM's in its scenarios, the hardest first; `alone` its production fleet with all of the
+    limits for itself; `kept_in` the result of the last test. An LLM that requires no safety has no test.
+    """
 
     on_paper: LlmOnPaper
     problem: Problem
     alone: Counts
-    test: ScenarioTest | None  # None where no safety is required.
+    test: ScenarioTest | None
     kept_in: KeptIn | None
-    alone_holds: bool = True  # Whether no test has refuted the fleet alone.
+    alone_holds: bool = True  # False once `alone` failed a test.
 
     @property
     def is_passed(self) -> bool:
-        """Whether the fleet passed its test, or needs none."""
+        """Whether the last tested fleet passed, or the LLM needs no test."""
         return self.test is None or (
             self.kept_in is not None and is_test_passed(self.kept_in, self.test.safety)
         )
 
     def add_test_scenarios(self) -> None:
-        """Add the scenarios of the failed test to those of the search."""
+        """Add the scenarios of the failed test to those of the search. The next test begins at the first
+        scenario after them, so that no test uses a scenario that the search has seen.
+        """
         assert self.test is not None and self.kept_in is not None
-        count = self.kept_in.futures  # How many scenarios were simulated.
-        scenarios = [self.test.scenarios[self.test.first + i] for i in range(count)]
+        tested_count = self.kept_in.futures
+        scenarios = [self.test.scenarios[self.test.first + i] for i in range(tested_count)]
         scenarios += self.problem.oracle.scenarios
         self.problem = with_scenarios(
             self.on_paper.problem, scenarios, self.test.safety.most_missed(len(scenarios))
         )
-        self.test.first += count
+        self.test.first += tested_count
         self.alone_holds = False
 
 
@@ -104,15 +114,15 @@ def share_production(
 ) -> SharedProduction | None:
     """The cheapest fleets found that keep each SLO in enough scenarios and fit together within the limits.
 
-    None where the time was over. Raises InfeasibleError if one LLM cannot be served so even alone, or no
-    fleets of all were found that fit together; its message names the least increase of each limit with which
-    they would.
+    None if the time ran out first. Raises InfeasibleError if one LLM cannot keep its SLO in enough scenarios
+    even with all of the limits for itself, or if no fleets were found that fit together; the message then
+    names the least increase of each limit with which they would fit.
     """
     llm_productions: list[_LlmProduction] = []
-    for k, one in enumerate(llms):
-        progress(f"{one.name}: production, with all of the fleet for itself")
+    for k, on_paper in enumerate(llms):
+        progress(f"{on_paper.name}: production, with all of the fleet for itself")
         try:
-            llm = _plan_alone(one, slice_of(deadline, len(llms) - k))
+            llm = _plan_alone(on_paper, slice_of(deadline, len(llms) - k))
         except InfeasibleError as error:
             raise _add_common_share(error, llms, limits, deadline, progress) from None
         if llm is None:
@@ -139,7 +149,9 @@ def share_production(
 def production_or_paper_of_all(
     llms: Sequence[LlmOnPaper], limits: FleetLimits, deadline: float, progress: Progress
 ) -> SharedProduction | None:
-    """As `share_production`; the fleets on paper, with the reason, where the LLMs cannot all be kept."""
+    """As `share_production`, but where that raises InfeasibleError, the answer is the fleets on paper, with
+    the error as the reason.
+    """
     try:
         return share_production(llms, limits, deadline, progress)
     except InfeasibleError as error:
@@ -147,27 +159,27 @@ def production_or_paper_of_all(
     progress("production: in how many scenarios the fleets on paper are kept")
     productions = tuple(
         None
-        if one.problem.task.safety is None
-        else three_answers.paper_in_scenarios(replace(one.problem, deadline=deadline), one.paper, why)
-        for one in llms
+        if llm.problem.task.safety is None
+        else three_answers.paper_in_scenarios(replace(llm.problem, deadline=deadline), llm.paper, why)
+        for llm in llms
     )
-    fleets = tuple(one.paper.best for one in llms)
-    return SharedProduction(productions, fleets, tuple(one.alone.best for one in llms), how_chosen=None)
+    fleets = tuple(llm.paper.best for llm in llms)
+    return SharedProduction(productions, fleets, tuple(llm.alone.best for llm in llms), how_chosen=None)
 
 
-def _plan_alone(one: LlmOnPaper, until: float) -> _LlmProduction | None:
-    """The production of one LLM with all of the limits for itself; None where the time was over."""
-    problem = replace(one.problem, deadline=until)
+def _plan_alone(llm: LlmOnPaper, deadline: float) -> _LlmProduction | None:
+    """The production of one LLM with all of the limits for itself; None if the time ran out first."""
+    problem = replace(llm.problem, deadline=deadline)
     if problem.task.safety is None:
-        return _LlmProduction(one, problem, one.alone.best, test=None, kept_in=None)
+        return _LlmProduction(llm, problem, llm.alone.best, test=None, kept_in=None)
     try:
-        trial = three_answers.find_production_fleet(problem, one.alone)
+        trial = three_answers.find_production_fleet(problem, llm.alone)
     except InfeasibleError as error:
-        raise error.of_llm(f"{one.name}, even with all of the fleet for itself") from None
+        raise error.of_llm(f"{llm.name}, even with all of the fleet for itself") from None
     if trial is None:
         return None
     return _LlmProduction(
-        on_paper=one,
+        on_paper=llm,
         problem=trial.problem,
         alone=trial.best,
         test=trial.test,
@@ -183,10 +195,10 @@ def _add_common_share(
     deadline: float,
     progress: Progress,
 ) -> InfeasibleError:
-    """The error with the largest share of scenarios that all LLMs keep together."""
+    """The same error, which also states the largest share of scenarios that all LLMs keep together."""
     problems = [
-        replace(with_search_scenarios(one.problem), deadline=deadline, progress=report_nothing)
-        for one in llms
+        replace(with_search_scenarios(llm.problem), deadline=deadline, progress=report_nothing)
+        for llm in llms
     ]
     common = _find_common_share(llms, problems, limits, deadline, progress)
     return InfeasibleError(
@@ -205,17 +217,17 @@ def _find_common_share(
     deadline: float,
     progress: Progress,
 ) -> CommonShare:
-    """The largest share of scenarios that all LLMs keep together, from their fleets on paper on."""
+    """The largest share of scenarios that all LLMs keep together: that of their fleets on paper, or more."""
     progress("production: the largest share of scenarios that all LLMs keep together")
-    on_paper = [one.paper.best for one in llms]
+    on_paper = [llm.paper.best for llm in llms]
     return find_common_share(problems, on_paper, limits, lambda: is_over(deadline))
 
 
 def _plan_within_shared_limits(
     llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, progress: Progress
 ) -> tuple[list[Counts], Cheapest, int] | None:
-    """Fleets within the shared limits, the result of the master, and the number of tests; None where the time
-    was over before any fleets were found.
+    """The steps `share`, `refine` and `test` of the module docstring: fleets within the shared limits, the
+    result of the master, and the number of tests. None if the time ran out before any fleets were found.
     """
 
     def out_of_time() -> bool:
@@ -247,20 +259,27 @@ def _plan_within_shared_limits(
 def _choose_fleets(
     llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, progress: Progress
 ) -> tuple[list[Counts] | None, Cheapest]:
-    """The cheaper of what the LLMs take in turn and what the master finds; None where the time was over."""
+    """The cheaper one of two results: the fleets of the LLMs served in turn, and those that the master finds;
+    with the result of the master. No fleets if the time ran out first.
+
+    Raises InfeasibleError if neither finds fleets, even if the LLMs in turn may take fleets of several types.
+    """
     fleets = _serve_in_turn(llms, limits, deadline)
     known_problems = [
         _with_known_verdicts(llm, () if fleets is None else (fleets[k],)) for k, llm in enumerate(llms)
     ]
-    # The search may simulate so many requests per LLM. On its clock a request takes EFFORT_S (work_clock.py).
+    # The master may simulate MOST_SEARCH_REQUESTS per LLM. On the search's clock a simulated request takes
+    # EFFORT_S (work_clock.py).
     most_effort = effort_spent() + len(llms) * MOST_SEARCH_REQUESTS
-    until = min(deadline, EFFORT_S * most_effort)
+    master_deadline = min(deadline, EFFORT_S * most_effort)
     designs = [
         designs_of(problem, llm.on_paper.alone.level0)
         for problem, llm in zip(known_problems, llms, strict=True)
     ]
     rows = shared_limits(limits)
-    shared = cheapest(designs, rows, run=side_by_side, out_of_time=lambda: is_over(until), progress=progress)
+    shared = cheapest(
+        designs, rows, run=side_by_side, out_of_time=lambda: is_over(master_deadline), progress=progress
+    )
     candidates = [fleets] if fleets is not None else []
     if shared.best is not None:
         candidates.append([design.counts(vector) for design, vector in shared.best])
@@ -269,7 +288,8 @@ def _choose_fleets(
     if is_over(deadline):
         return None, shared
     now = now_s()
-    half_time = now + (deadline - now) / 2  # The rest is for what would help, if this finds nothing.
+    # The other half of the time is for the changes that the error proposes, if this search finds nothing.
+    half_time = now + (deadline - now) / 2
     progress("production: fleets of several types, the LLMs in turn")
     mixed = _serve_in_turn(llms, limits, half_time, any_mix=True)
     if mixed is not None:
@@ -284,7 +304,9 @@ def _choose_fleets(
 def _infeasible_error(
     llms: Sequence[_LlmProduction], limits: FleetLimits, ways: Sequence[Sequence[Change]], common: CommonShare
 ) -> InfeasibleError:
-    """The error that names what the fleets alone use of each limit, and the least increase that would do."""
+    """The error that no fleets fit together: which limits the fleets `alone` exceed, and `ways`, the least
+    increases with which fleets of one worker type per pool fit.
+    """
     alone = [(option.type, count) for llm in llms for option, count in llm.alone]
     used_texts = [
         f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
@@ -305,11 +327,11 @@ def _infeasible_error(
 
 
 def _with_known_verdicts(llm: _LlmProduction, feasible: Sequence[Counts]) -> Problem:
-    """The problem with its own oracle, which knows the fleets that fail on paper or in the LLM's scenarios,
-    and those that hold.
+    """The LLM's problem with an oracle of its own, in which fleets are recorded that fail on paper or in the
+    LLM's scenarios, and fleets that hold: those in `feasible`, and the one `alone`.
 
-    A search may have simulated some of the scenarios alone, so fleets that held there are not known to hold
-    in all.
+    Other fleets that held in the search are not recorded: it may have simulated them in a part of the
+    scenarios only.
     """
     problem = llm.problem
     fails = {fleet: False for fleet, holds in llm.on_paper.problem.oracle.verdicts.items() if not holds}
@@ -323,14 +345,16 @@ def _with_known_verdicts(llm: _LlmProduction, feasible: Sequence[Counts]) -> Pro
 def _serve_in_turn(
     llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, *, any_mix: bool = False
 ) -> list[Counts] | None:
-    """The fleets of the LLMs, served one after another on what is left, as `serve_in_turn` does."""
+    """The fleets of the LLMs by `joint_limits.serve_in_turn`: each LLM takes its fleet `alone` if that fits
+    into what is left, or else a fleet that a search finds there.
+    """
 
     def serve(k: int, left: FleetLimits) -> Counts | None:
         if is_over(deadline):
             return None
         problem = joint_limits.problem_within(replace(llms[k].problem, deadline=deadline), left)
-        is_known = llms[k].alone_holds and problem.allows(llms[k].alone)
-        return llms[k].alone if is_known else _find_fleet_within(llms[k], problem, any_mix=any_mix)
+        takes_alone = llms[k].alone_holds and problem.allows(llms[k].alone)
+        return llms[k].alone if takes_alone else _find_fleet_within(llms[k], problem, any_mix=any_mix)
 
     return joint_limits.serve_in_turn(len(llms), limits, serve)
 
@@ -338,10 +362,10 @@ def _serve_in_turn(
 def _find_fleet_within(
     llm: _LlmProduction, problem: Problem, candidate: Counts | None = None, *, any_mix: bool = False
 ) -> Counts | None:
-    """The cheapest fleet found within the problem's limits, `candidate` where none is cheaper; None if there
-    is none.
+    """The cheapest fleet found within the problem's limits: `candidate` if none is cheaper, None if none is
+    found.
 
-    Fleets of several types are searched too where the best on paper is one, or with `any_mix`.
+    Fleets of several worker types are searched too if the best fleet on paper has several, or with `any_mix`.
     """
     start = [] if candidate is None else [problem.oracle.fleet(candidate)]
     fleet = find_cheaper_kept(problem, llm.on_paper.alone, candidate, start, any_mix=any_mix)
@@ -351,12 +375,14 @@ def _find_fleet_within(
 def _test_fleets(
     llms: Sequence[_LlmProduction], chosen: list[Counts], limits: FleetLimits, *, is_exact: bool
 ) -> list[Counts]:
-    """The fleet of each LLM within what the others leave, after its test; the LLM stores the result."""
+    """The steps `refine` and `test`: a fleet for each LLM within what the others leave. Each LLM stores its
+    test and its result.
+    """
     fleets = list(chosen)
     for k, llm in enumerate(llms):
         problem = joint_limits.problem_within(llm.problem, joint_limits.limits_beside(limits, fleets, k))
         roles = [option.role for option, _ in llm.on_paper.alone.best]
-        # Two pools of one role: the best fleet on paper has several types.
+        # Pools of one role differ in their worker type.
         has_several_types = len(set(roles)) < len(roles)
         if not is_exact or has_several_types:
             fleets[k] = _find_fleet_within(llm, problem, fleets[k]) or fleets[k]
@@ -371,8 +397,10 @@ def _test_fleets(
 def _answer_each(
     llms: Sequence[_LlmProduction], fleets: Sequence[Counts], limits: FleetLimits, deadline: float
 ) -> tuple[three_answers.Production | None, ...]:
-    """The answers of each LLM. A fleet with a loss must fit beside the fleets of the others, with a loss
-    where they have one already.
+    """The three answers (three_answers.py) of each LLM, None if it requires no safety.
+
+    A fleet that survives a loss must fit beside the fleets of the other LLMs, of those before it beside their
+    fleets that survive one.
     """
     fleets_or_loss_proof = list(fleets)
     productions: list[three_answers.Production | None] = []
