@@ -1,6 +1,7 @@
-"""From a step table to a fit on file, in the format of catalogs/latency.
+"""Fits step times to a table of measured steps, and writes the fit in the format of catalogs/latency.
 
-A table that cannot identify the formula of `planner.models.latency` is refused, with what to measure.
+A table that does not determine all coefficients of the formula (`planner.models.latency`) raises an error
+that says what to measure.
 """
 
 from __future__ import annotations
@@ -30,15 +31,20 @@ from planner.models.latency import ON_WALL, Array, StepLatency
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
 from planner.models.step_tables import StepTable, read_step_table
 
-FOLDS = 5  # The held-out errors are of five fits, each without a fifth of the distinct steps.
-MANY_STEPS = 30  # With fewer distinct steps the fit has a note.
-MOST_HOST_FRAC = 0.9  # The host's part is at most this much of the quickest step.
-RANK_TOLERANCE = 1e-6  # Of columns scaled to at most 1: a smaller singular value counts as 0.
+FOLDS = 5  # Held-out errors are those of five fits, each without a fifth of the distinct steps.
+MANY_STEPS = 30  # With fewer distinct steps the fit has a note that its held-out errors are rough.
+MOST_HOST_FRAC = 0.9  # The host's share of the quickest step is at most this: a step has some GPU time.
+RANK_TOLERANCE = 1e-6  # Columns are scaled to at most 1; then a smaller singular value counts as 0.
 
 
 @dataclass(frozen=True, slots=True)
 class FittedSteps:
-    """Step times of `tp` GPUs, with errors by regime (prefill, decode, mixed) on steps held out in turn."""
+    """A fit of the step times of `tp` GPUs, with its errors on held-out steps by regime (prefill, decode,
+    mixed).
+
+    `date` is when the steps were measured. `families` has the errors of every family of formulas that was
+    tried, by regime. If `form` is not None, the simulator uses it instead of `latency`.
+    """
 
     llm: str
     gpu: str
@@ -47,12 +53,12 @@ class FittedSteps:
     latency: StepLatency
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()
-    date: str | None = None  # When the steps were measured.
-    # The errors of every family of formulas that was tried, by regime.
+    date: str | None = None
     families: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)
-    form: CorrectedFormula | None = None  # The simulator takes it in place of `latency`.
+    form: CorrectedFormula | None = None
 
     def as_dict(self) -> dict[str, Any]:
+        """The fit as `plan fit` and `plan calibrate` print it with --json."""
         return {
             "llm": self.llm,
             "gpu": self.gpu,
@@ -77,15 +83,16 @@ def fit_table(
     host_overhead_s: float | None = None,
     choose_family: bool = False,
 ) -> FittedSteps:
-    """Fit `table`. What the user `stated` of the engine overrides the table's `#` lines.
+    """Fit step times to `table`, which was read from the file `where`. What the user `stated` of the engine
+    overrides the table's `#` lines.
 
-    `host_overhead_s` is the engine's own part of every step. It is taken out of the measured times, or added
-    to those of a table of kernel times. None stands for what the table measured, the median of its column
-    host_s. With `choose_family` every family of `planner.models.families` is tried and the one that predicts
-    held-out steps best is taken; its times include the host's part.
+    `host_overhead_s` is the time of each step that the engine spends on the host. It is subtracted from
+    measured step times, or added to the times of a table of kernel times. None means the median of the
+    table's column host_s. With `choose_family` the formula is the one of `planner.models.families` that
+    predicts held-out steps best; its times include the host's part.
     """
     about = table.about
-    # `plan profile` measures the host by itself, and writes it to an engines.yaml beside the table.
+    # `plan profile` measures the host separately, and writes its times to an engines.yaml beside the table.
     has_separate_host = "engines" in about and host_overhead_s is None
     if has_separate_host:
         slowdown, admission_s = (float(about.get(key, 0.0)) for key in ("slowdown", "admission_s"))
@@ -145,7 +152,9 @@ def fit_table(
 
 
 def _measured_host_s(table: StepTable) -> float:
-    """The median of the column host_s, kept below the quickest step; 0 where it was not measured."""
+    """The median of the table's column host_s, at most MOST_HOST_FRAC of the quickest step; 0 if it was not
+    measured.
+    """
     if "host_s" not in table.steps.columns:
         return 0.0
     host_s = as_floats(table.steps.host_s)
@@ -156,7 +165,7 @@ def _measured_host_s(table: StepTable) -> float:
 
 
 def _table_notes(table: StepTable) -> tuple[str, ...]:
-    """What a reader must know of the table: what it lacks, and its own note."""
+    """The notes on a table: which steps it lacks, and the note in its `#` lines."""
     X, notes = table.X, []
     if not ((X[:, 2] > 0) & (X[:, 4] > 0)).any():
         notes.append("no mixed steps: steps with prefill and decode are predicted by the sum of both")
@@ -166,17 +175,18 @@ def _table_notes(table: StepTable) -> tuple[str, ...]:
 
 
 def _check_identified(X: Array, where: str) -> None:
-    """Raise InputError, with what to measure, where the steps leave a coefficient open.
+    """Raise InputError, with what to measure, if the steps do not determine all coefficients.
 
-    Prefill alone must tell tokens from pairs: [1, N, A_p] of full rank. Decode alone must tell sequences from
-    the tokens they read: [1, D, K] of full rank.
+    X (n, 5) has the columns of planner/models/step_tables.py. The steps with prefill only must separate the
+    effect of tokens from that of pairs: [1, N, A_p] must have full rank. Those with decode only must separate
+    the effect of sequences from that of the tokens they read: [1, D, K] must have full rank.
     """
     tokens, pairs, decodes, kv_tokens, prefills = X.T
-    prefill, decode = decodes == 0, prefills == 0
+    prefill_only, decode_only = decodes == 0, prefills == 0
     missing = []
-    if not _is_full_rank(tokens[prefill], pairs[prefill]):
+    if not _is_full_rank(tokens[prefill_only], pairs[prefill_only]):
         missing.append("prefills without decodes at three or more prompt lengths (say 128, 512, 2048, 8192)")
-    if not _is_full_rank(decodes[decode], kv_tokens[decode]):
+    if not _is_full_rank(decodes[decode_only], kv_tokens[decode_only]):
         missing.append(
             "decodes without prefill at two or more batch sizes and contexts (say 1, 16, 128 x 512, 4096)"
         )
@@ -194,11 +204,12 @@ def _is_full_rank(first: Array, second: Array) -> bool:
     if len(first) < 3:
         return False
     columns = np.column_stack([np.ones(len(first)), first, second])
-    return int(np.linalg.matrix_rank(columns / columns.max(axis=0).clip(min=1.0), tol=RANK_TOLERANCE)) == 3
+    scaled = columns / columns.max(axis=0).clip(min=1.0)
+    return int(np.linalg.matrix_rank(scaled, tol=RANK_TOLERANCE)) == 3
 
 
 def fit_yaml(fitted: FittedSteps, *, command: str, date: str | None = None) -> str:
-    """The file's text; its date is `date`, or when the steps were measured, or today."""
+    """The text of a fit's file. Its date is `date`, or else when the steps were measured, or else today."""
     return to_yaml(
         fit_document(
             fitted.llm,
@@ -219,10 +230,11 @@ def calibrate_files(
     base: Path | None = None,
     settings: tuple[int, int, int | None] = (2048, 256, None),
 ) -> tuple[FittedSteps, Calibrated]:
-    """Correct the fit in `base`, or the catalog's, by step tables and runs.json of one engine.
+    """Correct a fit, that in the file `base` or else the catalog's, by step tables and benchmark runs
+    (runs.json) of one engine.
 
-    `settings` are the engine's max_num_batched_tokens, max_num_seqs and KV tokens (None: the memory model's);
-    a run that names its own has those.
+    `settings` are the engine's max_num_batched_tokens, max_num_seqs and KV tokens (None means those of the
+    memory model). A run that names its settings is simulated with those instead.
     """
     steps: list[StepTable] = []
     runs: list[MeasuredRun] = []
@@ -259,5 +271,5 @@ def calibrate_files(
 
 
 def _catalog_of_fits(catalog: Catalog, *fit_files: Path) -> Catalog:
-    """The catalog with the fits of these files alone; without files it has no fit, only rooflines."""
+    """The catalog with the fits of these files only; without files it has only rooflines."""
     return replace(catalog, fit_files=fit_files, _headers={}, _fits={})

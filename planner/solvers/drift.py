@@ -1,19 +1,19 @@
-"""Whether a mean has left a band, window by window, with a bound on false alarms: an e-detector.
+"""Detects when a mean leaves a band, window by window, with a bound on false alarms: an e-detector.
 
-Data   x_t  how far the mean of window t lies beyond the band's edge, relative to it; <= 0 in expectation
-            while the mean is within
-       v_t  variance of x_t, long-run: neighbours may be correlated
-       k    sizes of a drift that are looked for, in standard deviations of a window
-       z_t  = x_t / sqrt(v_t), between -CLIP and CLIP: one freak window is no drift
+Data   x_t  how far the mean of window t lies beyond the band's edge, relative to the edge; its expectation
+            is <= 0 while the true mean is within the band
+       v_t  long-run variance of x_t, which accounts for correlated neighbours
+       k    sizes of drift that are tested, in standard deviations of a window
+       z_t  = x_t / sqrt(v_t), clipped to [-CLIP, CLIP], so that one extreme window raises no alarm
 
   L_t(k)  = exp(k z_t - k^2 / 2)                    mean <= 1 within the band
-  M_t(k)  = L_t(k) (M_{t-1}(k) + 1)                 Shiryaev and Roberts' sum over all beginnings
-  alarm     where the mean of M_t over k reaches c
+  M_t(k)  = L_t(k) (M_{t-1}(k) + 1)                 Shiryaev and Roberts' sum over all beginnings of a drift
+  alarm     in the first window t in which the mean of M_t over k reaches c
 
-Within the band the mean of M_t is at most t, and the most of M up to window n reaches c with probability
-n / c at most (Doob), so c = n / alpha keeps the chance of a false alarm in n windows below alpha. That is
-exact for uncorrelated windows with tails no heavier than Gauss's, and approximate else, over times longer
-than their correlation: benchmarks/watch.py counts false alarms on recorded bursts.
+Within the band the mean of M_t is at most t, and the maximum of M up to window n reaches c with probability
+at most n / c (Doob), so c = n / alpha keeps the probability of a false alarm in n windows below alpha. That
+is exact for uncorrelated windows with tails no heavier than Gauss's. Otherwise it is approximate, over times
+longer than the correlation: benchmarks/watch.py counts false alarms on recorded bursts.
 
 Shin, Ramdas and Rinaldo, E-detectors: a nonparametric framework for sequential change detection, New England
 Journal of Statistics in Data Science 2 (2024), arXiv:2203.03532, with their sub-Gaussian increments; clipped
@@ -32,14 +32,14 @@ Floats = npt.NDArray[np.float64]
 
 SIZES_SIGMA = (0.2, 0.5, 1.0)  # The values of k in the formula.
 CLIP_SIGMA = 3.0  # No window counts as farther from the edge than this.
-# A drift is over when its log evidence has fallen this far below its most: 1000 to 1 against it.
+# A drift is over when its log evidence has fallen this far below its maximum: odds of 1000 to 1 against it.
 OVER_AFTER_FALL = math.log(1000.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A drift, in numbers of windows: the likeliest first one, the one in which it was noticed, and the one
-    after its last, None while it lasts.
+    """A drift, by the indices of windows: `began` is the likeliest first one, `noticed` the one in which the
+    alarm was raised, and `ended` the one after the last, None while the drift lasts.
     """
 
     began: int
@@ -48,38 +48,42 @@ class Alarm:
 
 
 def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[Alarm, ...]:
-    """The model above; a window with infinite variance, or with NaN, says nothing.
+    """All drifts, by the model of the module docstring, with x = `beyond_frac` (n,), v = `variance` (n,) and
+    c = `threshold`. A window with infinite variance, or with NaN, counts as no evidence either way.
 
-    `beyond_frac` x and `variance` v are (n,); `threshold` is c. A drift is over once the evidence for the
-    size k with the most evidence has fallen by OVER_AFTER_FALL; the next drift is looked for from there on.
+    A drift is over once the log evidence of its likeliest size k has fallen by OVER_AFTER_FALL. The search
+    for the next drift begins there.
     """
     evidence = log_evidence(beyond_frac, variance)  # (n, K)
-    sizes = evidence.shape[1]
-    alarm_list: list[Alarm] = []
+    log_c = math.log(threshold) + math.log(evidence.shape[1])  # of the sum of M over the sizes, not the mean
+    alarms: list[Alarm] = []
     start = 0
-    while (noticed := _noticed(evidence[start:], math.log(threshold) + math.log(sizes))) is not None:
-        k, noticed_at = noticed
+    while (first_alarm := _first_alarm(evidence[start:], log_c)) is not None:
+        k, windows_before = first_alarm
+        noticed = start + windows_before
         # The likeliest beginning is where the summed evidence was lowest: from there it rose most.
-        summed = np.append(0.0, np.cumsum(evidence[start : start + noticed_at + 1, k]))
+        summed = np.append(0.0, np.cumsum(evidence[start : noticed + 1, k]))
         began = start + int(np.argmin(summed[:-1]))
         sums = np.cumsum(evidence[began:], axis=0)
-        upto_notice = start + noticed_at + 1 - began
-        evidence_of_size = sums[:, int(np.argmax(sums[upto_notice - 1]))]
-        most = np.maximum.accumulate(evidence_of_size)
-        has_fallen = most - evidence_of_size >= OVER_AFTER_FALL
-        over = np.flatnonzero(has_fallen & (np.arange(len(most)) >= upto_notice))
+        windows_to_alarm = noticed + 1 - began
+        likeliest_size = int(np.argmax(sums[windows_to_alarm - 1]))
+        drift_evidence = sums[:, likeliest_size]
+        highest = np.maximum.accumulate(drift_evidence)
+        has_fallen = highest - drift_evidence >= OVER_AFTER_FALL
+        over = np.flatnonzero(has_fallen & (np.arange(len(highest)) >= windows_to_alarm))
         if not over.size:
-            alarm_list.append(Alarm(began, start + noticed_at, None))
+            alarms.append(Alarm(began, noticed, None))
             break
-        ended = began + int(np.argmax(evidence_of_size[: over[0]])) + 1
-        alarm_list.append(Alarm(began, start + noticed_at, ended))
+        # The drift ended where its evidence was highest.
+        ended = began + int(np.argmax(drift_evidence[: over[0]])) + 1
+        alarms.append(Alarm(began, noticed, ended))
         start = began + int(over[0]) + 1
-    return tuple(alarm_list)
+    return tuple(alarms)
 
 
-def _noticed(evidence: Floats, log_c: float) -> tuple[int, int] | None:
-    """The first window in which the sum of M over the sizes reaches c, after the index of the size with the
-    largest M in it; None if there is no such window.
+def _first_alarm(evidence: Floats, log_c: float) -> tuple[int, int] | None:
+    """The index of the size k with the largest M in the first window in which the sum of M over the sizes
+    reaches c, and how many windows are before that window; None if there is no such window.
     """
     log_m = np.full(evidence.shape[1], -np.inf)
     for t, row in enumerate(evidence):
@@ -90,7 +94,7 @@ def _noticed(evidence: Floats, log_c: float) -> tuple[int, int] | None:
 
 
 def log_evidence(beyond_frac: Floats, variance: Floats) -> Floats:
-    """log L (n, D) per window and size of drift."""
+    """log L_t(k) of each window and each size of drift: (n, len(SIZES_SIGMA))."""
     x, v = np.asarray(beyond_frac, float)[:, None], np.asarray(variance, float)[:, None]
     is_known = np.isfinite(x) & np.isfinite(v) & (v > 0)
     z = np.clip(np.where(is_known, x, 0.0) / np.sqrt(np.where(is_known, v, 1.0)), -CLIP_SIGMA, CLIP_SIGMA)

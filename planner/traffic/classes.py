@@ -1,5 +1,7 @@
-"""Which requests of a trace are of which class of an SLO, and whether the classes fit a trace. A `Selector`
-(planner/domain.py) describes a class.
+"""The classes of an SLO: which requests of a trace each of them contains, and whether the classes fit a
+trace.
+
+A `Selector` (planner/domain.py) describes a class.
 """
 
 from __future__ import annotations
@@ -69,14 +71,15 @@ def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
     none.
     """
     numbers = np.full(len(trace), -1, dtype=np.int64)
-    for number in reversed(range(len(selectors))):  # The first class is written last, and stays.
+    # The first class is written last, so it overwrites others.
+    for number in reversed(range(len(selectors))):
         numbers[select_requests(selectors[number], trace)] = number
     return numbers
 
 
 def check_classes(slo: Slo, trace: Trace) -> None:
-    """Raise InputError for a class without a request, for a request of two classes, for a request that no
-    line of the SLO is of, and for guarantees to tenants that the trace does not name.
+    """Raise InputError for a class without a request, for a request of two classes, for a request to which no
+    line of the SLO applies, and for guarantees to tenants that the trace does not name.
     """
     _check_tenants(slo, trace)
     if not (selectors := slo.selectors):
@@ -84,20 +87,20 @@ def check_classes(slo: Slo, trace: Trace) -> None:
     class_of = np.full(len(trace), -1, dtype=np.int64)
     for number, selector in enumerate(selectors):
         mask = select_requests(selector, trace)
-        where = f"slo: classes: {selector.name}"
+        key = f"slo: classes: {selector.name}"
         if not mask.any():
             raise InputError(
-                f"{where}: matches none of the {len(trace):,} requests of {trace.name}"
+                f"{key}: matches none of the {len(trace):,} requests of {trace.name}"
                 f"{_what_is_there(selector, trace)}"
             )
-        if (both := mask & (class_of >= 0)).any():
-            other = selectors[int(class_of[both][0])].name
+        if (in_two := mask & (class_of >= 0)).any():
+            other = selectors[int(class_of[in_two][0])].name
             raise InputError(
-                f"{where}: {int(both.sum()):,} requests of {trace.name} are of class {other} too; a "
+                f"{key}: {int(in_two.sum()):,} requests of {trace.name} are of class {other} too; a "
                 "request is of one class, so narrow one of the two matches"
             )
         class_of[mask] = number
-    # A line without a class is of all requests, and then none is without a line.
+    # A line without a class applies to all requests; only without such a line can a request have none.
     if all(limit.selector is not None for limit in slo.limits) and (missed := class_of < 0).any():
         raise InputError(
             f"slo: classes: {int(missed.sum()):,} of the {len(trace):,} requests of {trace.name} are of no "
@@ -123,6 +126,7 @@ def check_judged_classes(slo: Slo, trace: Trace) -> None:
 
 
 def _check_tenants(slo: Slo, trace: Trace) -> None:
+    """Raise InputError for guarantees to tenants that the trace does not name."""
     if slo.guarantees and len(trace.tenants) < 2:
         raise InputError(
             f"slo: tenants: {trace.name} names {'no tenants' if not trace.tenants else 'one tenant alone'}, "
@@ -143,16 +147,16 @@ def _list_first(names: Sequence[str]) -> str:
 
 
 def _what_is_there(selector: Selector, trace: Trace) -> str:
-    """The names or lengths that a trace has, for the error of a class that matches none of its requests:
-    those of the first key of its match that cannot fit.
+    """The names or lengths that a trace has, for the error on a class that matches none of its requests:
+    those of the first key of its match that no request has.
     """
-    for wanted, names, what in (
+    for wanted, names, kind in (
         (selector.tenants, trace.tenants, "tenants"),
         (selector.adapters, trace.adapters, "adapters"),
         (selector.llms, trace.llms, "models"),
     ):
         if wanted and not set(wanted) & set(names):
-            return f", whose {what} are {_list_first(names)}" if names else f", which names no {what}"
+            return f", whose {kind} are {_list_first(names)}" if names else f", which names no {kind}"
     tokens = trace.input_tokens
     return f", whose prompts have {int(tokens.min()):,} to {int(tokens.max()):,} tokens; widen its match"
 

@@ -1,35 +1,37 @@
-"""A description of a trace: what `described.draw_requests` needs to draw requests like it.
+"""Describes a trace: computes from it what `described.draw_requests` needs to draw requests like it.
 
-The rate becomes a curve of at most INTERVALS intervals, lengths become histograms over their own quantiles
-and a joint table of input and output. Fano factors are of counts around that curve. The share of the variance
-of lengths between clients is chosen so that lengths in one window correlate as in the trace. Sessions and
-shared prefixes are described by their means.
+The rate becomes a curve of at most INTERVALS intervals. Lengths become histograms, with edges at quantiles of
+the lengths, and a joint table of input and output. Bursts become Fano factors, which measure how counts vary
+around the curve. A share of the variance of lengths is between clients; it is chosen so that lengths of
+requests close in time correlate as in the trace. Sessions and shared prefixes are described by their means.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.traffic.described import CLIENT_RATE_S, CLIENT_RATE_VAR, Clients, Description, Prefixes, Sessions
 from planner.traffic.lengths import LengthHistogram
 from planner.traffic.sessions import session_numbers, waits_for_others
 from planner.traffic.trace import IntArray, Trace
+from planner.units import HOUR_S
 
 INTERVALS = 48  # Half an hour each over a day.
 # An interval is one of these lengths [s], whole parts of an hour or a day.
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 21600.0, 43200.0, 86400.0)
-# An interval has so many requests on average at least: the rate of fewer is off by more than
-# 1 / sqrt(50) = 14 %.
+# An interval has at least so many requests on average: the standard deviation of their rate is
+# 1 / sqrt(50) = 14 % of it.
 INTERVAL_REQUESTS = 50
-# Windows of the Fano factors: from one step of an engine to the start of a worker.
+# Lengths of the windows of the Fano factors: from about a step of an engine to about the start of a worker.
 WINDOWS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0)
 # Quantiles of the lengths that are a histogram's first edges, closer together at both ends.
 FRACS = np.array((0, 0.01, 0.025, *np.arange(1, 20) / 20, 0.975, 0.99, 0.995, 0.999, 1))
-BIN_FRAC = 5e-4  # The tokens of a bin may be off by this share of all tokens of the trace.
-MOST_BINS = 100
-PARTS = 8  # Rows (input lengths) and columns (output lengths) of the joint table.
-PART_REQUESTS = 10  # The least requests per cell on average; with fewer requests there are fewer cells.
+BIN_FRAC = 5e-4  # Drawn lengths of a bin may miss its tokens by this share of all tokens of the trace.
+MOST_BINS = 100  # A histogram has no more bins, so that the document stays readable.
+PARTS = 8  # The joint table has at most so many rows (input lengths) and columns (output lengths).
+PART_REQUESTS = 10  # The table has so few cells that each has at least so many requests on average.
 LEAST_REQUESTS = 100  # Of fewer requests nothing can be said about bursts.
 # The largest share of the variance of lengths between clients: with all, a client's requests are equal.
 MOST_LENGTHS_FRAC = 0.9
@@ -44,14 +46,15 @@ def described_of(trace: Trace) -> Description:
             f"{trace.name}: {len(trace)} requests in {trace.duration_s:g} s are too few to describe; "
             f"expected at least {LEAST_REQUESTS}, over time"
         )
-    # Longer by a millionth, so that the last request lies inside after rounding to six digits.
+    # The duration is longer by a millionth, so that the last request lies within it after rounding to six
+    # digits.
     duration_s = float(f"{trace.duration_s * (1 + 1e-6):.6g}")
     curve_rps, every_s = _rate_curve(trace, duration_s)
     session = session_numbers(trace) if trace.after.size else None
     # Of a session only the first request is an arrival; the others follow from it.
     starts = trace if session is None else trace.select(np.unique(session, return_index=True)[1])
     fano = _fano_factors(starts, every_s, duration_s)
-    # With sessions, prompts share what was said before, and no text is described apart.
+    # In sessions a prompt shares the conversation before it. Other shared texts are not described then.
     prefixes = _describe_prefixes(trace) if trace.has_prefixes and session is None else None
     if session is None:
         sessions, added_tokens = None, trace.input_tokens
@@ -68,7 +71,7 @@ def described_of(trace: Trace) -> Description:
             _length_drift(trace, added_tokens, every_s, curve_rps),
             _length_drift(trace, trace.output_tokens, every_s, curve_rps),
         ),
-        gap_cv=1.0,  # Bursts are in the Fano factors; the gaps between them add none.
+        gap_cv=1.0,  # Gaps are Poisson: the Fano factors alone describe bursts.
         fano=fano,
         clients=_describe_clients(trace, added_tokens, every_s),
         sessions=sessions,
@@ -79,112 +82,120 @@ def described_of(trace: Trace) -> Description:
 
 
 def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
-    """Requests/s of each interval, and how long an interval is.
+    """The rate of each interval [requests/s], and the length of an interval [s].
 
-    The trace may end inside the last interval, whose rate is then over its part in the trace. A trace of less
-    than two intervals has one rate, and the length of its interval (an hour) means nothing.
+    If the trace ends within the last interval, the rate of that is over its part before the end. A trace
+    shorter than two intervals has one rate, and the length of an interval (an hour) is not used.
     """
     least_s = max(duration_s / INTERVALS, INTERVAL_REQUESTS / trace.rate_rps)
-    every_s = next((each for each in INTERVALS_S if each >= least_s), duration_s)
+    every_s = next((length_s for length_s in INTERVALS_S if length_s >= least_s), duration_s)
     since_s = trace.arrival_s - trace.arrival_s[0]
     if every_s * 2 > duration_s:
-        return (float(f"{len(trace) / duration_s:.6g}"),), 3600.0
+        return (float(f"{len(trace) / duration_s:.6g}"),), HOUR_S
     edges_s = np.append(np.arange(0.0, duration_s, every_s), duration_s)
-    if edges_s[-1] - edges_s[-2] < every_s / 4:  # The last interval is too short for a rate.
-        edges_s = np.delete(edges_s, -2)  # The one before takes its requests, and gives it its rate below.
-    rates = np.histogram(since_s, edges_s)[0] / np.diff(edges_s)
-    count = int(np.ceil(duration_s / every_s - 1e-9))  # Less than rounding over a whole interval is none.
-    # The interval that was joined to the one before has its rate.
-    rates = np.append(rates, rates[-1:].repeat(count - len(rates)))
-    return tuple(float(f"{rate:.5g}") for rate in rates), every_s
+    # A last interval that is too short for a rate is joined to the one before.
+    if edges_s[-1] - edges_s[-2] < every_s / 4:
+        edges_s = np.delete(edges_s, -2)
+    rates_rps = np.histogram(since_s, edges_s)[0] / np.diff(edges_s)
+    # An interval that is longer than 0 by rounding only is none.
+    count = int(np.ceil(duration_s / every_s - ROUNDING))
+    # An interval that was joined gets the rate of both.
+    rates_rps = np.append(rates_rps, rates_rps[-1:].repeat(count - len(rates_rps)))
+    return tuple(float(f"{rate:.5g}") for rate in rates_rps), every_s
 
 
 def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float, float], ...]:
-    """Fano factor of each window length: variance of the counts around the rate of their interval, over their
-    mean. At least 1, the value of a Poisson process.
+    """(window length [s], Fano factor): the variance of the counts of windows around the rate of their
+    interval, over their mean. At least 1, which is the value of a Poisson process.
     """
     since_s = trace.arrival_s - trace.arrival_s[0]
     rate_rps = len(trace) / duration_s
-    longest_s = min(every_s, duration_s) / 3  # Variance needs three windows in an interval.
+    longest_s = min(every_s, duration_s) / 3  # A variance needs at least three windows in an interval.
     fano_factors = []
     for window_s in WINDOWS_S:
-        # With less than half a request in a window hardly any window has two.
+        # With less than half a request per window on average hardly any window has two requests.
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
-        within = max(round(min(every_s, duration_s) / window_s), 1)  # Windows of an interval.
-        windows = int(duration_s / window_s) // within * within  # Whole intervals only.
+        windows_per_interval = max(round(min(every_s, duration_s) / window_s), 1)
+        # A last part of an interval is left out.
+        intervals = int(duration_s / window_s) // windows_per_interval
+        windows = intervals * windows_per_interval
         counts = np.bincount((since_s / window_s).astype(np.int64), minlength=windows)[:windows]
-        by_interval = counts.reshape(-1, within)
+        by_interval = counts.reshape(-1, windows_per_interval)
         variance = (by_interval.var(axis=1)).mean()
         fano_factors.append((window_s, max(float(f"{variance / counts.mean():.4g}"), 1.0)))
     return tuple(fano_factors)
 
 
 def _length_histogram(tokens: IntArray) -> LengthHistogram:
-    """A histogram with edges at quantiles.
+    """A histogram of lengths, with edges at quantiles.
 
-    Lengths are drawn evenly within a bin, which changes the bin's total of tokens. The bin that is off by
-    most is cut at its mean length until none is off by more than BIN_FRAC of all tokens.
+    Lengths are drawn evenly within a bin, so drawn requests of a bin do not have its total of tokens. The bin
+    with the largest error is cut at its mean length, until no error is above BIN_FRAC of all tokens.
     """
     ordered = np.sort(tokens)
-    before = np.concatenate(([0], np.cumsum(ordered)))
+    tokens_before = np.concatenate(([0], np.cumsum(ordered)))
     edges = np.unique(np.quantile(tokens, FRACS, method="higher"))
     edges = np.concatenate(([edges[0] - 1], edges))  # A bin is (edge, next edge].
     while True:
         ends = np.searchsorted(ordered, edges, side="right")
-        counts, sums = np.diff(ends), np.diff(before[ends])
-        # A bin of one length is never off.
-        off_tokens = np.abs(sums - counts * (edges[1:] + edges[:-1] + 1) / 2) * (np.diff(edges) > 1)
-        worst = int(np.argmax(off_tokens))
-        if off_tokens[worst] < BIN_FRAC * before[-1] or len(counts) >= MOST_BINS:
+        counts, sums = np.diff(ends), np.diff(tokens_before[ends])
+        mean_drawn = (edges[1:] + edges[:-1] + 1) / 2
+        has_several_lengths = np.diff(edges) > 1  # A bin of one length has no error.
+        error_tokens = np.abs(sums - counts * mean_drawn) * has_several_lengths
+        worst = int(np.argmax(error_tokens))
+        if error_tokens[worst] < BIN_FRAC * tokens_before[-1] or len(counts) >= MOST_BINS:
             return LengthHistogram(tuple(map(float, edges)), tuple(map(float, counts)))
         cut = int(np.clip(sums[worst] // counts[worst], edges[worst] + 1, edges[worst + 1] - 1))
         edges = np.insert(edges, worst + 1, cut)
 
 
 def _joint_table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]:
-    """Requests by equal parts of input lengths (rows) and of output lengths; empty for too few requests."""
-    parts = min(PARTS, int(np.sqrt(len(inputs) / PART_REQUESTS)))
-    if parts < 2:
+    """The requests by quantiles of their input lengths (rows) and of their output lengths (columns); empty
+    for too few requests.
+    """
+    size = min(PARTS, int(np.sqrt(len(inputs) / PART_REQUESTS)))
+    if size < 2:
         return ()
-    rng = np.random.default_rng(0)  # The seed orders equal lengths.
-    # The part of each request: its rank, cut into `parts`.
-    part = [
-        np.argsort(np.lexsort((rng.uniform(size=len(each)), each))) * parts // len(each)
-        for each in (inputs, outputs)
-    ]
-    table = np.bincount(part[0] * parts + part[1], minlength=parts**2).reshape(parts, parts)
-    return tuple(tuple(map(float, row)) for row in table.tolist())
+    rng = np.random.default_rng(0)
+    row, column = (_random_ranks(tokens, rng) * size // len(tokens) for tokens in (inputs, outputs))
+    table = np.bincount(row * size + column, minlength=size**2).reshape(size, size)
+    return tuple(tuple(map(float, counts)) for counts in table.tolist())
+
+
+def _random_ranks(tokens: IntArray, rng: np.random.Generator) -> IntArray:
+    """The rank (n,) of each request by length, from 0; equal lengths in random order."""
+    return np.argsort(np.lexsort((rng.uniform(size=len(tokens)), tokens)))
 
 
 def _length_drift(
     trace: Trace, tokens: IntArray, every_s: float, curve_rps: tuple[float, ...]
 ) -> tuple[float, ...]:
-    """How lengths change over time: per interval, the mean normal score of its requests' ranks by length.
+    """How lengths change over time: for each interval of the rate curve the mean normal score of its
+    requests' ranks by length, 0 where they are as long as all requests.
 
-    Empty if the traffic has one rate throughout.
+    Empty if the curve has one interval.
     """
     from scipy.special import ndtri
 
     if len(curve_rps) < 2:
         return ()
-    rng = np.random.default_rng(0)  # Equal lengths are ordered at random.
-    rank = np.argsort(np.lexsort((rng.uniform(size=len(tokens)), tokens)))
-    scores = ndtri((rank + 0.5) / len(tokens))
+    scores = ndtri((_random_ranks(tokens, np.random.default_rng(0)) + 0.5) / len(tokens))
     interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
-    # An arrival at the very end would be in one interval more.
+    # Arrivals after the last interval, by rounding, are cut off.
     counts = np.bincount(interval, minlength=len(curve_rps))[: len(curve_rps)]
     sums = np.bincount(interval, weights=scores, minlength=len(curve_rps))[: len(curve_rps)]
-    return tuple(float(f"{each:.3g}") for each in sums / np.maximum(counts, 1))
+    return tuple(float(f"{score:.3g}") for score in sums / np.maximum(counts, 1))
 
 
 def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> Clients:
-    """How many clients there are, how unequal, and how much of the variance of lengths is between them. Two
-    requests in a window are of one client with probability `same_client` if all clients send evenly. Rates
-    that vary as in described.py raise that by `same_client * rate_excess`. The share of the variance is
-    chosen so that lengths that are drawn in a window correlate as in the trace.
+    """The number of clients, the skew of their rates, and the share of the variance of lengths between them.
+
+    If all clients sent evenly, two requests in a window would be of one client with probability
+    `same_client`. Rates that vary as in described.py add `same_client * rate_excess`. From that and the
+    correlation of lengths in a window of the trace follows the share of the variance.
     """
-    usual = Clients()  # Its number and skew stand where the trace names no tenants.
+    usual = Clients()  # A trace that names no tenants has this number of clients, and this skew.
     count, skew = usual.count, usual.skew
     if len(trace.tenants) > 1:
         requests = np.sort(np.bincount(trace.tenant, minlength=len(trace.tenants)))[::-1]
@@ -204,30 +215,31 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
 
 def _find_skew(square_sum: float, count: int) -> float:
     """The Zipf exponent with which the squared shares of `count` clients add up to `square_sum`."""
-    low, high = 0.0, MOST_SKEW
+    too_even, too_skewed = 0.0, MOST_SKEW
     for _ in range(40):  # Until the interval is 6 / 2^40, far below the three digits that are written.
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if np.square(Clients(count, middle).rate_shares()).sum() < square_sum
-            else (low, middle)
-        )
-    return float(f"{(low + high) / 2:.3g}")
+        middle = (too_even + too_skewed) / 2
+        if np.square(Clients(count, middle).rate_shares()).sum() < square_sum:
+            too_even = middle
+        else:
+            too_skewed = middle
+    return float(f"{(too_even + too_skewed) / 2:.3g}")
 
 
 def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> float:
-    """Correlation of the length ranks of two requests in one window, around the mean of their interval."""
+    """The correlation of the length ranks of two requests in one window of `window_s`, both less the mean
+    rank of their interval of `every_s`; at least 0.
+    """
     rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens) - 0.5
     interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
     rank -= (np.bincount(interval, weights=rank) / np.maximum(np.bincount(interval), 1))[interval]
     window = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
     counts = np.bincount(window)
     sums = np.bincount(window, weights=rank)
-    pairs = float((counts * (counts - 1.0)).sum())  # Ordered pairs of requests in one window.
+    pairs = float((counts * (counts - 1.0)).sum())  # ordered pairs of requests in one window
     if not pairs:
         return 0.0
-    products = float((sums**2).sum() - (rank**2).sum())  # Of ranks, over the same pairs.
-    return max(products / pairs / float((rank**2).mean()), 0.0)  # Less than none is chance.
+    products = float((sums**2).sum() - (rank**2).sum())  # the sum over these pairs of the product of ranks
+    return max(products / pairs / float((rank**2).mean()), 0.0)  # A negative correlation is taken for chance.
 
 
 def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntArray]:
@@ -245,10 +257,11 @@ def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntAr
 
 
 def _describe_prefixes(trace: Trace) -> Prefixes | None:
-    """Prefixes of a trace with block ids: as many texts as first blocks, and how skewed their use is.
+    """The shared texts with which prompts of a trace with block ids begin: their number, which is that of
+    different first blocks, their mean length, and the skew of their use.
 
-    Their length is the mean length of the blocks that a prompt repeats from earlier ones, over prompts that
-    share their first block and repeat any. None if no first block comes twice.
+    The length is the mean number of tokens that a prompt repeats from earlier ones, over the prompts that
+    share their first block and repeat any. None if no two prompts share their first block.
     """
     offsets, ids = trace.prefix_offsets, trace.prefix_ids
     has_blocks = np.diff(offsets) > 0

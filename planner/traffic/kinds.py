@@ -1,11 +1,12 @@
-"""Whether parts of a trace are alike, by the Kolmogorov-Smirnov distance D of their lengths.
+"""Whether the lengths of requests change during a trace, by the Kolmogorov-Smirnov distance D of its
+quarters.
 
     D = max_x |F_1(x) - F_2(x)|        F_i  share of the requests of a part that are no longer than x
 
-D is the largest share of requests by which two distributions differ. With thousands of requests any D is
-significant, so its size decides (OTHER_FRAC). The largest D between quarters of a trace is 0.08 for Azure's
-hour of code and Mooncake's hour, 0.22 for RAGPulse's fortnight, 0.30 for Azure's chat, 0.37 for a day of
-ServeGen and 0.44 for Mooncake's synthetic trace.
+D is the largest difference between the two distribution functions. With thousands of requests almost any D is
+significant, so its size must also reach OTHER_FRAC to count. The largest D between quarters of a trace is
+0.08 for Azure's hour of code and Mooncake's hour, 0.22 for RAGPulse's fortnight, 0.30 for Azure's chat, 0.37
+for a day of ServeGen and 0.44 for Mooncake's synthetic trace.
 """
 
 from __future__ import annotations
@@ -20,23 +21,25 @@ from planner.traffic.trace import Trace
 
 Ints = npt.NDArray[np.int64]
 OTHER_FRAC = 0.1  # From this D on, two parts count as different traffic.
-BY_CHANCE = 0.01  # The significance level: a D that two alike samples exceed more rarely counts.
-QUARTERS = 4  # Parts of a trace, of equal time.
-QUARTER_REQUESTS = 20_000  # The most requests that are sampled of each.
+BY_CHANCE = 0.01  # The significance level: samples of one distribution reach such a D more rarely than this.
+QUARTERS = 4  # A trace is compared in so many parts of equal time.
+QUARTER_REQUESTS = 20_000  # At most so many requests of each part are compared, to save time.
 
 
 def quarters_apart(trace: Trace) -> tuple[float, float]:
-    """The largest D between two quarters of a trace's time, of prompts and of outputs; 0 if alike."""
+    """The largest D between two quarters of a trace's time, of prompt lengths and of output lengths; 0 if no
+    D is both large and significant.
+    """
     since_s = trace.arrival_s - trace.arrival_s[0]
-    duration_s = since_s[-1] or 1.0  # All requests may arrive at once.
-    # The last request belongs to the last quarter, hence the minimum.
+    duration_s = since_s[-1] or 1.0  # If all requests arrive at once, the duration is 0.
+    # The minimum puts the last request into the last quarter.
     quarter = np.minimum(QUARTERS * since_s / duration_s, QUARTERS - 1).astype(int)
 
     def largest_distance(tokens: Ints) -> float:
         parts = [np.sort(_sample_evenly(tokens[quarter == k])) for k in range(QUARTERS)]
         parts = [part for part in parts if len(part)]  # A quarter may be empty.
         pairs = list(itertools.combinations(parts, 2))
-        comparisons = 2 * len(pairs)  # Prompts and outputs of each pair.
+        comparisons = 2 * len(pairs)  # Each pair is compared by prompts and by outputs.
         largest = 0.0
         for a, b in pairs:
             distance = distance_frac(a, b)
@@ -55,13 +58,13 @@ def distance_frac(a: Ints, b: Ints) -> float:
 
 
 def by_chance_frac(a: Ints, b: Ints, comparisons: int) -> float:
-    """The D that samples of one distribution exceed with probability BY_CHANCE in any of `comparisons`. This
-    is the asymptotic formula, for large samples.
+    """The D that samples of one distribution exceed with probability BY_CHANCE in at least one of
+    `comparisons`, by Bonferroni's inequality and the asymptotic formula for large samples.
     """
     return math.sqrt(-math.log(BY_CHANCE / comparisons / 2) / 2 * (len(a) + len(b)) / (len(a) * len(b)))
 
 
 def _sample_evenly(tokens: Ints) -> Ints:
-    """Every k-th length, with the least k that leaves at most QUARTER_REQUESTS."""
-    k = max(math.ceil(len(tokens) / QUARTER_REQUESTS), 1)  # An empty quarter would give 0.
+    """Every k-th length, with the least k for which at most QUARTER_REQUESTS remain."""
+    k = max(math.ceil(len(tokens) / QUARTER_REQUESTS), 1)  # Of an empty quarter the quotient is 0.
     return tokens[::k]

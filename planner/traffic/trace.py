@@ -1,5 +1,7 @@
-"""`Trace`, the requests that all of the planner works on: when each arrived, how long it was, what it shares
-with others. Also the windows of a trace in which an SLO is judged. Readers: trace_reading.py.
+"""`Trace`, the requests on which all of the planner works: when each arrived, how many tokens it has, and
+which prefixes it shares with others. Also the windows of a trace in which an SLO is judged.
+
+trace_reading.py reads traces from files.
 """
 
 from __future__ import annotations
@@ -17,18 +19,24 @@ from planner.files.document_values import show_value
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-MAX_TOKENS = 100_000_000  # One request has no more tokens; a larger number is a broken column.
-MAX_REQUESTS = 50_000_000  # One trace has no more requests.
-MAX_IDS = 200_000_000  # All prompts of a trace have no more KV blocks.
+MAX_TOKENS = 100_000_000  # Most tokens of one request; a larger number means a broken column.
+MAX_REQUESTS = 50_000_000  # Most requests of one trace: they must fit into memory.
+MAX_IDS = 200_000_000  # Most KV blocks of all prompts of a trace: their ids take 1.6 GB.
 
-WINDOW_REQUESTS = 100  # The least in a window of an SLO: of fewer, even p99 allows none to be late.
+WINDOW_REQUESTS = 100  # The fewest requests of a window of an SLO: with fewer, p99 allows none to be late.
+
+# The warm-up is one part in WARM_UP_PARTS of a trace, but no longer than MOST_WARM_UP_S.
+WARM_UP_PARTS = 20
+MOST_WARM_UP_S = 120.0
 
 
 def no_ids() -> IntArray:
+    """The integer column (0,) of a trace that has none."""
     return np.zeros(0, np.int64)
 
 
 def no_edges() -> IntArray:
+    """The rows `after` (0, 2) of a trace whose requests wait for none."""
     return np.zeros((0, 2), np.int64)
 
 
@@ -38,11 +46,12 @@ def constant_array(value: float, n: int) -> npt.NDArray[Any]:
 
 
 def chosen_of(column: npt.NDArray[Any], index: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """column[index], still in the memory of one value if the column is a `constant_array`."""
+    """column[index]; the result has the memory of one value if the column is a `constant_array`."""
     return np.broadcast_to(column[0], len(index)) if column.strides == (0,) and len(column) else column[index]
 
 
 def _never_falls(values: npt.NDArray[Any]) -> bool:
+    """Whether no value is smaller than the one before it."""
     return bool((values[1:] >= values[:-1]).all())
 
 
@@ -102,7 +111,8 @@ class Trace:
         n = len(self.arrival_s)
         if not n:
             raise TraceError(f"{self.name}: no request is left; expected at least one")
-        # Columns that are left out get their default, one value for all. A frozen dataclass is set so.
+        # Columns that are left out get their default, one value for all requests. Only object.__setattr__ can
+        # set a field of a frozen dataclass.
         if not self.prefix_offsets.size:
             object.__setattr__(self, "prefix_offsets", constant_array(0, n + 1))
         if not self.tenant.size:
@@ -113,9 +123,7 @@ class Trace:
             object.__setattr__(self, "adapter", constant_array(-1, n))
         if not self.think_s.size:
             object.__setattr__(self, "think_s", constant_array(0.0, n))
-        columns = (
-            *(self.input_tokens, self.output_tokens, self.tenant, self.llm, self.adapter, self.think_s),
-        )
+        columns = (self.input_tokens, self.output_tokens, self.tenant, self.llm, self.adapter, self.think_s)
         if {len(column) for column in columns} != {n} or len(self.task) not in (0, n):
             raise TraceError(f"{self.name}: {n} arrivals, but other columns have another length")
         if not (self.arrival_s[0] >= 0 and _never_falls(self.arrival_s) and self.arrival_s[-1] < np.inf):
@@ -155,7 +163,9 @@ class Trace:
 
     @property
     def rate_rps(self) -> float:
-        """Requests / duration_s, everywhere in the planner; NaN where all arrive at once (one request)."""
+        """Requests / duration_s, as everywhere in the planner; NaN if all arrive at once, as one
+        request does.
+        """
         return len(self) / self.duration_s if self.duration_s > 0 else np.nan
 
     @property
@@ -165,27 +175,27 @@ class Trace:
     def select(self, index: npt.ArrayLike, *, arrival_s: FloatArray | None = None) -> Trace:
         """The requests at `index` (positions or a mask of n booleans), in that order, with their prefixes.
 
-        They keep their arrivals, or take those of `arrival_s`, one for each request chosen. A request no
-        longer waits for those that are not chosen.
+        They keep their arrivals, or get those of `arrival_s`, one for each chosen request. A request no
+        longer waits for parents that are not chosen.
         """
         chosen = np.asarray(index)
-        # Only strictly valid positions are used as they are: a mask or negative positions become positions.
+        # A mask, and positions from the end (negative), become positions from 0.
         if chosen.dtype == bool or not chosen.size or chosen.min() < 0:
             chosen = np.arange(len(self))[chosen]
         after = no_edges()
         if self.after.size:
-            place = np.full(len(self), -1)
-            place[chosen] = np.arange(len(chosen))
-            # A request that is taken twice has two places, of which one is lost.
-            if (place[chosen] != np.arange(len(chosen))).any():
+            new_position = np.full(len(self), -1)
+            new_position[chosen] = np.arange(len(chosen))
+            # Of a request that is chosen twice only the last new position is left.
+            if (new_position[chosen] != np.arange(len(chosen))).any():
                 raise TraceError(f"{self.name}: who waits for whom is lost where a request is taken twice")
-            after = place[self.after]
+            after = new_position[self.after]
             after = after[(after >= 0).all(axis=1)]
         offsets, ids_at = no_ids(), no_ids()
         if self.has_prefixes:
             blocks = np.diff(self.prefix_offsets)[chosen]
             offsets = np.concatenate(([0], np.cumsum(blocks)))
-            # The position of an id is its request's old start plus the id's distance from its new start.
+            # An id's old position is the old start of its request plus the id's distance from the new start.
             ids_at = np.repeat(self.prefix_offsets[chosen] - offsets[:-1], blocks) + np.arange(offsets[-1])
         return replace(
             self,
@@ -204,7 +214,9 @@ class Trace:
         )
 
     def of_llm(self, name: str) -> Trace:
-        """The requests to one of `llms`, at their own times. A session must keep to one LLM."""
+        """The requests to one of `llms`, at their own times. Raises TraceError if a request to it waits for a
+        request to another LLM, or the reverse.
+        """
         index = self.llms.index(name)
         llm_of_waiting, llm_of_parent = self.llm[self.after.T]
         crosses = llm_of_waiting != llm_of_parent
@@ -222,22 +234,25 @@ class Trace:
 
 
 def measured_window(trace: Trace) -> tuple[float, float]:
-    """Seconds of a trace that count: from the end of the warm-up to the last arrival.
+    """The window (start, end) [s] whose requests are judged: from the end of the warm-up to the last arrival.
 
-    The warm-up is a twentieth of the trace, at most two minutes: an empty fleet flatters the first requests.
-    If requests wait for others, the last arrival depends on the fleet, and the window has no end.
+    The warm-up is left out because the first requests find an empty fleet, and so are too fast. If requests
+    wait for others, the last arrival depends on the fleet, and the window has no end.
     """
     first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
-    return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
+    warm_up_s = min((last - first) / WARM_UP_PARTS, MOST_WARM_UP_S)
+    return first + warm_up_s, np.inf if trace.after.size else last
 
 
 def judged_span_s(trace: Trace) -> float:
-    """Length of the measured window up to the last arrival; of sessions, as if answers took no time."""
+    """The length [s] of the measured window up to the last arrival; if requests wait for others, the last
+    arrival as if answers took no time.
+    """
     return float(trace.arrival_s[-1]) - measured_window(trace)[0]
 
 
 def last_tenth_s(start_s: float, end_s: float) -> float:
-    """When the last tenth of a window begins, whose requests the backlog test looks at."""
+    """When the last tenth of a window begins. The backlog test compares its requests with those before."""
     return end_s - (end_s - start_s) / 10
 
 
@@ -245,21 +260,22 @@ def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s:
     """Edges (W + 1,) of the windows in which `slo: {every: 10 min}` is judged.
 
     They follow each other from the start of the measured window `window_s`. A remainder at the end is a
-    window of its own if it is at least half as long, else part of the one before. Windows of fewer than
-    WINDOW_REQUESTS arrivals are joined to the next, at the end to the one before. `arrival_s` (n,) are
-    nominal if requests wait for others, so that the edges do not depend on the fleet.
+    window of its own if it is at least half as long as the others, else part of the one before. Windows of
+    fewer than WINDOW_REQUESTS arrivals are joined to the next, at the end to the one before. `arrival_s` (n,)
+    are nominal if requests wait for others, so that the edges do not depend on the fleet.
     """
     start_s, end_s = window_s
-    last = max(int((end_s - start_s) / every_s + 0.5), 1) - 1  # Rounded: a remainder of half a window counts.
-    inside_s = arrival_s[(arrival_s >= start_s) & (arrival_s <= end_s)]
-    number = np.minimum(np.floor((inside_s - start_s) / every_s), last)
+    # Adding 0.5 rounds the count, so that a remainder of half a window counts as one.
+    last = max(int((end_s - start_s) / every_s + 0.5), 1) - 1
+    judged_s = arrival_s[(arrival_s >= start_s) & (arrival_s <= end_s)]
+    window_of = np.minimum(np.floor((judged_s - start_s) / every_s), last)
     edges_s, requests = [start_s], 0
-    for window, arrivals in zip(*np.unique(number, return_counts=True), strict=True):
+    for window, arrivals in zip(*np.unique(window_of, return_counts=True), strict=True):
         requests += int(arrivals)
         if requests >= WINDOW_REQUESTS:
             edges_s.append(start_s + every_s * (window + 1))
             requests = 0
-    # Windows that are left over are part of the last one, whose end moves to the end of the trace.
+    # Windows at the end with too few requests join the last one: its end becomes the end of the trace.
     return np.array([*(edges_s[:-1] or edges_s), end_s])
 
 
@@ -269,7 +285,7 @@ def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.i
 
 
 def spread_stamps(trace: Trace, *, seed: int) -> Trace:
-    """Spread the stamps of a coarse clock evenly over its step; any other trace stays as it is."""
+    """Spread the stamps of a coarse clock uniformly over its step; any other trace stays as it is."""
     quantum_s = trace.coarse_s
     if not quantum_s:
         return trace

@@ -1,9 +1,9 @@
 """The rules by which searches leave fleets out without simulating them, and how often each was wrong.
 
-Each rule comes with two figures. One is of the question's traffic: how many pairs of fleets, both simulated,
-contradict the rule. The other, IN_TESTS, is of random questions of which all fleets were simulated (`python
-benchmarks/brute_force.py --rates`, 2026-11-20); for SEATS of decode pools alone
-(`benchmarks/decode_pools.py`, 2026-11-23).
+The report shows two figures for each rule. One is from the question itself: among the fleets that were
+simulated, how many pairs contradict the rule. The other, IN_TESTS, is from random questions all of whose
+fleets were simulated (`python benchmarks/brute_force.py --rates`, 2026-11-20), for SEATS from single decode
+pools (`benchmarks/decode_pools.py`, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ FOLLOWS: Shortcut = "follows"
 """A decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool."""
 
 SEATS: Shortcut = "seats"
-"""A decode pool falls behind if it has less than 0.8 (`level0_search.FEW_FRAC`) of the workers that could
-just make all tokens, at their best batch size and with full batches at the end
-(`master.fewest_decode_workers`).
+"""A decode pool has a growing backlog if it has less than 0.8 (`level0_search.FEW_FRAC`) of the workers that
+could just make all tokens at their best batch size (`master.fewest_decode_workers`).
 """
 
 LINK: Shortcut = "link"
-"""A pair fails if its link cannot carry all KV blocks in the order of the prefills. That assumes that no
-hand-off overtakes an earlier one that waits for room.
+"""A prefill pool and a decode pool fail if the link between them cannot transfer all KV blocks in the order
+of the prefills. The rule assumes that no hand-off overtakes an earlier one that waits for room.
 """
 
 RACED: Shortcut = "raced"
-"""Policies with which no cheaper fleet near the best one holds make no fleet hold that costs less
+"""If no cheaper fleet near the best one holds with some policies, no cheaper fleet at all holds with them
 (mixed/policy_search.py).
 """
 
@@ -58,14 +57,16 @@ IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
 
 def with_counts(assumed: Iterable[Shortcut], verdicts: Verdicts) -> tuple[Assumed, ...]:
     """Each rule that was used, with how often it was wrong on this traffic and in tests."""
-    here = _here(verdicts)
-    return tuple(Assumed(name, *here[name], tested) for name, tested in IN_TESTS.items() if name in assumed)
+    counts = _count_contradictions(verdicts)
+    return tuple(Assumed(name, *counts[name], tested) for name, tested in IN_TESTS.items() if name in assumed)
 
 
-def _here(verdicts: Verdicts) -> dict[Shortcut, tuple[int, int]]:
+def _count_contradictions(verdicts: Verdicts) -> dict[Shortcut, tuple[int, int]]:
     """(failures, comparisons) of each rule among the fleets that were simulated on this traffic.
 
-    A comparison is a fleet that holds and one with more workers of its last pool; it fails if that one fails.
+    A comparison is a fleet that holds and the same fleet with more workers in its last pool, which is the
+    mixed or the decode pool; the rule fails if the larger fleet fails. Only MORE_MIXED and MORE_DECODE are
+    compared.
     """
     rows: dict[tuple[object, ...], list[tuple[int, bool]]] = defaultdict(list)
     for fleet, holds in verdicts.items():

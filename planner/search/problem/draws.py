@@ -1,13 +1,14 @@
-"""Simulates a found fleet on other draws of its traffic, and with random interruptions of its spot workers.
+"""Simulates the found fleet on other draws of its traffic, and with random interruptions of its spot workers.
 
-The seed draws the traffic where copies of a trace are laid over each other, where a trace is thinned, and
-where the time stamps of a coarse clock are spread. The search saw one draw (or those of `traffic: {draws:
-8}`); its fleet is simulated on further ones, with the seeds that follow. The whole fleet runs there; whether
-it holds after losses is a second simulation.
+Traffic depends on the seed if copies of a trace are superposed, if a trace is thinned, or if the time stamps
+of a coarse clock are spread. The search saw one draw (or as many as `traffic: {draws: 8}` says); its fleet is
+simulated on further ones, with the seeds that follow. There all workers run; whether the fleet also holds
+after losses is a second simulation.
 
 Spot workers: between interruptions a worker is up for a time drawn from an exponential distribution, then
-down for as long as a restart takes. A history begins in the steady state of this renewal process: a worker is
-down with probability `Spot.down_frac`, for a time drawn uniformly from 0 to the length of a restart.
+down for as long as a restart takes. A history of interruptions begins in the steady state of this renewal
+process: a worker is down with probability `Spot.down_frac`, for a time drawn uniformly from 0 to the length
+of a restart.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 
-# Further draws may simulate so many requests in all, within these numbers of runs. Requests are counted, not
-# seconds, so that a plan does not depend on the machine.
+# The runs of one kind simulate about RUN_REQUESTS in all, but are between RUNS_LEAST and RUNS_MOST. Requests
+# are counted, not seconds, so that a plan does not depend on the machine.
 RUN_REQUESTS = 1_500_000
 RUNS_LEAST = 3
 RUNS_MOST = 100
@@ -47,20 +48,22 @@ HISTORIES: Literal["histories"] = "histories"
 def on_other_draws(
     problem: Problem, best: Counts, trace: Trace, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> Repeats | None:
-    """The fleet on draws of the traffic that the search has not seen; None where every draw is the same.
+    """The results of the fleet on draws of the traffic that the search has not seen; None if every draw is
+    the same.
 
-    `trace` is the whole one, as it was read. `goes_on` says whether there is time for one more run.
+    `trace` is the whole trace, as it was read. `goes_on` says whether there is time for one more run.
     """
-    first = seed + problem.task.draws  # The search has seen the draws of the seeds before.
-    drawn = requested_traffic(trace, problem.task, seed=first)[0]
+    first_seed = seed + problem.task.draws  # The search has seen the draws of the seeds before this one.
+    drawn = requested_traffic(trace, problem.task, seed=first_seed)[0]
     routing = problem.oracle.fleet(best).policies.routing
     if same_requests(drawn, problem.trace) and not ROUTING[routing].draws:
         return None  # Neither the traffic nor the router depends on the seed.
 
     def run(number: int) -> tuple[bool, Verdict]:
-        requests = requested_traffic(trace, problem.task, seed=first + number)[0] if number else drawn
-        other = with_policies(problem, replace(problem.oracle.policies, seed=first + number))
-        oracle = replace(other.oracle, trace=requests, draws=(), answers=Answers())
+        run_seed = first_seed + number
+        requests = requested_traffic(trace, problem.task, seed=run_seed)[0] if number else drawn
+        with_seed = with_policies(problem, replace(problem.oracle.policies, seed=run_seed))
+        oracle = replace(with_seed.oracle, trace=requests, draws=(), answers=Answers())
         verdict = oracle.verdict(oracle.fleet(best), record=True)[1]
         return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
 
@@ -71,7 +74,9 @@ def on_other_draws(
 def on_histories(
     problem: Problem, best: Counts, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> Repeats | None:
-    """The fleet under interruptions of its spot workers drawn at random; None where it has none."""
+    """The results of the fleet with random interruptions of its spot workers; None if it has no spot
+    workers.
+    """
     oracle, fleet = problem.oracle, problem.oracle.fleet(best)
     if not any(option.type.gpu.name in oracle.spot for option, _ in best):
         return None
@@ -89,7 +94,7 @@ def on_histories(
 def interruptions(
     fleet: Fleet, spot: Mapping[str, Spot], end_s: float, rng: np.random.Generator
 ) -> tuple[Disturbance, ...]:
-    """One history from 0 to `end_s`: when each spot worker goes, and when it is back."""
+    """One history from 0 to `end_s`: when each spot worker is interrupted, and when it is back."""
     events: list[Disturbance] = []
     workers = (pool.type.gpu.name for pool in fleet.pools for _ in range(pool.count))
     for worker, gpu in enumerate(workers):
@@ -108,11 +113,12 @@ def interruptions(
 
 
 def _most_runs(problem: Problem) -> int:
+    """How many runs of the question's requests may be made, by RUN_REQUESTS."""
     return int(np.clip(RUN_REQUESTS // len(problem.trace), RUNS_LEAST, RUNS_MOST))
 
 
 def warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
-    """A warning for each kind of runs that missed the SLO sometimes and were not decided to hold it."""
+    """A warning for each kind of runs of which some missed the SLO and that did not decide that it holds."""
     return tuple(
         MissedOnDraws(each) for each in repeats if each.decision != "holds" and each.kept < each.runs
     )

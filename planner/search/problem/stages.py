@@ -1,4 +1,4 @@
-"""How far a plan is: the stages that are reported, with the share of the time at which each begins."""
+"""The progress of a plan: the stages that it reports, with the share of its time at which each begins."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BEGINS = {
     "each GPU": 0.88,
     "report": 0.93,
 }
-"""Shares of the time of the sample's plan (`make plan`, two shared cores, 2026-11-22). Other plans differ, so
-the time left is a guess.
+"""The share of the plan's time that has passed when each stage begins. They are those of the sample's plan
+(`make plan`, two shared cores, 2026-11-22); other plans differ, so the time left is a guess.
 """
 
 
@@ -46,7 +46,7 @@ class Urgent(str):
     __slots__ = ()
 
 
-LEAST_DONE_FRAC = 0.4  # No time left is shown before the stage "test": it was off by too much.
+LEAST_DONE_FRAC = 0.4  # Before the stage "test" the guess of the time left is too far off to be shown.
 
 
 def left_s(elapsed_s: float, done_frac: float, limit_s: float) -> float | None:
