@@ -1,5 +1,5 @@
-"""Warnings about a trace that can be read, but whose times are doubtful. formats.py adds them to the
-trace.
+"""Warnings about doubtful times of a trace that can be read: a long gap, an unlikely unit of the clock, steps
+back. The readers of traces (formats.py, logs/) add them to the trace.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from planner.units import HOUR_S, show_s
 
 # A long gap is judged among at least FEWEST_JUDGED requests, a very long one among at least FEWEST_GAPS.
 FEWEST_JUDGED, FEWEST_GAPS = 20, 5
-LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # Shorter gaps are never doubted.
-# A very long gap is this many times as long as all others together. Of 5 random arrivals one in 300 has one.
+LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # Shorter gaps raise no warning.
+# A very long gap is this many times as long as all others together. By chance one in 300 traces of 5 requests
+# has one.
 VERY_LONG_FACTOR = 10.0
-# Fewer requests/s than this make us ask whether the clock counts a finer unit than seconds: of a clock of
-# whole numbers, and of any clock.
+# With fewer requests/s a warning asks whether the clock counts a finer unit than seconds: the first for
+# clocks of whole numbers, the second for all clocks.
 SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
-FAST_RPS = 1000.0  # More requests/s make us ask whether a clock of milliseconds counts seconds.
-# More make us ask whether a clock of seconds counts days, as spreadsheets do: then they are 0.06 requests/s.
+FAST_RPS = 1000.0  # With more requests/s a warning asks whether a clock of milliseconds counts seconds.
+# With more requests/s a warning asks whether a clock of seconds counts days, as spreadsheets do; if so, these
+# are 0.06 requests/s.
 FAST_OF_DAYS_RPS, DAY_S = 5000.0, 86_400
 FEWEST_OF_CLOCK = 5  # With fewer requests the unit of a clock is not judged.
 # Names of units in messages, and ticks per second.
@@ -31,7 +33,9 @@ UNITS = {
 
 
 def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
-    """A warning for a gap longer than all others together: a time may be wrong, or two logs were joined."""
+    """A warning about a gap that is longer than all others together: a time may be wrong, or two logs were
+    joined.
+    """
     if len(arrival_s) < FEWEST_GAPS:
         return ()
     gaps_s = np.diff(arrival_s)
@@ -41,7 +45,7 @@ def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
     if not is_long and gap_s <= max(VERY_LONG_FACTOR * others_s, VERY_LONG_GAP_S):
         return ()
     total_s = gap_s + others_s
-    unit_s, unit = (HOUR_S, "h") if total_s >= 7200 else (1.0, "s")  # Hours from two hours on.
+    unit_s, unit = (HOUR_S, "h") if total_s >= 2 * HOUR_S else (1.0, "s")
     span = f"{gap_s / unit_s:.1f} {unit} of {total_s / unit_s:.1f} {unit}"
     return (
         f"{name}: nothing arrives for {span}, after {longest + 1} of {len(arrival_s)} requests: is a time "
@@ -52,7 +56,7 @@ def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
 def of_unit(
     name: str, clock: str, lengths: tuple[str, str], arrival_s: FloatArray, per_s: float
 ) -> tuple[str, ...]:
-    """A warning for a clock whose column names no unit, where the rate would fit another unit better.
+    """A warning about a clock whose column names no unit, if the rate would be likelier with another unit.
 
     The clock was read with `per_s` ticks to the second. `lengths` are the columns of input and output tokens.
     """
@@ -97,7 +101,9 @@ def of_unit(
 
 
 def of_steps_back(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
-    """A warning for rows that stand far from where their time belongs; they are sorted all the same."""
+    """A warning about rows whose position in the file is far from where their time belongs. The reader sorts
+    rows by time in any case.
+    """
     latest = np.maximum.accumulate(ticks)
     # A time is far from its place if it lies before another by more than half of the span.
     far = np.flatnonzero(latest - ticks > (latest[-1] - ticks.min()) / 2)

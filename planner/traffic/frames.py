@@ -1,5 +1,5 @@
-"""A trace from a pandas table (`fleetplan.plan(frame)`), with the same columns, checks and messages as a
-file.
+"""Reads a trace from a pandas table (`fleetplan.plan(frame)`), with the same columns, checks and messages as
+from a file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.traffic.logs.log_reading import ANY, LogOptions, read_frame
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import ids_of
 
-NAME = "DataFrame"  # In errors, for a table without a name.
+NAME = "DataFrame"  # Errors call a table without a name so.
 
 
 def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False, how: LogOptions | None = None) -> Trace:
@@ -33,7 +33,7 @@ def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False, how: LogOptions
     if how.says_something or not is_known_format(map(str, frame.columns)):
         return read_frame(str(path), frame, how, drop_invalid=drop_invalid)
     rows = TraceRows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
-    # Columns may have names that are no text, such as numbers.
+    # Names of columns may be of other types than text, such as numbers.
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))
     columns = {name: _as_read_from_file(frame[by_name[name]]) for name in rows.needed}
     blank = np.logical_and.reduce([column.isna().to_numpy() for column in columns.values()])
@@ -44,7 +44,9 @@ def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False, how: LogOptions
 
 
 def _as_read_from_file(column: pd.Series[Any]) -> pd.Series[Any]:
-    """A column as the readers of files give it: numbers, or objects with dates as text and None for a gap."""
+    """A column as the readers of files return it: numbers, or objects with dates as text and None for missing
+    values.
+    """
     column = column.reset_index(drop=True)
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         texts = [None if pd.isna(date) else date.isoformat(sep=" ") for date in column]

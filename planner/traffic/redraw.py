@@ -1,12 +1,14 @@
-"""Another day of the same traffic: blocks of a trace, each taken from nearby (a local block bootstrap).
+"""Draws another day of the same traffic from blocks of a trace, each replaced by one from nearby (a local
+block bootstrap).
 
-The trace is cut into blocks of equal length. The redraw has, in the place of each block, one of that length
-that begins at a random time within REACH_FRAC of the trace around it (Paparoditis and Politis, Local block
-bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). Bursts shorter than a block stay as they are, and
-so does the course of the rate over much longer times; the total of arrivals varies with the blocks drawn.
+The trace is cut into blocks of equal length. Each is replaced by a block of the same length that begins at a
+random time near it, within REACH_FRAC of the trace to either side (Paparoditis and Politis, Local block
+bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). This preserves bursts shorter than a block, and
+the course of the rate over much longer times; the number of arrivals varies with the blocks drawn.
 
-A session is moved whole, with its waits, by its first request. A session that is drawn twice becomes the
-sessions of two users: prompt blocks that no other session has are then different for each of the two.
+A session belongs to the block of its first request, and is moved as a whole, with its waits. A session that
+is drawn twice becomes the sessions of two users: prompt blocks that no other session has then differ between
+them.
 """
 
 from __future__ import annotations
@@ -20,14 +22,13 @@ from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 
 BLOCKS = 60  # A block is one of so many equal parts of the trace, within the bounds below.
-LEAST_S, MOST_S = 20.0, 600.0  # Bounds of a block's length, which is at most a quarter of the trace too.
-MOST_DRAWS = 100  # After this many draws the trace is used unchanged.
-REACH_FRAC = 0.125  # Blocks are drawn from this part of the trace, to either side of their own place.
+LEAST_S, MOST_S = 20.0, 600.0  # Bounds of a block's length, which is also at most a quarter of the trace.
+MOST_DRAWS = 100  # If so many redraws have no requests over time, the trace is used unchanged.
+REACH_FRAC = 0.125  # A block is drawn from at most this share of the trace before or after its position.
 
 
 def block_s(trace: Trace) -> float:
-    """Length of the blocks [s]."""
-    # A quarter, so that there are four blocks at least.
+    """The length of the blocks [s]: at most a quarter of the trace, so that there are at least four."""
     return min(float(np.clip(trace.duration_s / BLOCKS, LEAST_S, MOST_S)), trace.duration_s / 4)
 
 
@@ -56,11 +57,11 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     begin_s = begin_s[order]
     reach_s = REACH_FRAC * duration_s
     rows, arrival_s = [], []
-    for place_s in np.arange(0.0, duration_s, length_s):
-        low_s = max(place_s - reach_s, 0.0)
-        # A block begins within the trace and ends within it; at its edges the reach is one-sided.
-        high_s = max(min(place_s + reach_s, duration_s - length_s), low_s)
-        from_s = rng.uniform(low_s, high_s)
+    for place_s in np.arange(0.0, duration_s, length_s):  # where a block begins
+        earliest_s = max(place_s - reach_s, 0.0)
+        # The replacement must end within the trace, so near the trace's edges the reach is one-sided.
+        latest_s = max(min(place_s + reach_s, duration_s - length_s), earliest_s)
+        from_s = rng.uniform(earliest_s, latest_s)
         until_s = from_s + min(length_s, duration_s - place_s)
         drawn = order[np.searchsorted(begin_s, from_s) : np.searchsorted(begin_s, until_s)]
         block_rows = np.flatnonzero(np.isin(session, drawn)) if trace.after.size else np.sort(drawn)

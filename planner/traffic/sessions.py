@@ -24,20 +24,18 @@ def waits_for_others(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def arrivals_s(trace: Trace, residence_s: FloatArray) -> FloatArray:
-    """(n,): when requests arrive if each takes `residence_s` (n,) from its arrival to its end; infinite:
-    never ends.
+    """(n,): when requests arrive if each takes `residence_s` (n,) from its arrival to its end, which is
+    infinite for a request that never ends.
     """
     arrival_s, stays_s, think_s = trace.arrival_s.tolist(), residence_s.tolist(), trace.think_s.tolist()
-    # In order of children, since parents come before them in the trace: a parent's arrival is final.
+    # In this order a parent's arrival is final before it is used: parents come before children in the trace.
     for child, parent in trace.after[np.argsort(trace.after[:, 0], kind="stable")].tolist():
         arrival_s[child] = max(arrival_s[child], arrival_s[parent] + stays_s[parent] + think_s[child])
     return np.array(arrival_s)
 
 
 def with_nominal_arrivals(trace: Trace) -> Trace:
-    """The requests in the order of their nominal arrivals, which they get. A simulation does not change by
-    this.
-    """
+    """The same requests with their nominal arrivals, sorted by them. Simulations of both traces are equal."""
     arrival_s = arrivals_s(trace, np.zeros(len(trace)))
     order = np.argsort(arrival_s, kind="stable")
     return trace.select(order, arrival_s=arrival_s[order])

@@ -1,14 +1,14 @@
-"""Tasks of agents: requests that stand for one piece of work, and the times that all of it takes.
+"""Tasks of agents: the requests of one piece of work, and the times that the whole work takes.
 
-A task is what a user waits for: its turns, the sub-agents that work for it, and the tools between. In a trace
-that names no tasks, each session is a task. A request waits for several others where their results come
-together, so the requests of a task form a directed acyclic graph. Of each task t with requests i, arrivals
-a_i and end-to-end times e_i,
+A user waits for the end of a task: its turns, the sub-agents that work for it, and the tools between them. In
+a trace that names no tasks, each session is a task. A request that combines the results of several others
+waits for all of them, so the requests of a task form a directed acyclic graph. For a task t with requests i,
+arrivals a_i and end-to-end times e_i,
 
     total time   = max_i (a_i + e_i) - min_i a_i
     served time  = longest path over the requests of t, each as long as e_i, without pauses and tools
 
-Both are values of one request of the task, the last of its requests in the trace; other requests have none.
+Arrays over requests hold a task's value at its last request in the trace, and NaN at its other requests.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """`number` (n,) counts the tasks of a trace from 0 on; `after` (e, 2) has the rows (request, parent) of
-    waits inside tasks; `tools_s` (n,) are pauses inside tasks, which tools take. Rows of `after` are sorted
-    by the depth of the request: the number of waits on its longest path from the beginning of the task.
+    """The tasks of a trace of n requests.
+
+    `number` (n,) is the task of each request, counted from 0. `after` (e, 2) has rows (request, parent), the
+    waits within tasks. They are sorted by the depth of the request, which is the number of waits on its
+    longest path from the beginning of the task. `tools_s` (n,) [s] are the pauses before requests within
+    tasks, in which tools run.
     """
 
     number: IntArray
@@ -47,7 +50,7 @@ class Tasks:
 
     @property
     def is_last(self) -> BoolArray:
-        """(n,): which requests carry the times of their task."""
+        """(n,): which requests are the last of their task, where arrays hold its values."""
         marks = np.zeros(len(self.number), dtype=bool)
         marks[self.last] = True
         return marks
@@ -71,11 +74,11 @@ class Tasks:
         """(n,): the longest path of each task, in seconds of its requests, at the request where `total_s` has
         its value.
         """
-        own_s = np.nan_to_num(e2e_s, nan=np.inf)
-        path_s, start = own_s.copy(), 0  # The longest path that ends with each request.
-        for end in self.depth_ends.tolist():  # Parents have a smaller depth, so theirs are final.
+        request_s = np.nan_to_num(e2e_s, nan=np.inf)
+        path_s, start = request_s.copy(), 0  # The longest path that ends with each request.
+        for end in self.depth_ends.tolist():  # Parents have a smaller depth, so their paths are final.
             child, parent = self.after[start:end].T
-            np.maximum.at(path_s, child, path_s[parent] + own_s[child])
+            np.maximum.at(path_s, child, path_s[parent] + request_s[child])
             start = end
         longest_s = np.zeros(len(self.last))
         np.maximum.at(longest_s, self.number, path_s)
@@ -88,11 +91,12 @@ class Tasks:
         return at_last_s
 
 
-_KNOWN: WeakKeyDictionary[Trace, Tasks] = WeakKeyDictionary()  # Each metric of tasks asks again.
+# A cache, because each metric of tasks needs them.
+_KNOWN: WeakKeyDictionary[Trace, Tasks] = WeakKeyDictionary()
 
 
 def tasks_of(trace: Trace) -> Tasks | None:
-    """The tasks of a trace; None where no request waits for another and no task is named."""
+    """The tasks of a trace; None if no request waits for another and no task is named."""
     if not trace.after.size and not trace.task.size:
         return None
     if trace not in _KNOWN:
@@ -101,13 +105,14 @@ def tasks_of(trace: Trace) -> Tasks | None:
 
 
 def _find_tasks(trace: Trace) -> Tasks:
+    """As `tasks_of`, without the cache."""
     given = trace.task if trace.task.size else session_numbers(trace)
     number = np.unique(given, return_inverse=True)[1].astype(np.int64)
     child, parent = trace.after.T
     is_within_task = number[child] == number[parent]  # Other waits are between tasks.
     after = trace.after[is_within_task]
     depths = [0] * len(trace)
-    # A request stands after all that it waits for, so their depths are known before its own.
+    # A request comes after all that it waits for in the trace, so their depths are known before its own.
     for request, waited_for in after[np.argsort(after[:, 0], kind="stable")].tolist():
         depths[request] = max(depths[request], depths[waited_for] + 1)
     child_depths = np.array(depths, np.int64)[after[:, 0]]

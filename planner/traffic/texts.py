@@ -1,5 +1,7 @@
-"""Prompts that a trace lists as numbers of texts (RAGPulse), cut into blocks with shared prefixes. The
-lengths of the texts are in other files beside the trace. formats.py calls both functions.
+"""Cuts prompts into blocks with shared prefixes, for traces that list a prompt as numbers of texts
+(RAGPulse).
+
+The lengths of the texts are in other files beside the trace. formats.py calls this module.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ def cut_texts(
     counts: IntArray,
     length: dict[int, int],
 ) -> tuple[IntArray, IntArray]:
-    """Offsets (n + 1,) and ids (m,) of blocks of KV_BLOCK_TOKENS. Two prompts share a block if all texts up
-    to its end agree.
+    """Offsets (n + 1,) and ids (m,) of blocks of KV_BLOCK_TOKENS tokens, as `Trace` has them. Two prompts
+    share a block if all texts up to its end are the same.
 
-    Request i has the next `counts[i]` of the `texts`, whose tokens are in `length`. Tokens of its prompt
-    beyond these texts count as part of the last one. Raises TraceError for a text without a length.
+    Request i has the next `counts[i]` of the `texts`; `length` has the tokens of each text. Tokens of a
+    prompt beyond its texts count as part of the last text. Raises TraceError for a text without a length.
     """
-    # A chain is a sequence of texts from a prompt's beginning. It is found by the number of the chain without
-    # its last text (-1 for none) and that text.
+    # A chain is a sequence of texts with which a prompt begins. Its key is the number of the chain without
+    # the last text (-1 for none), and that text.
     chains: dict[tuple[int, int], int] = {}
     ids, start = [], 0
     for number, (tokens, count) in enumerate(zip(inputs.tolist(), counts.tolist(), strict=True)):
@@ -53,13 +55,16 @@ def cut_texts(
         last_token = np.minimum((blocks + 1) * KV_BLOCK_TOKENS, tokens) - 1
         text_of_block = np.searchsorted(ends[1:], last_token, side="right")
         text_of_block = np.minimum(text_of_block, len(chain_of_text) - 1)
-        # An id for each (chain, place); no prompt has MAX_TOKENS blocks.
+        # Each pair of a chain and the index of a block has its own id, because no prompt has MAX_TOKENS
+        # blocks.
         ids.append(np.array(chain_of_text, np.int64)[text_of_block] * MAX_TOKENS + blocks)
-    return np.concatenate(([0], np.cumsum([len(one) for one in ids]))), np.concatenate(ids)
+    return np.concatenate(([0], np.cumsum([len(prompt_ids) for prompt_ids in ids]))), np.concatenate(ids)
 
 
 def text_lengths(trace: Path) -> dict[int, int]:
-    """Tokens of every text, from the other .jsonl files in the trace's folder: lines of two numbers."""
+    """The tokens of every text, by its number, from the other .jsonl files in the trace's folder, whose lines
+    have these two numbers.
+    """
     length: dict[int, int] = {}
     for path in sorted({*trace.parent.glob("*.jsonl"), *trace.parent.glob("*.jsonl.gz")} - {trace}):
         with open_text(path) as stream:

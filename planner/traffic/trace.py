@@ -252,7 +252,9 @@ def judged_span_s(trace: Trace) -> float:
 
 
 def last_tenth_s(start_s: float, end_s: float) -> float:
-    """When the last tenth of a window begins. The backlog test compares its requests with those before."""
+    """When the last tenth of a window begins, by whose requests the backlog test judges whether queues
+    grow.
+    """
     return end_s - (end_s - start_s) / 10
 
 

@@ -1,9 +1,10 @@
-"""Reads large traces once: their columns are kept in the user's cache folder (planner/files/column_files.py).
+"""Parses large trace files only once: their columns are kept in the user's cache folder
+(planner/files/column_files.py).
 
-A kept trace is found by a digest of the file's content, its name, and the code that read it, so a changed
-file is read anew, and so is every file after a change of this package. Traces with prefixes or sessions are
-read every time: their files are mostly ids, which the cache would only copy, and files beside them may say
-more about them.
+The name of a kept trace is a digest of the file's content, its name, and the code that read it. Thus a
+changed file is parsed again, and so is every file after a change of this package. Traces with prefixes or
+sessions are parsed every time: their files are mostly ids, which the cache would only copy, and they may
+depend on further files beside them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adap
 
 
 def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> Trace:
-    """The trace that `read` makes of a file, read now or kept from before. Small files are always read."""
+    """The trace that `read` makes of a file, or the one kept from an earlier call. Small files are always
+    read.
+    """
     try:
         if not path.is_file() or path.stat().st_size < LEAST_KEPT_BYTES:
             return read()
@@ -45,7 +48,7 @@ def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> T
 
 
 def _cache_name(path: Path, drop_invalid: bool) -> str:
-    """Name of the kept columns of a file; the same file read with other options has another."""
+    """The name of a file's kept columns; the same file read with other options has another name."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
     digest.update(repr((path.name, drop_invalid, _reader_digest())).encode())
@@ -54,7 +57,7 @@ def _cache_name(path: Path, drop_invalid: bool) -> str:
 
 @cache
 def _reader_digest() -> str:
-    """A digest of the code that decides what a trace is read as."""
+    """A digest of the code on which the result of reading a file depends."""
     files = (*sorted(Path(__file__).parent.glob("*.py")), Path(csv_lines.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -1,16 +1,18 @@
-"""A trace too long to be searched whole: its busiest part is planned, and the plan is simulated on all of it.
+"""Plans a trace that is too long to be searched whole: the search uses its busiest part, and the plan is
+simulated on all of it.
 
-A search simulates hundreds of fleets, and production each of them in dozens of scenarios. So a fleet is
-looked for on the part of the trace with the most tokens, and simulated once on the whole trace. Where it
-fails there, the part in which the most requests are late is planned instead, in at most MOST_ROUNDS rounds. A
-trace is too long if it has more than LONG_REQUESTS requests, for production a share of these, or so many that
-WHOLE_SIMULATIONS simulations of it would take longer than the time limit. That goes by the given limit and
-not by the clock, so that equal questions give equal answers.
+A search simulates hundreds of fleets, and a production search each of them in dozens of scenarios. So the
+search uses the part of the trace with the most tokens, and its fleet is simulated once on the whole trace. If
+it fails there, the part in which most requests are late is planned instead, in at most MOST_ROUNDS rounds.
 
-A fleet that keeps a percentile in the busiest part may be larger than the whole trace needs: over the whole
-the late requests of a busy hour are few among many. So on paper a smaller fleet is then looked for as long as
-the whole trace allows and time is left, and the report says what it would save. The plan stays the fleet of
-the busiest part.
+A trace is too long if it has more than LONG_REQUESTS requests, for production a share of these, or so many
+that WHOLE_SIMULATIONS simulations of it would take longer than the time limit. The durations of simulations
+are estimated and not measured, so that equal questions get equal answers.
+
+A fleet that keeps a percentile in the busiest part may be larger than the whole trace needs, because over the
+whole trace the late requests of a busy hour are few among many. So, without `safety`, smaller fleets are then
+simulated on the whole trace while time is left, and the report says what the smallest that holds would save.
+The plan stays the fleet of the busiest part.
 """
 
 from __future__ import annotations
@@ -43,17 +45,18 @@ from planner.units import show_clock, show_s, show_span
 # Traces with more requests are planned by their busiest part. The limit of the same name in
 # streaming_requests.py is another one: longer traces are streamed through one simulation.
 LONG_REQUESTS = 2_000_000
-# For production the limit is this share, because every fleet is simulated in dozens of scenarios.
+# For production the limit is this share of LONG_REQUESTS: every fleet is simulated in dozens of scenarios.
 IN_SCENARIOS_FRAC = 0.25
 # A part has at most this many requests at the trace's mean rate; the busiest part has more.
 PART_REQUESTS = 200_000
 # At most this many parts are planned, one after the other.
 MOST_ROUNDS = 3
-# Seconds per request of simulating and recording the whole trace, for an estimate that needs no clock.
+# An estimate of the seconds per request that simulating and recording the whole trace takes.
 REQUEST_S = 2e-6
-# A trace is searched whole only where there is time for this many simulations; a part gets twice as many.
+# A trace is searched whole only if there is time for this many simulations; a part is so short that there is
+# time for twice as many.
 WHOLE_SIMULATIONS = 20
-# A simulation of the whole may take this many times its estimate, beside other work of the machine.
+# A simulation of the whole trace may take this many times its estimate: the machine may do other work.
 CHECK_TIMES = 1.5
 # A part has at least this many requests at the trace's mean rate.
 LEAST_REQUESTS = 20_000
@@ -71,22 +74,21 @@ class _BusyPart:
 
 
 def part_requests(seconds: float) -> int:
-    """The requests of a part at the trace's mean rate, for a search with this time limit in seconds."""
-    # So many that there is time for twice WHOLE_SIMULATIONS simulations.
-    fits = int(min(seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S), PART_REQUESTS))
-    return max(fits, min(LEAST_REQUESTS, PART_REQUESTS))
+    """How many requests a part has at the trace's mean rate, if the search has this time limit in seconds."""
+    in_time = seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S)
+    return max(int(min(in_time, PART_REQUESTS)), min(LEAST_REQUESTS, PART_REQUESTS))
 
 
 def is_too_long(task: PlanQuestion, trace: Trace, seconds: float = math.inf) -> bool:
-    """Whether a trace is planned by its busiest part: it is too long to be searched whole within `seconds`,
-    and the task takes its requests as they are.
+    """Whether a trace is planned by its busiest part: if it is too long to be searched whole within
+    `seconds`, and the task uses its requests as they are.
     """
-    most = LONG_REQUESTS * (1.0 if task.safety is None else IN_SCENARIOS_FRAC)
+    most_requests = LONG_REQUESTS * (1.0 if task.safety is None else IN_SCENARIOS_FRAC)
     takes_too_long = len(trace) * REQUEST_S * WHOLE_SIMULATIONS > seconds
-    # A part of more than half the trace would save little.
+    # A part of more than half of the trace would save little.
     is_worth_a_part = len(trace) > 2 * part_requests(seconds)
     return (
-        (len(trace) > most or (takes_too_long and is_worth_a_part))
+        (len(trace) > most_requests or (takes_too_long and is_worth_a_part))
         and task.described is None
         and task.rate_rps is None
         and (task.window or "whole") == "whole"
@@ -103,8 +105,8 @@ def searched_requests(task: PlanQuestion, trace: Trace, seconds: float) -> int:
 def plan_by_parts(
     task: PlanQuestion, trace: Trace, plan_part: PlanPart, *, seconds: float, progress: Progress
 ) -> Plan:
-    """The plan for a long trace. It takes at most `seconds` on the search's clock, except for what a search
-    takes beyond its own share.
+    """The plan for a long trace, by `plan_part`, which plans one part of it. All together takes at most
+    `seconds` on the search's clock, unless `plan_part` exceeds its time.
     """
     deadline = now_s() + seconds
     length_s = trace.duration_s * part_requests(seconds) / len(trace)
@@ -139,7 +141,9 @@ def plan_by_parts(
 
 
 def _traffic_note(trace: Trace, over_whole: OverTheWhole) -> str:
-    """The line that names the busiest part and says whether the whole trace was simulated and kept."""
+    """The line of a report that names the busiest part, and says whether the SLO was kept on the whole
+    trace.
+    """
     checked = {None: "not simulated", True: "simulated too and kept", False: "simulated too and MISSED"}
     holds = None if over_whole.outcome is None else over_whole.outcome.holds
     return (
@@ -161,11 +165,11 @@ def _part_from(trace: Trace, start_s: float, length_s: float) -> _BusyPart:
 def _simulate_whole(
     fleet: Fleet, trace: Trace, slo: Slo, deadline: float, *, stop_early: bool = False
 ) -> Simulation | None:
-    """The fleet simulated on the whole trace; None where the time is over."""
+    """A simulation of the fleet on the whole trace; None if the time is over."""
     if is_over(deadline):
         return None
     try:
-        # A new object is a question that nobody asked before, so its cost is always charged.
+        # Effort is charged once per key. A new object is a new key, so this simulation is always charged.
         charge_effort(object(), len(trace))
         return simulate_until(
             wall_deadline_s(deadline),
@@ -181,7 +185,7 @@ def _simulate_whole(
 
 
 def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -> float:
-    """The start of the part in which the most requests miss a limit, TBT by their longest gap."""
+    """The start of the part in which most requests miss a limit; for TBT a request's longest gap counts."""
     edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
     late = simulation.status != FINISHED
     for limit in limits:
@@ -191,11 +195,10 @@ def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], lengt
 
 
 def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, deadline: float) -> OverTheWhole:
-    """The facts over the whole trace with the smallest fleet found that keeps the SLO over it, as far as time
-    allows.
+    """`over_whole`, completed by the smallest fleet found in time that keeps the SLO on the whole trace.
 
-    Workers are removed from one pool after the other, the most expensive first: one worker first, then by
-    bisection.
+    Workers are removed from one pool after another, from that with the most expensive workers on: first one
+    worker, and if the fleet still holds, more by bisection.
     """
     counts = [pool.count for pool in plan.fleet.pools]
     order = sorted(range(len(counts)), key=lambda i: -plan.fleet.pools[i].type.price_usd_per_h)

@@ -1,4 +1,4 @@
-"""The lower bound over all fleets, and what more of each limit would lower it by."""
+"""The lower bound on the value of all fleets, and by how much more of each limit would lower it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from planner.solvers.master import Option, TrafficLoad, bound
 from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 from planner.traffic.workload import to_classes
 
-BOUND_SHARE = 0.25  # The bound may take this part of the time that is left: the search needs the rest.
-SHADOW_S = 20.0  # The prices of all limits together may take so long.
-SOLVER_FRAC = 1e-6  # By rounding of the solver the bound may lie above a fleet's value by this share.
+BOUND_SHARE = 0.25  # The bound may take this share of the time that is left: the search needs the rest.
+SHADOW_S = 20.0  # The time limit for the shadow prices of all limits together.
+SOLVER_FRAC = 1e-6  # Rounding errors of the solver may put the bound above a fleet's value by this share.
 
 
 def lower_bound(problem: Problem) -> float | None:
-    """What any fleet within the limits costs at least, whatever its policy; None if no fleet is within them.
+    """The least value that any fleet within the limits can have, whatever its policies; None if no fleet is
+    within them.
 
-    The bound ranges over all worker types that hold the weights, those too that are too small for the longest
-    request: where a percentile allows it, a fleet may turn that request away. Computing the bound takes at
-    most BOUND_SHARE of the time that is left; where this runs out, the bound is lower.
+    The bound covers all worker types that hold the weights, even those too small for the longest request: if
+    a percentile allows it, a fleet may reject that request. Computing the bound takes at most BOUND_SHARE of
+    the time that is left; if that runs out, the bound is lower.
     """
     options, in_bursts = _all_envelopes(problem), 0.0
     deadline = wall_deadline_s(problem.deadline, BOUND_SHARE)
-    if problem.hits is None:  # With prefix caches nobody knows what a single request costs.
+    # `demand_bound` is about bursts, in which it counts the work of single requests. With prefix caches that
+    # work is not known: it depends on which requests came before.
+    if problem.hits is None:
         slo, trace = problem.slo, problem.trace
         obligations = [
             deadlines
@@ -46,7 +49,9 @@ def lower_bound(problem: Problem) -> float | None:
 
 
 def _load(problem: Problem) -> TrafficLoad:
-    """What the traffic demands of any fleet, as the master problem takes it."""
+    """The work and the KV transfers that the traffic requires of any fleet, as input of the master
+    problem.
+    """
     network = problem.task.network
     return TrafficLoad(
         workload=problem.hits.classes() if problem.hits else to_classes(problem.trace),
@@ -59,8 +64,8 @@ def _load(problem: Problem) -> TrafficLoad:
 
 
 def checked_bound(lower: float | None, value: float) -> float:
-    """The bound, checked against a fleet that holds and has this value: raises BoundError if the bound is
-    above it. `lower` None says that no fleet is within the limits, which this fleet disproves.
+    """The bound, checked against the value of a fleet that holds: raises BoundError if the bound is above it.
+    `lower` None claims that no fleet is within the limits, which such a fleet disproves.
     """
     if lower is None or lower > value * (1 + SOLVER_FRAC):
         claim = "no fleet is within the limits" if lower is None else f"no fleet costs less than {lower:.6g}"
@@ -72,8 +77,8 @@ def checked_bound(lower: float | None, value: float) -> float:
 
 
 def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
-    """How much one more GPU, Watt or USD/h of each limit lowers the bound, without bursts and with fractions
-    of workers. Empty where there is no time left to compute it.
+    """By how much one more GPU, Watt or USD/h of each limit would lower the bound, computed without bursts
+    and with fractional workers. Empty if there is no time left.
     """
     left_s = wall_deadline_s(problem.deadline) - time.monotonic()
     if left_s <= 0 or not problem.limits.rows():
@@ -93,11 +98,12 @@ def _all_envelopes(problem: Problem) -> list[Option]:
 
 
 def envelopes(options: Sequence[Option]) -> list[Option]:
-    """One option per role and way to split the LLM that is at least as good as each of its engine settings.
+    """One option per role and split of the LLM over GPUs that is at least as good as the option with each
+    engine setting. A bound with it is valid for all of them.
 
-    The largest budget has the least time per token, min f(N)/N, which is over more N then; so do the most
-    sequences, and the most drafts, all of which a bound takes for accepted. The most KV tokens come from the
-    smallest budget.
+    It combines the best value of each setting. The largest budget has the least time per token, because
+    min f(N)/N is then over more N. So have the most sequences, and the most drafts, all of which a bound
+    assumes to be accepted. The most KV tokens are those with the smallest budget.
     """
     groups: dict[tuple[object, ...], list[Option]] = {}
     for option in options:

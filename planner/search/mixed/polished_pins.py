@@ -1,9 +1,9 @@
-"""Better placements of pinned prefixes, for the best fleet and for those with one worker fewer.
+"""Finds better placements of pinned prefixes for the best fleet, and for fleets with one worker fewer.
 
 A search places the pinned prefixes of each fleet quickly (prefixes/pinning.py). For the best fleet and its
-smaller neighbours the placement is polished (solvers/prefix_replication.py): a fixed amount of work looks for
-a smaller load of the busiest worker. The simulation decides whether that helps: a polished placement is used
-where a fleet with fewer workers holds with it, or where more requests keep their limits.
+smaller neighbours the placement is polished (solvers/prefix_replication.py): a fixed amount of work is spent
+on reducing the load of the busiest worker. Simulation decides whether that helps: a polished placement is
+used if a fleet with fewer workers holds with it, or if more requests keep their limits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from planner.search.oracle.work_clock import wall_deadline_s
 from planner.search.prefixes.pinning import PolishedPins
 from planner.search.problem.plan_problem import Problem
 
-LEAST_ALLOWED_FRAC = 1e-9  # Stands for the share of misses that a line at p100 allows.
-LEAST_POLISH_S = 1.0  # Polishing has at least this long, even if the time is over.
+# Replaces the share of misses that a line at p100 allows, which is 0, as a divisor.
+LEAST_ALLOWED_FRAC = 1e-9
+LEAST_POLISH_S = 1.0  # Polishing gets at least this time, even if the plan's time is over.
 
 
 def polish_pins(
@@ -33,7 +34,7 @@ def polish_pins(
 ) -> FleetSearch:
     """The best fleet with polished placements, which costs no more than that of `fleet_search`.
 
-    Where a fleet with a worker fewer holds with a polished placement, `search_from` searches again from it.
+    If a fleet with one worker fewer holds with a polished placement, `search_from` searches again from it.
     """
     while is_worth_polishing(problem):
         fewer = in_time(partial(find_lighter_fleet, problem, fleet_search.best), None)
@@ -43,15 +44,15 @@ def polish_pins(
         if lighter.value >= fleet_search.value:
             break
         fleet_search = lighter
-    # In production scenarios decide too, so the placement stays until a fleet has passed its test.
+    # In production a better placement must also hold in scenarios, so it is only used after a fleet's test.
     if problem.task.safety is None and is_worth_polishing(problem):
         in_time(partial(use_if_better, problem, fleet_search.best), None)
     return fleet_search
 
 
 def is_worth_polishing(problem: Problem) -> bool:
-    """Whether prefixes are pinned, there is time, and fleets are simulated as they are planned: simulations
-    after a loss and in a scale model are of smaller fleets, for which prefixes are placed anew.
+    """Whether prefixes are pinned, there is time, and the simulated fleet is the planned one: simulations
+    after a loss and in a scale model are of smaller fleets, which have other placements.
     """
     oracle = problem.oracle
     is_whole = oracle.downscale == 1 and not oracle.has_losses
@@ -67,7 +68,7 @@ def polish_placements(problem: Problem, pools: Sequence[Pool]) -> dict[str, Poli
 
 def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
     """A fleet with one worker fewer that holds with a polished placement, which is then in use; None if no
-    such fleet holds. The dearest worker is taken away first.
+    such fleet holds. The most expensive worker is removed first.
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
@@ -76,7 +77,8 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
         if fewer[k][1] < 1 or not problem.allows(fewer):
             continue
         pools = oracle.fleet(fewer).pools
-        # Such a placement is in use already, or none is better than the quick one, which fails.
+        # Nothing is left to try if a polished placement is in use already, or none is better than the quick
+        # one.
         if pinning.uses_polished(pools) or not any(
             each.is_better for each in polish_placements(problem, pools).values()
         ):
@@ -89,9 +91,9 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
 
 
 def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] = lambda: True) -> bool:
-    """Use the polished placement of a fleet if the fleet holds with it, if fewer requests of the trace miss
-    their limits, and if `is_kept`, which simulates the fleet wherever else it must hold. Returns whether it
-    is used.
+    """Use the polished placement of a fleet if the fleet holds with it, fewer requests of the trace miss
+    their limits, and `is_kept()`, which simulates the fleet on all other traffic on which it must hold.
+    Returns whether the polished placement is used.
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
@@ -109,12 +111,14 @@ def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] 
 
 
 def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
-    """How badly a fleet does: misses per allowed miss, the most of all SLO lines; on ties, the mean TTFT."""
+    """How close a fleet is to missing the SLO, for comparison: the misses per allowed miss of its worst line,
+    and the mean TTFT [s], which decides between equal ones.
+    """
     simulation, verdict = oracle.verdict(oracle.fleet(counts), record=False)
-    # decides[1] is the share within the limit.
-    shares = [
+    # decides[1] is the share of requests within the limit.
+    misses = [
         (1 - line.decides[1]) / max(1 - line.limit.percentile_frac, LEAST_ALLOWED_FRAC)
         for line in verdict.lines
     ]
     mean_s = float(np.nanmean(simulation.ttft_s))
-    return max(shares, default=0.0), mean_s if math.isfinite(mean_s) else math.inf
+    return max(misses, default=0.0), mean_s if math.isfinite(mean_s) else math.inf

@@ -1,4 +1,4 @@
-"""Fits a router's settings in simulation, one after the other, on a fleet that keeps the SLO."""
+"""Fits a router's settings one after another, by simulating a fleet that keeps the SLO."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 
-MOST_DOUBLINGS = 3  # A fleet to which a router is fitted before any is known grows by so many doublings.
-# A line on all requests (p100) allows no miss. Its room is divided by this in place of 0.
+MOST_DOUBLINGS = 3  # If no fleet that holds is known yet, a likely one is doubled at most so often.
+# A line on all requests (p100) allows no miss. Its room is divided by this instead of 0.
 LEAST_ALLOWED_FRAC = 1e-3
 
 
 def fitted(oracle: Oracle, counts: Counts, *, is_of_agents: bool = False) -> Policies:
-    """The oracle's policies with their router's settings fitted to its trace and SLO, on these workers.
-    `is_of_agents`: the traffic is that of described agents.
+    """The oracle's policies with their router's settings fitted to its trace and SLO, for a fleet of these
+    workers. `is_of_agents` says that the traffic is that of described agents, which have other candidates.
 
-    Each setting gets the value with the most room (`_room`), beside the values chosen for the settings before
-    it. A setting keeps its default where no other value has more room.
+    Each setting gets the value with the most room (`_room`), given the values of the settings before it. It
+    keeps its default if no other value has more room.
     """
     best = oracle.policies
     routing = ROUTING[best.routing]
@@ -42,9 +42,9 @@ def fitted(oracle: Oracle, counts: Counts, *, is_of_agents: bool = False) -> Pol
 def fitted_before_search(
     oracle: Oracle, likely: Counts, *, is_of_agents: bool = False
 ) -> tuple[Policies, Counts | None]:
-    """As `fitted`, where no fleet is known that keeps the SLO: on the workers that are `likely` to, and if
-    these do not, on twice as many, up to MOST_DOUBLINGS times. Also returns the workers that do; None if none
-    of these do.
+    """As `fitted`, if no fleet that keeps the SLO is known yet: for the fleet that is `likely` to keep it,
+    and if it does not, for one with twice as many workers, up to MOST_DOUBLINGS times. Also the first of
+    these fleets that keeps it; None if none does.
     """
     for _ in range(MOST_DOUBLINGS + 1):
         policies = fitted(oracle, likely, is_of_agents=is_of_agents)
@@ -55,8 +55,9 @@ def fitted_before_search(
 
 
 def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
-    """How far the fleet is from missing a limit, the least over all limits: of the misses (of requests, or of
-    gaps) that a limit allows, the share that did not happen. Negative where there are more than it allows.
+    """How far the fleet is from missing a limit: of the misses that a limit allows (of requests, or of gaps),
+    the share that did not happen, the least over all limits. Negative if a limit has more misses than it
+    allows.
     """
     _, verdict = oracle.verdict(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:

@@ -1,4 +1,4 @@
-"""A fleet as counts of options, and its value in the objective."""
+"""The form in which searches handle a fleet, counts of options, and its value in the objective."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names_of(counts: Counts) -> Named:
 
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
-    """A fleet as counts of these options; None if one of its pools is none of them."""
+    """A fleet as counts of these options; None if one of its pools is not among them."""
     return counts_named(
         [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running_pools], options
     )
@@ -41,10 +41,9 @@ def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) ->
 
 def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) -> Counts:
     """The fleet with its pools in the order of `options`, so that one fleet has one name everywhere."""
-    order = {option.name: place for place, option in enumerate(options)}
-    return tuple(
-        sorted(((o, n) for o, n in counts if n), key=lambda each: order.get(each[0].name, len(order)))
-    )
+    position = {option.name: i for i, option in enumerate(options)}
+    pools = [(option, count) for option, count in counts if count]
+    return tuple(sorted(pools, key=lambda pool: position.get(pool[0].name, len(position))))
 
 
 def workers_of(counts: Iterable[tuple[Option, int]]) -> list[tuple[WorkerType, int]]:
@@ -57,14 +56,14 @@ def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool
     return limits.first_exceeded(workers_of(counts)) is None
 
 
-# This share of the price of the GPUs in use is added where nodes are sold whole. It breaks ties: of two
-# fleets on the same nodes the one that uses fewer GPUs is better.
+# If nodes are sold whole, this share of the price of the GPUs in use is added to the objective. It breaks
+# ties: of two fleets on the same nodes the one that uses fewer GPUs is better.
 FEWER_FRAC = 1e-6
-SAME_PRICE = 1 + 2 * FEWER_FRAC  # Values that differ by a smaller factor are of fleets of equal price.
+SAME_PRICE = 1 + 2 * FEWER_FRAC  # Fleets whose values differ by a smaller factor have equal prices.
 
 
 def as_many_at_this_price(counts: Counts) -> Counts:
-    """The fleet with as many workers of each pool as its price pays, where nodes are sold whole."""
+    """The fleet with as many workers in each pool as its price includes if nodes are sold whole."""
     below = objective(counts) * SAME_PRICE
     for k, (option, count) in enumerate(counts):
         most = max(largest_below(option, below, (*counts[:k], *counts[k + 1 :])), count)
@@ -73,25 +72,24 @@ def as_many_at_this_price(counts: Counts) -> Counts:
 
 
 def by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
-    """The objective without idle GPUs of whole nodes."""
+    """The objective without the price of idle GPUs of whole nodes."""
     return sum(option.objective * count for option, count in counts)
 
 
 def objective(counts: Iterable[tuple[Option, int]]) -> float:
-    """The value that a search minimises: a sum over workers, and where nodes are sold whole their idle GPUs.
-
-    More workers never have a lower value.
+    """The value that a search minimises: the sum over workers, plus the price of idle GPUs if nodes are sold
+    whole. More workers never have a lower value.
     """
-    total, whole = 0.0, []
+    total, gpus_of_nodes = 0.0, []
     for option, count in counts:
         total += option.objective * count
         if option.node is not None and count:
-            whole.append((option.node, option.type.gpus * count))
-    return total * (1 + FEWER_FRAC) + idle_usd_per_h(whole) if whole else total
+            gpus_of_nodes.append((option.node, option.type.gpus * count))
+    return total * (1 + FEWER_FRAC) + idle_usd_per_h(gpus_of_nodes) if gpus_of_nodes else total
 
 
 def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Floats:
-    """`objective` of pairs with these counts (n,), all above 0."""
+    """The `objective` (n,) of fleets with `n_p` (n,) workers of p and `n_d` (n,) of d, all counts above 0."""
     total = n_p * p.objective + n_d * d.objective
     if p.node is None and d.node is None:
         return total
@@ -100,9 +98,8 @@ def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Float
 
 
 def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
-    """Largest count of an option whose objective together with `beside` is strictly less than `value`.
-
-    It is -1 where that of `beside` alone is not.
+    """The largest count of an option whose objective together with the fleet `beside` is less than `value`;
+    -1 if even that of `beside` is not.
     """
     most = count_below(option.objective, value, by_gpu(beside))
     has_nodes = option.node is not None or any(other.node for other, _ in beside)
@@ -116,7 +113,7 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
 
 
 def count_below(each: float, value: float, fixed: float = 0.0) -> float:
-    """Largest n with n * each + fixed strictly less than `value`; -1 if there is none."""
+    """The largest n for which n * each + fixed is less than `value`; -1 if there is none."""
     if not math.isfinite(value):
         return math.inf
     if each == 0:
@@ -125,7 +122,7 @@ def count_below(each: float, value: float, fixed: float = 0.0) -> float:
 
 
 def own_drafts(worker: WorkerType) -> Speculation | None:
-    """The worker's speculative decoding if its drafter keeps KV of its own, else None."""
+    """The worker's speculative decoding if its drafter has a KV cache beside the LLM's, else None."""
     speculation = worker.speculation
     return speculation if speculation is not None and speculation.drafter_key is not None else None
 

@@ -33,8 +33,8 @@ from planner.traffic.trace import Trace, spread_stamps
 # Kinds of scenarios: those that a search sees, and those that test its answer. Their seeds contain the kind.
 SEARCHED = 1
 TESTED = 2
-# A search sees so many scenarios that they have about SEARCH_REQUESTS together, but between 20 and 32: with
-# fewer a share like 95 % cannot be told from 90 %, and more hardly change the fleet.
+# A search sees so many scenarios that they have about SEARCH_REQUESTS together, within these bounds. With 20
+# scenarios a required share of 95 % allows one missed one.
 SEARCH_REQUESTS = 1_000_000
 SEARCH_LEAST = 20
 SEARCH_MOST = 32

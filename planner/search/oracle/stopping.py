@@ -1,4 +1,6 @@
-"""How a search ends when its time is over: the oracle raises, whoever began the search catches."""
+"""How a search ends when its time is over: the oracle raises StoppedError, and the function that began the
+search catches it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 USUAL_LIMIT_S = 600.0
-"""The time limit of a question on the wall clock, unless another is given: a safety net."""
+"""The default time limit of a question on the wall clock. It is a safety net: usually WORK_S ends a
+search.
+"""
 WORK_S = 120.0
-"""How long all of a question's simulations may take one after the other on the search's clock
-(work_clock.py).
+"""The default time limit of a question on the search's clock (work_clock.py), on which all of its simulations
+take place one after another.
 """
 
 Result = TypeVar("Result")
@@ -17,7 +21,7 @@ Otherwise = TypeVar("Otherwise")
 
 
 class StoppedError(Exception):
-    """The time is over: no further simulation begins. Whoever started the search catches it."""
+    """The time is over, so no further simulation may begin. The function that began the search catches it."""
 
 
 def in_time(find: Callable[[], Result], otherwise: Otherwise) -> Result | Otherwise:

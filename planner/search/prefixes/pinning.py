@@ -1,12 +1,12 @@
-"""Which prefixes the workers of each simulated fleet pin. Routing `pinned-prefix` must know that before the
-simulation begins.
+"""Decides which prefixes the workers of a simulated fleet pin. Routing `pinned-prefix` must know that before
+the simulation begins.
 
-Pinned are the stable prefixes of the trace on which the plan is made (prefix_placing.py). Each pool that
+A fleet pins the stable prefixes of the trace on which the plan is made (prefix_placing.py). Each pool that
 prefills places them on its workers; other draws and scenarios of the traffic are simulated with the same
-placement. After a loss prefixes are placed anew, as if the workers that are left were warmed up again.
+placement. After a loss the prefixes are placed again, as if the remaining workers were warmed up again.
 
-A search simulates hundreds of fleets, so each is placed quickly. For the few best ones, `polish` looks for a
-placement with a smaller largest load, and for a lower bound on that load.
+A search simulates hundreds of fleets, so each placement is made quickly. For the few best fleets, `polish`
+looks for a placement with a smaller largest load, and for a lower bound on that load.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from planner.solvers.prefix_replication import polish_replication, replicate_qui
 from planner.traffic.trace import Trace
 
 NO_ROOM = Room(placed_tokens=0, lru_tokens=0, sequences=0.0)  # Decode workers keep no prefixes.
-# A quick placement tries so few routings, because a search places hundreds of times. A routing sends every
-# class of requests to workers (planner/solvers/prefix_prices.py).
+# How many routings a quick placement tries: few, because a search makes hundreds of placements. A routing
+# assigns every class of requests to workers (planner/solvers/prefix_prices.py).
 QUICK_ROUTINGS = 10
-POLISH_SEED = 0  # Fixed, so that a placement depends on the fleet and the traffic alone.
+POLISH_SEED = 0  # It is fixed, so that a placement depends only on the fleet and the traffic.
 
 PlacementKey = tuple[WorkerType, str, int, int]
 """The key of a placement: a worker type, its role, the pool's workers, and the workers that share all
@@ -46,7 +46,7 @@ requests (those of all pools that prefill).
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolishedPins:
-    """The placement of a pool that a search made quickly, and the best one known. Both replications have a
+    """The quick placement of a pool that a search made, and the best one known. Both replications have a
     lower bound on the largest load.
     """
 
@@ -55,6 +55,7 @@ class PolishedPins:
 
     @property
     def is_better(self) -> bool:
+        """Whether the largest load of the best placement is smaller, by more than rounding."""
         load, quick = self.best.replication.largest_load, self.quick.replication.largest_load
         return load < quick * (1 - SAME_FRAC)
 
@@ -67,7 +68,7 @@ class Pinning:
     _traffic: dict[tuple[WorkerType, str], StableTraffic] = field(default_factory=dict, init=False)
     _placed: dict[PlacementKey, PrefixPlan] = field(default_factory=dict, init=False)
     _polished: dict[PlacementKey, PolishedPins] = field(default_factory=dict, init=False)
-    # The polished placements that `placed` gives.
+    # The polished placements that `placed` returns instead of the quick ones.
     _used: dict[PlacementKey, PrefixPlan] = field(default_factory=dict, init=False)
 
     def pinned_prefixes(self, pools: Sequence[Pool]) -> tuple[PinnedPrefix, ...]:
@@ -87,8 +88,8 @@ class Pinning:
         )
 
     def expected(self, pools: Sequence[Pool]) -> Callable[[Pool], PrefixPlan]:
-        """A function from each of these pools to its placement, with the session hits of a quick replay of
-        the trace (prefix_replay.py).
+        """A function that returns the placement of each of these pools, with the hits of sessions that a
+        quick replay of the trace estimates (prefix_replay.py).
         """
         workers = sum(pool.count for pool in pools if pool.role != "decode")
         rooms = [NO_ROOM if pool.role == "decode" else room_of(self.trace, pool, workers) for pool in pools]
@@ -97,7 +98,8 @@ class Pinning:
 
         def with_session_hits(pool: Pool) -> PrefixPlan:
             plan = self.placed(pool, workers)
-            # The replay counts all hits. Those of pinned prefixes are estimated apart and may be larger.
+            # The replay counts all hits, also those of pinned prefixes, whose separate estimate may be
+            # larger.
             return replace(plan, session_hit_frac=max(hit_frac[pool.name] - plan.stable_hit_frac, 0.0))
 
         return with_session_hits
@@ -111,15 +113,15 @@ class Pinning:
         return sum(pool.count * self.placed(pool, workers).stable_hit_frac for pool in pools) / workers
 
     def placed(self, pool: Pool, workers: int) -> PrefixPlan:
-        """Where one pool keeps prefixes if `workers` share all requests."""
+        """The placement of prefixes on one pool, if `workers` workers of all pools share the requests."""
         key = pool.type, pool.role, pool.count, workers
         if (polished := self._in_use(key)) is not None:
             return polished
         if key not in self._placed:
-            of_type = pool.type, pool.role
-            if of_type not in self._traffic:
-                self._traffic[of_type] = stable_traffic(self.trace, pool)
-            traffic = self._traffic[of_type]
+            type_and_role = pool.type, pool.role
+            if type_and_role not in self._traffic:
+                self._traffic[type_and_role] = stable_traffic(self.trace, pool)
+            traffic = self._traffic[type_and_role]
             memory_tokens = room_of(self.trace, pool, workers).placed_tokens
             placed_by_pool = replicate_quickly(
                 traffic.demand, pool.count, memory_tokens, sessions=traffic.sessions, routings=QUICK_ROUTINGS
@@ -129,14 +131,15 @@ class Pinning:
         return self._placed[key]
 
     def polish(self, pools: Sequence[Pool], *, time_limit_s: float = math.inf) -> dict[str, PolishedPins]:
-        """For each pool that prefills, by name, a placement whose largest load is smaller, if one is found,
-        and a lower bound on that load. Simulations keep the quick placement until `use` is called. The effort
-        is fixed, so the result depends on the clock only where `time_limit_s` ends the work.
+        """For each pool that prefills, by name, its quick placement and the best one found.
+
+        Simulations use the quick placement until `use` is called. The effort is fixed, so the result depends
+        on the clock only if `time_limit_s` ends the work.
         """
         answers = {}
         for pool, key in _prefill_pools(pools):
             if key not in self._polished:
-                # While the polished placement is in use, `placed` would give that one.
+                # `placed` returns the quick placement unless a polished one is in use.
                 quick = self._placed.get(key) or self.placed(pool, key[-1])
                 demand, sessions = quick.traffic.demand, quick.traffic.sessions
                 best = polish_replication(
@@ -149,7 +152,7 @@ class Pinning:
                 )
                 plan = estimate_plan(pool, quick.traffic, best, quick.memory_tokens)
                 plan = replace(plan, stable_hit_frac=_hit_frac(plan))
-                # The bound holds for every placement, so for the quick one too.
+                # The bound holds for every placement, so it also bounds the load of the quick one.
                 bound = min(best.bound, quick.replication.largest_load)
                 quick = replace(quick, replication=replace(quick.replication, bound=bound))
                 self._placed[key], self._polished[key] = quick, PolishedPins(quick, plan)
@@ -169,12 +172,12 @@ class Pinning:
         return bool(self._used) and any(self._in_use(key) is not None for _, key in _prefill_pools(pools))
 
     def _in_use(self, key: PlacementKey) -> PrefixPlan | None:
-        """The polished placement of these workers, if it is in use. Step times do not count: prefixes stay
-        where they are while steps take longer than predicted.
+        """The polished placement of these workers if it is in use, else None. Workers that differ only in
+        their step times count as the same: a scenario with longer steps keeps the placement.
         """
-        worker, *rest = key
-        for (other, *others), plan in self._used.items():
-            if others == rest and replace(worker, latency=other.latency) == other:
+        type_, *counts = key
+        for (used_type, *used_counts), plan in self._used.items():
+            if used_counts == counts and replace(type_, latency=used_type.latency) == used_type:
                 return plan
         return None
 
@@ -187,9 +190,11 @@ def _prefill_pools(pools: Sequence[Pool]) -> list[tuple[Pool, PlacementKey]]:
 
 
 def _hit_frac(plan: PrefixPlan) -> float:
-    """The share of input tokens that are pinned on the worker to which the router sends the request: the one
-    that has the longest part of its prompt. The estimate of prefix_placing.py is of another routing: it
-    splits requests over workers so that the largest load is least.
+    """The share of input tokens that are pinned on the worker to which the router sends the request, which is
+    the one with the longest part of its prompt.
+
+    The estimate of prefix_placing.py assumes another routing: it splits requests over workers so that the
+    largest load is least.
     """
     demand, placed = plan.traffic.demand, plan.replication.placed  # `placed` is (nodes, workers).
     pinned_tokens = [demand.path_sum(demand.tokens * placed[:, r]) for r in range(placed.shape[1])]

@@ -1,9 +1,10 @@
-"""Estimates which prompts hit in a fleet of pinned prefixes, without a simulation.
+"""Estimates the hits of prompts in a fleet with pinned prefixes, without a simulation.
 
-The requests are routed once, in their order of arrival. A worker is a queue of prompts, measured in seconds,
-and an LRU cache of whole blocks beside the pinned ones. Routing is that of `pinned-prefix`: of the workers
-with the longest pinned part of a prompt, the one that would prefill it soonest. What is left out: steps,
-preemption, and the time until the blocks of a prompt are computed; they hit as soon as it was sent.
+The requests are routed once, in their order of arrival. A worker is modelled as a queue of prompts, measured
+in seconds, and an LRU cache of whole blocks beside the pinned ones. Routing is `pinned-prefix`: of the
+workers with the longest pinned part of a prompt, the one that would finish its prefill first. The model
+leaves out steps, preemption, and the time until the blocks of a prompt are computed: they hit as soon as it
+is sent.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace
 
-MOST_REQUESTS = 50_000  # A longer trace is cut here, because every placement of prefixes is replayed.
-BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that prompts never stand still.
+MOST_REQUESTS = 50_000  # Only so many requests are replayed, because every placement of prefixes is.
+BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that prompts make progress.
 
 
 @dataclass(slots=True)
 class _Queue:
-    """One worker: its cache, and its queue of prompts, which is empty at `free_s`.
+    """One worker: its cache of `blocks` blocks, pinned ones included, and its queue of prompts, which is
+    empty at `free_s`.
 
     A prompt takes `token_s` for each token that misses the cache, and `attention_pair_s` for each pair of
-    such a token with one before it. All this is multiplied by `slower`, because decodes run beside it. A
-    decode makes a token every `token_gap_s`. The cache has room for `blocks`, pinned ones among them.
+    such a token with itself or one before it. That time is multiplied by `slower`, because decodes run at the
+    same time. A decode yields a token every `token_gap_s`.
     """
 
     token_s: float
@@ -43,25 +45,29 @@ class _Queue:
     pinned: set[int] = field(default_factory=set)
     cached: OrderedDict[int, None] = field(default_factory=OrderedDict)
     free_s: float = 0.0
-    ends_s: list[float] = field(default_factory=list)  # When each request that was sent here ends, a heap.
+    ends_s: list[float] = field(default_factory=list)  # A heap of the times when requests sent here end.
 
     def wait_s(self, time_s: float) -> float:
-        """How long a new prompt would wait here, as routing `pinned-prefix` counts: for the prompts before
-        it, and the time of one token for each request that has not ended.
+        """How long a new prompt would wait here, as routing `pinned-prefix` estimates it: the time of all
+        prompts before it, and the time of one token for each request that has not ended.
         """
         while self.ends_s and self.ends_s[0] <= time_s:
             heapq.heappop(self.ends_s)
         return max(self.free_s - time_s, 0.0) + self.token_s * len(self.ends_s)
 
-    def match(self, path: Sequence[int], first: int) -> int:
-        """How many of a prompt's first blocks are here; the `first` ones are pinned and need no look."""
-        for i in range(first, len(path)):
+    def match(self, path: Sequence[int], pinned_count: int) -> int:
+        """How many of a prompt's first blocks this worker has, at least the first `pinned_count`, which are
+        pinned here.
+        """
+        for i in range(pinned_count, len(path)):
             if path[i] not in self.cached and path[i] not in self.pinned:
                 return i
         return len(path)
 
     def take(self, path: Sequence[int], hit: int, tokens: int, outputs: int, time_s: float) -> None:
-        """Queue a prompt of `tokens`, of which the first `hit` are here, and keep its blocks in the cache."""
+        """Queue a prompt of `tokens` tokens, of which the first `hit` hit, and put its blocks into the
+        cache.
+        """
         missed = tokens - hit
         seconds = self.token_s * missed + self.attention_pair_s * missed * (hit + (missed + 1) / 2)
         self.free_s = max(self.free_s, time_s) + self.slower * seconds
@@ -77,10 +83,10 @@ class _Queue:
 def replayed_hits(
     trace: Trace, pools: Sequence[Pool], rooms: Sequence[Room], pinned: Sequence[PinnedPrefix]
 ) -> list[float]:
-    """For each pool the share of the input tokens sent there that hit; 0 for pools without requests, and for
+    """For each pool the share of the input tokens sent to it that hit; 0 for pools without requests, and for
     decode pools.
 
-    `rooms[p]` is the room of a worker of pool p. `pinned` numbers the workers in the order of the pools.
+    `rooms[p]` is the memory of a worker of pool p. `pinned` numbers workers in the order of the pools.
     """
     part = trace.select(np.arange(MOST_REQUESTS)) if len(trace) > MOST_REQUESTS else trace
     uses = block_uses(part)
@@ -115,11 +121,11 @@ def replayed_hits(
 
 
 def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
-    """An idle worker of this pool. `workers` is how many workers of all pools share the prompts."""
+    """An idle worker of this pool, if `workers` workers of all pools share the prompts."""
     kind = pool.type
     share, gap_s = 0.0, 0.0
     if pool.role == "mixed":
-        # Decodes get the time that whole requests take beyond their prompts, spread over all workers.
+        # The decodes' share is the time that whole requests need beyond their prefills, over all workers.
         decodes_s = _work_s(trace, kind, "mixed") - _work_s(trace, kind, "prefill")
         share = min(decodes_s / trace.duration_s / workers, BUSY_FRAC)
         context = room.sequences * float(trace.input_tokens.mean())
@@ -134,8 +140,8 @@ def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
 
 
 def _work_s(trace: Trace, kind: WorkerType, role: Role) -> float:
-    """The least seconds that all requests keep workers of this type busy in this role."""
-    option = Option(role, kind, objective=0.0)  # Work does not depend on the price.
+    """The least seconds for which all requests keep workers of this type busy in this role."""
+    option = Option(role, kind, objective=0.0)  # The work does not depend on the objective.
     return float(least_seconds(option, trace.input_tokens, trace.output_tokens).sum())
 
 
@@ -161,7 +167,9 @@ def _pin(
 def _first_uses(
     pinned: Sequence[PinnedPrefix], ids: Sequence[int], offsets: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Where `ids` has each pinned prefix for the first time: the first index, and that after its last one."""
+    """The spans (first, end) of `ids` in which each pinned prefix occurs for the first time. `offsets` are
+    the starts of the prompts in `ids`.
+    """
     wanted = {prefix.block_ids for prefix in pinned}
     lengths = sorted({len(each) for each in wanted})
     spans = []

@@ -1,6 +1,8 @@
-"""Limits that no fleet keeps, because idle workers miss them: the least times of requests on idle workers.
+"""Finds limits of an SLO that no fleet keeps, because requests miss them even on idle workers.
 
-`unreachable` finds such limits before the search; `floor_s` says to what value a limit may be relaxed.
+`unreachable` finds such limits before the search. `floor_s` returns the value of a limit's percentile if
+every request has an idle worker to itself, from which mixed/infeasible.py looks for limits that a fleet
+keeps.
 """
 
 from __future__ import annotations
@@ -25,22 +27,25 @@ from planner.traffic.workload import TraceLengths
 
 
 def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats | float = 0.0) -> Floats:
-    """TTFT (n,) in seconds of prompts (n,), each alone on an idle worker.
+    """The TTFT (n,) [s] of prompts of `input_tokens` (n,), each alone on an idle worker.
 
-    `shared_tokens` of a prompt are in other prompts too; they are taken to be cached.
+    `shared_tokens` of a prompt are in other prompts too; they are assumed to be cached.
     """
-    latency, n = worker.latency, input_tokens
-    own = np.maximum(n - shared_tokens, 1)  # The last token is always computed: it gives the first output.
-    # The last term: each token of its own also attends to the cached ones.
-    ttft_s = latency.prefill_s(own, worker.max_num_batched_tokens) + latency.a_s * own * (n - own)
-    if worker.pp > 1:  # Chunks follow each other through the stages; the last one passes them alone.
+    latency = worker.latency
+    # The last token of a prompt is always computed, since its step yields the first output token.
+    computed_tokens = np.maximum(input_tokens - shared_tokens, 1)
+    cached_tokens = input_tokens - computed_tokens
+    # Each computed token also attends to all cached ones, which `prefill_s` does not know of.
+    prefill_s = latency.prefill_s(computed_tokens, worker.max_num_batched_tokens)
+    ttft_s = prefill_s + latency.a_s * computed_tokens * cached_tokens
+    if worker.pp > 1:  # The chunks of a prompt fill all stages at once, except while the last chunk leaves.
         ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
     return np.asarray(ttft_s)
 
 
 def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats) -> Floats:
-    """As `idle_prefill_s`, and the time of the engine's front end, which turns the whole prompt into tokens
-    even where its beginning is cached.
+    """As `idle_prefill_s`, plus the time of the engine's front end, which tokenizes the whole prompt even if
+    its beginning is cached.
     """
     idle_s = idle_prefill_s(worker, input_tokens, shared_tokens)
     if (engine := worker.engine) is None:
@@ -49,8 +54,8 @@ def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Float
 
 
 def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
-    """The limit's percentile [s] if every request had an idle worker of this type to itself, 0 if that is not
-    known. infeasible.py looks for limits that can be kept from there on upwards.
+    """The limit's percentile [s] if every request had an idle worker of this type to itself; 0 if that is not
+    known.
     """
     n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
@@ -59,25 +64,25 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
     if worker.speculation is not None:
         decoding_s = _drafted_s(worker, n, gaps)
-    several = gaps > 0
+    is_decoded = gaps > 0
     if limit.metric_row.is_of_tasks:
         return 0.0  # Which requests make a task is not among the lengths.
     if not limit.metric_row.is_of_gaps:
         values_s = limit.metric_row.values_s(_idle_times(n, output, ttft_s, decoding_s))
-        counts = several if limit.metric_row.is_of_decodes else np.ones(len(n), bool)
-        return percentile_s(values_s[counts], percentile_frac, requests[counts])
-    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
+        is_counted = is_decoded if limit.metric_row.is_of_decodes else np.ones(len(n), bool)
+        return percentile_s(values_s[is_counted], percentile_frac, requests[is_counted])
+    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[is_decoded] + 1)
     if worker.speculation is not None:
         if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
-            return 0.0  # Most gaps are 0, as tokens that were drafted together leave together.
-        first_gap_s = _drafted_s(worker, n, np.ones_like(n))[several]
-    return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
+            return 0.0  # Tokens of one step leave together, so the gap of this percentile is 0.
+        first_gap_s = _drafted_s(worker, n, np.ones_like(n))[is_decoded]
+    return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[is_decoded])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IdleTimes:
-    """Times (n,) of requests that are each alone on an idle worker. They have the names that the rows of
-    slo_metrics.py read. All requests arrive at 0 and belong to no task.
+    """The times (n,) of requests that are each alone on an idle worker, all arriving at 0 and of no task. The
+    fields have the names that the rows of slo_metrics.py read.
     """
 
     arrival_s: Floats
@@ -93,14 +98,18 @@ class _IdleTimes:
 def _idle_times(
     input_tokens: Floats, output_tokens: Floats, ttft_s: Floats, decoding_s: Floats
 ) -> _IdleTimes:
-    """Times from TTFT and decoding times; the mean gap stands for the longest, which is no shorter."""
+    """The times of requests from their TTFT and their decoding times. The longest gap is taken to be the mean
+    gap, which is a lower bound on it.
+    """
     mean_gap_s = decoding_s / np.maximum(output_tokens - 1, 1)
     lengths = input_tokens.astype(np.int64), output_tokens.astype(np.int64)
     return _IdleTimes(np.zeros(len(ttft_s)), *lengths, ttft_s, mean_gap_s, mean_gap_s, ttft_s + decoding_s)
 
 
 def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats:
-    """Seconds (n,) that a decode alone takes for `gaps` (n,) tokens at the mean acceptance of its drafts."""
+    """The seconds (n,) that a single decode takes for `gaps` (n,) tokens, if each of its speculative steps
+    yields the mean number of tokens.
+    """
     assert worker.speculation is not None
     steps = SpeculativeSteps(worker.latency, worker.speculation)
     count = np.ceil(gaps / worker.speculation.mean_tokens)
@@ -111,12 +120,16 @@ def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """The requests that are judged on every fleet, as distinct lengths (U,) with their `requests` (U,).
+    """The requests that are judged on every fleet, as U distinct lengths (U,) with their numbers of
+    `requests` (U,).
 
-    Requests that wait for others and nominally arrive in the warm-up are judged on some fleets only: there
-    are `perhaps` of them, `perhaps_decoded` with more than one output token, and a floor takes them to be in
-    time. `has_gaps` says that some gap is counted on any fleet that passes the backlog test and rejects
-    nothing. `is_cached`: `shared_tokens` are taken to be cached; without prefix caches they are 0.
+    If `is_cached`, the `shared_tokens` of a prompt are assumed to be cached; without prefix caches they are
+    0.
+
+    A request that waits for others and nominally arrives in the warm-up is judged on some fleets only. There
+    are `perhaps` such requests, of which `perhaps_decoded` have more than one output token; a floor assumes
+    that they take no time. `has_gaps` is True if at least one gap is judged on every fleet that passes the
+    backlog test and rejects nothing.
     """
 
     input_tokens: Floats
@@ -133,8 +146,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedTasks:
-    """The tasks of a trace with the lengths (n,) of all its requests. A task whose last request is nominally
-    of the warm-up may count or not, so it is taken to take no time: `is_sure` (n,) marks all other requests.
+    """The tasks of a trace, with the lengths (n,) of all of its requests.
+
+    A task whose last request nominally arrives in the warm-up may be judged or not, so a floor assumes that
+    it takes no time. `is_sure` (n,) marks the requests that do not nominally arrive in the warm-up.
     """
 
     tasks: Tasks
@@ -151,26 +166,29 @@ def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Jud
 
 
 def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector: Selector | None) -> Judged:
-    """The judged requests of one class of the SLO, or of all classes for None. The backlog test is of all
-    requests together, so of a class no gap is known to be counted.
+    """The judged requests of one class of the SLO, or of all classes if `selector` is None.
+
+    Whether gaps are judged follows from the backlog test, which is of all requests together. Of one class
+    `has_gaps` is therefore False.
     """
     measured = find_deadlines(slo, trace)
     is_measured, end_s = measured.arrives(trace), measured.window_s[1]
-    decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
+    is_decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
     if selector is not None:
         of_class = select_requests(selector, trace)
         is_measured, perhaps = is_measured & of_class, perhaps & of_class
-    has_gaps = bool((is_measured & decoded).any())
+    has_gaps = bool((is_measured & is_decoded).any())
     if tested := find_backlog_deadlines(slo, trace):
         # A fleet that passes the backlog test serves half of the last tenth of requests in time. If more than
-        # half of these have gaps that then end in the window, some gap is counted.
-        last = tested.arrives(trace)
-        in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
-        has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
+        # half of these have a gap that then ends in the window, at least one gap is judged.
+        is_last = tested.arrives(trace)
+        ends_in_window = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
+        has_gaps = int((is_last & is_decoded & ends_in_window).sum()) > int(is_last.sum()) // 2
     has_gaps = has_gaps and selector is None
     columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]
     if shared_tokens is None:
-        # Both lengths in one number of 64 bits: this is several times as fast as finding distinct rows.
+        # Both lengths are packed into one integer of 64 bits, whose distinct values are found several times
+        # as fast as distinct rows.
         codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
         n, output, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
     else:
@@ -185,7 +203,7 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
         requests.astype(float),
         shared_tokens is not None,
         int(perhaps.sum()),
-        int((perhaps & decoded).sum()),
+        int((perhaps & is_decoded).sum()),
         has_gaps,
         _judged_tasks(slo, trace, shared_tokens, is_measured),
     )
@@ -194,7 +212,7 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
 def _judged_tasks(
     slo: Slo, trace: Trace, shared_tokens: IntArray | None, is_measured: BoolArray
 ) -> JudgedTasks | None:
-    """The tasks of a trace, if some limit is on tasks and the traffic has any."""
+    """The tasks of a trace; None if no limit is on tasks, or the traffic has none."""
     tasks = tasks_of(trace)
     if tasks is None or not any(limit.metric_row.is_of_tasks for limit in slo.limits):
         return None
@@ -224,7 +242,7 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     of = of.of_classes[limit.selector] if limit.selector is not None else of
 
     def percentile(values_s: Floats, requests: Floats, others: int) -> float:
-        """The percentile, where `others` requests besides these take no time."""
+        """The percentile of these values and of `others` requests that take no time."""
         values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
         return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
 
@@ -232,9 +250,9 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
     if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
-            return 0.0  # A step yields several tokens, so the share of gaps below this percentile may be 0 s.
-        one = np.minimum(gaps, 1.0)
-        first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
+            return 0.0  # A step yields several tokens, so all gaps up to this percentile may be 0.
+        first_gap = np.minimum(gaps, 1.0)
+        first_s = np.min([_decoding_s(*latency, n, first_gap, of) for latency in latencies], axis=0)
         return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
     if limit.metric_row.is_of_tasks:
         return _least_of_tasks(limit, types, of)
@@ -243,16 +261,18 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     values_s = limit.metric_row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))
     if not limit.metric_row.is_of_decodes:
         return percentile(values_s, of.requests, of.perhaps)
-    several = gaps > 0
-    return percentile(values_s[several], of.requests[several], of.perhaps_decoded)
+    is_decoded = gaps > 0
+    return percentile(values_s[is_decoded], of.requests[is_decoded], of.perhaps_decoded)
 
 
 def _decoding_s(
     latency: StepLatency, drafts: Speculation | None, input_tokens: Floats, gaps: Floats, of: Judged
 ) -> Floats:
-    """A lower bound (n,) [s] on the time of `gaps` (n,) tokens: the decode is alone, all drafts are accepted.
+    """A lower bound (n,) [s] on the decoding time of `gaps` (n,) tokens: each request is alone on its worker,
+    and all of its drafts are accepted.
 
-    Recomputing a short context also yields a token; where that is quicker than a decode, its time counts.
+    After a preemption, recomputing a short context also yields a token. If that is quicker than a decode, its
+    time counts.
     """
     most, latency = 1 if drafts is None else drafts.most_tokens, least_token_times(latency, drafts)
     beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=of.is_cached)
@@ -260,18 +280,18 @@ def _decoding_s(
 
 
 def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple[Limit, float, str]]:
-    """Limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
+    """The limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
 
     A floor is a lower bound on the percentile that is judged (slo_verdict.judge). For gaps it is the shortest
-    gap, as the fleet decides which of them end in the measured window.
+    gap, because it depends on the fleet which gaps end in the measured window.
     """
     broken = []
     ordered = _fastest_first(types)
     for limit in slo.limits:
-        # Mostly the first type alone keeps the limit, and its floor takes less time than that of all types.
+        # Usually the first type keeps the limit, and its own floor is computed faster than that of all types.
         if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + ROUNDING) for worker in ordered):
             continue
-        best_s = _least_of(limit, types, of)  # Each request has its fastest type.
+        best_s = _least_of(limit, types, of)  # Here each phase of each request has its fastest type.
         if best_s > limit.limit_s * (1 + ROUNDING):
             alone_s = [_least_of(limit, [worker], of) for worker in types]
             broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
@@ -279,7 +299,7 @@ def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple
 
 
 def _fastest_first(types: Sequence[WorkerType]) -> list[WorkerType]:
-    """Types by the seconds per token of their fullest steps: the first one usually keeps the limits."""
+    """The types in the order of the seconds per token of their fullest steps."""
 
     def token_s(worker: WorkerType) -> float:
         return float(worker.latency.step_s(worker.max_num_batched_tokens)) / worker.max_num_batched_tokens

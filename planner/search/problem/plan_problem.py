@@ -36,8 +36,8 @@ def report_nothing(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """How far a search has come, in the objective's unit; None where nothing is known yet. `fleet()` builds
-    the fleet whose value is `best`; that takes time where prefixes are pinned.
+    """How far a search has come: the best value and the lower bound, in the objective's unit, None if not
+    known yet. `fleet()` builds the fleet whose value is `best`, which takes time if prefixes are pinned.
     """
 
     best: float | None
@@ -47,7 +47,7 @@ class SearchProgress:
 
 
 Watch = Callable[[SearchProgress], None]
-"""Gets a SearchProgress, numbers for a program, after every simulation, in the thread that ran it."""
+"""Is called with a SearchProgress after every simulation, in the thread that ran it."""
 
 
 def ignore_progress(_: SearchProgress) -> None:
@@ -55,7 +55,7 @@ def ignore_progress(_: SearchProgress) -> None:
 
 
 OnPaper = Callable[["Problem", Fleet], None]
-"""Gets the cheapest fleet on paper, with the problem that it solves, before production is searched."""
+"""Is called with a problem and its cheapest fleet on paper, before production is searched."""
 
 
 def ignore_paper_answer(_problem: Problem, _fleet: Fleet) -> None:
@@ -64,8 +64,9 @@ def ignore_paper_answer(_problem: Problem, _fleet: Fleet) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """How long a search may go on, on its own clock (work_clock.py), what it calls as it goes on, and
-    `answers`, the simulations of earlier searches, which it need not repeat.
+    """The conditions of a search beside its question: its deadline on the search's clock (work_clock.py), the
+    functions that it calls to report, and `answers`, the simulations of earlier searches, which it need not
+    repeat.
     """
 
     deadline: float = math.inf
@@ -79,17 +80,20 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What stays the same through all stages of one search."""
+    """A question in the form that all stages of a search use: the options, the limits, the traffic, and the
+    oracle that simulates fleets.
+    """
 
     task: PlanQuestion
     llm: Llm
     slo: Slo
-    slo_reference: SloInSeconds | None  # What turned a relative SLO into seconds.
+    # The reference worker of a relative SLO, by which `slo` is in seconds.
+    slo_reference: SloInSeconds | None
     trace: Trace
     traffic_note: str
     longest_tokens: int
     lengths: TraceLengths
-    hits: PrefixHits | None  # None: no hits of prefix caches are counted on.
+    hits: PrefixHits | None  # None if the question offers no prefix caches.
     gpus: tuple[Gpu, ...]
     types: tuple[WorkerType, ...]  # Those that hold the longest request; the search is over these.
     left_out: tuple[LeftOut, ...]
@@ -99,10 +103,11 @@ class Problem:
     deadline: float
     progress: Progress
     watch: Watch
-    draws: tuple[Trace, ...] = ()  # The SLO must be kept on these too, beside `trace`.
-    searched: Scenarios | None = None  # Production is searched in these; None without `safety`.
-    tested: Scenarios | None = None  # Its fleet is tested in these; None without `safety`.
-    lower: float | None = 0.0  # Any fleet costs this at least; None: none is within the limits, as proved.
+    draws: tuple[Trace, ...] = ()  # Further traffic on which the SLO must be kept.
+    searched: Scenarios | None = None  # Those in which production is searched; None without `safety`.
+    tested: Scenarios | None = None  # Those in which its fleet is tested; None without `safety`.
+    # A lower bound on the value of every fleet; None if none can be within the limits.
+    lower: float | None = 0.0
 
     def allows(self, counts: Counts) -> bool:
         """Whether a fleet is within the limits."""
@@ -115,7 +120,9 @@ class Problem:
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
     def with_tie_break(self, option: Option) -> Option:
-        """The option as the search weighs it: of fleets of equally many GPUs the cheaper one is better."""
+        """The option with the weight that the search gives it: of fleets of equally many GPUs it prefers the
+        cheaper one.
+        """
         if self.task.objective != "gpus":
             return option
         dearest_usd_per_h = max(gpu.price_usd_per_h for gpu in self.gpus)
@@ -123,15 +130,17 @@ class Problem:
 
     @property
     def same_value(self) -> float:
-        """Values that differ by a smaller factor are of fleets of equal price."""
+        """The factor below which two values count as equal."""
         return 1 + 2 * ROUNDING if self.task.objective == "gpus" else SAME_PRICE
 
     def without_tie_break(self, value: float) -> float:
-        """A value of the search in the objective's unit: of GPUs their number alone."""
+        """A value of the search in the objective's unit: if that is GPUs, their number without the price that
+        breaks ties.
+        """
         return whole_gpus(value) if self.task.objective == "gpus" else value
 
     def best_in_words(self, value: float) -> str:
-        """The cheapest value found so far, for progress."""
+        """A progress message about the best value found so far."""
         if not math.isfinite(value):
             return "none found yet"
         if self.task.objective == "gpus":
@@ -144,7 +153,9 @@ class Problem:
 
 
 def with_effort_limit(problem: Problem, more_requests: float) -> Problem:
-    """The same question, for which so many more requests may be simulated, each EFFORT_S on the clock."""
+    """The same question with a deadline after `more_requests` more simulated requests, each of which takes
+    EFFORT_S on the search's clock.
+    """
     return replace(problem, deadline=min(problem.deadline, EFFORT_S * (effort_spent() + more_requests)))
 
 
@@ -152,7 +163,7 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
     """The same question under other policies."""
     lengths = problem.lengths
     if policies.prefix_cache and not problem.oracle.policies.prefix_cache:
-        # build_problem.py counts hits wherever a policy with caches is offered.
+        # build_problem.py computes hits whenever a policy with caches is offered.
         assert problem.hits is not None
         lengths = problem.hits.lengths()
     elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
@@ -169,7 +180,7 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
 
 
 def on_all_draws(problem: Problem) -> Problem:
-    """The same question on all draws of the traffic at once; policy_search.py begins with few of them."""
+    """The same question on all draws of the traffic; policy_search.py begins with few of them."""
     if not problem.draws:
         return problem
     oracle = replace(problem.oracle, draws=problem.draws)
@@ -188,7 +199,7 @@ def with_search_scenarios(problem: Problem) -> Problem:
 
 
 def with_scenarios(problem: Problem, scenarios: Sequence[Scenario], may_miss: int) -> Problem:
-    """The same problem in these scenarios too, of which a fleet may miss `may_miss`."""
+    """The same problem, in which a fleet must also keep the SLO in these scenarios, except for `may_miss`."""
     oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss)
-    # Production shows its own progress; lines of each search within it would hide that.
+    # Production reports its own progress, among which messages of each search in it would be lost.
     return replace(problem, oracle=oracle, progress=report_nothing)

@@ -1,8 +1,8 @@
-"""Scenarios in which even an idle worker misses a limit, because steps take longer there: no fleet keeps the
-SLO in these scenarios.
+"""Finds scenarios in which even an idle worker misses a limit because steps take longer there, so that no
+fleet keeps the SLO in them.
 
-The check comes before any search, so that nobody waits for what no fleet can do. The requests of the trace
-are checked first: the traffic of a scenario is drawn only where those requests come near a limit.
+The check is made before any search, so that no time is spent on a question that no fleet can solve. The
+requests of the trace are checked first: a scenario's own traffic is drawn only if they come near a limit.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
-# The traffic of a scenario is drawn only where the trace's requests need more than this share of a limit:
-# percentiles of a scenario differ from those of the trace by less than the remaining tenth.
+# The traffic of a scenario is drawn only if the trace's requests need more than this share of a limit: it is
+# assumed that percentiles of a scenario differ from those of the trace by less than the remaining tenth.
 LIKELY_FRAC = 0.9
 
 UnreachableLimits = list[tuple[Limit, float, str]]
-"""Limits that no idle worker keeps, with the seconds that the fastest type needs and that type's name."""
+"""Limits that no idle worker keeps, each with the seconds that the fastest type needs and that type's
+name.
+"""
 
 
 def find_idle_misses(problem: Problem) -> IdleMisses | None:
-    """The limit that idle workers miss in the most scenarios. None if they miss limits in no more of the
-    search's scenarios than a fleet may miss, and for tasks without `safety`.
+    """The limit that idle workers miss in most scenarios. None if they miss limits in no more of the search's
+    scenarios than a fleet may miss, and for tasks without `safety`.
     """
     if problem.task.safety is None or problem.searched is None:
         return None
@@ -40,8 +42,8 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
         limits=tuple(replace(limit, limit_s=limit.limit_s * LIKELY_FRAC) for limit in problem.slo.limits),
     )
     in_trace = judge_traffic(problem, problem.trace)
-    # z: by how many standard deviations prefill and decode steps are slower (scenarios.py). One check with
-    # the slowest of all scenarios spares one for each where nothing comes near a limit.
+    # A scenario's z has the errors of its step times, of prefills and decodes (scenarios.py). If even the
+    # slowest steps of all scenarios come near no limit, the scenarios need not be checked one by one.
     slowest_z = max(scenario.z[0] for scenario in scenarios), max(scenario.z[1] for scenario in scenarios)
     if not _unreachable_limits(problem, tight_slo, slowest_z, in_trace):
         return None
@@ -63,8 +65,8 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
             by_limit.setdefault(limit, []).append((least_s, fastest))
     limit, needed = max(by_limit.items(), key=lambda row: len(row[1]))
     needed.sort(reverse=True)
-    # With a limit of `enough_s` idle workers would miss in no more scenarios than allowed: the longest times
-    # are given up. If this limit alone is missed in no more than that, `enough_s` keeps all scenarios.
+    # With a limit of `enough_s` idle workers would miss it in as many scenarios as allowed, those with the
+    # longest times. If they already miss this limit in no more than that, `enough_s` is for all scenarios.
     enough_s, fastest = needed[allowed if len(needed) > allowed else 0]
     return IdleMisses(
         limit=limit,
@@ -77,7 +79,7 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
 
 
 def judge_traffic(problem: Problem, trace: Trace) -> Judged:
-    """The requests of this traffic that the SLO counts, with shared prefixes where caches are used."""
+    """The requests of this traffic that the SLO judges, with their shared prefixes if caches are used."""
     hits = None if problem.hits is None else PrefixHits.of(trace)
     return judged(problem.slo, trace, None if hits is None else hits.shared_tokens)
 
@@ -92,7 +94,7 @@ def _unreachable_limits(
 
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:
-    """The idle misses as an error that says what would help."""
+    """The error for idle misses, which says what would help."""
     limit, share = idle.limit, int(100 * (1 - idle.missed / idle.futures)) / 100
     lower = f", or safety: {{kept_in: {share:g}}}" if share > 0 else ""
     return InfeasibleError(

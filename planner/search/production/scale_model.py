@@ -1,14 +1,15 @@
 """A scale model of a large problem: 1 in `downscale` requests, served by 1 in `downscale` workers.
 
 Production simulates every fleet in dozens of scenarios, and its search may simulate a limited number of
-requests (cheapest_kept.py: 8 million), so it would see few fleets of a problem with hundreds of thousands.
-Behind a balancing router a pool of hundreds of workers behaves much like one of dozens with as much work for
-each worker. The smaller pool waits a little longer, because its load varies more. So a fleet that keeps the
-SLO in the model mostly keeps it at full size too, with a few workers to spare. Every fleet from the model is
-still tested at full size, in scenarios that no search has seen (scenario_test.py).
+requests (cheapest_kept.py: 8 million). With hundreds of thousands of requests per scenario that is enough for
+a few fleets only. Behind a balancing router a pool of hundreds of workers behaves much like one of dozens
+with as much work for each worker; in the smaller pool requests wait a little longer, because its load varies
+more. So a fleet that keeps the SLO in the model usually keeps it at full size, with a few workers to spare.
+Every fleet from the model is still tested at full size, in scenarios that no search has seen
+(scenario_test.py).
 
-No model is built where requests share prefixes or adapters, because a sample of them finds less in the
-caches, nor where the SLO must be kept on several draws of the traffic, which are traces of their own.
+No model is built if requests share prefixes or adapters, because a sample of them finds less in the caches,
+nor if the SLO must be kept on several draws of the traffic, each of which is a different trace.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.scenarios import one_of
 from planner.search.problem.plan_problem import Problem, with_scenarios
 
-# A problem with at most this many requests is searched itself: 8 million requests are then 40 simulations.
+# A problem with at most this many requests needs no model: 8 million requests are then 40 simulations.
 FULL_REQUESTS = 200_000
-# A model has at least this many requests, so that its percentiles of rare waits stand on many requests.
+# A model has at least this many requests, so that percentiles of rare waits are over many of them.
 LEAST_MODEL_REQUESTS = 50_000
 # Each pool of the fleet on paper has at least this many workers in the model: a smaller pool waits longer.
 LEAST_MODEL_WORKERS = 16
@@ -32,7 +33,9 @@ MODEL_SEED = 0
 
 
 def build_scale_model(problem: Problem, paper: Counts) -> Problem:
-    """The model of a problem with this cheapest fleet on paper; a small problem is its own model."""
+    """The model of a problem whose cheapest fleet on paper is `paper`; the problem itself if it needs
+    no model.
+    """
     downscale = min(
         len(problem.trace) // LEAST_MODEL_REQUESTS, *(count // LEAST_MODEL_WORKERS for _, count in paper)
     )
@@ -40,7 +43,8 @@ def build_scale_model(problem: Problem, paper: Counts) -> Problem:
     if downscale < 2 or len(problem.trace) <= FULL_REQUESTS or has_shared_work or problem.draws:
         return problem
     assert problem.searched is not None and problem.tested is not None
-    # Only what is simulated shrinks: `problem.trace` stays, because answers and reports tell of the whole.
+    # Only the simulated traffic shrinks: `problem.trace` stays, because answers and reports are about the
+    # whole.
     return replace(
         problem,
         oracle=replace(
@@ -57,8 +61,8 @@ def restore_full_size(problem: Problem, modelled: Problem) -> Problem:
     """The problem at full size in the scenarios of its model, in the same order."""
     if modelled.oracle.downscale == problem.oracle.downscale:
         return modelled
-    set_by_kind = {each.kind: each for each in (problem.searched, problem.tested) if each is not None}
-    scenarios = [set_by_kind[each.source.kind][each.number] for each in modelled.oracle.scenarios]
-    # The search that runs next keeps the time limit that the model's search was given.
-    whole = replace(problem, oracle=replace(problem.oracle, until=modelled.oracle.until))
-    return with_scenarios(whole, scenarios, modelled.oracle.may_miss)
+    full_by_kind = {each.kind: each for each in (problem.searched, problem.tested) if each is not None}
+    scenarios = [full_by_kind[each.source.kind][each.number] for each in modelled.oracle.scenarios]
+    # The next search has the deadline of the model's search.
+    full_size = replace(problem, oracle=replace(problem.oracle, until=modelled.oracle.until))
+    return with_scenarios(full_size, scenarios, modelled.oracle.may_miss)

@@ -1,8 +1,8 @@
 """The test of a fleet in scenarios that no search has seen.
 
-The fleet is simulated in one scenario after the other until Wald's test (solvers/repeats.py) decides whether
+The fleet is simulated in one scenario after another until Wald's test (solvers/repeats.py) decides whether
 the share of scenarios that it keeps is more than TEST_BELOW_FRAC below the required share. A fleet that is
-picked out of several because it passes is tested twice (`decide_picked`).
+chosen among several because it passes is tested twice (`decide_picked`).
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.repeats import decision
 
-# Wald's test decides between two shares of kept scenarios: the lower lies this far below the required share.
+# Wald's test decides between two shares of kept scenarios. The lower one lies this far below the required
+# share,
 TEST_BELOW_FRAC = 0.05
-# The upper share of the test lies this part of the way from the required share to 1.
+# and the upper one this part of the way from the required share to 1.
 TEST_ABOVE_FRAC = 0.5
-# A test may simulate this many requests in all, in at least and at most so many scenarios.
+# A test simulates at most about TEST_REQUESTS, in at least and at most so many scenarios. 27 kept
+# ones decide for a required share of 90 %.
 TEST_REQUESTS = 6_000_000
 LEAST_TEST_SCENARIOS = 28
 MOST_TEST_SCENARIOS = 200
-# The second test of a picked fleet begins so many scenarios later: no first test of a plan gets that far.
+# The second test of a chosen fleet begins so many scenarios later, where no first test of a plan arrives.
 PICKED_LATER = 1_000
-# Between two looks at the clock a test simulates a batch of scenarios: about AT_ONCE_REQUESTS requests, in at
-# least and at most so many scenarios.
+# A test simulates its scenarios in batches, and checks its time between them: about AT_ONCE_REQUESTS
+# requests, in at least and at most so many scenarios.
 AT_ONCE_REQUESTS = 1_000_000
 LEAST_AT_ONCE = 4
 MOST_AT_ONCE = 32
-# The fleets on paper and with a loss are simulated with about SIDE_REQUESTS requests, in at least and at most
-# so many scenarios: they are only shown beside the plan.
+# The fleets on paper and with a loss are only shown beside the plan, so they are simulated with fewer
+# requests.
 SIDE_REQUESTS = 200_000
 LEAST_SIDE_SCENARIOS = 10
 MOST_SIDE_SCENARIOS = 32
@@ -48,7 +50,9 @@ MOST_SIDE_SCENARIOS = 32
 
 @dataclass(slots=True, eq=False)
 class ScenarioTest:
-    """A test of fleets in scenarios that no search has seen, those with the number `first` and above."""
+    """A test of fleets in `scenarios` that no search has seen, from the number `first` on. With
+    `is_after_loss` the oracle removes a worker, and results are marked so.
+    """
 
     oracle: Oracle
     scenarios: Scenarios
@@ -65,8 +69,8 @@ class ScenarioTest:
         )
 
     def decide(self, counts: Counts) -> KeptIn:
-        """Simulate the fleet in one scenario after the other until the test decides, cannot be passed any
-        more, or has used up its scenarios or the time.
+        """Simulate the fleet in one scenario after another until the test decides, the fleet cannot pass it
+        any more, or the scenarios or the time are used up.
         """
         return self.decide_and_split(counts)[0]
 
@@ -76,7 +80,8 @@ class ScenarioTest:
             np.clip(TEST_REQUESTS // len(self.oracle.trace), LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS)
         )
         missed, kept = list[Scenario](), list[Scenario]()
-        # So few scenarios may leave the test open even if all are kept; then no fleet is hopeless.
+        # If there are so few scenarios that keeping all of them leaves the test open, no fleet counts as
+        # hopeless.
         may_pass = self._kept_in(most_scenarios, most_scenarios).decision == "holds"
         at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
 
@@ -86,26 +91,27 @@ class ScenarioTest:
             return number >= most_scenarios or self._kept_in(kept, number).decision != "open" or is_hopeless
 
         while not is_over(len(kept), number := len(missed) + len(kept)) and not self.out_of_time():
-            # `sure_count` scenarios are needed whatever the first of them say, so all are simulated at once.
-            sure_count = 1
+            # A batch is as large as possible without a scenario that turns out to be unnecessary: the test
+            # must go on if all of the batch before are missed, and also if all are kept.
+            batch_size = 1
             while (
-                sure_count < at_once
-                and not is_over(len(kept), number + sure_count)
-                and not is_over(len(kept) + sure_count, number + sure_count)
+                batch_size < at_once
+                and not is_over(len(kept), number + batch_size)
+                and not is_over(len(kept) + batch_size, number + batch_size)
             ):
-                sure_count += 1
-            some = range(number, number + sure_count)
-            for k, is_kept in zip(some, self._are_kept(counts, some), strict=True):
+                batch_size += 1
+            batch = range(number, number + batch_size)
+            for k, is_kept in zip(batch, self._are_kept(counts, batch), strict=True):
                 (kept if is_kept else missed).append(self.scenarios[self.first + k])
         return self._kept_in(len(kept), len(missed) + len(kept)), missed, kept
 
     def decide_picked(self, counts: Counts) -> tuple[ScenarioTest, KeptIn]:
-        """The result for a fleet that is taken if it passes where other fleets were tested too, and the test
-        that gave it.
+        """The result for a fleet that is chosen if it passes, after other fleets were tested in the same
+        scenarios; and the test that it is from.
 
-        Of several fleets that are tested in the same scenarios one that keeps too few of all scenarios may
-        pass by luck, and the cheapest that passes is the likeliest to have had it (the winner's curse). So a
-        fleet that passes is tested once more in other scenarios, and that second result counts.
+        A fleet that keeps too few scenarios may pass a test by chance, and the cheapest of several that pass
+        is the likeliest to have done so (the winner's curse). So a fleet that passes is tested once more in
+        other scenarios, and the second result counts.
         """
         kept_in = self.decide(counts)
         if not is_test_passed(kept_in, self.safety):
@@ -114,7 +120,7 @@ class ScenarioTest:
         return second, second.decide(counts)
 
     def after_a_loss(self) -> ScenarioTest:
-        """The same test of what is left of a fleet after the loss of any one worker."""
+        """The same test, in which a fleet must keep the SLO after the loss of any one worker."""
         return replace(self, oracle=replace(self.oracle, spare_workers=1), is_after_loss=True)
 
     def with_policies(self, policies: Policies) -> ScenarioTest:
@@ -126,18 +132,19 @@ class ScenarioTest:
     def count_kept(self, counts: Counts, number: int, *, enough: int | None = None) -> KeptIn:
         """Count in how many of the first `number` scenarios the fleet keeps the SLO.
 
-        The count stops early where the time is over, and as soon as it is certain whether `enough` of all are
+        The count stops early if the time is over, and as soon as it is certain whether `enough` of them are
         kept.
         """
         kept_count = simulated = 0
-        # One batch is simulated even if the time is over, so that there is a share to tell.
+        # One batch is simulated even if the time is over, so that there is a share to report.
         while simulated < number and not (simulated and self.out_of_time()):
             if enough is not None and not kept_count < enough <= kept_count + number - simulated:
                 break
-            # Fewer than `enough - kept_count` scenarios cannot decide, so those are simulated anyway.
+            # The count cannot reach `enough` before `enough - kept_count` further scenarios, so a batch of
+            # them has no unnecessary one.
             at_once = LEAST_AT_ONCE if enough is None else min(LEAST_AT_ONCE, enough - kept_count)
-            some = range(simulated, min(simulated + at_once, number))
-            kept_count, simulated = kept_count + sum(self._are_kept(counts, some)), some.stop
+            batch = range(simulated, min(simulated + at_once, number))
+            kept_count, simulated = kept_count + sum(self._are_kept(counts, batch)), batch.stop
         return self._kept_in(kept_count, simulated)
 
     def _are_kept(self, counts: Counts, numbers: Sequence[int]) -> list[bool]:
@@ -149,21 +156,23 @@ class ScenarioTest:
         return run_each(is_kept, numbers)
 
     def _kept_in(self, kept: int, number: int) -> KeptIn:
-        """The fact that so many of so many scenarios are kept, with what Wald's test says of them."""
+        """The fact that `kept` of `number` scenarios are kept, with the decision of Wald's test."""
         share = self.safety.kept_in_frac
         few, most = share - TEST_BELOW_FRAC, share + TEST_ABOVE_FRAC * (1 - share)
         return KeptIn(kept, number, few, most, decision(kept, number, few, most), self.is_after_loss)
 
 
 def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
-    """Whether the test decided for the fleet, and the share that it kept is the required one."""
+    """Whether the test decided for the fleet, and the fleet kept at least the required share."""
     return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - ROUNDING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetTrial:
-    """A fleet for production with the result of its test, the problem in the scenarios of its last search,
-    the scale model that was searched where the problem is large, and what is known of cheaper fleets.
+    """A fleet for production with the result of its test.
+
+    `problem` is in the scenarios of the last search. `model` is the scale model that was searched instead if
+    the problem is large (scale_model.py). `cheaper` says what is known of cheaper fleets.
     """
 
     best: Counts
@@ -175,14 +184,15 @@ class FleetTrial:
 
     @property
     def searched_problem(self) -> Problem:
+        """The problem that was searched: the scale model, if there is one."""
         return self.problem if self.model is None else self.model
 
     def kept_with_policies(self, policies: Policies, fleet: Fleet) -> tuple[KeptIn, bool]:
         """In how many scenarios the fleet is kept with these policies, and whether that is enough.
 
-        The fleet must pass the same test. Where it does worse in the test than the plan itself, it must also
-        keep the SLO in as many of the search's scenarios as a search with these policies requires. The
-        returned count is that of the first check that fails.
+        The fleet must pass the same test. If it keeps a smaller share there than the plan, it must also keep
+        the SLO in as many of the search's scenarios as a search requires. The returned count is that of the
+        first check that fails.
         """
         test, scenarios = self.test.with_policies(policies), self.searched_problem.searched
         counts = test.oracle.counts(fleet)

@@ -1,6 +1,6 @@
-"""The answer for several LLMs on one stock: a plan for each, and what holds for all of them together.
+"""`SharedPlan`, the answer for several LLMs on one stock: a plan for each LLM, and the totals of all.
 
-`planner/search/several/several_llms.py` makes it, and the reports read it.
+`planner/search/several/several_llms.py` builds it, and the reports read it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class LimitUse:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTotal:
-    """One of the three answers for all LLMs: the sum of their fleets' objectives, and the bill on nodes that
-    they share. Values are None where some LLM has no such fleet in the limits; `lacks` names these LLMs.
+    """One of the three answers (three_answers.py) for all LLMs: the sum of their fleets' objectives, and the
+    bill on nodes that they share. Both are None if some LLM has no such fleet within the limits; `lacks`
+    names these LLMs.
     """
 
     name: AnswerName
@@ -47,10 +48,10 @@ class SharedPlan:
     three answers for all LLMs, empty where not every LLM requires safety. `in_production` says how production
     was chosen, and which LLM gives way to others; `binding`, levels and bounds are about the fleets on paper.
 
-    No fleets with one worker type per pool are worth less than `level0_bound`: by the search where it
-    `is_exhausted`, by simulation of all such fleets where it `is_exact`. `level0` is the best such value
-    found, None where it was not looked for because fleets of several types are worth less. No fleets at all
-    are worth less than `bound`.
+    No fleets with one worker type per pool have a value below `level0_bound`. If the search `is_exhausted`,
+    that follows from its rules; if it `is_exact`, from simulating all such fleets. `level0` is the least such
+    value found, None if it was not computed because fleets of several types have a lower value. No fleets at
+    all have a value below `bound`.
     """
 
     plans: Mapping[str, Plan]
@@ -86,7 +87,7 @@ class SharedPlan:
 
     @property
     def status(self) -> Status:
-        """The weakest status among the plans; "on paper" where no LLM requires safety."""
+        """The weakest status among the plans; "on paper" if no LLM requires safety."""
         statuses = {plan.status for plan in self.plans.values()}
         if "not for production" in statuses:
             return "not for production"

@@ -1,14 +1,14 @@
-"""Access logs as text: nginx's and Apache's combined format and Envoy's default. Token counts stand in
-further fields.
+"""Reads access logs as text: nginx's and Apache's combined format, and Envoy's default format. Token counts
+are in further fields, which the log's format must add:
 
     log_format tokens '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
         '"$http_referer" "$http_user_agent" rt=$request_time in=$upstream_http_x_prompt_tokens '
         'out=$upstream_http_x_completion_tokens';
 
 A field `name=value` is a column of that name. Any other field is a column named by its number, counted as awk
-does, but with what stands in quotes or brackets as one field: `--map input=10,output=11,duration=12:s`. nginx
-writes a line when the answer has ended (nginx.org, ngx_http_log_module), Envoy's START_TIME is the beginning
-(envoyproxy.io, "Access logging").
+does, except that a text in quotes or brackets is one field: `--map input=10,output=11,duration=12:s`. The
+time in a line of nginx is the end of the answer (nginx.org, ngx_http_log_module), Envoy's START_TIME the
+arrival of the request (envoyproxy.io, "Access logging").
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from planner.traffic.logs.log_columns_map import Columns, guess_columns
 
 # Groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
-# The beginning of a line: address to status and bytes; further fields may follow.
+# The beginning of a line, from the address to the status and the bytes; further fields may follow.
 COMBINED = re.compile(
     rb'\S+ \S+ .{0,200}?\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" \d{3} (?:\d+|-)'
 )
 ENVOY = re.compile(rb'\[\d{4}-\d\d-\d\dT[\d:.]+Z\] "(?:[^"\\]|\\.)*" \d{1,3} \S+ ')
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.*)")
-# Names of the first fields of a line, by kind.
+# The names of the first fields of a line, by format.
 _NAMES = {
     "combined": ("remote_addr", "ident", "remote_user", "time_local", "request", "status", "body_bytes_sent"),
     "envoy": (
@@ -54,11 +54,11 @@ _FULL_NAMES = {
     "prompt": "prompt_tokens",
     "completion": "completion_tokens",
 }
-MOST_CHARACTERS = 2000  # Most characters of a field; the rest of a long path is cut off.
+MOST_CHARACTERS = 2000  # A field, such as a long path, is cut after so many characters.
 
 
 def kind_of(lines: Iterable[bytes]) -> str:
-    """ "combined" or "envoy"; "" unless most lines of a sample are of one of these formats."""
+    """The format of most lines of a sample, "combined" or "envoy"; "" if most are of neither."""
     lines_with_text = [line for line in lines if line.strip()]
     for name, pattern in (("combined", COMBINED), ("envoy", ENVOY)):
         matches = sum(bool(pattern.match(line)) for line in lines_with_text)
@@ -70,7 +70,9 @@ def kind_of(lines: Iterable[bytes]) -> str:
 def access_rows(
     kind: str, lines: Iterable[tuple[int, bytes]], path: Path
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line's number, and its fields by name or number; a dash is None. A blank line has no fields."""
+    """The number of each line, and its fields by name or number; the value "-" is None. A blank line has no
+    fields.
+    """
     pattern = COMBINED if kind == "combined" else ENVOY
     names = _NAMES[kind]
     for number, raw in lines:
@@ -90,9 +92,8 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for field_number, match in enumerate(_FIELD.finditer(line), start=1):
         quoted, bracketed, key, key_value, plain = match.groups()
-        value = next((part for part in (quoted, bracketed, key_value, plain) if part is not None), "")[
-            :MOST_CHARACTERS
-        ]
+        texts = [text for text in (quoted, bracketed, key_value, plain) if text is not None]
+        value = texts[0][:MOST_CHARACTERS] if texts else ""
         if key is None and plain is not None and (named := _NAMED.fullmatch(plain)):
             key, value = named[1], named[2]
         if key:
@@ -100,16 +101,16 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
         else:
             name = names[field_number - 1] if field_number <= len(names) else str(field_number)
         row[name] = None if value in ("-", "") else value
-    if request := row.get("request"):  # "POST /v1/chat/completions HTTP/1.1"
+    if request := row.get("request"):  # such as "POST /v1/chat/completions HTTP/1.1"
         words = str(request).split()
-        # A request of one word is a path.
+        # A request of one word is a path without a method.
         row["path"] = words[1] if len(words) > 1 else request
     return row
 
 
 def columns_of(kind: str, sample: pd.DataFrame, where: str) -> Columns:
-    """The role of each field, guessed from its name. The status and the path stand where the format has them.
-    Addresses and users of the log are no tenants.
+    """The role of each field, guessed from its name, except for the status and the path, which the format
+    defines. Addresses and users in an access log do not count as tenants.
     """
     column_map = guess_columns(sample, where)
     status = "status" if kind == "combined" else "response_code"

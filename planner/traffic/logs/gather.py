@@ -1,5 +1,6 @@
-"""Puts the rows of a log together to a trace. Rows that are no requests to plan for are counted and left out.
-log_reading.py feeds the rows, in blocks.
+"""Makes a trace of the rows of a log. Rows that are not requests to plan for are left out and counted.
+
+log_reading.py reads the rows, in blocks.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _SECRET_WORDS = ("api_key", "apikey", "authorization", "token", "key")
 
 @dataclass(slots=True)
 class Gatherer:
-    """Takes blocks of rows of one or several files with `add`, and makes one trace of them with `trace`.
+    """Collects blocks of rows of one or several files with `add`, and makes one trace of them with `trace`.
 
-    With a `salt` tenants are hashed. Where blocks have a column SERIAL (span_waits.py), `serials` says after
-    `trace` which row each request was.
+    With a `salt` tenants are hashed. If blocks have a column SERIAL (span_waits.py), `serials` has its values
+    for the requests of the trace, once `trace` was called.
     """
 
     columns: Columns
@@ -48,17 +49,17 @@ class Gatherer:
     doubts: list[str] = field(default_factory=list)
     clock: LogClock = field(init=False)
     serials: IntArray = field(default_factory=no_ids)
-    # What the requests so far have, block by block: arrivals, input and output tokens.
+    # The requests so far, block by block: arrivals, input and output tokens.
     _at_ns: list[IntArray] = field(default_factory=list)
     _requests: int = 0
     _tokens: tuple[list[IntArray], list[IntArray]] = field(default_factory=lambda: ([], []))
     # By role (tenant, model, adapter): the index of each request's name, and the names with their indices.
     _codes: dict[str, list[npt.NDArray[np.int32]]] = field(default_factory=dict)
     _names: dict[str, dict[str, int]] = field(default_factory=dict)
-    # Hashes of the ids of rows with tokens and of rows without; and how many rows had no id.
+    # Hashes of the request ids of rows with tokens, and of rows without; and how many rows had no id.
     _ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    _lost_ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
-    _nameless: int = 0
+    _ids_without_tokens: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    _without_id: int = 0
     _serials: list[IntArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -69,17 +70,17 @@ class Gatherer:
                 self._codes[name], self._names[name] = [], {}
 
     def add(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> None:
-        """Take rows that stand at `line` (n,) of their file. `where` begins messages: the file, and what its
-        numbers count, such as "log.csv, line".
+        """Add rows, which are at `line` (n,) of their file. `where` begins error messages: the file, and what
+        the numbers count, such as "log.csv, line".
         """
         column_names = self.columns.by_role()
-        # Only a row without a time may be blank.
+        # A row with a time is not blank. Only for the others all columns are checked.
         blank = is_missing(table[self.clock.name])
         if blank.any():
             blank = np.logical_and.reduce([is_missing(table[name]) for name in set(column_names.values())])
         keep = ~blank
         self.dropped[BLANK] += int(blank.sum())
-        # A row counts for the first reason that applies.
+        # A row is counted under the first reason that applies.
         for mask, reason in self._without_load(table, line, where):
             self.dropped[reason] += int((mask & keep).sum())
             keep &= ~mask
@@ -88,7 +89,7 @@ class Gatherer:
         self.dropped[formats.NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
         served = (inputs > 0) & (outputs > 0)
         if self.columns.request_id:
-            for ids, rows in ((self._ids, keep & served), (self._lost_ids, keep & ~served)):
+            for ids, rows in ((self._ids, keep & served), (self._ids_without_tokens, keep & ~served)):
                 ids.append(self._hashes(table[self.columns.request_id][rows]))
         keep &= served
         if not keep.any():
@@ -112,14 +113,16 @@ class Gatherer:
     def _without_load(
         self, table: dict[str, pd.Series[Any]], line: IntArray, where: str
     ) -> list[tuple[npt.NDArray[np.bool_], str]]:
-        """Masks of rows that are no requests for text, or that failed, each with the reason."""
+        """Masks (n,) of rows to leave out, each with its reason: they are not requests for text, were
+        answered from a cache, or failed.
+        """
         masks = []
         if self.columns.kind:
             codes, values = pd.factorize(table[self.columns.kind].astype(object).fillna(""))
             kinds = np.array([other_kind(value) for value in values], dtype=object)[codes]
             masks = [(kinds == kind, str(kind)) for kind in sorted(set(kinds.tolist()) - {""})]
         if self.columns.cache_hit:
-            # As gateways write a hit.
+            # These are the values by which gateways mark a hit.
             hit = table[self.columns.cache_hit].astype(str).str.strip().str.lower().isin(["true", "1", "hit"])
             masks.append((hit.to_numpy(dtype=bool), FROM_CACHE))
         if self.columns.status:
@@ -143,8 +146,8 @@ class Gatherer:
         keep: npt.NDArray[np.bool_],
         where: str,
     ) -> IntArray:
-        """Tokens (n,), 0 where a row has no value or is not kept. Refuses a value that is no count of tokens
-        in a row that is kept.
+        """The tokens (n,) in the column of a role; 0 for rows without a value, and for those not kept. Raises
+        TraceError if a kept row has a value that is not a count of tokens.
         """
         name = getattr(self.columns, role)
         counts = as_numbers(table[name])
@@ -160,7 +163,9 @@ class Gatherer:
         return np.where(keep, counts, 0.0).astype(np.int64)
 
     def _arrivals(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> IntArray:
-        """The arrivals (n,) in ns; where a log has only ends, these less the durations."""
+        """The arrivals (n,) in ns. If the log has only the ends of requests, their durations are
+        subtracted.
+        """
         at_ns = self.clock.times_ns(line, table[self.clock.name], where)
         if self.columns.arrival:
             return at_ns
@@ -175,33 +180,34 @@ class Gatherer:
         return at_ns - spans_ns(line, table[name], unit, where, name)
 
     def _name(self, role: str, column: pd.Series[Any]) -> None:
-        """Take the names of a column as indices into `_names`; "" stands for a missing one."""
+        """Add the names of a column as indices into `_names`; a missing name is ""."""
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
         number_of = self._names[role]
         index_of = np.array(
-            # Without rows there is still one index.
+            # An array of indices must not be empty, even if there are no rows.
             [number_of.setdefault(str(value), len(number_of)) for value in values] or [0],
             dtype=np.int32,
         )
         self._codes[role].append(index_of[codes])
 
     def _hashes(self, column: pd.Series[Any]) -> npt.NDArray[np.uint64]:
-        """Hashes of request ids, 64 bits each; a row without an id counts as a request of its own."""
+        """Hashes of request ids, 64 bits each. A row without an id is a request by itself, with a number that
+        no other row has.
+        """
         missing = is_missing(column)
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
-        # An id of their own: small numbers, which hashes of texts hardly ever are.
         if missing.any():
-            self._nameless += len(missing)
-            hashed[missing] = np.arange(self._nameless - len(missing), self._nameless, dtype=np.uint64)[
-                missing
-            ]
+            # Small numbers, since hashes of texts are hardly ever small.
+            first = self._without_id
+            self._without_id += len(missing)
+            hashed[missing] = np.arange(first, self._without_id, dtype=np.uint64)[missing]
         return hashed
 
     def trace(self, name: str) -> Trace:
-        """What was gathered, in order of arrival. The lists are emptied on the way."""
+        """The trace of all rows that were added, in order of arrival. The rows are freed on the way."""
         self._find_halves()
-        left = sum(map(len, self._at_ns))
-        warnings = (*self._warnings(name, left), *self.doubts)
+        request_count = sum(map(len, self._at_ns))
+        warnings = (*self._warnings(name, request_count), *self.doubts)
         at_ns = join_arrays(self._at_ns)
         inputs, outputs = (join_arrays(parts) for parts in self._tokens)
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
@@ -214,7 +220,7 @@ class Gatherer:
         arrival_s = (at_ns - at_ns[0]) / 1e9
         if arrival_s[-1] > formats.MAX_SPAN_S:
             raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
-        # Spread later: trace.spread_stamps.
+        # trace.spread_stamps later spreads equal time stamps over this step.
         coarse_s = _tick_s(at_ns) or formats.clock_quantum_s(arrival_s) or 0.0
         warnings += doubts.of_gaps(name, arrival_s)
         del at_ns  # Long traces: free 8 bytes a request.
@@ -242,21 +248,22 @@ class Gatherer:
         )
 
     def _find_halves(self) -> None:
-        """Count rows without tokens as HALVES if their request has another row with them: they are no
-        failures.
+        """Count rows without tokens as HALVES, and not as failures, if another row of the same request has
+        tokens.
         """
-        if any(map(len, self._lost_ids)) and any(map(len, self._ids)):
-            halves = int(np.isin(np.concatenate(self._lost_ids), np.concatenate(self._ids)).sum())
+        if any(map(len, self._ids_without_tokens)) and any(map(len, self._ids)):
+            without_tokens = np.concatenate(self._ids_without_tokens)
+            halves = int(np.isin(without_tokens, np.concatenate(self._ids)).sum())
             self.dropped[HALVES] += halves
-            # They were counted as rows without tokens before.
+            # So far these rows are counted as rows without tokens.
             for reason in (formats.NO_OUTPUT, formats.NO_INPUT):
-                taken = min(halves, self.dropped[reason])
-                self.dropped[reason] -= taken
-                halves -= taken
-        self._lost_ids.clear()
+                moved = min(halves, self.dropped[reason])
+                self.dropped[reason] -= moved
+                halves -= moved
+        self._ids_without_tokens.clear()
 
     def _first_rows(self, order: IntArray) -> IntArray:
-        """The first row of each request; further rows of a request are counted and left out."""
+        """`order` with only the first row of each request; further rows are counted as HALVES."""
         ids = np.concatenate(self._ids)
         self._ids.clear()
         _, first = np.unique(ids[order], return_index=True)
@@ -265,27 +272,29 @@ class Gatherer:
             return order[np.sort(first)]
         return order
 
-    def _warnings(self, name: str, left: int) -> tuple[str, ...]:
-        """A warning of the share of failed requests. Raises TraceError if it is too large or nothing is
-        left.
+    def _warnings(self, name: str, request_count: int) -> tuple[str, ...]:
+        """A warning about the share of failed requests beside the `request_count` that remain. Raises
+        TraceError if the share is too large, or no request remains.
         """
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{rows} {reason}" for reason, rows in left_out.items())
-        if not left:
+        if not request_count:
             raise TraceError(f"{name}: no request is left; found {reasons or 'no row'}")
-        lost = {reason: left_out.get(reason, 0) for reason in (FAILED, formats.NO_INPUT, formats.NO_OUTPUT)}
-        share = sum(lost.values()) / (left + sum(lost.values()))
-        lost_reasons = ", ".join(f"{rows} {reason}" for reason, rows in lost.items() if rows)
-        lost_text = f"{sum(lost.values())} of {left + sum(lost.values())} requests ({share:.1%})"
+        failed = {reason: left_out.get(reason, 0) for reason in (FAILED, formats.NO_INPUT, formats.NO_OUTPUT)}
+        failed_count = sum(failed.values())
+        share = failed_count / (request_count + failed_count)
+        failed_reasons = ", ".join(f"{rows} {reason}" for reason, rows in failed.items() if rows)
+        failed_text = f"{failed_count} of {request_count + failed_count} requests ({share:.1%})"
         if share > formats.MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
-                f"{name}: {lost_text} cannot be served as they stand: {lost_reasons}. Mend the file, or go "
-                "on without them with --drop-invalid"
+                f"{name}: {failed_text} cannot be served as they stand: {failed_reasons}. Mend the file, or "
+                "go on without them with --drop-invalid"
             )
         if share <= formats.REPORTED_DROPPED_FRAC:
             return ()
         return (
-            f"{name}: {lost_text} are left out, what follows is of the other {left} alone: {lost_reasons}",
+            f"{name}: {failed_text} are left out, what follows is of the other {request_count} alone: "
+            f"{failed_reasons}",
         )
 
     def _indices_and_names(self, role: str, codes: npt.NDArray[np.int32]) -> tuple[IntArray, tuple[str, ...]]:
@@ -295,8 +304,8 @@ class Gatherer:
         return indices.reshape(-1).astype(np.int64), tuple(names[k] for k in used.tolist())
 
     def _hash_tenants(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The tenants, hashed with the salt so that only its owner can tell who they are. Keys of an API are
-        hashed without a salt too.
+        """The names of the tenants, hashed with the salt so that only its owner can identify them. Without a
+        salt only keys of an API are hashed.
         """
         salt = self.salt
         if salt is None:
@@ -311,7 +320,9 @@ class Gatherer:
 
 
 def _tick_s(at_ns: IntArray) -> float:
-    """The step of a clock that writes whole seconds or minutes, and more than one request to some; else 0."""
+    """The step [s] of a clock that writes whole seconds or whole minutes, if some requests have equal stamps;
+    else 0.
+    """
     if len(at_ns) < doubts.FEWEST_JUDGED or not (np.diff(at_ns) == 0).any():
         return 0.0
     for tick_s in (60, 1):
@@ -321,8 +332,8 @@ def _tick_s(at_ns: IntArray) -> float:
 
 
 def _adapters(codes: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-    """The adapter (n,) of each row, -1 for the LLM alone, and the names; both empty where no row
-    names one.
+    """The adapter (n,) of each row, -1 for the LLM without one, and the adapters' names; both empty if no row
+    names an adapter.
     """
     used = tuple(name for name in names if name)
     if not used:

@@ -1,4 +1,4 @@
-"""Tables that known programs write: recognised by their columns, whose meaning is written here.
+"""Tables that known programs write. They are recognised by their columns, whose meaning is defined here.
 
 LiteLLM: table LiteLLM_SpendLogs of schema.prisma (BerriAI/litellm, commit 029f645). Langfuse: observations as
 its pages, its API and its blob storage export them (langfuse.com, "Blob storage export field reference"; keys
@@ -15,16 +15,18 @@ from typing import Any
 
 from planner.traffic.logs.log_columns_map import Columns
 
-# Names of columns that `prepare` makes; no program uses these words.
+# Names of the columns that `_langfuse_usage` makes; no program has columns of these names.
 _INPUT, _OUTPUT = "input tokens of usage", "output tokens of usage"
 _USAGE = ("usageDetails", "usage_details", "usage")  # The first of these columns that a row has.
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTable:
-    """A table of a program. It is recognised by all columns of any one of `marks`. `likely` are the names
-    that the column of a role may have, the first choice first. `prepare` adds columns to a row that are not
-    in the file.
+    """A table of a program.
+
+    It is recognised by one of `marks`, each a set of columns that a file must have. `likely` has for each
+    role the names that its column may have, the preferred one first. `prepare` adds columns to a row that the
+    file does not have.
     """
 
     name: str
@@ -32,8 +34,8 @@ class ProgramTable:
     likely: Mapping[str, tuple[str, ...]]
     units: Mapping[str, str]
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    made: tuple[str, ...] = ()  # Columns that `prepare` makes.
-    reads: tuple[str, ...] = ()  # Columns that `prepare` needs.
+    made: tuple[str, ...] = ()  # the columns that `prepare` makes
+    reads: tuple[str, ...] = ()  # the columns that `prepare` needs
 
     def columns(self, names: Collection[str]) -> Columns | None:
         """The roles of a table's columns; None for another table."""
@@ -53,27 +55,27 @@ class ProgramTable:
 
 
 def _langfuse_usage(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its input and output tokens added, summed over the kinds of tokens in its usage object.
-    Older rows have promptTokens and completionTokens instead.
+    """The row with two more columns, its input and output tokens, each summed over the kinds of tokens in its
+    usage object. Rows of older versions have columns such as promptTokens instead of that object.
     """
     usage: Any = next((row[name] for name in _USAGE if row.get(name)), None)
     if isinstance(usage, str):
         try:
             usage = json.loads(usage)
         except ValueError:
-            usage = None  # Cut off, or no JSON: the older columns count.
+            usage = None  # The text is cut off or not JSON, so the older columns are used.
     older = {
         "input": row.get("inputUsage", row.get("promptTokens", row.get("prompt_tokens"))),
         "output": row.get("outputUsage", row.get("completionTokens", row.get("completion_tokens"))),
     }
     counts: dict[str, Any] = {}
     for side, name in (("input", _INPUT), ("output", _OUTPUT)):
-        parts = [
+        kind_counts = [
             value
             for key, value in (usage.items() if isinstance(usage, dict) else ())
             if str(key).startswith(side) and isinstance(value, int | float) and not isinstance(value, bool)
         ]
-        counts[name] = sum(parts) if parts else older[side]
+        counts[name] = sum(kind_counts) if kind_counts else older[side]
     return {**row, **counts}
 
 

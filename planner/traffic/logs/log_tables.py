@@ -1,7 +1,7 @@
-"""Reads the columns that are asked for out of CSV, JSON and Parquet files, as blocks of rows. JSON objects
-stand one in a line, or in one list.
+"""Reads wanted columns of CSV, JSON and Parquet files, as blocks of rows. A JSON file has one object per
+line, or one list of objects.
 
-What a row holds beside these columns is not kept, prompts and answers above all.
+Other columns are never kept, so that prompts and answers, which a log may contain, do not stay in memory.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from planner.traffic.trace import IntArray
 
 Block = tuple[IntArray, dict[str, "pd.Series[Any]"]]  # The line or number of each row, and the columns.
 Row = dict[str, Any]
-BLOCK_ROWS = 100_000  # Rows of a CSV or Parquet block, some 10 MiB of columns; of JSON a quarter.
-SAMPLE_ROWS = 1000  # Rows by which formats and columns are recognised.
-MOST_LEVELS = 4  # Objects within objects are read to this depth.
-LONGEST_TEXT = 200  # Characters; a longer text is no time, count or name.
+# The rows of a CSV or Parquet block, about 10 MiB of columns; JSON has a quarter of them.
+BLOCK_ROWS = 100_000
+SAMPLE_ROWS = 1000  # Formats and columns are recognised by so many rows.
+MOST_LEVELS = 4  # Nested objects are read to this depth.
+LONGEST_TEXT = 200  # Characters. A longer text cannot be a time, a count or a name.
 _BLOCK_BYTES = 16 * 2**20
-_MOST_OBJECT_CHARS = 64 * 2**20  # A longer object is taken for a broken file.
+_MOST_OBJECT_CHARS = 64 * 2**20  # A longer object means a broken file.
 _SPACE = re.compile(r"[ \t\r\n]*")  # The white space of JSON.
 
 
@@ -55,15 +56,17 @@ def csv_names(path: Path, header: bytes, at: int) -> list[str]:
 
 
 def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
-    """The first whole rows of a CSV, for guesses, without columns that have no name (a spreadsheet may leave
-    several at the end). A text that is no CSV gives columns without rows: reading it later ends in an error
-    with its line.
+    """The first complete rows of a CSV, by which its columns are guessed. Columns without a name are left
+    out: a spreadsheet may leave several at the end.
+
+    A text that is not CSV results in columns without rows. Reading the file later raises an error with its
+    line.
     """
     lines = text.split(b"\n")[: SAMPLE_ROWS + 1]  # The last line may be cut.
     body = b"\n".join(lines[:-1] if len(lines) > 1 else lines)
     try:
         reader = csv.reader(io.StringIO(body.decode(errors="replace")))
-        # Short rows are filled up, fields too many are cut.
+        # Rows that are too short are filled up, and those that are too long are cut.
         rows = [
             (row + [""] * len(names))[: len(names)] for row in itertools.islice(reader, SAMPLE_ROWS) if row
         ]
@@ -78,8 +81,8 @@ def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
 
 
 def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEVELS) -> Row:
-    """The values of a row, those of objects within it under names such as `usage.prompt_tokens`. Lists and
-    long texts are left out.
+    """The values of a row. Those of nested objects get names such as `usage.prompt_tokens`; lists and long
+    texts are left out.
     """
     flat_row: Row = {}
     for key, value in row.items():
@@ -93,8 +96,8 @@ def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEV
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column; None if there is none. A dotted name may be a path: a.b is row["a.b"], or the
-    key b of the object a.
+    """The value of a column; None if the row has none. A name with dots may be a path: a.b is row["a.b"], or
+    the key b of the object a.
     """
     if name in row:
         return row[name]
@@ -103,9 +106,9 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
         inner = row.get(head)
         if isinstance(inner, dict):
             return value_at(inner, rest)
-        # The key itself may have a dot: a.b.c is b.c in a, or c in a.b.
-        more, dot, rest = rest.partition(".")
-        head = f"{head}.{more}"
+        # A key itself may have a dot: a.b.c is b.c in a, or c in a.b.
+        next_key, dot, rest = rest.partition(".")
+        head = f"{head}.{next_key}"
     return None
 
 
@@ -118,13 +121,15 @@ def json_lines(path: Path, first: bytes, at: int, stream: io.BufferedReader) -> 
 def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
     """The objects of one JSON list, numbered from 1. A list of any length takes the memory of one object."""
     decoder, utf8 = jsontext.json_decoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
-    text, number, position = utf8.decode(first + b"\n"), 0, 0
-    position = text.index("[") + 1  # Behind the bracket.
+    text, number = utf8.decode(first + b"\n"), 0
+    position = text.index("[") + 1
 
     def read_more() -> bool:
-        """Read on after what was taken; False at the end of the file, or if an object is too long."""
+        """Drop the text before `position` and read a further chunk. False at the end of the file, or if an
+        object is too long.
+        """
         nonlocal text, position
-        chunk = stream.read(2**18)  # Characters.
+        chunk = stream.read(2**18)
         text, position = text[position:] + utf8.decode(chunk), 0
         return bool(chunk) and len(text) < _MOST_OBJECT_CHARS
 
@@ -135,7 +140,8 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
         # A comma stands before every object but the first.
         if number and text[position : position + 1] == ",":
             comma, position = position, _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
-            if position == len(text):  # The next object is not read yet; its comma is looked at again.
+            # The next object is not read yet. After reading on, parse the comma again.
+            if position == len(text):
                 position = comma
                 if read_more():
                     continue
@@ -149,7 +155,7 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
         try:
             value, end = decoder.raw_decode(text, position)
             if end == len(text) and not isinstance(value, dict):
-                raise ValueError("may go on")  # A number that is cut off looks like a shorter one.
+                raise ValueError("may go on")  # A number that the chunk cuts off looks like a shorter number.
         except (ValueError, RecursionError) as error:
             if read_more():
                 continue
@@ -161,7 +167,7 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
 
 
 def json_sample(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """A table of some objects, with columns for the values of objects within them too."""
+    """A table of some objects, which also has columns for the values of nested objects."""
     return pd.DataFrame([flatten_row(row) for row in rows], dtype=object)
 
 
@@ -170,7 +176,7 @@ def object_blocks(
 ) -> Iterator[Block]:
     """The wanted columns of objects, in blocks; `prepare` may add columns to a row first."""
     remaining = iter(rows)
-    # Objects take more memory than columns.
+    # Blocks are smaller than those of a CSV, because objects take more memory than columns.
     while block := list(itertools.islice(remaining, BLOCK_ROWS // 4)):
         prepared = [prepare(row) if prepare else row for _, row in block]
         columns = {name: [_without_objects(value_at(row, name)) for row in prepared] for name in wanted}
@@ -179,7 +185,7 @@ def object_blocks(
 
 
 def _without_objects(value: Any) -> Any:
-    """The value; an object or a list becomes text, so that columns hold plain values."""
+    """The value; an object or a list as text, so that columns have plain values."""
     return json.dumps(value)[:LONGEST_TEXT] if isinstance(value, dict | list) else value
 
 
@@ -187,7 +193,7 @@ def _without_objects(value: Any) -> Any:
 
 
 def parquet_file(path: Path) -> Any:
-    """The file, opened. Raises InputError where pyarrow is not installed or the file is none."""
+    """The opened file. Raises InputError if pyarrow is not installed, or the file is not Parquet."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -202,7 +208,7 @@ def parquet_file(path: Path) -> Any:
 
 
 def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Iterator[Block]:
-    """Blocks of rows numbered from 1, with the wanted columns; with all columns where `wanted` is None."""
+    """Blocks of rows numbered from 1, with the wanted columns; with all columns if `wanted` is None."""
     import pyarrow as pa
 
     first_row = 1
@@ -219,8 +225,8 @@ def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Ite
 
 
 def parquet_names(file: Any) -> list[str]:
-    """Columns that hold one value a row; lists and objects are left out."""
+    """The columns with one value per row; columns of lists and objects are left out."""
     schema = file.schema_arrow
-    single = [name for name in schema.names if schema.field(name).type.num_fields == 0]
-    # A name that comes twice cannot be asked for.
-    return [name for name in single if schema.names.count(name) == 1]
+    plain_names = [name for name in schema.names if schema.field(name).type.num_fields == 0]
+    # A name that two columns have does not identify either.
+    return [name for name in plain_names if schema.names.count(name) == 1]

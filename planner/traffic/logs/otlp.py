@@ -1,9 +1,10 @@
-"""Spans of generative AI as OpenTelemetry's collector writes them: OTLP as JSON, one export a line or a file.
+"""Reads requests from spans of generative AI as OpenTelemetry's collector writes them: OTLP as JSON, with one
+export per line or per file.
 
 Attributes are those of the conventions (`gen_ai.usage.input_tokens`; open-telemetry/semantic-conventions,
-1.27 on) and their older names, which vLLM emits (`gen_ai.usage.prompt_tokens`, span `llm_request`; vLLM 0.32,
-vllm/tracing/utils.py). Attributes that hold messages are not looked at. Spans of agents and tools are no
-requests, but tell who waits for whom (span_waits.py).
+from 1.27 on) and their older names, which vLLM emits (`gen_ai.usage.prompt_tokens`, span `llm_request`; vLLM
+0.32, vllm/tracing/utils.py). Attributes with messages are not read. Spans of agents and tools are not
+requests, but show which request waits for which (span_waits.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ COLUMNS = Columns(
     request_id="request_id",
     units={"arrival": "ns"},
 )
-# Of each column, the attributes that may hold it: the first that a span has counts.
+# The attributes that may hold a column's value; the first one that a span has is used.
 _ATTRIBUTES_BY_COLUMN: Mapping[str, tuple[str, ...]] = {
     "input_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.usage.prompt_tokens"),
     "output_tokens": (
@@ -47,16 +48,16 @@ _MODEL_PREFIXES = ("gen_ai.", "llm.")  # A span with such an attribute is of a m
 _PLAIN_TYPES = ("intValue", "doubleValue", "stringValue", "boolValue")  # OTLP names a value's type.
 _END = "endTimeUnixNano"
 _AGENT_OPERATIONS = {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}
-_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")  # The code of an error, as exporters write it.
+_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")  # Exporters write the status code of an error in these ways.
 
 
 def span_rows(
     documents: Iterable[tuple[int, Mapping[str, Any]]], path: Path, tree: SpanTree
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A row for each call of a model, with its line's number. All spans are added to `tree`.
+    """A row for each call of a model, with the number of its line. All spans are added to `tree`.
 
-    A gateway's span and the engine's span within it are one request. The inner one counts if it has a number
-    of input tokens; then the spans around it are left out.
+    A gateway's span and the engine's span within it are one request. If the inner span has a number of input
+    tokens, it is the request, and the spans around it are left out.
     """
     span_list: list[tuple[int, str, dict[str, Any]]] = []
     parent_of: dict[str, str] = {}
@@ -72,18 +73,18 @@ def span_rows(
             tree.add(span_id, parent, trace, str(conversation), *times)
             row = _call_row(span, attributes)
             if row is not None:
-                # By this number SpanTree finds the call again, when it says what each request waited for.
+                # By this number SpanTree later finds the call, to say which requests it waited for.
                 row[SERIAL] = tree.add_call(span_id, trace, *times)
                 span_list.append((number, span_id, row))
-    # Spans around a call that counts: they are the same request.
+    # The spans around a call with a number of input tokens are the same request.
     outer: set[str] = set()
     for _, span_id, row in span_list:
         ancestor = parent_of.get(span_id) if row["input_tokens"] is not None else None
         while ancestor and ancestor not in outer:
             outer.add(ancestor)
             ancestor = parent_of.get(ancestor)
-    # A request may have several answers (vLLM's parameter n), each with a span: the first takes the tokens of
-    # all. If one of two does not say how many, nobody knows the sum, and the first stays as it is.
+    # A request may have several answers (vLLM's parameter n), each with a span. The first gets the output
+    # tokens of all of them; an answer without a number of tokens is not added.
     first_answers: dict[tuple[str, str], dict[str, Any]] = {}
     rows: list[tuple[int, dict[str, Any]]] = []
     for number, span_id, row in span_list:
@@ -98,12 +99,12 @@ def span_rows(
     yield from rows
 
 
-def _sum_counts(one: Any, other: Any) -> Any:
-    """The sum of two counts, which OTLP writes as texts; the first alone where they are no numbers."""
+def _sum_counts(count: Any, further: Any) -> Any:
+    """The sum of two counts, which OTLP writes as texts; only the first if either is not a number."""
     try:
-        return int(one) + int(other)
+        return int(count) + int(further)
     except (TypeError, ValueError):
-        return one
+        return count
 
 
 def _spans_of(document: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
@@ -116,9 +117,9 @@ def _spans_of(document: Mapping[str, Any], where: str) -> Iterator[Mapping[str, 
 
 
 def _objects(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    """The list of objects under `key`, empty where there is none. Raises TraceError for anything else."""
+    """The list of objects under `key`, empty if there is none. Raises TraceError for anything else."""
     items = document.get(key) or []
-    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise TraceError(f"{where}: {key}: expected a list of objects, found {show_value(items)}")
     return items
 
