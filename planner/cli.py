@@ -154,8 +154,12 @@ class AnyCommand(TyperCommand):
         if args and not args[0].startswith("-") and not has_places:
             path, written = Path(args[0]), args[0]
             option = "--fleet" if _is_fleet(path) else OPTION_OF_SUFFIX.get(path.suffix.lower(), "--fleet")
-            if option == "--fleet" and option not in names and "--slo" in names:
-                option, written = "--slo", str(path / "slo.yaml")  # A plan's folder has the question, too.
+            if option == "--fleet" and "--current" in names:
+                option = "--current"
+            elif option == "--fleet" and option not in names and "--slo" in names:
+                # A question in options is written beside its plan; else it is where the user has it.
+                question = path / "slo.yaml"
+                option, written = "--slo", str(question if question.is_file() else question.name)
             if option in names:
                 ctx.fail(f"{args[0]!r} is no option; did you mean: plan {ctx.info_name} {option} {written}")
         return super().parse_args(ctx, args)

@@ -229,7 +229,8 @@ class GoodputResult(Result):
 
     def sentences(self) -> list[str]:
         warning = f"the trace is only {self.fleet_goodput.residences:.1f} mean residences long; it flatters"
-        return [warning] if self.fleet_goodput.is_short else []
+        spot = words.spot_up_text(self.fleet)
+        return [*([warning] if self.fleet_goodput.is_short else []), *([spot] if spot else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan goodput --json` prints."""

@@ -141,8 +141,11 @@ def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[
 def _say_doubts(fleet: Fleet, requests: Trace) -> None:
     """Print first what a simulation of these requests on this fleet does not model."""
     from planner.reports.fact_sentences import sentences
+    from planner.reports.words import spot_up_text
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
 
+    if spot := spot_up_text(fleet):
+        say_first([spot])
     if fleet.engine is not None and fleet.engine.is_nearest:
         say_first([f"engine {fleet.engine.title}: {fleet.engine.basis}"])
     say_first(

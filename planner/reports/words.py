@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.documents.certificate import Alternative, Certificate, Throughput
 from planner.documents.facts import CapacityBinds, LimitBinds, RequestTooLong
-from planner.domain import Limit, ServiceGuarantee
+from planner.domain import SPOT, Limit, ServiceGuarantee, market_of, row_of
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
@@ -356,10 +356,10 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def sold_singly_text(gpus: Iterable[str], *, is_of_fleet_file: bool = False) -> str:
-    """What to write where GPUs of these rows, which the catalog sells by the node, are rented singly: in
+    """What to write where these GPUs, which the catalog sells by the node, are rented singly: in
     slo.yaml, or in the file of a fleet.
     """
-    sold_as = f"sold_as: {{{', '.join(f'{gpu}: gpu' for gpu in dict.fromkeys(gpus))}}}"
+    sold_as = f"sold_as: {{{', '.join(f'{gpu}: gpu' for gpu in dict.fromkeys(map(row_of, gpus)))}}}"
     where = f"{sold_as} into the fleet's file" if is_of_fleet_file else f"fleet: {{{sold_as}}}"
     return f"where single GPUs are rented, write {where}"
 
@@ -371,6 +371,13 @@ def idle_gpus_text(bill: Bill, *, is_of_fleet_file: bool = False) -> str:
     gpus = [each.gpu for each in bill.nodes if each.idle_gpus]
     singly = sold_singly_text(gpus, is_of_fleet_file=is_of_fleet_file)
     return f"{counted(bill.idle_gpus, 'GPU')} of whole nodes paid and idle; {singly}"
+
+
+def spot_up_text(fleet: Fleet) -> str:
+    """What simulations of one fleet leave out of its spot workers, where it has some; else empty."""
+    if not any(market_of(pool.type.gpu.name) == SPOT for pool in fleet.running_pools):
+        return ""
+    return "spot workers are all up here; a plan keeps its SLO without those that may be down"
 
 
 def usd(dollars: float) -> str:

@@ -31,7 +31,7 @@ from planner.reports.fact_sentences import backlog_text, more_text
 from planner.reports.page import charts as drawn
 from planner.reports.page import page, table
 from planner.reports.simulated_run import outcome
-from planner.reports.words import describe, idle_gpus_text
+from planner.reports.words import describe, idle_gpus_text, spot_up_text
 from planner.search.evidence.plan import served_s
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
@@ -158,6 +158,8 @@ class FleetComparison:
             if row.summary["slo"] and not row.summary["slo"]["is_steady"]:
                 slo = row.summary["slo"]
                 notes.append(f"{row.variant.name}: {backlog_text(slo['patient_frac'], slo['patience_s'])}")
+            if spot := spot_up_text(row.variant.fleet):
+                notes.append(f"{row.variant.name}: {spot}")
             if idle := idle_gpus_text(bill_fleet(row.variant.fleet), is_of_fleet_file=True):
                 notes.append(f"{row.variant.name}: {idle}")
         if len({row.variant.fleet.llm.name for row in self.rows}) > 1:

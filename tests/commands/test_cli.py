@@ -166,9 +166,15 @@ def test_a_fleet_or_a_folder_without_its_option_is_told_which(tmp_path: Path) ->
     """`plan compare a.yaml` was sent to --slo, and `plan what-if out/` only missed --slo."""
     fleet = tmp_path / "a.yaml"
     fleet.write_text("llm: llama-3.1-8b\nworkers:\n  - {gpu: l40s, count: 2}\n")
-    for words in (("compare", "--fleet", str(fleet)), ("what-if", "--slo", "out/slo.yaml")):
+    (tmp_path / "slo.yaml").touch()
+    for file, words in (
+        (fleet, ("compare", "--fleet", str(fleet))),
+        (tmp_path, ("what-if", "--slo", str(tmp_path / "slo.yaml"))),
+        ("out/", ("what-if", "--slo", "slo.yaml")),
+        ("out/", ("replan", "--current", "out/")),
+    ):
         command, option, path = words
-        outcome = script("plan", command, path.removesuffix("slo.yaml"))
+        outcome = script("plan", command, file)
         text = "".join(outcome.err.replace("│", "").split())
         assert outcome.code == 2 and f"didyoumean:plan{command}{option}{path}" in text
 

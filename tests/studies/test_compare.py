@@ -150,6 +150,17 @@ def test_idle_gpus_of_a_node_come_with_what_to_write() -> None:
     )
 
 
+def test_spot_workers_that_may_be_down_are_said_to_be_up() -> None:
+    """A plan counts on fewer of its spot workers, so its headroom is another figure than a comparison's."""
+    (pool,) = mixed("h100-80g", 1, 2).pools
+    on_spot = replace(pool, type=replace(pool.type, gpu=replace(pool.type.gpu, name="h100-80g@spot")))
+    fleets = [Variant("rented", Fleet(LLM, (pool,))), Variant("spot", Fleet(LLM, (on_spot,)))]
+    notes = [note for note in compare_fleets(fleets, a_trace(50)).notes if "spot" in note]
+    assert notes == [
+        "spot: spot workers are all up here; a plan keeps its SLO without those that may be down"
+    ]
+
+
 def test_the_command_counts_the_scenarios_that_each_fleet_keeps(here: Path) -> None:
     """One worker misses, two keep them, until the test of production decides; none with `safety: none`."""
     line = ("compare", "--fleet", "one.yaml", "--fleet", "two.yaml", "--slo", "slo.yaml", "--json")
