@@ -158,8 +158,8 @@ class AnyCommand(TyperCommand):
                 option = "--current"
             elif option == "--fleet" and option not in names and "--slo" in names:
                 # A question in options is written beside its plan; else it is where the user has it.
-                question = path / "slo.yaml"
-                option, written = "--slo", str(question if question.is_file() else question.name)
+                slo = path / "slo.yaml"
+                option, written = "--slo", str(slo) if slo.is_file() else slo.name
             if option in names:
                 ctx.fail(f"{args[0]!r} is no option; did you mean: plan {ctx.info_name} {option} {written}")
         return super().parse_args(ctx, args)

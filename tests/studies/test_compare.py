@@ -155,9 +155,11 @@ def test_spot_workers_that_may_be_down_are_said_to_be_up() -> None:
     (pool,) = mixed("h100-80g", 1, 2).pools
     on_spot = replace(pool, type=replace(pool.type, gpu=replace(pool.type.gpu, name="h100-80g@spot")))
     fleets = [Variant("rented", Fleet(LLM, (pool,))), Variant("spot", Fleet(LLM, (on_spot,)))]
-    notes = [note for note in compare_fleets(fleets, a_trace(50)).notes if "spot" in note]
+    notes = [note for note in compare_fleets(fleets, a_trace(50)).notes if note.startswith("spot")]
     assert notes == [
-        "spot: spot workers are all up here; a plan keeps its SLO without those that may be down"
+        "spot: spot workers are all up here; a plan keeps its SLO without those that may be down",
+        "spot: 6 GPUs of whole nodes paid and idle; where single GPUs are rented, "
+        "write sold_as: {h100-80g: gpu} into the fleet's file",
     ]
 
 
