@@ -114,7 +114,8 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 # Words that people have for a target, and the target.
 TARGET_WORDS: Mapping[str, str] = MappingProxyType(
     {
-        **{"k8s": "kubernetes", "docker": "compose", "docker-compose": "compose", "sky": "skypilot"},
+        **dict.fromkeys(("k8s", "helm", "kubectl", "eks", "gke", "aks", "openshift"), "kubernetes"),
+        **{"docker": "compose", "docker-compose": "compose", "sky": "skypilot"},
         **{"ray": "ray-serve", "nvidia-dynamo": "dynamo", "leaderworkerset": "lws", "systemd": "vllm"},
     }
 )

@@ -146,6 +146,8 @@ def space_unit(text: str) -> str:
 def parse_stock(text: str) -> list[str] | dict[str, int]:
     """'h100,l40s' are two GPUs without a limit, 'h100:16' are sixteen of one; 'any' is nothing named."""
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"--gpus {text!r}: names no GPU; write --gpus h100,l40s, or leave it out for any")
     for name in names:
         if (meant := _with_its_count(name)) is not None:
             raise InputError(f"--gpus {text!r}: write {meant} for {name}")

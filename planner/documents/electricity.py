@@ -40,6 +40,11 @@ def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity |
         return None
     section = fleet.subsection("electricity", ("price", "pue", "of"))
     usd_per_kwh = section.positive("price", "usd_per_kwh")
+    if "pue" not in section:
+        raise InputError(
+            f"{section.path_of('pue')}: is missing; write pue: 1.3 where cooling and losses take 30 % more, "
+            "or 1 for the GPUs alone"
+        )
     pue = section.number("pue")
     if not 1 <= pue <= MOST_PUE:
         raise refused_value(

@@ -43,6 +43,12 @@ def test_agents_without_a_task_are_answered_in_options() -> None:
             parse_task(question, read_catalog())
 
 
+def test_gpus_that_name_none_are_refused() -> None:
+    """A comma alone was taken as any GPU."""
+    with pytest.raises(InputError, match=r"--gpus ',': names no GPU"):
+        parse_stock(",")
+
+
 @pytest.mark.parametrize("text", ["any:4", "any,h100", "h100:2,any:2"])
 def test_any_gpu_takes_no_number(text: str) -> None:
     with pytest.raises(InputError, match="any stands alone, without a number") as error:

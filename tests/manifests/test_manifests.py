@@ -332,7 +332,7 @@ def test_one_target_leaves_the_others_alone(tmp_path: Path) -> None:
     ("text", "words", "expected"),
     [
         (None, ("--target", "nomad"), "target: no deployment target 'nomad'; There are all, vllm"),
-        (None, ("--target", "k8s"), "'k8s'; did you mean 'kubernetes'? There are all, vllm"),
+        (None, ("--target", "helm"), "'helm'; did you mean 'kubernetes'? There are all, vllm"),
         (None, ("--target", "ray-serve"), "ray-serve: cannot keep a pool off nodes"),
         ("llm: meta-llama/Llama-3.1-70B\nworkers: [{gpu: h100-80g, tp: 4}]\n", (), "max_model_len: missing"),
         ("slo: {ttft: 1 s}\n", (), "slo"),

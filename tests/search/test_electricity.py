@@ -9,7 +9,9 @@ import pytest
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.documents.task import parse_task
 from planner.domain import OWNED
+from planner.errors import InputError
 from planner.files.checked_files import write_files
 from planner.reports import output
 from planner.reports.output import to_json
@@ -99,3 +101,10 @@ def test_an_owned_gpu_that_draws_more_than_a_rented_one_costs_is_not_taken_first
     assert {o.type.gpu.name for o, _ in found.best} == {"h100-80g"}
     assert owned_first(problem, found.best) == found.best
     assert objective_paid(problem, found.best) == pytest.approx(found.value)
+
+
+def test_a_price_of_electricity_without_pue_is_answered_with_one() -> None:
+    document = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}}
+    fleet = {"electricity": {"price": "0.2 usd/kWh"}}
+    with pytest.raises(InputError, match=r"electricity: pue: is missing; write pue: 1.3"):
+        parse_task(document | {"fleet": fleet}, CATALOG)
