@@ -91,7 +91,7 @@ def compare(
         return print_json(result.to_dict(), requests.warnings)
     comparison = result.comparison
     _print_table(comparison, markdown=markdown)
-    notes = (f"mind: {note}" for note in result.sentences())
+    notes = (f"note: {note}" for note in result.sentences())
     written = [] if out is None else [f"written to {out}: {', '.join(NAMES)}"]
     for sentence in (result.headline(), *notes, *written):
         stdout_console(soft_wrap=True).print(sentence, markup=False)

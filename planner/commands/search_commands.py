@@ -38,11 +38,19 @@ class Formulation(StrEnum):
 
 
 SeedsOption = Annotated[
-    int, typer.Option("--seeds", min=1, max=1000, help="A rate counts if it holds with each of these seeds.")
+    int,
+    typer.Option(
+        "--seeds", min=1, max=1000, help="How many seeds. A rate counts if it holds with each of them."
+    ),
 ]
 ToleranceOption = Annotated[
     float,
-    typer.Option("--tolerance", min=1e-4, max=1.0, help="How close to the rate that fails, as a share."),
+    typer.Option(
+        "--tolerance",
+        min=1e-4,
+        max=1.0,
+        help="How near the rate must be to one that fails, as a share of it.",
+    ),
 ]
 
 
@@ -63,7 +71,10 @@ def find_goodput(
     slo: shared_options.SloOption = None,
     trace: TraceArgument = None,
     arrivals: Annotated[
-        Arrivals, typer.Option("--arrivals", help="The trace's own, rescaled, or Poisson of its lengths.")
+        Arrivals,
+        typer.Option(
+            "--arrivals", help="trace: as in the trace, rescaled; poisson: drawn, with its lengths."
+        ),
     ] = Arrivals.trace,
     scale: shared_options.ScaleOption = "superpose",
     window: shared_options.WindowOption = None,
@@ -76,8 +87,8 @@ def find_goodput(
 ) -> None:
     """Find the highest rate at which a fleet keeps an SLO, in steady state.
 
-    Of a plan its own SLO and traffic count where none are given. The rate in the SLO's traffic section is not
-    used. Exit code 3: no rate is kept. 4: not found in time.
+    Where no SLO or no trace is given, the plan's own counts. The rate in the SLO's traffic section is
+    not used. Exit code 3: no rate is kept. 4: not found in time.
     """
     from planner.api.inputs import read_catalog, read_fleet
     from planner.api.simulating import goodput
@@ -88,7 +99,9 @@ def find_goodput(
     given = plan or fleet
     assert given is not None
     if slo is None and not _is_plan(given):
-        raise InputError(f"--slo is missing, and {given} is no plan in the folder that was written for it")
+        raise InputError(
+            f"--slo is missing, and beside {given} is no certificate.json, so it is no folder of a plan"
+        )
     holds_at_rate: dict[float, bool] = {}
     with Progress() as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
@@ -144,9 +157,11 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
         "",
     )
     for sentence in result.sentences():
-        print_mapping({"mind": sentence}, "")
+        print_mapping({"note": sentence}, "")
     if is_planned:
-        print_mapping({"mind": "the plan's headroom is another figure: its own requests in less time"}, "")
+        print_mapping(
+            {"note": "not the plan's headroom, which is of the plan's own requests in less time"}, ""
+        )
     rows = [
         {"metric": limit.name, "limit": show_s(limit.limit_s), "simulated": show_s(value)}
         for limit, value in result.fleet_goodput.values_s.items()
@@ -190,7 +205,7 @@ def search(
 
     distserve: Algorithms 1 and 2, and free counts of prefill and decode instances, for the rate asked.
     vidur: requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers;
-    with --offline the time and the bill of the whole trace, all of it there at the beginning.
+    with --offline all requests arrive at once, and the time and the bill of the whole trace count.
     splitwise: machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`.
     With `objective: throughput` and limits of power or cost: the most each design carries within that.
     Arrivals are Poisson, lengths those of the trace. Exit code 4: not found in time.
@@ -203,9 +218,9 @@ def search(
     from planner.traffic.trace import spread_stamps
 
     if offline and (formulation != Formulation.vidur or rate is not None):
-        other = "--rate" if formulation == Formulation.vidur else formulation.value
+        conflict = "--rate" if formulation == Formulation.vidur else formulation.value
         raise InputError(
-            f"--offline: is of vidur, with all requests at once, found {other}; drop one of them"
+            f"--offline: is of vidur, with all requests at once, found {conflict}; drop one of them"
         )
     if out is not None:
         check_output_file(out)
@@ -213,6 +228,7 @@ def search(
     with Progress() as progress, stopped_after(time_limit, str):
         catalog_rows = read_catalog(catalog)
         task = read_task(slo, catalog_rows).task()
+        # Requests with one time stamp (logs in whole seconds) are spread, as `plan` does.
         requests = spread_stamps(
             read_requests(trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid), seed=seed
         )

@@ -343,7 +343,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
                 "",
             )
     for note in summary["notes"]:
-        print_mapping({"mind": note}, "")
+        print_mapping({"note": note}, "")
 
 
 def _interval_cell(value: dict[str, float | None]) -> str:

@@ -9,9 +9,10 @@
       research: true                       # `any` includes rows that no target deploys
       quantum_tokens: 2000                 # and every other setting of fleet.yaml
 
-An axis is such a key with rows to choose among. Of rows that a question names, every combination is searched
-by itself. `any` stands for every row that the deployment target has. Of these only the usual one is searched;
-the others are raced, that is, tried on the fleet which that search finds (search/mixed/policy_search.py).
+An axis is such a key with rows, or values, to choose among. Of those that a question names, every combination
+is searched by itself. `any` stands for every row that the deployment target has. Of these only the usual one
+is searched, for `routing` the usual ones; the others are raced, that is, tried on the fleet which that search
+finds (search/mixed/policy_search.py).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ MEAN_BUCKETS = 10
 # Default of `repurpose_after` where pools: `repurpose` comes from `any` and the question gives no time.
 REPURPOSE_AFTER_S = 120.0
 # At most this many combinations are searched one by one. Of more, the first is searched, others are raced.
-MOST_EACH = 32
+MOST_COMBINATIONS = 32
 AGENTS_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.code == CACHE_AWARE)
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")
@@ -99,9 +100,9 @@ class PolicyChoices:
     compares_without_caches: bool = True
     kv_offload: KvOffload | None = None
     # Whether the same caches without `kv_offload` are searched too: loads over a slow link may cost more than
-    # they save. The study of tiers has that answer already.
+    # they save. studies/tier_study.py has planned without it already, and says False.
     may_leave_offload: bool = True
-    # The question names no queue, so it does not say that requests bring the priority which some orders need.
+    # The question names no queue, so nothing says that requests carry the priority that some queues need.
     is_queue_assumed: bool = False
 
     @property
@@ -137,19 +138,19 @@ class PolicyChoices:
                     policies = self._with_value(policies, axis, value, slo)
                 if go_together(policies):  # The rule of planner/policies.py.
                     choices.append(_as_deployed(policies, target))
-        return tuple(dict.fromkeys(choices))
+        return tuple(dict.fromkeys(choices))  # Without `kv_offload` both lists with caches are the same.
 
     def without_classes(self) -> PolicyChoices:
         """The choices for requests of one class or of none, with the usual queue in place of one that goes by
         deadlines: among requests of one class such a queue is first come, first served.
         """
         queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
-        left_out = {*queues, *(row.name for row in QUEUE.values() if row.by_deadline)}
-        raced = [each for each in self.raced if each.axis != "queue" or each.value not in left_out]
+        not_raced = {*queues, *(row.name for row in QUEUE.values() if row.by_deadline)}
+        raced = [each for each in self.raced if each.axis != "queue" or each.value not in not_raced]
         return replace(self, axes={**self.axes, "queue": tuple(queues)}, raced=tuple(raced))
 
     def _needs_caches(self) -> bool:
-        """Whether one axis has nothing but rows that need caches."""
+        """Whether an axis other than routing has nothing but rows that need caches."""
         for axis, values in self.axes.items():
             if axis in BY_FIELD and axis != "routing":
                 rows = [BY_FIELD[axis][value] for value in values]
@@ -169,7 +170,7 @@ class PolicyChoices:
                 return None
             policies = replace(policies, prefix_cache=True, kv_offload=self.kv_offload)
         other = self._with_value(policies, change.axis, change.value, slo)
-        if not go_together(other):  # Perhaps they do without prefix caches.
+        if not go_together(other):  # Some rows refuse prefix caches; see `go_together`.
             other = replace(other, prefix_cache=False, kv_offload=None)
         if not go_together(other):
             return None
@@ -206,8 +207,9 @@ def due_of(slo: Slo) -> tuple[tuple[Selector, float], ...]:
 
 def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool) -> PolicyChoices:
     """The choices for an SLO with classes. Where the question names no queue, `edf` is searched and the usual
-    queue is raced. With a deployment target the choices stay as they are, because requests bring no priority
-    there unless the question names a queue that needs one. Raises InputError for `edf` without classes.
+    queue is raced. With a deployment target the choices stay as they are: what is deployed there gives
+    requests a priority only where the question names a queue that needs one. Raises InputError for `edf`
+    without classes.
     """
     if slo.selectors:
         if names_queue or target is not None:
@@ -239,7 +241,9 @@ def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
 
 
 def _as_deployed(policies: Policies, target: str | None) -> Policies:
-    """The policies with the routing that the target has in place of theirs, for fleets without pairs."""
+    """The policies with the routing that the target has in place of theirs, for mixed workers. That for pairs
+    of prefill and decode workers is `PlanQuestion.policies_of_pairs`.
+    """
     return policies if target is None else find_deployed_routing(policies, target, is_pair=False).policies
 
 
@@ -270,15 +274,17 @@ def parse_policy_choices(
             raced += [PolicyChange(axis, value) for value in (first, *others) if value not in searched]
         else:
             axes[axis] = (first, *others)
+    # Where there is a target, `research` also allows rows that it lacks, named without `any`.
     if research and target is None and ANY not in [section.get(axis) for axis in _AXES]:
         raise InputError(
             f"{section.path_of('research')}: adds to what `any` stands for, and no policy is any; "
             "write queue: any, for one, or drop it"
         )
-    if math.prod(map(len, axes.values())) > MOST_EACH:
+    if math.prod(map(len, axes.values())) > MOST_COMBINATIONS:
         raced = [*(PolicyChange(axis, value) for axis in axes for value in axes[axis][1:]), *raced]
         axes = {axis: values[:1] for axis, values in axes.items()}
     settings = parse_settings(section)
+    # `longest_wait` of the file. Not all queues have it, so `_with_value` puts it into those that do.
     longest_wait_s = settings.pop("queue_window_s", math.inf)
     queues = (*axes["queue"], *(change.value for change in raced if change.axis == "queue"))
     if math.isfinite(longest_wait_s) and not any(QUEUE[name].may_overtake for name in queues):

@@ -2,8 +2,8 @@
 
 KServe's presets start vLLM on what its storage initializer downloaded, with TP from `parallelism`; the other
 flags come in VLLM_ADDITIONAL_ARGS, which the preset's script hands to a shell. The presets demand a user that
-is not root, so the engine is llm-d's image, as theirs is, and not vLLM's own. The token for the hub goes to
-the storage initializer, by the secrets of a service account.
+is not root. vLLM's own image runs as root, so the engine is llm-d's image, which the presets name too. The
+token for the hub goes to the storage initializer, by the secrets of a service account.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from planner.policies import GATEWAY, KSERVE, ROUTING, find_router_difference
 
 KSERVE_VERSION = "0.21.0"
 LLM_D_VERSION = "v0.9.0"  # The presets of KSERVE_VERSION have this image.
+API_VERSION = "v1alpha2"  # Of LLMInferenceService, in KSERVE_VERSION.
+# What the manifests were checked with, for the README. LLM_D_VERSION has this vLLM and this endpoint picker.
 ENGINE = (
-    f"vLLM 0.26.0 of llm-d {LLM_D_VERSION}, KServe {KSERVE_VERSION} with LLMInferenceService v1alpha2 and "
-    "llm-d's endpoint picker 0.10.0"
+    f"vLLM 0.26.0 of llm-d {LLM_D_VERSION}, KServe {KSERVE_VERSION} with LLMInferenceService {API_VERSION} "
+    "and llm-d's endpoint picker 0.10.0"
 )
-PROBE_S = 10  # Seconds between two looks whether an engine has started.
+PROBE_S = 10  # Seconds between two probes whether an engine has started.
 # KServe's presets pass these flags themselves, so they are not among ours.
 _FLAGS_OF_PRESETS = ("served-model-name", "tensor-parallel-size")
 
@@ -36,7 +38,7 @@ def steps(fleet: Fleet) -> list[str]:
     """How to apply it, as lines of the README."""
     lines = [f"    {kubernetes.SECRET}", "    kubectl apply -f kserve.yaml", "    kubectl get llmisvc"]
     if len(engine_command.services(fleet, "kserve")) > 1:
-        lines += ["", "Each service has an address of its own; put a balancer in front of them."]
+        lines += ["", "Each LLMInferenceService has an address of its own; put a balancer in front of them."]
     return lines
 
 
@@ -49,7 +51,7 @@ def routing(fleet: Fleet) -> str:
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
-    """The objects: a service account for the hub's token, and an LLMInferenceService per service."""
+    """A service account for the hub's token, and an LLMInferenceService per mixed pool or pair of pools."""
     engine_command.refuse_several_nodes(fleet, "kserve")
     engine_command.refuse_ranks(fleet, "kserve")
     engine_command.refuse_offload(fleet, "kserve")
@@ -72,7 +74,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
             spec["prefill"] = _workload(fleet, prefill, max_model_len)
         services.append(
             {
-                "apiVersion": "serving.kserve.io/v1alpha2",
+                "apiVersion": f"serving.kserve.io/{API_VERSION}",
                 "kind": "LLMInferenceService",
                 "metadata": {"name": app if len(pools_by_service) == 1 else f"{app}-{label}"},
                 "spec": spec,
@@ -82,12 +84,16 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 
 def _is_left_to_gateway(fleet: Fleet, *, is_pair: bool) -> bool:
-    """Whether the gateway alone routes as the plan does: only a router of pairs must know the pools."""
+    """Whether the gateway alone routes as the plan does. It never does for a pair: the router of one must
+    know which workers prefill.
+    """
     return not is_pair and find_router_difference(ROUTING[fleet.policies.routing], KSERVE).name == GATEWAY
 
 
 def _router(fleet: Fleet, *, is_pair: bool) -> Document:
-    """Mixed workers that take turns have no scheduler: the endpoint picker knows no turns, gateways do."""
+    """The `router` of an LLMInferenceService: its scheduler is the endpoint picker with the plan's rule.
+    Where the plan's workers take turns there is none, because the picker cannot do that and the gateway does.
+    """
     router: Document = {"route": {}, "gateway": {}}
     if _is_left_to_gateway(fleet, is_pair=is_pair):
         return router
@@ -101,7 +107,7 @@ def _image(gpu: Gpu) -> str:
 
 
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    """The workers of a pool, as they stand in a service."""
+    """The workers of a pool, as they stand in an LLMInferenceService."""
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     args = engine_command.to_args(
         {key: value for key, value in engine_settings.items() if key not in _FLAGS_OF_PRESETS}

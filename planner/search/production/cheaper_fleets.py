@@ -2,12 +2,12 @@
 
     min  cost(n)                                          over fleets n with one worker type per pool
     s.t. n keeps the SLO on the trace as written          (as on paper)
-         n keeps it in at least S - m of S scenarios      (kept_in)
+         n keeps it in at least S - m of S scenarios      (kept_in; m is what a fleet may miss)
 
 The S scenarios are drawn once, for all fleets. A fleet is refuted by the trace as written, or by m + 1
 scenarios that it misses. The hardest scenarios are simulated first, and a simulation ends once more requests
 are late than a percentile allows. So refuting a cheaper fleet usually takes one or m + 1 short simulations.
-If the total is small, all cheaper fleets are simulated one by one, as on paper (level0/walk.py).
+If all these simulations take little effort, all cheaper fleets are simulated, as on paper (level0/walk.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem
 from planner.search.production.cheapest_kept import refuted_below
 
-# All cheaper fleets are simulated if that takes at most so many requests: 7 CPU seconds, in which the plan
-# `code own` of benchmarks/plans.py simulates 1,748 fleets.
+# All cheaper fleets are simulated if that takes at most so many simulated requests, about 7 CPU seconds. The
+# plan of Azure's code trace at its own rate (benchmarks/plans.py) simulates 1,748 fleets in that.
 MOST_EFFORT = 6_000_000
-# Fleets whose prices differ by at most this share count as equally expensive.
+# Fleets whose prices differ by at most this share count as equally expensive: step times are known less well
+# than that, so the fleet with more headroom is worth more than the difference.
 LIKE_PRICE_FRAC = 0.01
 
 
@@ -33,9 +34,10 @@ def below_like_price(problem: Problem, best: Counts) -> float:
     """The value below which a fleet is cheaper than `best` by more than LIKE_PRICE_FRAC. If the objective is
     GPUs, a fleet below it has fewer GPUs, or equally many whose price is lower by that share.
     """
-    value, in_unit = objective(best), objective_paid(problem, best)
+    value, gpus = objective(best), objective_paid(problem, best)
     if problem.task.objective == "gpus":
-        return in_unit + (value - in_unit) * (1 - LIKE_PRICE_FRAC)
+        # The objective is the number of GPUs and a term far below 1, the price, which orders equal numbers.
+        return gpus + (value - gpus) * (1 - LIKE_PRICE_FRAC)
     return value * (1 - LIKE_PRICE_FRAC)
 
 
@@ -47,10 +49,12 @@ def walk_cheaper_fleets(
     """
     level0, value = paper.level0, below_like_price(scenario_problem, best)
     problem = scenario_problem
-    if level0.search.is_exact:
+    if level0.search.is_exact:  # On paper all fleets below that price failed, so they fail here too.
         problem = refuted_below(problem, level0.search.value)
-    # Fleets cheaper than the one on paper usually fail on the trace as written, so that is simulated first.
+    # Below the price of the fleet on paper the oracle simulates the trace as written before the scenarios:
+    # most of these fleets fail there already.
     problem = replace(problem, oracle=replace(problem.oracle, doubted_below=level0.search.value))
+    # The copied oracle began without verdicts; those of the search in the same scenarios stand.
     problem.oracle.verdicts.update(scenario_problem.oracle.verdicts)
     search = walk_below(problem, level0, value, most_effort=MOST_EFFORT)
     oracle = problem.oracle
