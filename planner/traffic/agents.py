@@ -342,16 +342,22 @@ def _prompt_blocks(
     while int((inputs // block).sum()) > min(MOST_AGENT_IDS, MOST_MEAN_IDS * len(inputs)):
         block *= 2
     count = inputs // block
-    offsets = np.concatenate(([0], np.cumsum(count)))
-    number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
+    begin = np.cumsum(count) - count
     longest = int(count.max(initial=0)) + 1
-    of_system = number < agents.system_tokens // block
-    of_repository = number < (agents.system_tokens + agents.repository_tokens) // block
-    repositories, sessions = np.repeat(repository, count), np.repeat(session, count)
     # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions.
-    owner = np.where(
-        of_system,
-        0,
-        np.where(of_repository & (repositories >= 0), 1 + repositories, 1 + agents.repositories + sessions),
+    ids = _ranges((1 + agents.repositories + session) * longest, count)
+    of_system = np.minimum(count, agents.system_tokens // block)
+    ids[_ranges(begin, of_system)] = _ranges(np.zeros_like(begin), of_system)
+    shared = np.minimum(count, (agents.system_tokens + agents.repository_tokens) // block)
+    of_repository = np.where(repository >= 0, shared - of_system, 0)
+    ids[_ranges(begin + of_system, of_repository)] = _ranges(
+        (1 + repository) * longest + of_system, of_repository
     )
-    return offsets, (owner * longest + number).astype(np.int64), block
+    return np.append(begin, len(ids)), ids, block
+
+
+def _ranges(first: IntArray, count: IntArray) -> IntArray:
+    """For every row the `count` whole numbers from `first` on, one row after the other."""
+    ends = np.cumsum(count)
+    numbers: IntArray = np.arange(count.sum()) + np.repeat(first - (ends - count), count)
+    return numbers

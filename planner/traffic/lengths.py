@@ -30,7 +30,8 @@ MOST_BEND = 60.0
 
 def _tokens(lengths: FloatArray) -> IntArray:
     """Lengths rounded to whole tokens, from one to MAX_TOKENS, the most of a request in a trace."""
-    tokens: IntArray = np.clip(np.rint(lengths), 1, MAX_TOKENS).astype(np.int64)
+    # Not np.clip, which takes several times as long on the few lengths of a task.
+    tokens: IntArray = np.minimum(np.maximum(np.rint(lengths), 1), MAX_TOKENS).astype(np.int64)
     return tokens
 
 

@@ -15,6 +15,8 @@ distances.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,6 +35,7 @@ GAP_PERCENTILES = (10, 50, 90, 99)  # PrefixSummary has these percentiles of the
 WINDOW_S = 180.0  # The working set is counted in windows of this length.
 # `alike_tokens_frac` reads at most so many block ids, which takes a second and is enough for a share.
 MOST_IDS_READ = 5_000_000
+MOST_KEPT_IDS = 100_000_000  # The nodes of so many block ids are kept, which takes 0.4 GB.
 # The sizes of caches, in tokens, at which the curve of hits is shown.
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
 
@@ -149,13 +152,31 @@ def block_uses(trace: Trace) -> Blocks:
         raise TraceError(
             f"{trace.name}: has no block ids; needs a column hash_ids or prefix_ids, as in Mooncake"
         )
-    node, parent = _nodes(trace.prefix_offsets, trace.prefix_ids)
+    node, parent = _nodes_of(trace)
     tokens = np.full(len(node), trace.prefix_block_tokens, np.int32)
     blocks = np.diff(trace.prefix_offsets)
     last_use = trace.prefix_offsets[1:][blocks > 0] - 1
     tokens_in_last = trace.input_tokens - (blocks - 1) * trace.prefix_block_tokens
     tokens[last_use] = np.minimum(tokens_in_last[blocks > 0], trace.prefix_block_tokens)
     return Blocks(trace.prefix_offsets, node, parent, tokens)
+
+
+# Every simulation with prefix caches needs the nodes of its traffic, so those of the first traces are kept.
+_kept_nodes: weakref.WeakKeyDictionary[Trace, tuple[Int32Array, Int32Array]] = weakref.WeakKeyDictionary()
+_keeping = threading.Lock()
+
+
+def _nodes_of(trace: Trace) -> tuple[Int32Array, Int32Array]:
+    """The node of every use of a block, and each node's parent. Nobody may write into these arrays."""
+    with _keeping:
+        nodes = _kept_nodes.get(trace)
+    if nodes is None:
+        nodes = _nodes(trace.prefix_offsets, trace.prefix_ids)
+        with _keeping:
+            kept_ids = sum(len(node) for node, _ in _kept_nodes.values())
+            if kept_ids + len(trace.prefix_ids) <= MOST_KEPT_IDS:
+                _kept_nodes[trace] = nodes
+    return nodes
 
 
 def alike_tokens_frac(trace: Trace) -> float:

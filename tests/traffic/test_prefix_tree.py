@@ -239,3 +239,19 @@ def test_mooncake_figures(
     sizes = [summary.hit_frac[tokens] for tokens in (10**6, 3 * 10**6, 10**7, 3 * 10**7)]
     assert [*sizes, summary.infinite_hit_frac] == pytest.approx(curve, abs=6e-4)
     assert list(summary.round_robin_hit_frac.values()) == pytest.approx(robin, abs=6e-4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_are_those_of_a_dictionary_of_beginnings(seed: int) -> None:
+    """Random prompts of few ids, so that they part and meet everywhere: a node is a beginning of a prompt."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, 3, int(rng.integers(1, 9))).tolist() for _ in range(40)]
+    numbers: dict[tuple[int, ...], int] = {}
+    expected = [
+        numbers.setdefault(tuple(prompt[: k + 1]), len(numbers))
+        for prompt in prompts
+        for k in range(len(prompt))
+    ]
+    trace = trace_of(prompts)
+    assert block_uses(trace).node.tolist() == expected
+    assert block_uses(trace).node.tolist() == expected  # Kept from the first time.

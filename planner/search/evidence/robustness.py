@@ -38,7 +38,7 @@ from planner.domain import ROUNDING, Limit
 from planner.fleet import Fleet, WorkerType
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.oracle.fleet_oracle import Answers, Oracle, request_effort
 from planner.search.oracle.headroom import find_headroom, most_that_holds, with_traffic
 from planner.search.oracle.stopping import StoppedError
 from planner.search.prefixes.pinning import Pinning
@@ -127,8 +127,15 @@ class _RobustnessSearch:
         if self.problem.tested is None:
             return 1
         # The part "workers" may take half of the budget, hence the second factor 2.
-        per_scenario = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace)
+        per_scenario = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace) * self._agents_effort()
         return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
+
+    def _agents_effort(self) -> float:
+        """What a request of described agents costs to simulate, in those of ordinary fleets; 1 for others."""
+        problem = self.problem
+        if not problem.task.is_of_agents:
+            return 1.0
+        return request_effort(problem.oracle.fleet(self.best), problem.trace)
 
     def _budget_requests(self) -> float:
         """How many requests all simulations but those of more traffic may have."""
@@ -203,7 +210,8 @@ class _RobustnessSearch:
         if safety is None or problem.searched is None or problem.tested is None:
             return MoreTraffic(True)
         requests = (1 + MORE_FRAC) * len(problem.trace)
-        if (problem.searched.count + LEAST_TEST_SCENARIOS) * requests > MORE_REQUESTS:
+        scenarios = problem.searched.count + LEAST_TEST_SCENARIOS
+        if scenarios * requests * self._agents_effort() > MORE_REQUESTS:
             return None
         # The search's scenarios come first, because they are fewer than the test's, and a fleet that fails in
         # them needs no test.
