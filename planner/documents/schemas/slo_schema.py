@@ -22,8 +22,9 @@ from planner.documents.gpu_ownership import MOST_OWNED
 from planner.documents.network import KEYS as ALL_NETWORK_KEYS
 from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
 from planner.documents.network import TOPOLOGY_KEYS, TRANSFERS
-from planner.documents.policy_choices import ANY, KNOWN, MEAN
+from planner.documents.policy_choices import ANY as ANY_POLICY
 from planner.documents.policy_choices import KEYS as POLICY_CHOICES
+from planner.documents.policy_choices import KNOWN, MEAN
 from planner.documents.policy_settings import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
 from planner.documents.safety import LEAST_KEPT_FRAC, MOST_KEPT_FRAC
 from planner.documents.schemas.values import (
@@ -57,7 +58,7 @@ from planner.traffic.agents import MOST_AGENTS
 from planner.traffic.scaling import Scaling
 from planner.traffic.trace import MAX_TOKENS
 
-# This matches p50 to p100, with decimals.
+# Percentiles of limits, p50 to p100 with decimals: what less than half of the requests keep is no promise.
 PERCENTILE = r"p(100(\.0+)?|[5-9]\d(\.\d+)?)"
 SECONDS = quantity("s")
 
@@ -73,6 +74,7 @@ def slo_schema(catalog: Catalog) -> Schema:
     entry = section(of_one_llm, required=("llm",)) | _one_slo()
     named = entry | {"properties": {"name": TEXT, **entry["properties"]}}
     llms = any_of(by_name(entry), {"type": "array", "items": named, "minItems": 1})
+    # DEFAULTS are keys that count for every LLM which has none of its own.
     keys_with_llms = ("llms", *several_llms_question.SHARED, *several_llms_question.DEFAULTS)
     document = section(keys | {"llms": doc(llms, "Several LLMs on one stock, each with its SLO.")})
     # `section` lets any key be null; none of these may be.
@@ -99,7 +101,8 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
         "engine": doc(engine_section(), "The engine whose host time and scheduler are simulated."),
         "lora": doc(lora_section(), "LoRA adapters that are served."),
         "objective": doc(
-            one_of((*get_args(task.Objective), task.SAME_AS_COST)), "What to make least, or the most traffic."
+            one_of((*get_args(task.Objective), task.SAME_AS_COST)),  # The last is a synonym of "cost".
+            "What to make least; throughput: the most traffic within the limits.",
         ),
         "limits": doc(
             section(
@@ -136,6 +139,7 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
         ),
         "day": doc(day_section(), "How pools may change during a day; read by `plan day`."),
     }
+    # A key without a schema here is read elsewhere, and open to anything.
     return {key: schemas.get(key, ANYTHING) for key in task.KEYS}
 
 
@@ -163,19 +167,24 @@ def slo_section() -> Schema:
         "match": match_section(),
         "deadline": doc(any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."),
     }
-    share = doc(number(above=0, most=1), "The least part of a tenant's fair share of service.")
+    least_share = doc(number(above=0, most=1), "The least part of a tenant's fair share of service.")
     window = doc(SECONDS, "Judged in windows of this length; 1 min.")
-    promised = section({"share_frac": share, "window": window}, required=("share_frac",))
+    promised = section({"share_frac": least_share, "window": window}, required=("share_frac",))
     tenants = by_name(promised) | {"minProperties": 1}
-    beside_metrics["tenants"] = doc(tenants, "What tenants get while their work waits: each, or by name.")
+    beside_metrics["tenants"] = doc(
+        tenants, "What tenants get while their work waits, by name; `each` is all of them."
+    )
     flat_keys = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
     # A class has `match` and at least one line; there is at least one class.
     classes = by_name(section(of_class, such=flat_keys, required=("match",)) | {"minProperties": 2})
     classes |= {"propertyNames": {"pattern": CLASS_NAME}, "minProperties": 1}
-    of_classes = {"classes": doc(classes, "Lines of classes of requests, each with what is of it.")}
+    of_classes = {
+        "classes": doc(classes, "Limits by class of requests. A class names its requests under `match`.")
+    }
     limits = section(beside_metrics | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
     # An SLO of these keys alone has no limit, so it is refused.
     no_limit = {"propertyNames": {"enum": list(beside_metrics)}}
+    # `section` lets any key be null; no metric may be.
     return limits | {"properties": metrics | limits["properties"], "not": no_limit}
 
 
@@ -197,14 +206,17 @@ def traffic_section(catalog: Catalog) -> Schema:
         "timezone": doc(TEXT, "Of times in a log that have none: Europe/Berlin."),
         "format": doc(TEXT, "The log's format, where it is not found out."),
         "task": doc(suggested(catalog.tasks), "What requests are like: a row of catalogs/tasks.yaml."),
-        "duration": doc(SECONDS, "How long a time is drawn."),
+        "duration": doc(SECONDS, "The length of the traffic that is drawn."),
         "growth": doc(
             section(
                 {"per_month": share(most=10), "months": number(least=0)}, required=("per_month", "months")
             ),
             "Growth of the rate until the plan is used.",
         ),
-        "drift": doc(section({"input": NUMBERS, "output": NUMBERS}), "Of lengths, by intervals of the rate."),
+        "drift": doc(
+            section({"input": NUMBERS, "output": NUMBERS}),
+            "Factors on lengths, one for every interval of the rate.",
+        ),
         "input": doc(lengths(), "Prompt tokens: a mean, or mean and percentiles."),
         "output": doc(lengths(), "Tokens of an answer, likewise."),
         "joint": doc(
@@ -267,10 +279,10 @@ def agents() -> Schema:
     repository = {"tokens": number(least=0), "count": whole(most=100_000), "skew": number(least=0)}
     schemas: dict[str, Schema] = {
         "count": whole(most=MOST_AGENTS),
-        "turns": doc(number(least=1), "Of a task, geometric."),
-        "tasks": doc(number(least=1), "Of a session, which keeps its context."),
-        "tool": doc(pause, "Before each turn but the first of a task."),
-        "idle": doc(pause, "Before each task."),
+        "turns": doc(number(least=1), "Mean turns of a task, geometric."),
+        "tasks": doc(number(least=1), "Mean tasks of a session, which keeps its context."),
+        "tool": doc(pause, "What a tool takes, before each turn of a task but the first."),
+        "idle": doc(pause, "How long an agent rests before each task."),
         "system": doc(number(least=0, most=MAX_TOKENS), "Tokens that all prompts begin with."),
         "repository": section(repository),
         "start": doc(lengths(), "A session's own tokens before its first turn."),
@@ -312,11 +324,21 @@ def fleet_section(catalog: Catalog) -> Schema:
     """The section `fleet` of slo.yaml: what may be bought, and at which prices."""
     gpus = tuple(catalog.gpus)
     price = quantity("usd_per_h", positive=False)
-    spot = {"spot_interruptions_per_h": share(most=60), "spot_restart": SECONDS}
+    spot_terms = {"spot_interruptions_per_h": share(most=60), "spot_restart": SECONDS}
     terms = section(
-        {"on_demand": price, "reserved": price, **dict.fromkeys(COMMITTED, price), "spot": price, **spot},
+        {
+            "on_demand": price,
+            "reserved": price,
+            **dict.fromkeys(COMMITTED, price),
+            "spot": price,
+            **spot_terms,
+        },
         task.PRICE_KEYS,
-    ) | {"dependentRequired": {"spot": ["spot_interruptions_per_h"]} | {key: ["spot"] for key in spot}}
+    )
+    # A spot price needs its interruptions, and terms of spot need a price.
+    terms["dependentRequired"] = {"spot": ["spot_interruptions_per_h"]} | {
+        key: ["spot"] for key in spot_terms
+    }
     stock = {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_COUNT}
 
     def numbers(most: int = task.MOST_TOKENS) -> Schema:
@@ -350,54 +372,64 @@ def fleet_section(catalog: Catalog) -> Schema:
         "prices": doc(by_name(any_of(price, terms), gpus), "Prices in place of the catalog's."),
         "price_of": doc(
             section(
-                {"provider": TEXT, "term": one_of(("on-demand", *COMMITTED.values())), **spot},
+                {"provider": TEXT, "term": one_of(("on-demand", *COMMITTED.values())), **spot_terms},
                 task.PRICE_OF_KEYS,
                 required=("provider",),
             ),
             "A provider whose price list counts.",
         ),
-        "host_overhead": doc(quantity("s", positive=False), "Added to every step, in place of engine."),
+        "host_overhead": doc(
+            quantity("s", positive=False), "Added to every step, in place of the section engine."
+        ),
     }
     return section(schemas, task.FLEET_KEYS)
 
 
 def network_section(known: tuple[str, ...] = ALL_NETWORK_KEYS) -> Schema:
+    """The section `network`: all keys in fleet.yaml; a question has those of its site, `NETWORK_KEYS`."""
     speed = quantity("bytes_per_s")
+    topology: dict[str, Schema] = {
+        "within": doc(speed, "NVLink of a node."),
+        "nodes_per_rack": doc(whole(), "Left out: a single rack."),
+        "rack_bandwidth": doc(speed, "The uplink of a rack."),
+    }
     schemas: dict[str, Schema] = {
-        "bandwidth": speed,
-        "latency": quantity("s", positive=False),
-        "transfer": one_of(TRANSFERS),
-        "topology": section(
-            {"within": speed, "nodes_per_rack": whole(), "rack_bandwidth": speed}, TOPOLOGY_KEYS
+        "bandwidth": doc(speed, "Of the link between workers; with a topology of that of each node."),
+        "latency": doc(quantity("s", positive=False), "Of each transfer."),
+        "transfer": doc(
+            one_of(TRANSFERS), "layerwise: KV is sent during the last prefill step; serialised: after it."
         ),
-        "layerwise_from": whole(0),
-        "shared": FLAG,
+        "topology": doc(section(topology, TOPOLOGY_KEYS), "Nodes and racks, each with its own link."),
+        "layerwise_from": doc(whole(0), "Shorter prompts, in tokens, are sent after the prefill."),
+        "shared": doc(FLAG, "Whether transfers wait for each other; else none slows another down."),
     }
     return section(schemas, known)
 
 
 def policies_section() -> Schema:
-    """What may be chosen of every field of `Policies`, and the settings of fleet.yaml."""
+    """What may be chosen of every field of `Policies`, and the settings of fleet.yaml. A plan is simulated by
+    the kernel that batches step by step, so only rows of that kernel may be chosen.
+    """
     rows = {
         field: [row.name for row in table.values() if STEPWISE in row.engines]
         for field, table in BY_FIELD.items()
     }
     schemas: dict[str, Schema] = {
         field: doc(
-            any_of({"const": ANY}, one_or_list(one_of(names), distinct=True)),
+            any_of({"const": ANY_POLICY}, one_or_list(one_of(names), distinct=True)),
             f"What may be chosen as {field.replace('_', ' ')}; any: all that the target has.",
         )
         for field, names in rows.items()
     } | {
         **policy_settings(),
         "prediction": doc(
-            one_or_list(any_of(one_of((ANY, KNOWN, MEAN)), share()), distinct=True),
+            one_or_list(any_of(one_of((ANY_POLICY, KNOWN, MEAN)), share()), distinct=True),
             "What schedulers believe of output lengths.",
         ),
         "longest_wait": doc(SECONDS, "Nobody is overtaken by what arrives this much later."),
         "prefix_cache": doc(FLAG, "Whether hits in prefix caches may be counted on."),
         "kv_offload": doc(kv_offload_section(), "CPU memory behind the prefix caches."),
-        "research": doc(FLAG, "Whether any stands for what nothing deploys, too."),
+        "research": doc(FLAG, "Whether `any` includes policies that no target deploys."),
     }
     return section(schemas, POLICY_CHOICES)
 
@@ -428,20 +460,21 @@ def kv_offload_section() -> Schema:
 
 
 def engine_section() -> Schema:
+    """The section `engine`; planner/models/engine.py says what its constants are."""
     host = section(dict.fromkeys(HOST_KEYS, quantity("s", positive=False)))
     schemas: dict[str, Schema] = {
         "name": one_of(ENGINES),
         "version": any_of({"type": "string", "pattern": r"^v?\d{1,4}(\.\d{1,4}){1,3}$"}, {"type": "number"}),
-        "async_scheduling": FLAG,
-        "host": host,
-        "rest": host,
-        "front_end": quantity("s", positive=False),
-        "prompt_token": quantity("s", positive=False),
-        "hand_off": quantity("s", positive=False),
-        "first_hand_off": quantity("s", positive=False),
-        "first_token": one_of(FIRST_TOKENS),
-        "tokens_per_s": number(above=0),
-        "basis": TEXT,
+        "async_scheduling": doc(FLAG, "Whether the next step is scheduled while one runs."),
+        "host": doc(host, "Host time of a step: of each, of each sequence, by log2 TP."),
+        "rest": doc(host, "With async scheduling: host time that runs beside no step."),
+        "front_end": doc(quantity("s", positive=False), "From a request's arrival to its worker."),
+        "prompt_token": doc(quantity("s", positive=False), "What the tokenizer takes for a prompt token."),
+        "hand_off": doc(quantity("s", positive=False), "From the prefill's end to the decode worker."),
+        "first_hand_off": doc(quantity("s", positive=False), "How much longer two workers' first one takes."),
+        "first_token": doc(one_of(FIRST_TOKENS), "Which worker sends the first token of an answer."),
+        "tokens_per_s": doc(number(above=0), "Most tokens/s that an API server passes on."),
+        "basis": doc(TEXT, "Where the constants are from."),
         "nearest": FLAG,
         "checked": FLAG,
         "images": ANYTHING,
@@ -451,14 +484,19 @@ def engine_section() -> Schema:
 
 
 def speculative_section() -> Schema:
+    acceptance = any_of(share(), TEXT, {"type": "array", "items": share()})
     schemas: dict[str, Schema] = {
         "method": one_of(METHODS),
-        "tokens": one_or_list(whole(0, MOST_DRAFTS)),
-        "acceptance": any_of(share(), TEXT, {"type": "array", "items": share()}),
-        "model": TEXT,
-        "draft": share(most=speculative.MOST_DRAFT_FRAC),
-        "draft_step": quantity("s", positive=False),
-        "basis": TEXT,
+        "tokens": doc(one_or_list(whole(0, MOST_DRAFTS)), "Drafts per step; of a list the plan chooses."),
+        "acceptance": doc(
+            acceptance,
+            "How likely each draft is accepted if those before it are: one number, one for each, or a row of "
+            "catalogs/acceptance.yaml.",
+        ),
+        "model": doc(TEXT, "The drafter."),
+        "draft": doc(share(most=speculative.MOST_DRAFT_FRAC), "A pass of the drafter, of a step of the LLM."),
+        "draft_step": doc(quantity("s", positive=False), "What a pass of the drafter takes on top."),
+        "basis": doc(TEXT, "Where the numbers are from."),
     }
     drafts = section(schemas, speculative.KEYS, required=("method", "tokens", "acceptance"))
     return any_of({"const": speculative.NONE}, drafts)
@@ -466,45 +504,56 @@ def speculative_section() -> Schema:
 
 def lora_section() -> Schema:
     schemas: dict[str, Schema] = {
-        "max_loras": whole(),
-        "max_rank": whole(),
-        "adapters": any_of(
-            whole(most=lora_settings.MOST_ADAPTERS), {"type": "array", "items": TEXT, "minItems": 1}
+        "max_loras": doc(whole(), "vLLM's setting: adapters in GPU memory at once."),
+        "max_rank": doc(whole(), "vLLM's setting: the largest rank of an adapter."),
+        "adapters": doc(
+            any_of(whole(most=lora_settings.MOST_ADAPTERS), {"type": "array", "items": TEXT, "minItems": 1}),
+            "All adapters that are served: how many, or their names.",
         ),
-        "max_cpu_loras": whole(),
+        "max_cpu_loras": doc(whole(), "vLLM's setting: adapters in the host's memory; default: all."),
         "targets": any_of({"const": "all"}, {"type": "array", "items": one_of(MODULES), "minItems": 1}),
-        "link": quantity("bytes_per_s"),
-        "disk": quantity("bytes_per_s"),
-        "longer": share(most=10),
+        "link": doc(quantity("bytes_per_s"), "From the host's memory to a GPU."),
+        "disk": doc(quantity("bytes_per_s"), "From disk into the host's memory."),
+        "longer": doc(share(most=10), "How much longer LoRA takes than predicted."),
     }
     required = ("max_loras", "max_rank", "adapters")
     return any_of({"const": lora_settings.NONE}, section(schemas, lora_settings.KEYS, required=required))
 
 
 def day_section() -> Schema:
-    # `planner.day` is a room above this one and imports it, so it is imported only when a schema is made.
+    # `planner.day` is a room above this one and imports it, so it is imported only when a schema is made. The
+    # test of the architecture allows it here: a schema is of all keys, those of the wings too.
     settings: Any = import_module("planner.day.day_settings")
     table: Any = import_module("planner.day.controllers.table")
     controller = any_of({"type": "object"}, {"type": "null"})
     named = by_name(controller, table.CONTROLLERS)
     schemas: dict[str, Schema] = {
         "every": doc(SECONDS, "The grid from which the optimum starts."),
-        "controllers": any_of(TEXT, {"type": "array", "items": TEXT}, named),
-        "train": any_of(number(), TEXT),
-        "start": quantity("s", positive=False),
-        "storage": TEXT,
-        "image": TEXT,
-        "warm": whole(0),
+        "controllers": doc(
+            any_of(TEXT, {"type": "array", "items": TEXT}, named), "Names, or names with their parameters."
+        ),
+        "train": doc(
+            any_of(number(), TEXT), "The first part of the traffic, on which parameters are chosen: 70 %."
+        ),
+        "start": doc(quantity("s", positive=False), "What a worker takes to start."),
+        "storage": doc(TEXT, "Where weights come from: a row of catalogs/startup.yaml, in place of start."),
+        "image": doc(TEXT, "Where the image comes from, likewise; none: nodes have it."),
+        "warm": doc(whole(0), "How many workers at a time start in `warm_start`."),
         "warm_start": quantity("s", positive=False),
-        "drain": SECONDS,
-        "billing": one_of(settings.BILLINGS),
-        "least": whole(0),
-        "most": whole(),
-        "missed_window": number(least=0),
-        "missed": any_of(number(), TEXT),
-        "optimum": FLAG,
-        "fleets": one_of((settings.ALL_FLEETS, settings.PLAN_ALONE)),
-        "oracle": FLAG,
-        "sleep": {"enum": [1, 2]},
+        "drain": doc(SECONDS, "A worker that is given up is stopped after this time, whatever it runs."),
+        "billing": doc(one_of(settings.BILLINGS), "hour: every started hour is paid."),
+        "least": doc(whole(0), "Least workers of every pool."),
+        "most": doc(whole(), "Most workers of every pool."),
+        "missed_window": doc(number(least=0), "What a missed window counts [USD] where the best is chosen."),
+        "missed": doc(
+            any_of(number(), TEXT),
+            "The best is the cheapest that misses no larger share of the windows: 1 %.",
+        ),
+        "optimum": doc(FLAG, "Whether the optimum is looked for."),
+        "fleets": doc(
+            one_of((settings.ALL_FLEETS, settings.PLAN_ALONE)), "plan: only the cheapest fleet that stands."
+        ),
+        "oracle": doc(FLAG, "Public autoscalers, tuned on the first 70 %, with manifests of all of them."),
+        "sleep": doc({"enum": [1, 2]}, "vLLM's sleep level of workers of several LLMs."),
     }
     return section(schemas, settings.KEYS)
