@@ -1,20 +1,21 @@
 """Goodput: the highest rate at which a fleet keeps its SLO, by bisection over the rate.
 
-    carries(r)    the fleet keeps the SLO at r requests/s; we assume that it then does at every lower rate
-    goodput       the largest r with carries(r), to within the share by which a rate that holds and one that
-                  fails may differ
+    carries(r)    the fleet keeps the SLO at r requests/s; the bisection assumes that it then keeps it at
+    every
+                  lower rate
+    goodput       the largest r with carries(r), to within a tolerance
 
-What it means to keep the SLO is a rule:
+A rule defines what it means to keep the SLO at a rate. This module has one:
 
     Steady          the runs of all seeds keep every limit after the warm-up and have no growing backlog
                     (slo_verdict.judge). A run must be at least `residences` times as long as the mean time
-                    that a request stays; otherwise a longer one takes its place. For a fleet begins empty,
-                    and keeps any SLO until its first requests are old enough to miss it.
+                    that a request stays in the fleet; otherwise a longer one replaces it. The reason is that
+                    a fleet begins empty: it keeps any SLO until its first requests are old enough to miss it.
 
 The rules of DistServe and Vidur are in benchmarks/distserve_search.py and benchmarks/vidur_search.py.
 
-Runs at different rates serve the same requests, closer together or further apart, so that the verdict changes
-with the rate alone. A run stops as soon as a limit can no longer be kept.
+Runs at different rates serve the same requests, closer together or further apart, so that only the rate
+changes the verdict. A run stops as soon as a limit can no longer be kept.
 """
 
 from __future__ import annotations
@@ -36,29 +37,31 @@ from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.trace import Trace, judged_span_s
 
 TOLERANCE_FRAC = 0.02  # The bisection ends when the two rates differ by no more than this share.
-LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6  # Only rates between these are simulated.
-MOST_REQUESTS = 500_000  # A run of the rule Steady has at most so many requests.
+LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6  # Only rates between these are simulated [requests/s].
+MOST_REQUESTS = 500_000  # The rule Steady does not double a run beyond so many requests, to bound its time.
 
 Traffic = Callable[[float, int, int], Trace]
-"""Gives the requests for a rate [requests/s], a least number of requests, and a seed. There may be fewer
-requests, if the trace that they come from has no more.
+"""Returns requests for a rate [requests/s], a least number of requests, and a seed. There may be fewer
+requests if the trace from which they come has no more.
 """
 
 
 class GoodputRule(Protocol):
-    """Says whether a fleet sustains a rate (`carries`). `run` simulates it at a rate and records every gap
-    between tokens.
-    """
+    """A rule by which a fleet keeps its SLO at a rate or not."""
 
-    def carries(self, fleet: Fleet, rate_rps: float) -> bool: ...
+    def carries(self, fleet: Fleet, rate_rps: float) -> bool:
+        """Whether the fleet keeps the SLO at this rate."""
+        ...
 
-    def run(self, fleet: Fleet, rate_rps: float) -> Simulation: ...
+    def run(self, fleet: Fleet, rate_rps: float) -> Simulation:
+        """A simulation of the fleet at this rate that records every gap between tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The SLO is kept at `rate_rps` (0: at no rate) and missed at `fails_rps`. `rates` is how many rates were
-    simulated.
+    """The result of a bisection: the SLO is kept at `rate_rps`, 0 if at no rate, and missed at `fails_rps`,
+    infinite if at none. `rates` is how many rates were simulated.
     """
 
     rate_rps: float
@@ -94,7 +97,9 @@ def count_residences(simulation: Simulation) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """The rule Steady above. `requests` is the length of the first run, before it is made longer."""
+    """The rule Steady of the module docstring. A rate's first run has `requests` requests; further runs have
+    more until one is long enough.
+    """
 
     slo: Slo
     traffic: Traffic
@@ -103,6 +108,7 @@ class Steady:
     residences: float = 20.0
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool:
+        """Whether the fleet keeps the SLO at this rate with the traffic of all seeds."""
         return self.first_missed(fleet, rate_rps) is None
 
     def first_missed(self, fleet: Fleet, rate_rps: float) -> int | None:
@@ -131,7 +137,7 @@ class Steady:
     def _long_run(
         self, simulate_trace: Callable[[Trace], Simulation | None], rate_rps: float, seed: int
     ) -> Simulation | None:
-        """The first run that is long enough; None as soon as `simulate_trace` gives None."""
+        """The first run that is long enough; None as soon as `simulate_trace` returns None for a run."""
         requests = self.requests
         trace = self.traffic(rate_rps, requests, seed)
         while (simulation := simulate_trace(trace)) is not None:
@@ -153,7 +159,9 @@ def find_goodput(
     tolerance_frac: float = TOLERANCE_FRAC,
     lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
-    """The highest rate that `fleet` carries, to a relative tolerance; 0 if it is below `lowest_rps`."""
+    """The highest rate at which `fleet` keeps the SLO by `rule`, to a relative tolerance; 0 if it is below
+    `lowest_rps`.
+    """
     return bisect_highest(
         lambda rate_rps: rule.carries(fleet, rate_rps),
         guess_rps=guess_rps,
@@ -169,8 +177,8 @@ def bisect_highest(
     tolerance_frac: float = TOLERANCE_FRAC,
     lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
-    """The highest rate with `carries`. From the guess on rates are doubled or halved until one holds and one
-    fails. Then their geometric mean is simulated, until they are close enough.
+    """The highest rate for which `carries` returns True. Beginning with the guess, rates are doubled or
+    halved until one holds and one fails. Then their geometric mean is tried, until both are close enough.
     """
     holding, failing = 0.0, math.inf  # The highest rate that holds so far, and the lowest that fails.
     rates, rate = 0, max(guess_rps, lowest_rps)
@@ -186,5 +194,6 @@ def bisect_highest(
             rate = math.sqrt(holding * failing)
         else:
             rate = 2 * holding if holding > 0 else max(failing / 2, lowest_rps)
-        if not rate <= HIGHEST_RPS or rate >= failing:  # The next rate is out of range.
+        # The next rate is out of range, or was tried already.
+        if not rate <= HIGHEST_RPS or rate >= failing:
             return Goodput(holding, failing, rates)

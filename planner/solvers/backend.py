@@ -1,14 +1,15 @@
-"""Runs a PuLP problem, or one in arrays, and checks what the solver claims.
+"""Solves linear and integer programs, given as PuLP problems or as arrays, and checks the solver's claims.
 
-HiGHS solves; CBC (bundled with PuLP) where HiGHS is missing; OR-tools (SCIP) checks both in tests. Habits of
-solvers are known in this module alone:
+The solver is HiGHS, or CBC (bundled with PuLP) if HiGHS is missing; tests check both against OR-tools (SCIP).
+Only this module knows the peculiarities of solvers:
 - After a time limit PuLP's `status` still says "Optimal"; only `sol_status` tells.
 - PuLP's HiGHS calls an unbounded problem infeasible, and a stopped simplex a solution.
 - CBC reports no bound, and calls a problem infeasible if it was stopped before it had a point.
-- Integers come back as 3.9999999.
+- The value of an integer variable may be 3.9999999.
 
-A problem with too many rows to be written term by term, or one of which many are solved, is given as a
-`Program` of arrays, for HiGHS alone. (SciPy's own HiGHS would do, but prints to stdout when it is stopped.)
+A problem with too many rows to be written term by term, or one of many that are solved in turn, is given as a
+`Program` of arrays, which only HiGHS solves. (SciPy's HiGHS would also solve it, but prints to stdout when it
+is stopped.)
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Engine = Literal["highs", "cbc", "ortools"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
 FEASIBILITY_TOLERANCE = 1e-6  # A row may be violated by this share of its largest term.
-HIGHS_HAS_POINT = 2  # HiGHS's primal_solution_status of a point that keeps all rows.
-NO_BOUND = 1e100  # A bound beyond this is how HiGHS says that it has none.
+HIGHS_HAS_POINT = 2  # HiGHS's primal_solution_status if it has a point that keeps all rows.
+NO_BOUND = 1e100  # HiGHS reports a bound beyond this if it has none.
 NO_OPTIONS: Mapping[str, bool | int] = MappingProxyType({})
-# For a program with tens of columns, whose solution takes less time than these preparations.
+# Options for a program with tens of columns: these preparations would take longer than solving it.
 SMALL_OPTIONS: Mapping[str, bool | int] = MappingProxyType(
     {"mip_detect_symmetry": False, "mip_allow_restart": False, "mip_heuristic_run_feasibility_jump": False}
 )
@@ -47,9 +48,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SolverOutcome:
-    """The result of a run. Where `status` is "optimal" or "feasible", the solution is in the variables.
+    """The result of a run. If `status` is "optimal" or "feasible", the problem's variables have the solution.
 
-    No solution is better than `bound` (None: nothing proven). At an optimum it is the objective, to the gap.
+    No solution has a better objective than `bound`, which is None if nothing is proven. If the solution is
+    optimal, `bound` is its objective, except for the gap that was allowed.
     """
 
     status: Status
@@ -66,11 +68,12 @@ def run_highs(
     is_small: bool = False,
     most_nodes: int | None = None,
 ) -> SolverOutcome:
-    """Solve in place, on one thread. "feasible": stopped, with a point that keeps every constraint.
+    """Solve a problem in place, on one thread. The status "feasible" means that the solver was stopped when
+    it had a point that keeps every constraint.
 
-    With `start` the values that integer variables already have are HiGHS's first incumbent, and its search
-    ends after `most_nodes` nodes, on every machine with the same answer. `is_small` is for tens of columns:
-    without looking for symmetry, restarts and feasibility jumps HiGHS takes half the time there.
+    With `start` HiGHS begins with the values that integer variables already have, and ends after `most_nodes`
+    nodes of its search, which gives the same answer on every machine. `is_small` is for problems with tens of
+    columns, which HiGHS solves in half the time without SMALL_OPTIONS' preparations.
     """
     if engine == "highs" and not pulp.HiGHS(msg=False).available():
         engine = "cbc"
@@ -97,13 +100,16 @@ def run_highs(
 
 
 CP_WORK_FRAC = 0.25
-"""The share of a time limit that CP-SAT may use by its own count of work. On an idle machine its seconds are
-about as long as real ones. So the clock ends it only on a machine four times as slow.
+"""The share of a time limit that CP-SAT may use by its own count of work, whose seconds are about as long as
+real ones on an idle machine. So the clock ends a run only on a machine that is four times as slow, and
+results do not depend on the machine otherwise.
 """
 
 
 def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
-    """CP-SAT on one thread. By itself it takes Ctrl-C for its time limit, and the plan would go on."""
+    """CP-SAT on one thread. It does not catch Ctrl-C: by default it would end only itself, and not the
+    plan.
+    """
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -135,8 +141,8 @@ class Program:
 
 
 class ProgramBuilder:
-    """A `Program` built column by column and row by row. A variable is known by the number of its column.
-    `cost` holds the coefficient of each in the objective.
+    """Builds a `Program` column by column and row by row. A variable is named by the index of its column;
+    `cost` has the coefficients of the variables in the objective.
     """
 
     def __init__(self) -> None:
@@ -188,10 +194,11 @@ class ProgramBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """`x` of an "optimal" or "feasible" answer, its integers whole; `duals` of the rows of a relaxation.
+    """The solution of a `Program`: `x` (columns,) if the status is "optimal" or "feasible", with integers
+    rounded, and for a relaxation the `duals` (rows,).
 
-    No x costs less than `bound`, which is minus infinity where nothing is proven, and infinity where no x
-    keeps the rows.
+    No x costs less than `bound`, which is minus infinity if nothing is proven, and infinity if no x keeps the
+    rows.
     """
 
     status: Status
@@ -201,7 +208,7 @@ class Point:
 
 
 def minimise(program: Program, *, time_limit_s: float = 30.0, gap_frac: float = 0.0) -> Point:
-    """Solve, on one thread, to `gap_frac` of the optimum."""
+    """Solve a program on one thread, to within `gap_frac` of the optimum."""
     highs = _run_program(program, program.is_integer, time_limit_s, gap_frac)
     status, x = _status_of(highs), np.array(highs.getSolution().col_value)
     if status in ("infeasible", "unknown"):
@@ -212,7 +219,7 @@ def minimise(program: Program, *, time_limit_s: float = 30.0, gap_frac: float = 
 
 
 def solve_relaxation(program: Program, *, time_limit_s: float = 30.0) -> Point:
-    """Solve with `is_integer` ignored. `x` and `duals` (>= 0) are given for an optimum only."""
+    """Solve a program as if no variable were integer. Only an optimal result has `x` and `duals` (>= 0)."""
     highs = _run_program(program, np.zeros_like(program.is_integer), time_limit_s, 0.0)
     if (status := _status_of(highs)) != "optimal":
         return Point(status, np.inf) if status == "infeasible" else Point("unknown", -np.inf)
@@ -224,7 +231,7 @@ def solve_relaxation(program: Program, *, time_limit_s: float = 30.0) -> Point:
 def _run_program(
     program: Program, is_integer: npt.NDArray[np.bool_], time_limit_s: float, gap_frac: float
 ) -> highspy.Highs:
-    """HiGHS after its run on the program, with these columns integer."""
+    """HiGHS after its run on the program, in which the columns `is_integer` are integer."""
     import highspy
 
     kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
@@ -234,7 +241,7 @@ def _run_program(
     lp.row_lower_, lp.row_upper_ = program.least, np.full(len(program.least), highspy.kHighsInf)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
-    lp.integrality_ = [kinds[whole] for whole in is_integer.astype(int)] if is_integer.any() else []
+    lp.integrality_ = [kinds[k] for k in is_integer.astype(int)] if is_integer.any() else []
     highs = highspy.Highs()
     highs.setOptionValue("output_flag", False)
     highs.setOptionValue("threads", 1)
@@ -246,7 +253,7 @@ def _run_program(
 
 
 def _status_of(highs: highspy.Highs) -> Status:
-    """The status of a run of a `Program`, which is never unbounded. A stopped simplex has no solution, a
+    """The status of a run of a `Program`, which is never unbounded. A stopped simplex has no solution, but a
     stopped search for integers may have one.
     """
     name, info = highs.getModelStatus().name, highs.getInfo()
@@ -259,9 +266,10 @@ def _status_of(highs: highspy.Highs) -> Status:
 
 
 class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
-    """HiGHS that is told the values of the integer variables before it runs."""
+    """PuLP's HiGHS that begins with the values which the integer variables already have."""
 
     def callSolver(self, lp: pulp.LpProblem) -> None:
+        """Pass the values of the integer variables to HiGHS before it runs."""
         hinted = [variable for variable in lp.variables() if variable.cat == pulp.LpInteger]
         hinted = [variable for variable in hinted if variable.value() is not None]
         columns, values = [variable.index for variable in hinted], [variable.value() for variable in hinted]
@@ -269,8 +277,8 @@ class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
         super().callSolver(lp)
 
     def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
-        """PuLP knows no status for a search that ends by its number of nodes: it sets the values of the
-        variables and then raises KeyError.
+        """PuLP's status of a solution, also for a search that ends by its number of nodes. PuLP has no status
+        for that: it sets the values of the variables, and then raises KeyError.
         """
         if lp.solverModel.getModelStatus().name != "kSolutionLimit":
             return tuple(super().findSolutionValues(lp))
@@ -288,6 +296,7 @@ def _highs(
     solver: type[pulp.HiGHS] = pulp.HiGHS,
     options: Mapping[str, bool | int] = NO_OPTIONS,
 ) -> SolverOutcome:
+    """Solve a PuLP problem with HiGHS."""
     problem.solve(solver(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac, **options))
     highs = problem.solverModel
     name = highs.getModelStatus().name
@@ -302,16 +311,18 @@ def _highs(
 
 
 def _cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
+    """Solve a PuLP problem with CBC."""
     path = pulp.PULP_CBC_CMD.pulp_cbc_path
     began_s = time.monotonic()
     problem.solve(pulp.COIN_CMD(path=path, msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
     status = _status(problem, is_unbounded=problem.status == pulp.LpStatusUnbounded)
     if status == "infeasible" and time.monotonic() - began_s >= time_limit_s:
-        status = "unknown"  # CBC also says so where it was stopped before it had a point.
+        status = "unknown"  # CBC reports this too if it was stopped before it had a point.
     return SolverOutcome(status, None)
 
 
 def _status(problem: pulp.LpProblem, *, is_unbounded: bool) -> Status:
+    """The status of a PuLP problem after a run."""
     if is_unbounded:
         return "unbounded"
     if problem.sol_status == pulp.LpSolutionOptimal:
@@ -322,6 +333,7 @@ def _status(problem: pulp.LpProblem, *, is_unbounded: bool) -> Status:
 
 
 def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
+    """Solve a PuLP problem with SCIP by OR-tools, for tests."""
     from ortools.linear_solver.python import model_builder
 
     model, infinity = model_builder.Model(), float("inf")
@@ -369,22 +381,26 @@ def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> S
 
 
 def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engine: Engine) -> SolverOutcome:
-    """Tell the two apart, which presolve does not: without an objective, a problem with a point is solved."""
+    """Decide which of the two a problem is, which a solver's presolve leaves open: without its objective, a
+    problem that has any point is solved.
+    """
     objective, sense = problem.objective, problem.sense
     problem.setObjective(pulp.LpAffineExpression())
     status = run_highs(problem, time_limit_s=time_limit_s, engine=engine).status
     problem.setObjective(objective)
     problem.sense = sense
-    status_by_theirs: dict[Status, Status] = {
+    with_objective: dict[Status, Status] = {
         "optimal": "unbounded",
         "feasible": "unbounded",
         "infeasible": "infeasible",
     }
-    return SolverOutcome(status_by_theirs.get(status, "unknown"), None)
+    return SolverOutcome(with_objective.get(status, "unknown"), None)
 
 
 def _keeps_constraints(problem: pulp.LpProblem) -> bool:
-    """Whether the values in the variables are a solution: a stopped solver may leave anything there."""
+    """Whether the values of the variables keep all constraints. A stopped solver may leave values that
+    do not.
+    """
     for variable in problem.variables():
         value = variable.value()
         if value is None or not variable.valid(FEASIBILITY_TOLERANCE * max(1.0, abs(value))):

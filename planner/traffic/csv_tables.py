@@ -1,5 +1,5 @@
-"""Reads the columns of a CSV, some MiB at a time, and refuses every line that is no row of the table. pandas
-alone would skip or misread some.
+"""Reads columns of a CSV, some MiB at a time, and raises an error for every line that is not a row of the
+table: pandas by itself would skip or misread such lines.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ def read_columns(
     """Yields the columns `wanted` of the rows below the header `names`, which is line `at` of the file:
     blocks of lines, each with its columns by name.
 
-    `figures` are columns of numbers or dates. They tell a row from a piece of one (csv_lines.py). Columns of
-    `as_text` are read as text. `doubts` takes a sentence on the first figure with an exponent (1e3) in a
-    column whose other figures have none. Raises TraceError naming the lines that are no rows of such a table.
+    `figures` are columns of numbers or dates, by which csv_lines.py recognises a line that is a part of a
+    row. Columns of `as_text` are read as text. A sentence on the first figure with an exponent (1e3), in a
+    column whose other figures have none, is added to `doubts`. Raises TraceError that names the lines that
+    are not rows of such a table.
     """
-    # Our own headings, since two of a file's may be equal. The last one takes what stands beyond the header.
+    # These headings replace those of the file, which need not be unique. The last one is for fields beyond
+    # the header.
     headings = [f"c{i}" for i in range(len(names) + 1)]
     heading_of = {name: headings[names.index(name)] for name in wanted}
     figure_places = [names.index(name) for name in figures]
@@ -76,16 +78,16 @@ def read_columns(
 
 
 _SOME_EXPONENT = re.compile(rb"[eE]\+?\d")
-# A negative exponent is no doubt: programs write small numbers as 1e-05.
+# A negative exponent raises no doubt: programs write small numbers as 1e-05.
 _EXPONENT = re.compile(r"\s*\"?\d+(?:\.\d*)?[eE]\+?\d+\"?\s*")
 
 
 def _exponent_doubts(
     path: Path, block: csv_lines.Block, figures: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
-    """A sentence on the first figure with an exponent in a column where, in this block, at most half of the
-    figures have one: spreadsheets write long numbers so, and lose digits. `figures` are (name, column,
-    place).
+    """A sentence on the first figure with an exponent in a column of which, in this block, at most half of
+    the figures have one: spreadsheets write long numbers so, and lose digits. `figures` has (name, column,
+    index of the column).
     """
     if not _SOME_EXPONENT.search(block.text):  # Most blocks end here, quickly.
         return []
@@ -114,9 +116,9 @@ def check_lengths(
     rows: Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]],
     doubts: list[str],
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """Yield `rows` as they are, and look at `lengths`, which are columns of whole numbers. There 5.000 may be
-    five or five thousand: a sentence on the first such number is added to `doubts`. Raises TraceError where a
-    number without a point stands in the same column.
+    """Yield `rows` unchanged, and check `lengths`, which are columns of whole numbers. There 5.000 may mean
+    five or five thousand: a sentence on the first such number is added to `doubts`. Raises TraceError if the
+    same column also has a number without a point.
     """
     has_doubt = False
     for block, table in rows:
@@ -127,7 +129,7 @@ def check_lengths(
         yield block, table
 
 
-# Lengths with other decimals are refused elsewhere, as no whole numbers.
+# Lengths with other decimals raise an error where they are parsed, because they are not whole numbers.
 _SOME_THOUSANDS = re.compile(rb"\d\.\d{3}(?!\d)")
 _THOUSANDS = re.compile(r"\s*\"?[1-9]\d{0,2}\.000\"?\s*")
 
@@ -136,7 +138,7 @@ def _thousands_doubts(
     path: Path, block: csv_lines.Block, lengths: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
     """A sentence on the first number with three zeros after a point, in a column of whole numbers. `lengths`
-    are (name, column, place).
+    has (name, column, index of the column).
     """
     likely = [
         (name, column_index) for name, column, column_index in lengths if column.dtype.kind not in "iub"
@@ -150,14 +152,14 @@ def _thousands_doubts(
         if not with_point:
             continue
         first = with_point[0]
-        # A quoted field may hold line ends, so there may be more lines than rows.
+        # A quoted field may contain line ends, so the block may have more lines than rows.
         line, number = block.starts[min(first, len(block.starts) - 1)], cells[first]
         place = f"line {line}, column {name}: {show_value(number)}"
-        whole = [cell for cell in cells if cell.isdecimal()]
-        if whole:
+        without_point = [cell for cell in cells if cell.isdecimal()]
+        if without_point:
             raise TraceError(
-                f"{path}, {place} stands beside {show_value(whole[0])}: is the point a thousands separator? "
-                f"Write {number.replace('.', '')}, or {number.partition('.')[0]}"
+                f"{path}, {place} stands beside {show_value(without_point[0])}: is the point a thousands "
+                f"separator? Write {number.replace('.', '')}, or {number.partition('.')[0]}"
             )
         return [
             f"{path.name}, {place} is read as {float(number):.15g}, with a decimal point; if it separates "
@@ -167,8 +169,8 @@ def _thousands_doubts(
 
 
 def _may_have_exponents(column: pd.Series[Any]) -> bool:
-    """Whether the column may have a figure with an exponent. A column of whole numbers has none: pandas makes
-    floats of a column that has one.
+    """Whether the column may have a figure with an exponent. A column that pandas reads as whole numbers has
+    none, since an exponent makes it a column of floats.
     """
     if column.dtype.kind == "f":
         return True

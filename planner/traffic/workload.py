@@ -317,38 +317,40 @@ def coarser_lengths(lengths: TraceLengths) -> TraceLengths:
 
 
 def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[TraceLengths, IntArray]:
-    """As `coarser_lengths`, on powers of `ratio`; while there are more than `most` pairs, of larger ratios.
-    Also (U,) the index of the coarse pair of each pair.
+    """As `coarser_lengths`, rounded to powers of `ratio`, and of larger ratios while there are more than
+    `most` pairs. Also the index (U,) of each pair's coarse pair.
     """
     coarse_of = np.arange(len(lengths.requests))
     while len(lengths.requests) > most:
         inputs = _on_grid(lengths.input_tokens, ratio, np.floor)
         columns = [inputs, _on_grid(lengths.output_tokens, ratio, np.floor)]
         if lengths.is_cached:
-            # Zeros are added because a scalar stands for all pairs.
+            # Adding zeros turns a scalar, which is the value of all pairs, into an array.
             columns += [
                 np.minimum(_on_grid(np.zeros(len(inputs)) + tokens, ratio, np.ceil), inputs)
                 for tokens in (lengths.cached_tokens, lengths.shared_tokens)
             ]
         group = np.zeros(len(inputs), np.int64)
         for column in columns:
-            # Pairs of (group so far, column).
+            # Both numbers are packed into one of 64 bits: the group by the columns so far, and this column.
             group = np.unique((group << 32) + column.astype(np.int64), return_inverse=True)[1]
         requests = np.bincount(group, weights=lengths.requests).astype(np.int64)
         first = np.zeros(len(requests), np.int64)
-        first[group] = np.arange(len(group))  # Any member will do: all are equal now.
+        first[group] = np.arange(len(group))  # Any member represents its group, because all are equal now.
         cached, shared = (each[first] for each in columns[2:]) if lengths.is_cached else (0.0, 0.0)
         lengths = TraceLengths(
             columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached
         )
-        # A grid with twice the steps halves the pairs or better.
+        # Steps of twice the size leave at most about half of the pairs.
         coarse_of, ratio = group[coarse_of], 1 + 2 * (ratio - 1)
     return lengths, coarse_of
 
 
 def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray:
-    """Tokens on a grid of powers of `ratio`, by np.floor or np.ceil; unchanged on a grid finer than 1."""
-    # An exact power of the ratio stays itself in spite of the logarithm's error.
+    """Tokens rounded to powers of `ratio`, by np.floor or np.ceil; unchanged where the powers are less than 1
+    token apart.
+    """
+    # With this slack an exact power of the ratio stays itself in spite of the logarithm's rounding error.
     slack = 1e-9 if rounding is np.floor else -1e-9
     power = rounding(np.log(np.maximum(tokens, 1)) / np.log(ratio) + slack)
     on_grid = rounding(ratio**power)
@@ -356,6 +358,8 @@ def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray
 
 
 def _quantile_bucket(tokens: IntArray, buckets: int) -> IntArray:
-    """0 ... buckets - 1 for each length; bucket b ends below the (b + 1) / buckets quantile."""
+    """The bucket, from 0 to buckets - 1, of each length: bucket b ends below the (b + 1) / buckets
+    quantile.
+    """
     cuts = np.quantile(tokens, np.arange(1, buckets) / buckets, method="higher")
     return np.searchsorted(cuts, tokens, side="right").astype(np.int64)

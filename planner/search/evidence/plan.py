@@ -26,12 +26,12 @@ from planner.units import HOUR_S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Everything that `plan` writes down.
+    """Everything that `plan` writes to a folder.
 
-    `trace` is what was simulated, after scaling and windowing; `max_model_len` holds its longest request.
-    `on_paper` is the cheapest fleet on what is written, whose value the certificate has; it is None where the
-    plan was read from a folder. `trial` keeps the scenarios in which the fleet passed its test, until the
-    fleet has been simulated under the routers of the deployment targets.
+    `trace` is the simulated traffic, after scaling and windowing; `max_model_len` holds its longest request.
+    `on_paper` is the cheapest fleet on the traffic and the step times as written, whose value the certificate
+    has; it is None if the plan was read from a folder. `trial` keeps the scenarios in which the fleet passed
+    its test, until the fleet has been simulated with the routers of the deployment targets.
     """
 
     status: Status
@@ -50,7 +50,8 @@ class Plan:
     placement: NodePlacement | None = None
     prefixes: tuple[PoolPrefixes, ...] = ()  # One per pool if the plan counts on prefix caches.
     on_paper: Fleet | None = None
-    requested_rps: float | None = None  # The rate that was asked for; the drawn requests come a little off.
+    # The task's rate, from which that of the drawn requests differs a little.
+    requested_rps: float | None = None
     made: Made | None = None  # When the plan was made, and by which version.
     trial: FleetTrial | None = field(default=None, repr=False)
     # `power` is computed once and stored here: a list, because a frozen dataclass cannot set a field later.
@@ -66,15 +67,15 @@ class Plan:
 
     @property
     def power(self) -> ExpectedPower | None:
-        """What the fleet draws in its simulation; None where the simulation recorded no steps."""
+        """The power that the fleet draws in its simulation; None if the simulation recorded no steps."""
         if not self._power:
             self._power.append(expected_power(self.fleet, self.simulation))
         return self._power[0]
 
     @property
     def bill(self) -> Bill:
-        """What is paid for the fleet: whole nodes where nodes are sold whole. Owned GPUs cost nothing, or
-        their electricity where that is counted.
+        """What is paid for the fleet, including idle GPUs of nodes that are sold whole. Owned GPUs cost
+        nothing, or their electricity if that is counted.
         """
         pays_energy = any(pool.type.gpu.energy_usd_per_kwh for pool in self.fleet.running_pools)
         return bill_fleet(self.fleet, self.placement, self.power if pays_energy else None)
@@ -88,7 +89,7 @@ class Plan:
 
     @property
     def usd_per_million_output_tokens(self) -> float:
-        """USD per million tokens of answers: the whole bill, divided by the answers' tokens alone."""
+        """USD per million tokens of answers: the whole bill, divided by the answers' tokens only."""
         return self._usd_per_million(self.trace.output_tokens.sum())
 
     @property
@@ -97,14 +98,15 @@ class Plan:
         return agent_figures(self.trace, self.simulation, self.bill.usd_per_h)
 
     def _usd_per_million(self, tokens: float) -> float:
+        """The bill for the time that the fleet serves its traffic, per million of so many tokens."""
         hours = served_s(self.trace, self.simulation) / HOUR_S
         return float(self.bill.usd_per_h * hours / tokens * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFigures:
-    """What a fleet does for agents: how many agents it serves (None where the traffic does not say), how many
-    tasks end per hour, and the fleet's bill per task in USD.
+    """What a fleet achieves for agents: the number of agents that it serves (None if the traffic does not
+    say), the tasks that end per hour, and the fleet's bill per task in USD.
     """
 
     agents: int | None
@@ -115,9 +117,9 @@ class AgentFigures:
 def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> AgentFigures | None:
     """Tasks per hour and USD per task at this bill; None for traffic without tasks.
 
-    A described agent has a rate of its own: its tasks over the time from its first request to its last
-    answer. The fleet's rate is the sum. Where the traffic names no agents, the rate is all tasks over the
-    time that the fleet serves the trace (`served_s`).
+    The rate of a described agent is its tasks over the time from its first request to its last answer, and
+    the fleet's rate is the sum over agents. If the traffic names no agents, the fleet's rate is all tasks
+    over the time that it serves the trace (`served_s`).
     """
     if simulation.tasks is None:
         return None
@@ -137,10 +139,10 @@ def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> Age
 
 
 def served_s(trace: Trace, simulation: Simulation) -> float:
-    """Seconds that this traffic occupies a fleet: the trace's duration.
+    """How many seconds a fleet serves this traffic: the trace's duration.
 
-    Where requests wait for the answers of others the arrivals in the trace are too early, so the time from
-    the first arrival to the last token counts instead.
+    If requests wait for the answers of others, the arrivals in the trace are too early; then it is the
+    simulated time from the first arrival to the last token.
     """
     if not trace.after.size:
         return trace.duration_s

@@ -1,8 +1,9 @@
-"""Fleets that use what is owned: of an owned GPU type alone, or with workers on owned GPUs that are idle.
+"""Finds fleets that use owned GPUs: fleets of one owned GPU type, and fleets with workers added on idle owned
+GPUs.
 
-A pool of level 0 has one worker type, so it is either owned or rented. Pools that are both are made from the
-smallest fleet of one GPU type, whatever it costs: beyond the owned GPUs all have one price.
-`planner/search/problem/owned_first.py` says which workers of a fleet are owned.
+A pool of level 0 has one worker type, so it is either owned or rented. A fleet with owned and rented GPUs of
+one type is made from the smallest fleet of that type: since all GPUs beyond the owned ones have one price, it
+is also the cheapest. `planner/search/problem/owned_first.py` decides which of its workers are owned.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from planner.solvers.master import Option
 
 
 def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
-    """Fleets that hold and use what is owned.
+    """Fleets that hold and use owned GPUs.
 
-    For each owned GPU type the smallest fleet of this type alone, where GPUs beyond the owned ones are
-    rented. Last, all owned GPUs beside level 0's best fleet, without the workers that it does not need, the
-    dearest taken away first.
+    For each owned GPU type, one is the smallest fleet of only this type, with GPUs beyond the owned ones
+    rented. The last one is level 0's best fleet together with all owned GPUs, without the workers that it
+    then does not need.
     """
-    if problem.task.objective != "cost":  # Owned GPUs draw power and count as rented ones do.
+    # Counted by power or GPUs, owned GPUs are no better than rented ones.
+    if problem.task.objective != "cost":
         return []
     fleets: list[Counts] = []
     on_owned: Counts = ()  # Workers on all owned GPUs of every type so far.
@@ -43,11 +45,10 @@ def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
 
 
 def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
-    """The largest pools of idle owned GPUs that may be added to a fleet: one for each owned GPU type, and
-    each role that the fleet has.
+    """The largest pools of idle owned GPUs that may be added to a fleet: one for each owned GPU type and each
+    role that the fleet has.
 
-    Of the options of that type and role, the pool has the one that would carry the whole traffic on the
-    fewest GPUs.
+    A pool's option is the one, of its type and role, that would serve the whole traffic on the fewest GPUs.
     """
     if problem.task.objective != "cost":
         return ()
@@ -56,7 +57,8 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
         if option.type.gpu.name.endswith(OWNED):
             idle_gpus[row_of(option.type.gpu.name)] -= count * option.type.gpus
     roles = {option.role for option, _ in counts}
-    fewest: dict[tuple[str, str], tuple[float, Option]] = {}  # GPUs and their option, by row and role.
+    # the fewest GPUs and their option, by (row, role)
+    fewest: dict[tuple[str, str], tuple[float, Option]] = {}
     for option in level0.options:
         row = row_of(option.type.gpu.name)
         is_idle = option.type.gpu.name.endswith(OWNED) and option.type.gpus <= idle_gpus.get(row, 0)
@@ -70,7 +72,7 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
 
 
 def with_idle(problem: Problem, level0: Level0, counts: Counts) -> Counts:
-    """A fleet with the owned GPUs that it leaves idle, split evenly over its roles."""
+    """A fleet together with workers on the owned GPUs that it leaves idle, split evenly over its roles."""
     counts_with_idle, roles = dict(counts), len({option.role for option, _ in counts})
     for option, most in owned_beside(problem, level0, counts):
         counts_with_idle[option] = counts_with_idle.get(option, 0) + most // roles
@@ -78,13 +80,10 @@ def with_idle(problem: Problem, level0: Level0, counts: Counts) -> Counts:
 
 
 def _smallest_fleet(problem: Problem, row: str) -> Counts | None:
-    """The smallest fleet of level 0 of this GPU alone, with unlimited stock and budget.
-
-    It is also the cheapest in rent, as all its GPUs beyond the owned ones have one price.
-    """
+    """The smallest fleet of level 0 of only this GPU, with unlimited stock and budget; None if none holds."""
     types = [worker for worker in problem.types if row_of(worker.gpu.name) == row]
     names = {worker.gpu.name for worker in types}
-    name = row if row in names else row + OWNED  # Where none can be rented, the row of the owned ones.
+    name = row if row in names else row + OWNED  # If the GPU cannot be rented, there are only owned ones.
     types = [worker for worker in types if worker.gpu.name == name]
     if not types:
         return None
@@ -100,8 +99,8 @@ def _owned_part(smallest: Counts, owned: int) -> Counts:
 
 
 def without_needless_workers(counts: Counts, problem: Problem) -> Counts:
-    """The fleet with the fewest workers of each option that hold beside those of the others, found by
-    bisection; the dearest option is reduced first.
+    """The fleet with as few workers of each option as hold together with the rest of it, found by bisection;
+    the most expensive option is reduced first.
     """
     fleet_counts = dict(counts)
     for option, holding in sorted(counts, key=lambda pool: -pool[0].objective):

@@ -1,7 +1,6 @@
-"""The best fleet under given policies: first level 0, then fleets of several types.
+"""Searches the best fleet under given policies: first level 0, then fleets of several worker types.
 
-A search may start from fleets that are known, and use what other searches simulated
-(planner/studies/what_if.py).
+A search may start from known fleets, and use what other searches simulated (planner/studies/what_if.py).
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ from planner.solvers.master import Option
 
 @dataclass(frozen=True, slots=True)
 class FleetSearch:
-    """The best fleet, and how far the search came. `cuts` is how many proposals of mixed fleets failed, and
-    `beyond_exact` says that every cheaper fleet of any mix was simulated.
+    """The result of a search: the best fleet, its value, and how far the search came.
+
+    `cuts` is how many proposals of mixed fleets failed. `beyond_exact` says that every cheaper fleet of any
+    mix of types was simulated.
     """
 
     best: Counts
@@ -44,10 +45,10 @@ class FleetSearch:
 def search(
     problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
 ) -> FleetSearch:
-    """The best fleet. The fleets of `start` that hold are those to be beaten.
+    """The best fleet found, which is at least as good as the fleets of `start` that hold.
 
     With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows. `walks` is as for
-    `search_level0`; without it, fleets of several types have only the settings that did best.
+    `search_level0`; without it, fleets of several types have only the settings that were best at level 0.
     Raises InfeasibleError if no fleet within the limits was found; the error says whether that is proved.
     """
     result, _ = search_beyond_budgets(problem, start, prove=prove, walks=walks)
@@ -59,19 +60,20 @@ def search(
 def search_beyond_budgets(
     problem: Problem, start: Sequence[Fleet], *, prove: bool = False, walks: bool = True
 ) -> tuple[FleetSearch | InfeasibleError, Fleet | None]:
-    """What `search` returns or raises, and the best fleet of the same question without its budgets: None
-    where it has no budgets, or no fleet was found. A search under other policies may begin with that fleet,
-    and come to one within the budgets.
+    """What `search` returns or raises, and the best fleet of the same question without its budgets, None if
+    it has no budgets or no fleet was found.
+
+    A search with other policies may start from that fleet, and find one within the budgets.
     """
     wider, unlimited = _without_budgets(problem), None
     if wider is not None:
         result = _search(wider, start, prove=prove, walks=walks)[0]
         unlimited = None if result is None else problem.oracle.fleet(result.best)
         if result is not None and problem.allows(result.best):
-            came_to_its_end = not wider.out_of_time()
-            if came_to_its_end or problem.out_of_time():
+            is_complete = not wider.out_of_time()
+            if is_complete or problem.out_of_time():
                 return _with_level0_within(problem, result, start, prove=prove, walks=walks), unlimited
-            # The search was cut short. In the rest of the time its fleet is to be beaten within the budgets.
+            # The search was cut short. The rest of the time is for a better fleet within the budgets.
             start = (*start, problem.oracle.fleet(result.best))
     within, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
     if within is not None:
@@ -119,11 +121,12 @@ def _search(
 
 
 def _without_budgets(problem: Problem) -> Problem | None:
-    """The same question without limits on money, power and GPUs in all, with half of the time that is left.
-    None where the question has no such limits, or where a bound proves that no fleet is within them.
+    """The same question without its budgets, which are the limits on money, power and the number of all GPUs,
+    and with half of the time that is left. None if the question has no budgets, or if a bound proves that no
+    fleet is within them.
 
-    If the best fleet without these limits is within them, it is the best fleet with them. A search with these
-    limits takes another way, and may miss that fleet.
+    If the best fleet without budgets is within them, it is also the best fleet with them. A search with
+    budgets takes another path and may miss that fleet.
     """
     limits = replace(problem.limits, power_w=None, cost_usd_per_h=None, gpus=None)
     if problem.lower is None or limits == problem.limits:
@@ -143,8 +146,8 @@ def _without_budgets(problem: Problem) -> Problem | None:
 def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
     """The best fleet for a stricter question than the one searched before; None if none is found.
 
-    The fleets of `start` that hold are those to be beaten. With `is_mixed` fleets of several types per pool
-    are searched too.
+    The search starts from the fleets of `start` that hold. With `is_mixed` fleets of several worker types are
+    searched too.
     """
     wider = _without_budgets(problem)
     best = None if wider is None else _search_again(wider, start, is_mixed=is_mixed)
@@ -164,7 +167,9 @@ def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -
 
 
 def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:
-    """The cheapest answer; of equal ones the first of those with the queue that engines have by default."""
+    """The cheapest answer; of equally cheap ones the first with the default queue of engines, if any
+    has it.
+    """
     least = min(result.value for _, result in answers)
     equal = [answer for answer in answers if answer[1].value <= least * answer[0].same_value]
     return min(equal, key=lambda answer: answer[0].oracle.policies.queue != Policies().queue)
@@ -198,9 +203,9 @@ def _uncapped(option: Option, level0: Level0) -> Gpu | None:
 
 
 def _check_minimal(search: Search, oracle: Oracle) -> None:
-    """Simulate the best fleet of level 0 with fewer workers.
+    """Simulate the best fleet of level 0 with fewer workers, and offer a smaller fleet that holds.
 
-    If such a fleet holds, more workers have hurt somewhere: the search cannot claim to be exact.
+    If one holds, more workers made a fleet fail somewhere, so the search is not exact.
     """
     assert search.best is not None
     smaller = without_spare_workers(search.best, oracle)

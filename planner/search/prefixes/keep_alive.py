@@ -1,9 +1,10 @@
-"""How often a router must request pinned prefixes so that an engine without pins keeps them, and the cost.
+"""Computes how often a router must request pinned prefixes so that an engine that cannot pin keeps them in
+its cache, and what that costs.
 
 vLLM cannot pin blocks: those used longest ago leave its cache first. A prefix stays if it is used again
 before new tokens have filled the room beside the pinned prefixes of its worker. The shortest time in which
-that happens, the turnover, follows from the plan's simulation. Where no user has requested a prefix for half
-the turnover, the router requests it, for one token; all but the prefix's last block hits.
+that happens, the turnover, follows from the plan's simulation. If no user has requested a prefix for half of
+the turnover, the router requests it, for one output token; all but the prefix's last block hits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.units import HOUR_S
 
 TURNOVER_FRAC = 0.5  # A margin, because traffic may be denser than the trace.
-LEAST_S = 1.0  # The router looks for unused prefixes once per second, so no prefix is requested more often.
+LEAST_S = 1.0  # The router checks for unused prefixes once per second, so it requests none more often.
 
 
 def with_keep_alive(
@@ -58,10 +59,10 @@ def find_keep_alive(
     room_tokens: Sequence[float],
     leaves: Sequence[Sequence[Leaf]],
 ) -> KeepAlive:
-    """How often the router requests each worker's prefixes, and how much time of the engines that takes.
+    """How often the router requests each worker's prefixes, and how much of the engines' time that takes.
 
-    The pool's workers are numbered from `first` on in the simulation. Worker r has room for `room_tokens[r]`
-    beside its pinned prefixes: `leaves[r]` and all shorter ones that those begin with.
+    The pool's workers have the numbers from `first` on in the simulation. Worker r has room for
+    `room_tokens[r]` tokens beside its pinned prefixes, which are `leaves[r]` and their beginnings.
     """
     assert simulation.cached_tokens is not None
     outputs = trace.output_tokens if pool.role == "mixed" else np.ones(len(trace), np.int64)
@@ -70,18 +71,18 @@ def find_keep_alive(
     span_s = (float(trace.arrival_s[0]), float(trace.arrival_s[-1]))
     all_every_s: list[float | None] = []
     request_count, busiest_s = 0, 0.0
-    for r, own_leaves in enumerate(leaves):
-        own = np.flatnonzero(simulation.prefill_worker == first + r)
-        turnover_s = turnover_s_of(trace.arrival_s[own], new_tokens[own], room_tokens[r])
-        if not own_leaves or math.isinf(turnover_s):
+    for r, worker_leaves in enumerate(leaves):
+        requests = np.flatnonzero(simulation.prefill_worker == first + r)
+        turnover_s = turnover_s_of(trace.arrival_s[requests], new_tokens[requests], room_tokens[r])
+        if not worker_leaves or math.isinf(turnover_s):
             all_every_s.append(None)  # Nothing is pinned here, or nothing ever leaves this cache.
             continue
         every_s, busy_s = max(TURNOVER_FRAC * turnover_s, LEAST_S), 0.0
         all_every_s.append(every_s)
-        for leaf, used_s in zip(own_leaves, times_of_use_s(trace, own, own_leaves), strict=True):
+        for leaf, used_s in zip(worker_leaves, times_of_use_s(trace, requests, worker_leaves), strict=True):
             gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
             router_requests = int(np.floor(gaps_s / every_s).sum())
-            tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # The last block is computed anew.
+            tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # Engines always compute the last block of a prompt.
             pairs, cached = float(tokens * leaf.tokens), float(leaf.tokens - tokens)
             step_s = pool.type.latency.step_s(float(tokens), pairs, cached=cached)
             request_count += router_requests
@@ -94,21 +95,21 @@ def find_keep_alive(
 
 def turnover_s_of(arrival_s: FloatArray, tokens: IntArray, room_tokens: float) -> float:
     """The shortest time between two arrivals such that they and the requests between them have `room_tokens`
-    together; infinite where all requests together have fewer.
+    together; infinite if all requests together have fewer.
     """
-    upto = np.cumsum(tokens)
-    # For each request, the latest one from which on `room_tokens` have arrived with it; -1 if there is none.
-    begin = np.searchsorted(upto - tokens, upto - room_tokens, side="right") - 1
-    enough = np.flatnonzero(begin >= 0)
-    return float((arrival_s[enough] - arrival_s[begin[enough]]).min()) if len(enough) else math.inf
+    total_tokens = np.cumsum(tokens)
+    # For each request the latest request such that both and those between have `room_tokens`; -1 if none.
+    begin = np.searchsorted(total_tokens - tokens, total_tokens - room_tokens, side="right") - 1
+    ends = np.flatnonzero(begin >= 0)
+    return float((arrival_s[ends] - arrival_s[begin[ends]]).min()) if len(ends) else math.inf
 
 
-def times_of_use_s(trace: Trace, own: IntArray, leaves: Sequence[Leaf]) -> list[list[float]]:
-    """For each leaf, the arrivals of those of the requests `own` that begin with it."""
+def times_of_use_s(trace: Trace, requests: IntArray, leaves: Sequence[Leaf]) -> list[list[float]]:
+    """For each leaf the arrivals [s] of those of `requests` that begin with it."""
     numbers = {leaf.block_ids: k for k, leaf in enumerate(leaves)}
     lengths = sorted({len(ids) for ids in numbers})
     used_s: list[list[float]] = [[] for _ in leaves]
-    for i in own.tolist():
+    for i in requests.tolist():
         begin, end = trace.prefix_offsets[i : i + 2].tolist()
         for length in lengths:
             if begin + length > end:

@@ -1,7 +1,8 @@
-"""Whether the link between prefill and decode pools is too slow for the KV blocks, whatever the pools are.
+"""Tests whether the link between prefill and decode pools is too slow for the KV blocks, whatever the pools
+are.
 
-Both tests speak of the backlog test (planner/simulator/slo_verdict.py): of the last tenth of the requests,
-half must have their second token soon after their arrival.
+Both tests use what the backlog test (planner/simulator/slo_verdict.py) requires: of the last tenth of the
+requests, half must have their second token soon after their arrival.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 
 
 def link_too_slow(problem: Problem) -> LinkTooSlow | None:
-    """Whether the link cannot carry the KV blocks of the requests that the SLO obliges pairs to decode.
+    """The finding that the link cannot transfer in time the KV blocks of the requests that the SLO requires
+    to be decoded; None if it can.
 
-    Two sets of requests are tested: those of the whole trace, until their work must be done; and half of the
-    last tenth, until their second token is due.
+    Two sets of requests are tested: those of the whole trace that must be served, and half of the last tenth
+    up to the deadline of their second token.
     """
     trace, bandwidth = problem.trace, problem.task.network.bandwidth_bytes_per_s
-    if problem.task.network.topology is not None:  # Its links are several, not one.
+    if problem.task.network.topology is not None:  # With a topology there is no single link.
         return None
     everyone = np.ones(len(trace), bool)
     needs = [
@@ -44,11 +46,12 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
 
 
 def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
-    """Whether the link is still busy with earlier hand-offs when the last tenth of the requests hands over.
+    """The finding that the link is still busy with earlier hand-offs when the last tenth of the requests
+    hands over; None if it is not.
 
-    Requests whose limit on TTFT ends before the last tenth arrives, and that keep it, are prefilled before
-    any of the last tenth. That the link serves in the order of the prefills is an assumption:
-    pruning_rules.LINK.
+    Requests whose TTFT is due before the last tenth arrives, and that keep that limit, are prefilled before
+    any of the last tenth. It is an assumption that the link transfers in the order of the prefills
+    (pruning_rules.LINK).
     """
     trace, network, tested = (
         problem.trace,
@@ -65,7 +68,7 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     until_s = end_s + tested.prefill_s + tested.gap_s - float(trace.arrival_s[0])
     for limit in limits:
         before = measured & (trace.arrival_s < start_s - limit.limit_s)
-        # As many as keep the limit, if all requests that come later do.
+        # So many of these must keep the limit, even if all later requests do.
         must_keep = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
         bytes_per_s = _least_bytes(problem, before, must_keep) / until_s
         if bytes_per_s > network.bandwidth_bytes_per_s:
@@ -79,5 +82,5 @@ def _least_bytes(problem: Problem, requests: npt.NDArray[np.bool_], least: int) 
         return 0.0
     trace = problem.trace
     blocks = (np.ceil(trace.input_tokens / KV_BLOCK_TOKENS) * (trace.output_tokens > 1))[requests]
-    carried = float(np.partition(blocks, least - 1)[:least].sum())
-    return carried * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token
+    fewest_blocks = float(np.partition(blocks, least - 1)[:least].sum())
+    return fewest_blocks * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token

@@ -1,10 +1,10 @@
-"""How a fleet is bought: owned GPUs before rented ones, and what is paid for it.
+"""Decides which workers of a fleet are owned and which are rented, and what is paid for the fleet.
 
 A catalog row such as "h100-80g" makes up to three GPUs: "h100-80g", "h100-80g@owned" and "h100-80g@spot"
 (planner/domain.py). An owned worker and a rented one of the same row and settings are two worker types, since
 they have two prices, and one *kind*, since they do the same work. Which workers of a kind are owned changes a
-fleet's price and not its simulation. `planner/search/level0/owned_gpus.py` looks for fleets that fit what is
-owned.
+fleet's price and not its simulation. `planner/search/level0/owned_gpus.py` searches fleets that use the owned
+GPUs well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from planner.search.problem.options import OWNED_USD_PER_H, option_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
-MANY = 2**31  # GPUs of a row whose stock is not limited.
+MANY = 2**31  # Stands for an unlimited stock of owned GPUs.
 
 
 class WorkerKind(NamedTuple):
@@ -33,10 +33,11 @@ class WorkerKind(NamedTuple):
 
 
 def owned_first(problem: Problem, counts: Counts) -> Counts:
-    """As many workers of each kind, on owned GPUs as far as they go; the largest workers get them first.
+    """The fleet with as many workers of each kind, but as many of them as possible on owned GPUs; kinds of
+    the largest workers get owned GPUs first.
 
-    A worker stays on a rented node that is paid in any case, where an owned GPU would cost electricity.
-    Returns `counts` unchanged if the remaining workers would need rented GPUs that are not offered.
+    If owned GPUs cost electricity, a worker stays on a rented node that is paid in any case. Returns `counts`
+    unchanged if the remaining workers would need rented GPUs that are not offered.
     """
     if not problem.task.owned:
         return counts
@@ -70,7 +71,9 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
 
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
-    """Move workers from owned GPUs to idle rented ones, of each option as many as make the fleet cheapest."""
+    """The fleet with workers moved from owned GPUs to idle rented ones, of each option as many as make the
+    fleet cheapest.
+    """
     for option, count in counts:
         rented = gpus.get(row_of(option.type.gpu.name))
         if rented is None or not rented.is_sold_whole or not option.type.gpu.name.endswith(OWNED):

@@ -1,10 +1,11 @@
-"""The prefill work that prefix caches can save each request of a trace: for lower bounds, and for guesses.
+"""The prefill work that prefix caches can save for each request of a trace: for lower bounds, and for first
+guesses of worker counts.
 
-Under every routing and order a worker computes every distinct block of its requests at least once. Here a
-block counts only for the first request of the whole trace that has it. So `PrefixHits.lengths` and `classes`
-with an endless cache never over-estimate the prefill work of any part of the trace on any worker. A bound on
-memory is another matter: a block in use takes room once, however many requests share it, so a bound may count
-only blocks that no other request has.
+With every routing and order a worker computes each distinct block of its requests at least once. Here a block
+counts as work only for the first request of the whole trace that has it. So `PrefixHits.lengths` and
+`classes` with an infinite cache never overestimate the prefill work of any part of the trace on any worker.
+For memory the bound differs: a block in use takes room once, however many requests share it, so a bound on
+memory may count only blocks that no other request has.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from planner.traffic.workload import TraceLengths, Workload, to_classes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixHits:
-    """For every use of a block (m,): its request, its tokens, and its stack distance, -1 for the first use of
-    the block. `shared_tokens` (n,) counts the tokens of each prompt that are in another prompt too, before it
-    or after.
+    """The uses of blocks in a trace, and how far each is from the one before.
+
+    For each of the m uses of a block: its request `owner` (m,), its `tokens` (m,), and its stack distance
+    `distance` (m,) in blocks, which is -1 for the first use of the block. `shared_tokens` (n,) counts the
+    tokens of each prompt that are also in an earlier or later prompt.
     """
 
     trace: Trace
@@ -35,7 +38,7 @@ class PrefixHits:
 
     @classmethod
     def of(cls, trace: Trace) -> PrefixHits:
-        """Raises TraceError without block ids."""
+        """The uses of blocks in a trace. Raises TraceError if it has no block ids."""
         blocks = block_uses(trace)
         used = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
         is_shared = np.bincount(blocks.node)[blocks.node] > 1
@@ -43,14 +46,14 @@ class PrefixHits:
         return cls(trace, blocks.owner, blocks.tokens, used.distance, shared.astype(np.int64))
 
     def cached_tokens(self, cache_tokens: float = math.inf) -> IntArray:
-        """(n,): the tokens of each prompt that one common LRU cache of that size has at its arrival."""
+        """(n,): the tokens of each prompt that hit in one LRU cache of that size for all requests."""
         is_hit = (self.distance >= 0) & ((self.distance + 1) * self.trace.prefix_block_tokens <= cache_tokens)
         hits = np.bincount(self.owner, weights=self.tokens * is_hit, minlength=len(self.trace))
         return hits.astype(np.int64)
 
     def lengths(self, cache_tokens: float = math.inf) -> TraceLengths:
-        """Distinct lengths with cached tokens. The cache's size is rounded to a power of two, so that few
-        sizes are computed.
+        """The distinct lengths of the trace with their cached tokens. The cache's size is rounded to a power
+        of two, so that only few sizes are computed.
         """
         if not math.isinf(cache_tokens):
             cache_tokens = 2.0 ** round(math.log2(max(cache_tokens, 1.0)))
@@ -70,5 +73,5 @@ class PrefixHits:
         return self._known[cache_tokens]
 
     def classes(self) -> Workload:
-        """Classes of requests with similar lengths and similar hits in an endless cache."""
+        """Classes of requests with similar lengths and similar hits in an infinite cache."""
         return to_classes(self.trace, cached_tokens=self.cached_tokens(), shared_tokens=self.shared_tokens)
