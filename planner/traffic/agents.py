@@ -1,20 +1,20 @@
-"""Draws the requests of agents: a number of them work at once, each at one task after the other.
+"""Draws the requests of agents: a number of them work at the same time, each on one task after another.
 
-    an agent    has sessions, one after the other
-    a session   tasks that share one growing context
-    a task      what a user waits for: turns, of which each waits for the one before and for its tools
-    a turn      a request; its prompt is the whole session so far and what the tools, or the user, add
-    sub-agents  some turns send out several at once, each with a context of its own and turns of its own;
-                the next turn of the task waits for all of them
+    an agent    has sessions, one after another
+    a session   consists of tasks that share one growing context
+    a task      is what a user waits for: turns, each of which waits for the one before and for its tools
+    a turn      is a request; its prompt is the whole session so far and what the tools, or the user, add
+    sub-agents  are started by some turns, several at once, each with its own context and turns; the next turn
+                of the task waits for all of them
 
 The load is the number of agents: an agent's next request comes when its last is answered and its tools are
-done, so a slow fleet gets fewer requests, not a longer queue. Each request of an agent waits for an earlier
-one of it. Every prompt begins with the system prompt that all share; that of an agent, not of a sub-agent,
-goes on with one of several repositories.
+done, so a slow fleet gets fewer requests and not a longer queue. Except for an agent's first request, each
+waits for an earlier request of the agent. Every prompt begins with the system prompt that all share; that of
+an agent, but not of a sub-agent, continues with one of several repositories.
 
-Each agent is given tasks until it would have worked for the duration if an output token took NOMINAL_TOKEN_S.
-It has random numbers of its own, so the first agents stay as they were when their number is raised. At time 0
-each agent is at a random place within its first session, and all begin within the time of one turn.
+Each agent gets tasks until it would have worked for the duration if an output token took NOMINAL_TOKEN_S.
+Each has a separate stream of random numbers, so the first agents stay as they are if their number is raised.
+At time 0 each agent is at a random position in its first session, and all begin within the time of one turn.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from planner.errors import InputError
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
-# Seconds per output token of a usual fleet: they decide how many tasks an agent is given.
+# Seconds per output token of a usual fleet, by which it is decided how many tasks an agent gets.
 NOMINAL_TOKEN_S = 0.02
 # The time of a simulation grows with the ids of blocks. So blocks are made larger until all prompts together
-# have at most the first number of ids, and a prompt has at most the second in the mean.
+# have at most the first number of ids, and the mean prompt has at most the second.
 MOST_AGENT_IDS = 8_000_000
 MOST_MEAN_IDS = 256
-MOST_AGENTS = 1_000_000  # A guard against typos: each agent takes memory and time to draw.
-# A second seed: it makes these random numbers differ from others drawn with the user's seed.
-AGENT_STREAM = 40  # Tells these random numbers from others that are drawn with the same seed.
+MOST_AGENTS = 1_000_000  # A guard against typing errors: each agent takes memory and time to draw.
+# A second seed, by which these random numbers differ from others that are drawn with the user's seed.
+AGENT_STREAM = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class Pause:
     cv: float = 1.0
 
     def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
-        """(count,) in seconds."""
+        """(count,): random pauses [s]."""
         if not self.mean_s or not self.cv:
             return np.full(count, self.mean_s)
-        variance = math.log1p(self.cv**2)  # Of the logarithm.
-        return rng.lognormal(math.log(self.mean_s) - variance / 2, math.sqrt(variance), count)
+        log_variance = math.log1p(self.cv**2)
+        return rng.lognormal(math.log(self.mean_s) - log_variance / 2, math.sqrt(log_variance), count)
 
 
 @dataclass(frozen=True, slots=True)
 class SubAgents:
-    """A task sends out `per_task` sub-agents in the mean, a sending turn `at_once` of them; each has `turns`
-    turns in the mean (geometric).
+    """The sub-agents of a task: `per_task` of them in the mean. A turn that starts any starts `at_once` of
+    them, each with `turns` turns in the mean (geometric).
     """
 
     per_task: float
@@ -68,8 +68,9 @@ class SubAgents:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """`count` agents at once. A task has `turns` turns in the mean, a session `tasks` tasks (both geometric).
-    `tool` is the time of the tools before each turn after a task's first, `idle` the time before a task.
+    """`count` agents that work at the same time. A task has `turns` turns in the mean, and a session `tasks`
+    tasks (both geometric). `tool` is the time of the tools before each turn after a task's first, `idle` the
+    pause before a task.
 
     A session begins with `system_tokens` that all have, `repository_tokens` of one of `repositories` (the
     k-th as often as k^-skew) and `start` tokens of its own. Before a turn that would not fit into
@@ -106,8 +107,8 @@ class Agents:
 
 @dataclass(slots=True)
 class _DrawnRequests:
-    """Requests as they are drawn, agent by agent. A request arrives `think_s` after all its `parents`, which
-    stand before it, have been answered; one without parents arrives at `start_s`.
+    """Requests as they are drawn, agent by agent. A request arrives `think_s` after all of its `parents`,
+    which are before it in the lists, have been answered; one without parents arrives at `start_s`.
     """
 
     start_s: list[float] = field(default_factory=list)

@@ -1,7 +1,9 @@
-"""Distributions of lengths of requests, in the forms that people know: a mean, percentiles, a histogram.
+"""Distributions of the lengths of requests, by what users know of them: a mean, percentiles, or a histogram.
 
-`of_scores` of each gives the lengths at standard normal scores: at a score of 0 the median, at 1.645 the 95th
-percentile. So correlated lengths, such as those of a prompt and its answer, are drawn from correlated scores.
+Each has three members. `mean_tokens` is the mean length. `of_scores` returns the lengths at standard normal
+scores: at a score of 0 the median, at 1.645 the 95th percentile. Thus correlated lengths, such as those of a
+prompt and its answer, are drawn from correlated scores. `scaled` returns the distribution with lengths
+multiplied by a factor.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from planner.traffic.trace import MAX_TOKENS, FloatArray, IntArray
 _SCORES = np.linspace(-6.0, 6.0, 4001)
 _WEIGHTS = np.exp(-(_SCORES**2) / 2)
 _WEIGHTS /= _WEIGHTS.sum()
-STEEPEST = 4.0  # The steepest slope of a tail, in logarithms of tokens per standard deviation.
-# To reach a given mean, lengths between two percentiles are bent. Where a length lies between them, as a
-# share in [0, 1], is raised to a power: up to MOST_BEND, which makes lengths shorter, or down to its inverse.
+STEEPEST = 4.0  # The steepest slope of a tail, in units of the logarithm of tokens per standard deviation.
+# To reach a given mean, lengths between two percentiles are bent: the position of a length between them, a
+# share in [0, 1], is raised to a power. Powers up to MOST_BEND make lengths shorter, those down to its
+# inverse longer.
 MOST_BEND = 60.0
 
 
@@ -36,7 +39,7 @@ def _tokens(lengths: FloatArray) -> IntArray:
 
 
 def _mean_over_scores(tokens: FloatArray) -> float:
-    """The mean of tokens given for each of _SCORES."""
+    """The mean of a distribution whose lengths at _SCORES are `tokens`."""
     return float(tokens @ _WEIGHTS)
 
 

@@ -1,4 +1,4 @@
-"""What a plan takes for granted, as facts that its report and certificate show.
+"""Lists the assumptions of a plan, as facts that its report and certificate show.
 
 reports/fact_sentences.py has the sentence of each fact, also of each `Assumption` by its name.
 """
@@ -40,7 +40,7 @@ from planner.simulator.simulation import Simulation
 
 
 def find_gpus_too_small(problem: Problem) -> tuple[SmallWorker, ...]:
-    """The largest worker of each GPU of the question that has none in the search for want of memory."""
+    """For each GPU of the question on which no worker has enough memory, its largest worker."""
     in_search = {worker.gpu.name for worker in problem.types}
     largest: dict[str, SmallWorker] = {}
     for gpu in problem.gpus:
@@ -55,9 +55,9 @@ def find_gpus_too_small(problem: Problem) -> tuple[SmallWorker, ...]:
 
 
 def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:
-    """Everything that the plan, its bound and its simulation take for granted."""
+    """All assumptions of the plan, of its bound, and of its simulation."""
     task, policies, network = problem.task, fleet.policies, problem.task.network
-    # The bound and the search rest on the step times of all worker types, not of the fleet's alone.
+    # The bound and the search use the step times of all worker types, and not only of the fleet's.
     latencies = [worker.latency for worker in problem.types]
     facts: list[Assuming] = [
         Assumption("monotonicity"),
@@ -137,7 +137,7 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
 
 
 def _first_token(problem: Problem) -> Assumption:
-    """Where TTFT ends."""
+    """The assumption about which event is the first token, where TTFT ends."""
     engines = [worker.engine for worker in problem.types]
     if any(engine is not None and engine.first_token == "decode" for engine in engines):
         return Assumption("first-token-of-decode")
@@ -145,7 +145,7 @@ def _first_token(problem: Problem) -> Assumption:
 
 
 def _cache_facts(problem: Problem, fleet: Fleet) -> list[Assuming]:
-    """What is taken for granted of prefix caches. The search may count on them where the plan does not."""
+    """The assumptions about prefix caches. The search may have used caches even if the plan does not."""
     facts: list[Assuming] = [] if problem.hits is None else [Assumption("first-use-of-blocks")]
     if fleet.policies.prefix_cache:
         facts.append(Assumption("cold-caches"))
@@ -155,7 +155,7 @@ def _cache_facts(problem: Problem, fleet: Fleet) -> list[Assuming]:
 
 
 def _adapters_facts(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
-    """What the plan takes for granted of LoRA adapters, one fact per pool that serves them."""
+    """The assumptions about LoRA adapters, one fact per pool that serves them."""
     return [
         Adapters(
             worker=pool.type.name,
@@ -175,10 +175,10 @@ def _adapters_facts(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
 
 
 def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
-    """What the plan takes for granted of KV blocks in the host's memory, one fact per pool that prefills.
+    """The assumptions about KV blocks in the host's memory, one fact per pool that prefills.
 
     Memory and bandwidth are those of one GPU's share, or of the whole store if workers share one. Hit rates
-    and the time of loads are the fleet's.
+    and the time of loads are those of the whole fleet.
     """
     offload = fleet.policies.kv_offload
     hit_frac, reload_frac = simulation.token_hit_frac, simulation.token_reload_frac
@@ -206,7 +206,7 @@ def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
 
 
 def _bound_facts(problem: Problem) -> list[Assuming]:
-    """What the lower bound counts, and over which fleets it holds."""
+    """The assumptions about what the lower bound counts, and for which fleets it is valid."""
     work, trace = problem.slo_work, problem.trace
     facts: list[Assuming] = [
         ObligedWork(

@@ -1,4 +1,6 @@
-"""Why no fleet was found, what binds, and the smallest relaxation with which one was."""
+"""Explains why no fleet was found: which limits bind, and the smallest relaxation with which a fleet
+holds.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import compute_slo_work
 from planner.units import show_s
 
-RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # Factors of the least possible limit, tried in turn.
+RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # These multiples of the least possible limit are tried in turn.
 
 RELAX_S = 20.0  # The search for a relaxation that works ends after so long, on the search's clock.
 
-MOST_PROBED = 4  # The largest fleets of so many types show what is attained.
+MOST_PROBED = 4  # The largest fleets of so many worker types are simulated to see which limits they keep.
 # After a search that came to the end of its work, limits that a fleet attains are looked for on traffic of at
 # most so many requests: 5 CPU seconds on 10,000 requests of agents.
 MOST_PROBED_REQUESTS = 50_000
 MOST_WORKERS = 256  # More workers would stand idle in any question whose simulation is short.
-MOST_REASONS = 3  # So many reasons of the search are told if it proved nothing.
-LIFTED_S = 1e7  # As good as no limit, yet a number that verdicts compare with.
+MOST_REASONS = 3  # If the search proved nothing, the error names so many reasons for which fleets failed.
+LIFTED_S = 1e7  # A limit that every request keeps, but still a number with which verdicts can compare.
 
 
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
@@ -77,7 +79,9 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
 
 
 def _none_fits_text(problem: Problem) -> str:
-    """What the smallest worker takes, if the limits have room for none; then relaxing the SLO is no cure."""
+    """If the limits do not even have room for one worker, a sentence that says what the smallest worker
+    takes: relaxing the SLO would not help then.
+    """
     if any(problem.limits.most_workers(worker) >= 1 for worker in problem.types):
         return ""
     smallest = min(problem.types, key=lambda worker: worker.gpus)
@@ -206,7 +210,7 @@ def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> 
 
 
 def rounded_up(seconds: float) -> float:
-    """Rounded up to three digits, so that it can be written down."""
+    """The time rounded up to three digits, so that it is short in slo.yaml."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
     return float(f"{math.ceil(seconds / unit - ROUNDING) * unit:.6g}")
 
@@ -255,7 +259,9 @@ def infeasible(
 def _undecided(
     problem: Problem, level0: Level0, names: str, ways: Sequence[tuple[Change, ...]]
 ) -> InfeasibleError:
-    """Neither a fleet was found nor that there is none. `ways`: with these changes one was found."""
+    """The error that neither a fleet was found, nor a proof that there is none. `ways` are changes with which
+    a fleet was found.
+    """
     within = f"within the limits ({names}) " if names else ""
     changes: list[Change] = []
     if problem.out_of_time():
@@ -325,7 +331,7 @@ def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
 
 
 def _exceeded(limits: FleetLimits, best: Counts) -> tuple[Change, ...]:
-    """The limits that a fleet exceeds, and what it takes of them."""
+    """The limits that a fleet exceeds, each with how much of it the fleet uses."""
     uses = [(limit, amount, limits.used(limit, workers_of(best))) for limit, amount in limits.rows()]
     return tuple(
         Change(limit.name, amount, used, limit.unit) for limit, amount, used in uses if used > amount
