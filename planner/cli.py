@@ -145,6 +145,11 @@ class AnyCommand(TyperCommand):
         for arg in args:
             name = arg.split("=")[0]
             if name in QUESTION_OPTIONS and name not in names:
+                if "--slo" in names and (limit := re.fullmatch(r"--(\w+)-(p\d+)", name)):
+                    ctx.fail(
+                        f"No such option: {name}; plan {ctx.info_name} takes limits from --slo: write, in "
+                        f"slo.yaml beside llm, slo: {{{limit[1]}: {{{limit[2]}: 1 s}}}}"
+                    )
                 question = "its question from --slo" if "--slo" in names else "no question in options"
                 ctx.fail(
                     f"No such option: {name}; plan {ctx.info_name} takes {question}: "

@@ -154,6 +154,12 @@ def test_a_question_in_options_is_sent_to_plan_where_a_command_reads_slo_yaml() 
     )
 
 
+def test_a_limit_in_options_is_sent_to_slo_yaml() -> None:
+    outcome = script("plan", "simulate", "--fleet", "out/", "--ttft-p95", "1s")
+    text = " ".join(outcome.err.replace("│", " ").split())
+    assert outcome.code == 2 and "beside llm, slo: {ttft: {p95: 1 s}}" in text
+
+
 @pytest.mark.parametrize("words", ["simulate --fleet out/", "what-if --slo slo.yaml", "day --trace day.csv"])
 def test_a_file_without_its_option_is_told_which(words: str) -> None:
     """`plan goodput out/` takes a plan as its argument, `plan simulate` as an option."""
