@@ -40,7 +40,8 @@ def show_catalog(
         raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
     rows = tables[what](catalog_rows)
     if json_output:
-        # Latency, engines and tasks have a column that says where each row comes from.
+        # Latency, engines and tasks have a column that says where each row comes from. The first column of
+        # the others is the row's name.
         if what not in ("latency", "engines", "tasks"):
             rows = [row | _provenance_fields(catalog_rows, next(iter(row.values()))) for row in rows]
         print_json({what: rows})

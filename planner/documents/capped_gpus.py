@@ -33,23 +33,23 @@ def capped(gpu: Gpu, power_w: float) -> Gpu:
     least_w = LOWEST_CAP_FRAC * gpu.power_w
     if not least_w <= power_w <= gpu.power_w:
         raise CatalogError(
-            f"GPU {gpu.name}@{power_w:g}W: expected a limit of {least_w:g} to {gpu.power_w:g} W; how much "
-            "slower steps are below half the power is not known: measure it and write a row with cap_of into "
-            "gpus.yaml"
+            f"GPU {gpu.name}@{power_w:g}W: expected a limit of {least_w:g} to {gpu.power_w:g} W; below "
+            f"{100 * LOWEST_CAP_FRAC:g} % of the power nobody knows how much slower steps are: measure it and "
+            "write a row with cap_of into gpus.yaml"
         )
     return cap_gpu(gpu, power_w)
 
 
 def _split_known(rows: Mapping[str, object], name: str) -> tuple[str, float]:
-    """As `split_cap`; KeyError unless the name is that of a row with a power limit."""
+    """As `split_cap`; KeyError unless the name is a row's with a power limit behind it."""
     if (parts := split_cap(name)) is None or parts[0] not in rows:
         raise KeyError(name)
     return parts
 
 
 class GpuRows(dict[str, Gpu]):
-    """GPUs by the names of their rows. A capped GPU without a row is derived when it is looked up, and no
-    row of a table: iteration and `in` know rows alone.
+    """GPUs by the names of their rows. Looking up a capped GPU that has no row computes it from its uncapped
+    row. It does not become a row: iteration and `in` know rows alone.
     """
 
     def __missing__(self, name: str) -> Gpu:
@@ -64,8 +64,8 @@ _SOURCE = (
 
 
 class ProvenanceRows(dict[str, Any]):
-    """What is known of rows by their names. A capped GPU without a row has the prices and offers of its
-    uncapped row.
+    """Where rows come from, by their names (a `Provenance` of documents/catalog.py each). A capped GPU
+    without a row has the prices and offers of its uncapped row.
     """
 
     def __missing__(self, name: str) -> Any:

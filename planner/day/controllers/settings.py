@@ -18,7 +18,7 @@ from planner.files import document_values
 from planner.units import quantity, shortest_digits, show_span
 
 SECONDS, SHARE, NUMBER, WHOLE, NAME, FLAG, LIST = "s", "share", "number", "whole", "name", "flag", "list"
-_ENDINGS = ("_per_s", "_s", "_frac", "_rps", "_tokens")
+_ENDINGS = ("_per_s", "_s", "_frac", "_rps", "_tokens")  # The first that fits counts: `_per_s` before `_s`.
 
 AnySettings = TypeVar("AnySettings", bound="ControllerSettings")
 
@@ -56,8 +56,10 @@ class Parameter:
 
     def show_value(self, value: Any) -> str:
         """A value as a document has it."""
-        if value is None or isinstance(value, str | tuple | bool):
-            return "-" if value is None or value == () else str(value).lower()
+        if value is None or value == ():
+            return "-"
+        if isinstance(value, str | tuple | bool):
+            return str(value).lower()  # True and False as YAML has them; names are in lower case anyway.
         if self.unit == SECONDS:
             return show_span(value)
         return f"{100 * value:.10g} %" if self.unit == SHARE else shortest_digits(value)
@@ -106,8 +108,8 @@ def settings_field(
 ) -> Any:
     """A field of `ControllerSettings`.
 
-    `parse` reads a value that has no unit; its second argument names the place of the value in error
-    messages.
+    `parse` reads a value in place of what its unit says; its second argument names the place of the value
+    in error messages.
     """
     metadata = {
         "unit": unit,
@@ -147,7 +149,8 @@ class ControllerSettings:
 def read_settings(
     settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
 ) -> AnySettings:
-    """Settings with the values in `given`; other parameters have their defaults, or the values in `over`.
+    """Settings with the values in `given`; other parameters, and those given as null, have their defaults or
+    the values in `over`.
 
     Raises InputError with the place.
     """
