@@ -33,8 +33,8 @@ def capped(gpu: Gpu, power_w: float) -> Gpu:
     least_w = LOWEST_CAP_FRAC * gpu.power_w
     if not least_w <= power_w <= gpu.power_w:
         raise CatalogError(
-            f"GPU {gpu.name}@{power_w:g}W: expected a limit of {least_w:g} to {gpu.power_w:g} W; below "
-            f"{100 * LOWEST_CAP_FRAC:g} % of the power nobody knows how much slower steps are: measure it and "
+            f"GPU {gpu.name}@{power_w:g}W: expected a limit of {least_w:g} to {gpu.power_w:g} W; how much "
+            f"slower steps are below {100 * LOWEST_CAP_FRAC:g} % of the power is not known: measure it and "
             "write a row with cap_of into gpus.yaml"
         )
     return cap_gpu(gpu, power_w)
