@@ -59,17 +59,18 @@ def plan(
 ) -> PlanResult | SharedPlanResult:
     """The cheapest fleet that keeps an SLO on a trace, or on described traffic, with its certificate.
 
-    `slo` is slo.yaml, its keys and values, or its section `slo` alone; `keys` (llm, fleet, traffic,
-    objective, limits, ...) take the place of its own. With `llms` all of them are planned on one stock:
-    `trace` is then one with a column `model`, or maps each entry to its own. Where `traffic` describes
-    requests ({"rate": 30, "input": 1500, "output": 300}) there is no trace.
+    `slo` is the file slo.yaml, a mapping of its keys, or its section `slo` alone; `keys` (llm, fleet,
+    traffic, objective, limits, ...) take the place of its own. With the key `llms` all these LLMs are planned
+    on one stock. `trace` is then a trace with a column `model`, or maps each entry to its own trace. If
+    `traffic` describes requests ({"rate": 30, "input": 1500, "output": 300}) there is no trace.
 
-    `explain` plans again around every limit, and says what each one costs. `prove` simulates every cheaper
-    fleet of one worker type per pool. `progress` hears of each stage; without it a notebook shows them.
+    `explain` plans again around every limit, to find what each one costs. `prove` simulates every cheaper
+    fleet of one worker type per pool. `progress` is called with a text for each stage; without it a notebook
+    shows the stages.
 
-    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the SLO. Where the
-    work that a plan may take (search/oracle/work_clock.py counts it) or `time_limit_s` of wall time is used
-    up, the best fleet so far is returned, with the status "best found".
+    Raises InputError for a question or trace that cannot be read, and InfeasibleError if no fleet keeps the
+    SLO. A plan may take a limited amount of work (search/oracle/work_clock.py counts it), and `time_limit_s`
+    of wall time. If one is used up, the best fleet so far is returned, with the status "best found".
     """
     report = shown_progress(progress)
     if isinstance(slo, SeveralLlmsQuestion):
@@ -83,7 +84,9 @@ def plan(
         )
         return SharedPlanResult(_say_classes_not_compared(simulate_routers_of_each(shared, slo), slo))
     question = read_task(slo, catalog, **keys)
-    command = _command(question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove))
+    command = _equivalent_command(
+        question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove)
+    )
     if question.has_several_llms:
         for name, is_set in (("explain", explain), ("prove", prove)):
             if is_set:
@@ -109,7 +112,7 @@ def plan(
 
 def _say_classes_not_compared(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
     """The plans of several LLMs, each noting that no separate fleets were planned for its SLO classes."""
-    why = "of one LLM among several"  # It continues the words "separate fleets" of `NotShared`.
+    why = "of one LLM among several"  # The report puts this after the words "separate fleets" (`NotShared`).
     plans = {
         part.name: say_not_compared(shared.plans[part.name], part.task, part.trace, why)
         for part in question.parts
@@ -126,8 +129,10 @@ def answer_question(
     watch: Watch = ignore_progress,
     on_paper: OnPaper = ignore_paper_answer,
 ) -> PlanResult:
-    """The plan that answers `question` on the trace of `study`; `watch` is called with each fleet that is the
-    best so far, `on_paper` with the cheapest fleet on paper before production is searched.
+    """The plan that answers `question` on the trace of `study`.
+
+    `watch` is called with each fleet that is the best so far, `on_paper` with the cheapest fleet on paper,
+    before the search for a fleet that holds in production.
     """
     task = question.task()
     if is_too_long(task, study.trace, study.work_limit_s):
@@ -174,9 +179,10 @@ def plan_question(
     watch: Watch = ignore_progress,
     on_paper: OnPaper = ignore_paper_answer,
 ) -> Plan:
-    """The plan for one more question about the trace of a study, with what its fleet stands beyond the
-    question (`around`: more traffic, lost workers). `on_paper` is called with the cheapest fleet on paper
-    before production is searched.
+    """The plan for one more question about the trace of a study.
+
+    It also says what the fleet stands beyond the question, such as more traffic or lost workers. `watch` and
+    `on_paper` are those of `answer_question`.
     """
     deadline = now_s() + study.work_limit_s
     # The search for a rate simulates many traffics once each, so their answers and requests are not kept.
@@ -249,8 +255,9 @@ def _plan_and_compare(
 
 
 def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
-    """The plan with what each of its limits costs among what binds."""
-    if plan.throughput is not None:  # What a limit costs is asked at the rate that was found.
+    """The plan whose certificate also says what each of the question's limits costs."""
+    # For the objective throughput, the cost of a limit is that at the rate that was found.
+    if plan.throughput is not None:
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     costs = what_if.explain_limits(study, task, plan.fleet)
     certificate = replace(plan.certificate, binding=(*plan.certificate.binding, *costs))
@@ -285,7 +292,7 @@ def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuesti
     return question_of(document, question.path, common, question.catalog, traces=own)
 
 
-def _command(
+def _equivalent_command(
     question: TaskDocument,
     trace: TracesLike,
     catalog: CatalogLike,
@@ -293,7 +300,7 @@ def _command(
     time_limit_s: float,
     options: Sequence[str],
 ) -> str:
-    """The command that makes the same files; none where the question or the traffic is in no file."""
+    """The command line that makes the same files; empty if the question or the traffic is in no file."""
     if not question.is_as_read or not isinstance(trace, str | Path | None) or isinstance(catalog, Catalog):
         return ""
     return command_line(

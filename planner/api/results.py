@@ -25,7 +25,7 @@ from planner.search.several.shared_plan import SharedPlan
 from planner.solvers.master import paid_usd_per_h
 
 # What `repr` shows: at most this many characters of a line, rows of the table, and sentences.
-COLUMNS, ROWS, SENTENCES = 100, 8, 6
+REPR_COLUMNS, REPR_ROWS, REPR_SENTENCES = 100, 8, 6
 
 
 class Result(ABC):
@@ -39,27 +39,27 @@ class Result(ABC):
 
     @abstractmethod
     def sentences(self) -> list[str]:
-        """What one must know beside the headline."""
+        """The sentences that a reader needs beside the headline."""
 
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
         """The table of the result, with units in the names of its columns."""
 
     def __repr__(self) -> str:
-        table = self.to_frame().to_string(max_rows=ROWS, index=False, line_width=None, max_colwidth=24)
+        table = self.to_frame().to_string(max_rows=REPR_ROWS, index=False, line_width=None, max_colwidth=24)
         lines = [
             self.headline(),
-            *(line[:COLUMNS] for line in table.splitlines()),
-            *self.sentences()[:SENTENCES],
+            *(line[:REPR_COLUMNS] for line in table.splitlines()),
+            *self.sentences()[:REPR_SENTENCES],
         ]
         return "\n".join(
-            textwrap.shorten(line, COLUMNS, placeholder=" ...") if len(line) > COLUMNS else line
+            textwrap.shorten(line, REPR_COLUMNS, placeholder=" ...") if len(line) > REPR_COLUMNS else line
             for line in lines
         )
 
     def _repr_html_(self) -> str:
         list_items = "".join(f"<li>{escape(line)}</li>" for line in self.sentences())
-        table = self.to_frame().to_html(max_rows=ROWS, index=False, border=0)
+        table = self.to_frame().to_html(max_rows=REPR_ROWS, index=False, border=0)
         return f"<div><strong>{escape(self.headline())}</strong>{table}<ul>{list_items}</ul></div>"
 
 
@@ -77,7 +77,7 @@ class PlanFiles(Result):
     @property
     @abstractmethod
     def warnings(self) -> tuple[str, ...]:
-        """What one must know before trusting the figures."""
+        """What a reader must know before trusting the figures, as sentences."""
 
     @abstractmethod
     def report(self) -> str:
@@ -100,7 +100,7 @@ class PlanFiles(Result):
 
     @property
     def cost_usd_per_h(self) -> float:
-        """What is paid, by whole nodes where these are sold."""
+        """The hourly bill, which counts whole nodes where only these are sold."""
         return paid_usd_per_h(
             (pool.type, pool.count) for fleet in self.fleets.values() for pool in fleet.running_pools
         )
@@ -115,7 +115,7 @@ class PlanFiles(Result):
 
     @property
     def power_w(self) -> float:
-        """What the fleet may draw at most."""
+        """The most power that the workers of all fleets may draw."""
         return sum(fleet.power_w for fleet in self.fleets.values())
 
     def save(self, folder: str | Path, *, png: bool = False) -> tuple[str, ...]:

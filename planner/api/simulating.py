@@ -1,4 +1,4 @@
-"""`simulate`, `compare` and `goodput`: what fleets make of their traffic."""
+"""`simulate`, `compare` and `goodput`: how given fleets serve their traffic, without a search."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ Fleets: TypeAlias = (
 
 
 class TrafficPart(TypedDict, total=False):
-    """Keys of `traffic` that may be arguments: requests/s, how they are reached, the part of the trace."""
+    """The keys of `traffic` that may be arguments too, as in a file slo.yaml.
+
+    `rate` is in requests/s, `scale` is the way in which a trace is brought to this rate, and `window` is the
+    part of the trace that is simulated.
+    """
 
     rate: float | str
     scale: str
@@ -51,7 +55,7 @@ class TrafficPart(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SimulationResult(Result):
-    """One run. `holds` says whether it kept the SLO, None where none was given."""
+    """One run of a fleet. `closed_loop` is the number of requests in flight; 0 if arrival times decide."""
 
     fleet: Fleet
     requests: Trace
@@ -62,6 +66,7 @@ class SimulationResult(Result):
 
     @property
     def holds(self) -> bool | None:
+        """Whether the run kept the SLO; None where none was given."""
         return None if self.outcome.verdict is None else self.outcome.verdict.holds
 
     def headline(self) -> str:
@@ -98,13 +103,15 @@ class SimulationResult(Result):
         return routing_moments.explain_routing(self.fleet, self.outcome.simulation, self.slo, moments)
 
     def operators(self) -> pd.DataFrame:
-        """The operators that the steps spend their time on, one row per pool and operator: Vidur's operator
-        metrics, as `plan simulate --operators` prints them. The run is simulated once more to record them.
+        """The operators that the steps spend their time on, one row per pool and operator.
+
+        These are Vidur's operator metrics, as `plan simulate --operators` prints them. The run is simulated
+        once more to record them.
         """
         return pd.DataFrame(self.operator_rows())
 
     def operator_rows(self) -> list[dict[str, Any]]:
-        """What `plan simulate --operators --json` has under `operators`."""
+        """The rows that `plan simulate --operators --json` has under `operators`."""
         recorded = outcome(
             self.fleet, self.requests, seed=self.seed, closed_loop=self.closed_loop, record_parts=True
         )
@@ -128,7 +135,7 @@ class SimulationResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SeedsResult(Result):
-    """The same fleet under several seeds; figures come with 95 % intervals of their means."""
+    """The same fleet under several seeds, in `runs`; figures come with 95 % intervals of their means."""
 
     fleet: Fleet
     slo: Slo | None
@@ -283,16 +290,16 @@ def simulate(
     executor: Executor | str | None = None,
     **part: Unpack[TrafficPart],
 ) -> SimulationResult | SeedsResult:
-    """Every request of a trace on a fleet, held against an SLO if one is given.
+    """Simulate every request of a trace on a fleet, and judge the run if an SLO is given.
 
-    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says which requests of the trace are meant, as do its
-    keys as arguments (rate=20); without them a whole question given as `slo` says so. `closed_loop` keeps
-    that many requests in flight in place of arrival times. Several seeds (`range(8)`) give every figure with
-    its interval; `executor` says where they run.
+    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says which requests of the trace are simulated, at
+    what rate. Its keys may be arguments instead (rate=20); without both, the traffic of a whole question
+    given as `slo` counts. `closed_loop` keeps that many requests in flight in place of arrival times. Several
+    seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
     """
     catalog_rows = inputs.read_catalog(catalog)
     engines = inputs.read_fleet(fleet, catalog_rows)
-    traffic = _with_part(traffic, part)
+    traffic = _merge_traffic(traffic, part)
     limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
     first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)
     whole_trace, rate_request = inputs.requests_meant(
@@ -324,13 +331,13 @@ def compare(
     executor: Executor | str | None = None,
     **part: Unpack[TrafficPart],
 ) -> ComparisonResult:
-    """Several fleets on the same requests; with `policies`, each fleet under each of these.
+    """Simulate several fleets on the same requests; with `policies`, each fleet under each of these.
 
-    `fleets` are named by a mapping, or by their files. `policies` maps a label to keys of a fleet file's
-    section, {"round robin": {"routing": "round-robin"}}, None standing for the fleet's own. `slo`, `traffic`
-    and its keys as for `simulate`.
+    `fleets` are named by a mapping, or by their files. `policies` maps a label to keys of the section
+    `policies` of a fleet file, as in {"round robin": {"routing": "round-robin"}}; None stands for the fleet's
+    own. `slo`, `traffic` and its keys are those of `simulate`.
     """
-    traffic = _with_part(traffic, part)
+    traffic = _merge_traffic(traffic, part)
     catalog_rows = inputs.read_catalog(catalog)
     variants = [
         comparisons.Variant(
@@ -347,7 +354,7 @@ def compare(
     check_classes(limits or Slo(()), whole_trace)
     requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
     chosen_executor = _choose_executor(executor, "serial")
-    scenarios = None if limits is None else _scenarios(slo, catalog_rows, rate_request, whole_trace, seed)
+    scenarios = None if limits is None else _scenarios_of(slo, catalog_rows, rate_request, whole_trace, seed)
     return ComparisonResult(
         comparisons.compare_fleets(
             variants, requests, limits, seed=seed, executor=chosen_executor, scenarios=scenarios
@@ -355,8 +362,8 @@ def compare(
     )
 
 
-def _with_part(traffic: inputs.TrafficLike, part: TrafficPart) -> inputs.TrafficLike:
-    """`traffic` with the keys that were given beside it."""
+def _merge_traffic(traffic: inputs.TrafficLike, part: TrafficPart) -> inputs.TrafficLike:
+    """`traffic` with the keys that were given as arguments; InputError if one is given in both places."""
     if not part:
         return traffic
     if isinstance(traffic, RateRequest):
@@ -366,14 +373,14 @@ def _with_part(traffic: inputs.TrafficLike, part: TrafficPart) -> inputs.Traffic
     return {**(traffic or {}), **part}
 
 
-def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | None:
-    """The executor given, or one of the kind `usual`; None where `working_on` has chosen one already."""
+def _choose_executor(executor: Executor | str | None, default: str) -> Executor | None:
+    """The executor given, or one of the kind `default`; None where `working_on` has chosen one already."""
     if executor is None and is_executor_set():
         return None
-    return executor if isinstance(executor, Executor) else Executor(executor or usual)
+    return executor if isinstance(executor, Executor) else Executor(executor or default)
 
 
-def _scenarios(
+def _scenarios_of(
     slo: inputs.SloLike, catalog: Catalog, rate_request: RateRequest, whole_trace: Trace, seed: int
 ) -> Scenarios | None:
     """The scenarios of the question, for the traffic that is simulated; None for an SLO of limits alone."""
@@ -403,9 +410,10 @@ def goodput(
 ) -> GoodputResult:
     """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds.
 
-    Traffic is the trace at that rate, by `traffic`'s scale and window, or with "poisson" Poisson arrivals of
-    requests with the trace's lengths. `watch` is called with each rate and None before it is tried, and then
-    with whether it held. Raises InfeasibleError where no rate is kept.
+    The simulated traffic is the trace brought to that rate, by the scale and window of `traffic`. With
+    "poisson" it is Poisson arrivals of requests with the trace's lengths. `tolerance_frac` is how close the
+    highest rate that holds and the lowest that fails must be, as a share. `watch` is called with each rate
+    and None before it is tried, and then with whether it held. Raises InfeasibleError where no rate holds.
     """
     catalog_rows = inputs.read_catalog(catalog)
     engines = inputs.read_fleet(fleet, catalog_rows)
@@ -434,6 +442,7 @@ def goodput(
 def _read_under_policies(
     fleet: inputs.FleetLike, catalog: Catalog, label: str, policies: inputs.Section | None
 ) -> Fleet:
+    """A fleet under the policies of a label of `compare`, which an InputError names as the command does."""
     if policies is None:
         return inputs.read_fleet(fleet, catalog)
     try:

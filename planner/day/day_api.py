@@ -1,4 +1,8 @@
-"""`day`: a day of traffic on pools that change, under controllers, beside the best that is possible."""
+"""The Python call `day`: simulates a day of traffic on pools whose sizes a controller changes.
+
+Controllers are compared with each other, with the fleet that stands all day (its sizes never change), and
+with the optimum, which knows the whole day beforehand.
+"""
 
 from __future__ import annotations
 
@@ -36,24 +40,27 @@ from planner.studies.what_if import Study
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
-# Unless `most` says otherwise, a controller may have so many times the workers that stand all day, and at
-# least so many more.
-MOST_TIMES, LEAST_MORE = 2, 2
-LEAST_LEFT_S = 1.0  # What is left of the time limit counts as at least this long.
-# A spot worker is taken away after this notice, which is AWS's; others give 30 s.
+# Unless `most` says otherwise, a pool may grow to this many times the workers that stand all day, and by at
+# least this many workers.
+MOST_WORKERS_FACTOR, FEWEST_EXTRA_WORKERS = 2, 2
+SHORTEST_LIMIT_S = 1.0  # The rest of the time limit counts as at least this long, so that no step has none.
+# A spot worker is taken away after this notice, which is that of AWS; other clouds give 30 s.
 NOTICE_S = 120.0
-STATIC_SHARE = 0.4  # The share of the time for the fleet that stands all day.
-# The origin of fleets that `day` plans.
+STATIC_SHARE = 0.4  # The share of the time limit for planning the fleet that stands all day.
+# The origin of fleets that `day` plans, for the reader of its answer.
 PAPER_NOTE = (
     "the cheapest on paper for this SLO in each of its windows; `plan` adds a margin and may take another: "
     "for the day of that one give its folder with --fleet"
 )
-OTHERS_SHARE = 0.2  # The share of the time for other fleets that might stand all day.
+OTHERS_SHARE = 0.2  # The share of the time limit for planning other fleets that might stand all day.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DayResult(Result):
-    """Every controller's day beside the fleet that stands all day and the optimum."""
+    """Every controller's day beside the fleet that stands all day and the optimum.
+
+    `is_oracle` is the setting `oracle` of the section `day`.
+    """
 
     answer: DayAnswer
     is_oracle: bool = False
@@ -86,7 +93,10 @@ class DayResult(Result):
         return day_page.render_day(self.answer)["day.html"]
 
     def save(self, folder: str | Path) -> tuple[str, ...]:
-        """Write day.html, tables and manifests of the winner (with `oracle` of all), all files or none."""
+        """Write day.html, tables and the winner's manifests into a folder, all files or none.
+
+        With `oracle` the manifests of all controllers are written. Returns the names of the files.
+        """
         check_output_directory(Path(folder))
         written = {**day_page.render_day(self.answer), **controller_manifests(self.answer)}
         if self.is_oracle:
@@ -157,15 +167,17 @@ def day(
 ) -> DayResult | JointDayResult:
     """Simulate controllers on a day of traffic: cost, windows that keep the SLO, regret above the optimum.
 
-    `slo` is the question as for `plan`; its section `day`, or `terms` over it, says how pools may change and
-    who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper, and its
-    alternatives; the answer is of the one whose day is cheapest. An SLO without `every` is held in windows of
-    ten minutes. With `llms` each has its pools and controllers on one stock; `trace` is then one with a
-    column `model`, or maps each entry to its own, and `standing` the folder of a plan of all, or maps each
-    entry to its fleet.
+    `slo` is the question as for `plan`. Its section `day` says how pools may change, and which controllers
+    decide; the keys in `terms` replace those of the section. `standing` is the fleet that stands all day.
+    Without it the cheapest such fleet and its alternatives are planned on paper, and the answer is of the one
+    whose day is cheapest. An SLO without `every` is judged in windows of ten minutes.
 
-    With `oracle` in the section public autoscalers are tuned on the first 70 % and judged on the rest, and
-    the GPU hours of the optimum are given beside theirs.
+    With `llms` in the question each LLM has its own pools and controllers, on one stock. `trace` is then a
+    trace with a column `model`, or maps each entry to its own trace. `standing` is the folder of a plan of
+    all, or maps each entry to its fleet.
+
+    With `oracle` in the section public autoscalers are tuned on the first 70 % of the day and judged on the
+    rest, and the GPU hours of the optimum are given beside theirs.
 
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
@@ -223,7 +235,10 @@ def day(
 
 
 def _parse_section(question: TaskDocument, terms: Mapping[str, Any]) -> DaySection:
-    """The section `day` with `terms` over it. Raises InputError for what only one, or several LLMs have."""
+    """The section `day`, with the keys in `terms` in place of its own.
+
+    Raises InputError for a setting that needs one LLM in a question of several, or the reverse.
+    """
     section = {**(question.document.get("day") or {}), **terms}
     day_section = parse_day(section, f"{question.path}: day")
     if question.has_several_llms and day_section.is_oracle:
@@ -242,6 +257,7 @@ def _day_question(
     facts: StartupFacts,
     fleet_note: str,
 ) -> DayQuestion:
+    """The question of one LLM's day on this fleet; `limits` must have windows."""
     assert limits.every_s is not None
     return DayQuestion(
         fleet=fleet,
@@ -270,7 +286,7 @@ def _day_together(
     deadline: float,
     progress: Progress,
 ) -> JointDayResult:
-    """The day of several LLMs."""
+    """`day` for a question of several LLMs; `deadline` is a time of `time.monotonic`."""
     shared_question = questions_of(question, trace)
     # The fleets are planned on paper, as that of one LLM is.
     parts = [replace(part, task=replace(part.task, safety=None)) for part in shared_question.parts]
@@ -282,7 +298,7 @@ def _day_together(
             )
     if standing is None:
         progress("the fleets that stand all day")
-        left_s = STATIC_SHARE * max(deadline - time.monotonic(), LEAST_LEFT_S)
+        left_s = STATIC_SHARE * max(deadline - time.monotonic(), SHORTEST_LIMIT_S)
         shared_plan = plan_together(
             replace(shared_question, parts=tuple(parts)),
             question.catalog,
@@ -292,7 +308,7 @@ def _day_together(
         )
         fleets = {name: plan.fleet for name, plan in shared_plan.plans.items()}
     else:
-        fleets = _standing_of(standing, [part.name for part in parts], question)
+        fleets = _fleets_of_llms(standing, [part.name for part in parts], question)
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     windows_s = {part.task.slo.every_s or USUAL_EVERY_S for part in parts}
     if day_section.every_s is None and len(windows_s) > 1:
@@ -315,14 +331,14 @@ def _day_together(
     answer = study_day_together(
         questions,
         day_section.controllers,
-        time_limit_s=max(deadline - time.monotonic(), LEAST_LEFT_S),
+        time_limit_s=max(deadline - time.monotonic(), SHORTEST_LIMIT_S),
         optimum=day_section.optimum,
         progress=progress,
     )
     return JointDayResult(answer)
 
 
-def _standing_of(
+def _fleets_of_llms(
     standing: FleetLike | Mapping[str, FleetLike], names: Sequence[str], question: TaskDocument
 ) -> dict[str, Fleet]:
     """The fleet of each LLM, from a mapping by name or from the folder of a plan for all LLMs."""
@@ -340,12 +356,15 @@ def _standing_of(
 def elastic_pools(
     standing: Fleet, day_section: DaySection, task: PlanQuestion, facts: StartupFacts
 ) -> tuple[ElasticPool, ...]:
-    """How each pool of the fleet that stands all day may change; raises InputError for what cannot be."""
+    """The bounds in which each pool of the fleet that stands all day may change, and its start-up times.
+
+    Raises InputError if a pool's planned size is not within its bounds.
+    """
     pools = []
     for pool in standing.pools:
         gpu = pool.type.gpu.name
         spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
-        most = day_section.most or max(MOST_TIMES * pool.count, pool.count + LEAST_MORE)
+        most = day_section.most or max(MOST_WORKERS_FACTOR * pool.count, pool.count + FEWEST_EXTRA_WORKERS)
         if (stock := task.stock.get(row_of(gpu))) is not None:
             most = min(most, stock // pool.type.gpus)
         if not day_section.least <= pool.count <= most:
@@ -377,12 +396,12 @@ def stock_of(task: PlanQuestion) -> dict[str, int]:
 
 
 def start_of(standing: Fleet, pool: Pool, day_section: DaySection, facts: StartupFacts) -> StartTime:
-    """What the catalog says of a start of this pool's workers."""
+    """The start-up time of this pool's workers, and its parts, by the catalog."""
     return facts.start_time(standing.llm, pool.type, day_section.storage, image=day_section.image)
 
 
 def start_notes(standing: Fleet, day_section: DaySection, facts: StartupFacts) -> tuple[str, ...]:
-    """What the start-up times rest on, and why they are estimates where they are."""
+    """A sentence per pool on its start-up time: the parts, and whether they were measured or estimated."""
     if day_section.start_s is not None:
         return ("start-up times as given",)
     notes = []

@@ -1,4 +1,4 @@
-"""Where the money of a controller's day goes beyond the optimum's, and why windows are missed.
+"""Finds the causes of what a controller's day costs above the optimum, and of its missed windows.
 
 A bill is the sum of
 
@@ -55,7 +55,7 @@ class DayCauses:
 
     @property
     def usd(self) -> float:
-        """The difference of both bills."""
+        """The cost of the day above the optimum's."""
         parts = (self.starting_usd, self.draining_usd, self.idle_usd, self.rounding_usd)
         return sum(parts) + self.kept_usd + self.unneeded_usd + self.without_usd
 
@@ -86,7 +86,7 @@ def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
 
 
 def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
-    """USD of starting and draining workers, idle GPUs and rounding up (4,)."""
+    """The cost of starting workers, draining workers, idle GPUs and rounding up (4,) [USD]."""
     prices, starting_usd, draining_usd, paid_usd = terms.prices(), 0.0, 0.0, 0.0
     lives = [(span.pool, span.requested_s, span.gone_s) for span in run.spans]
     for span in run.spans:
@@ -102,7 +102,7 @@ def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
 
 
 def _ready_changes(run: ElasticRun, pool: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Times at which a pool's ready workers change, and how many are ready from then on."""
+    """The times at which the number of a pool's ready workers changes, and the number from each time on."""
     changes: dict[float, int] = {-np.inf: 0}
     for span in run.spans:
         until_s = min(span.given_up_s, span.gone_s)
@@ -114,7 +114,7 @@ def _ready_changes(run: ElasticRun, pool: int) -> tuple[Floats, npt.NDArray[np.i
 
 
 def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats:
-    """USD of ready workers kept, unneeded and done without (3,)."""
+    """The cost of ready workers that were kept, unneeded and done without (3,) [USD]."""
     total_usd = np.zeros(3)
     for pool, price_usd_per_h in enumerate(terms.prices().tolist()):
         own_s, own_ready = _ready_changes(run, pool)
@@ -144,9 +144,7 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
 def _missed_by_cause(
     row: ControllerDay, best: ControllerDay
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Missed windows for which too few workers were asked, those for which they came too late, and all
-    others.
-    """
+    """The numbers of the missed windows by cause, in the order of the module's docstring."""
     pools = row.run.requested_sizes.shape[1]
     edges_s = np.array([*(window.start_s for window in row.windows), row.windows[-1].end_s])
     own = workers_over_time(row.run, pools, edges_s)[1]
@@ -159,15 +157,15 @@ def _missed_by_cause(
         last = int(np.searchsorted(row.run.requested_s, window.end_s))
         first = max(int(np.searchsorted(row.run.requested_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
-        # `needed` is a mean over the window, so an order of its whole part is not called too few.
+        # `needed` is a mean over the window and need not be whole, so an order of its whole part is enough.
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
         cause = too_few if is_too_few.any() else too_late if is_short.any() else as_many
         cause.append(v)
     return tuple(too_few), tuple(too_late), tuple(as_many)
 
 
-# The columns of `cause_rows`.
-HEAD = (
+# The columns of `cause_rows`, as the reader sees them.
+CAUSE_COLUMNS = (
     "Controller",
     "Above the optimum",
     "Starting",
@@ -210,18 +208,20 @@ def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[s
     return table_rows
 
 
-OURS = "fleetplan"  # The name of our controller.
+OWN_CONTROLLER = "fleetplan"  # The controller of this program, beside those of others.
 
 
 def cause_columns(answer: DayAnswer) -> list[dict[str, str]]:
-    """For a terminal: a row for each cause, with columns for the winner, our controller and the fleet that
-    stands all day. Causes of no USD and no window are left out.
+    """The causes as a table for a terminal, with a row for each cause.
+
+    Its columns are the winner, the controller `fleetplan` and the fleet that stands all day. Causes without
+    cost and without windows are left out.
     """
-    shown = dict.fromkeys((answer.winner.name, OURS, answer.static.name))
+    shown = dict.fromkeys((answer.winner.name, OWN_CONTROLLER, answer.static.name))
     rows = [row for name in shown for row in answer.rows if row.name == name]
     by_controller = cause_rows(answer, rows)
     return [
         dict(zip(("cause", *(row.name for row in rows)), (cause, *cells), strict=True))
-        for cause, *cells in list(zip(HEAD, *by_controller, strict=True))[1:]
+        for cause, *cells in list(zip(CAUSE_COLUMNS, *by_controller, strict=True))[1:]
         if any(cell not in ("0", "+0.00", "-0.00") for cell in cells)
     ]

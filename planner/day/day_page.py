@@ -507,7 +507,9 @@ def _causes_section(answer: DayAnswer) -> str:
     """The section on what each controller costs above the optimum, and misses, by cause; empty if unknown."""
     rows = day_causes.cause_rows(answer, answer.rows)
     caption = "USD above the optimum by cause, and missed windows by cause"
-    drawn_table = table(day_causes.HEAD, rows, caption=caption, numeric=range(1, len(day_causes.HEAD)))
+    drawn_table = table(
+        day_causes.CAUSE_COLUMNS, rows, caption=caption, numeric=range(1, len(day_causes.CAUSE_COLUMNS))
+    )
     return section("Causes", drawn_table) if rows else ""
 
 

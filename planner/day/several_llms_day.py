@@ -1,9 +1,9 @@
-"""A day of several LLMs on one stock. Each has its own pools and controllers; at every moment all together
-hold no more GPUs than the stock has, and their costs are added up.
+"""Simulates a day of several LLMs that share one stock of GPUs.
 
-A controller runs once for each LLM, at the same time, and a worker that finds no GPU waits until one is given
-back. There is one optimum for all LLMs: where they have their peaks at different hours, one takes the GPUs
-that another gives up.
+Each LLM has its own pools and controllers. At every moment all together hold no more GPUs than the stock has,
+and their costs are added up. A controller runs once for each LLM, at the same time, and a worker that finds
+no GPU waits until one is given back. There is one optimum for all LLMs: where they have their peaks at
+different hours, one takes the GPUs that another gives up.
 """
 
 from __future__ import annotations
@@ -48,13 +48,18 @@ from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use, m
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointDay:
-    """One controller for all LLMs: what the pools of each did, and the bill for all, on shared nodes."""
+    """The day of all LLMs under one controller: the day of each in `parts`, and the bill for all.
+
+    The bill counts whole nodes once, which the LLMs share.
+    """
 
     name: str
     parts: tuple[ControllerDay, ...]
     usd: float
-    most_gpus: Mapping[str, int]  # The GPUs in use at once at most, by type.
-    paid_gpus: Mapping[str, int]  # The same on whole nodes where these are sold.
+    most_gpus: Mapping[str, int]  # The most GPUs in use at once, by type.
+    paid_gpus: Mapping[
+        str, int
+    ]  # The most GPUs paid at once: where only whole nodes are sold, all GPUs of these.
 
     @property
     def missed_windows(self) -> int:
@@ -71,7 +76,7 @@ class JointDay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointOptimum:
-    """The optimum of all LLMs with the fields of `day.Optimum`; `each` has the part of every LLM."""
+    """The optimum of all LLMs, with the fields of `day_study.Optimum`; `each` has the part of every LLM."""
 
     day: JointDay
     each: tuple[Optimum, ...]
@@ -82,8 +87,11 @@ class JointOptimum:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointAnswer:
-    """All that ran, the fleets that stand all day first; `each` has the answer of every LLM by its name,
-    whose winner is that of all.
+    """The days of all controllers in `rows`, that of the fleets that stand all day first.
+
+    `each` has the answer of every LLM by its name; its winner is the controller that is best for all LLMs.
+    `no_optimum` is the reason why there is no optimum. `left_out` are controllers with the reason why they
+    could not run.
     """
 
     each: Mapping[str, DayAnswer]
@@ -93,7 +101,7 @@ class JointAnswer:
     stock: Mapping[str, int]
     left_out: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
-    # Where GPUs are paid all day, the controllers again, on those paid for the optimum.
+    # Where GPUs are paid all day: the controllers once more, with only the GPUs that the optimum pays for.
     on_least_gpus: tuple[JointDay, ...] = ()
 
     @property
@@ -107,10 +115,15 @@ class JointAnswer:
         return _best_row(self.rows, questions)
 
     def regret_usd(self, row: JointDay) -> float | None:
+        """The cost of a day above the optimum; None without an optimum."""
         return None if self.optimum is None else row.usd - self.optimum.day.usd
 
 
 def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> JointDay:
+    """The day with the least cost, in which each missed window has a price.
+
+    A day in which too many windows of an LLM are missed is worse than one with fewer such LLMs.
+    """
     miss_terms = [
         MissTerms(missed_usd_of(question, part), question.missed_frac)
         for question, part in zip(questions, rows[0].parts, strict=True)
@@ -157,31 +170,31 @@ def study_day_together(
     rows, tuned_by_row, left_out = _run_controllers(
         llm_questions, judged, chosen, deployments, terms, deadline, progress
     )
-    best_day, why = None, "it was not asked for"
+    best_day, no_optimum = None, "it was not asked for"
     if optimum:
         progress("the optimum: the cheapest sizes of all pools that keep every window, knowing the traffic")
         try:
             best_day = _find_optimum(judged, rows, terms, deadline, progress)
         except (InputError, InfeasibleError) as error:
-            why = str(error)
+            no_optimum = str(error)
     on_least_gpus = tuple[JointDay, ...]()
     if best_day is not None and terms.is_paid_all_day:
-        limited = _on_gpus_of(best_day, judged)
+        limited = _limit_to_paid_gpus(best_day, judged)
         on_least_gpus = tuple(_simulate_day(limited, tuned, deployments, terms) for tuned in tuned_by_row[1:])
     winner = _best_row(rows, llm_questions)
     answers = {}
-    for m, llm in enumerate(llm_names):
-        train, later = parts[m]
-        own_rows = tuple(replace(row.parts[m], name=row.name) for row in rows)
+    for llm_index, llm in enumerate(llm_names):
+        train, later = parts[llm_index]
+        own_rows = tuple(replace(row.parts[llm_index], name=row.name) for row in rows)
         answers[llm] = DayAnswer(
-            question=llm_questions[m],
+            question=llm_questions[llm_index],
             judged=later,
             rows=own_rows,
-            optimum=None if best_day is None else best_day.each[m],
-            no_optimum=why,
-            capacity=deployments[m].capacity,
+            optimum=None if best_day is None else best_day.each[llm_index],
+            no_optimum=no_optimum,
+            capacity=deployments[llm_index].capacity,
             left_out=tuple(left_out),
-            warnings=(*short_day_warnings(llm_questions[m].trace), *warnings_of(train, own_rows)),
+            warnings=(*short_day_warnings(llm_questions[llm_index].trace), *warnings_of(train, own_rows)),
             winner_name=winner.name,
         )
     warnings = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.warnings))
@@ -189,7 +202,7 @@ def study_day_together(
         each=answers,
         rows=tuple(rows),
         optimum=best_day,
-        no_optimum=why,
+        no_optimum=no_optimum,
         stock=stock,
         left_out=tuple(left_out),
         warnings=warnings,
@@ -206,8 +219,10 @@ def _run_controllers(
     deadline: float,
     progress: Progress,
 ) -> tuple[list[JointDay], list[list[tuple[ChosenController, int]]], list[tuple[str, str]]]:
-    """The days of the fleets that stand and of every controller, what each was tuned to for every LLM, and
-    the reasons of those that could not run.
+    """Simulate the day with the fleets that stand all day, and with every controller.
+
+    Returns the days, the settings of each controller for every LLM with the number of settings tried, and
+    the controllers that could not run with their reasons.
     """
     rows: list[JointDay] = []
     tuned_by_row: list[list[tuple[ChosenController, int]]] = []
@@ -218,8 +233,10 @@ def _run_controllers(
         progress(f"{name}: the day")
         try:
             tuned = [
-                _tune_controller(question, controller, deployment, rows, m, deadline)
-                for m, (question, deployment) in enumerate(zip(llm_questions, deployments, strict=True))
+                _tune_controller(question, controller, deployment, rows, llm_index, deadline)
+                for llm_index, (question, deployment) in enumerate(
+                    zip(llm_questions, deployments, strict=True)
+                )
             ]
             rows.append(_simulate_day(judged, tuned, deployments, terms))
             tuned_by_row.append(tuned)
@@ -230,16 +247,18 @@ def _run_controllers(
     return rows, tuned_by_row, left_out
 
 
-def _on_gpus_of(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:
-    """The questions with no more GPUs than are paid for the optimum, which begin with its sizes."""
+def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:
+    """The questions with no more GPUs than the optimum pays for; their days begin with its sizes."""
     limited = []
     for question, part in zip(judged, optimum.each, strict=True):
         run = part.day.run
-        firsts = [
+        initial_sizes = [
             sum(span.pool == p and span.ready_s <= 0 for span in run.spans)
             for p in range(len(question.pools))
         ]
-        pools = [replace(pool, first=first) for pool, first in zip(question.pools, firsts, strict=True)]
+        pools = [
+            replace(pool, first=first) for pool, first in zip(question.pools, initial_sizes, strict=True)
+        ]
         limited.append(replace(question, pools=tuple(pools), stock=dict(optimum.day.paid_gpus)))
     return limited
 
@@ -249,14 +268,14 @@ def _tune_controller(
     chosen: ChosenController,
     deployment: Deployment,
     rows: Sequence[JointDay],
-    m: int,
+    llm_index: int,
     deadline: float,
 ) -> tuple[ChosenController, int]:
     """A controller with its best settings for one LLM, and the number of settings simulated."""
     train, _ = split_training(question.trace, question.train_frac)
     if train is None or chosen.row.name == STATIC:
         return chosen, 1
-    miss_terms = MissTerms(missed_usd_of(question, rows[0].parts[m]), question.missed_frac)
+    miss_terms = MissTerms(missed_usd_of(question, rows[0].parts[llm_index]), question.missed_frac)
     return tune_controller(
         replace(question, trace=train), chosen, deployment, miss_terms, deadline, report_nothing
     )
@@ -320,7 +339,11 @@ def _find_optimum(
     deadline: float,
     progress: Progress,
 ) -> JointOptimum:
-    """The cheapest day of all LLMs together; what a controller did where that was cheaper still."""
+    """The cheapest day of all LLMs together that is known.
+
+    It is the cheapest on the grid, or the day of a controller that was cheaper still, as controllers may
+    change sizes between the moments of the grid.
+    """
     llm_runs = [
         DayRuns(question.fleet, question.trace, question.slo, question.pools, terms_of(question))
         for question in judged
@@ -361,10 +384,14 @@ def _find_optimum(
 
 
 def _cheapest_of_each(best: JointDay, rows: Sequence[JointDay], terms: DayTerms) -> JointDay | None:
-    """Of each LLM its cheapest day among those that keep its windows, of controllers and of the optimum; None
-    where these take more GPUs together than there are, or no day keeps the windows of some LLM.
+    """The day in which each LLM has its cheapest part among `best` and `rows` that keeps its windows.
+
+    None if these parts need more GPUs together than there are, or if no part keeps the windows of some LLM.
     """
-    kept = [[day.parts[m] for day in (best, *rows) if day.parts[m].keeps] for m in range(len(best.parts))]
+    kept = [
+        [day.parts[llm_index] for day in (best, *rows) if day.parts[llm_index].keeps]
+        for llm_index in range(len(best.parts))
+    ]
     if not all(kept):
         return None
     days = [min(parts, key=lambda part: part.usd) for parts in kept]

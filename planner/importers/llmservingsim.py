@@ -4,18 +4,20 @@ moe.csv.
 A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMServingSim adds a step up as
 
     t = embedding(N) + final_layernorm(N) + lm_head(S) + sampler(S)
-        + layers * ( other layers(N), the layer norm twice + attention + [mixture] moe(N, experts)
+        + layers * ( operators(N), the layer norm twice + attention + [mixture] moe(N, experts)
                      + [TP > 1] 2 all_reduce(N) )
 
-with N tokens of S sequences, in microseconds, interpolated between measured sizes. Only kernels were timed,
-on one GPU: without the host, and without all-reduces, which are taken from the GPU's row of the catalog.
+with N tokens of S sequences, in microseconds, interpolated between measured sizes. `operators` are the rows
+of dense.csv that the first line does not name; LLMServingSim calls each of them a layer. Only kernels were
+timed, on one GPU: without the host, and without all-reduces, which are taken from the GPU's row of the
+catalog.
 
-Attention was measured for one prefill and equal decodes in one launch. The times of several prefills in a
-step are added, with the launch counted once. With E experts, k of them per token, N tokens visit E (1 - (1 -
-k/E)^N) experts, evenly split over the GPUs.
+Attention was measured in launches of one prefill and decodes of one context length. The times of several
+prefills in a step are added, with the launch counted once. In a mixture with E experts, k of them per token,
+N tokens visit E (1 - (1 - k/E)^N) experts, evenly split over the GPUs.
 
-The step table is made of steps drawn at random: sizes that are powers of two are quicker than their
-neighbours, because GEMMs are cut into tiles.
+The step table is made of steps drawn at random. A regular grid would be biased: sizes that are powers of two
+are quicker than their neighbours, because GEMMs are cut into tiles.
 """
 
 from __future__ import annotations
@@ -50,10 +52,12 @@ FILES = {  # Each file, and the columns over which it was measured.
 }
 TIME = "time_us"
 MARKS = tuple((*names, TIME) for names in FILES.values())
-# Calls per layer; 0: once per step. Other operators: 1.
-CALLS = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}
-STEPS = 3000  # A third each are prefills alone, decodes alone, and both together.
-MOST_PROMPTS = 8  # Most prompts in one step.
+# How often each layer of the LLM calls an operator of dense.csv; 0 means once per step. Others are called
+# once.
+CALLS_PER_LAYER = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}
+# Steps that are drawn for the table; a third each are prefills alone, decodes alone, and both together.
+DRAWN_STEPS = 3000
+MOST_PROMPTS = 8  # The most prompts in a drawn step.
 
 Tree = Mapping[float, Any]
 """Microseconds by sizes, in nested mappings with rising keys: those of sizes a and b are tree[a][b]."""
@@ -61,35 +65,41 @@ Tree = Mapping[float, Any]
 
 @dataclass(frozen=True)
 class Profile:
-    """Microseconds of kernels on one of `tp` GPUs, and the largest sizes that were measured."""
+    """The measured times of kernels on one of `tp` GPUs [us], and the times of steps that follow from them.
+
+    `attention` is by the columns of ATTENTION, `moe` by those of moe.csv; `moe` is None unless the LLM is a
+    mixture of experts.
+    """
 
     llm: Llm
     gpu: Gpu
     tp: int
     attention: Tree
-    layers: Mapping[str, Tree]  # Times by tokens.
-    heads: Sequence[Tree]  # LM head and sampler; times by sequences.
+    layers: Mapping[str, Tree]  # The operators of dense.csv by name; their times are by tokens.
+    heads: Sequence[Tree]  # LM head and sampler; their times are by sequences.
     moe: Tree | None
 
     @property
     def most_tokens(self) -> int:
+        """The most tokens of a step for which every operator was measured."""
         return int(min(max(tree) for tree in self.layers.values()))
 
     @property
     def most_sequences(self) -> int:
+        """The most sequences of a step for which LM head and sampler were measured."""
         return int(min(max(tree) for tree in self.heads))
 
     def step_s(self, step: StepShape) -> float:
-        """Seconds of the GPUs for a step, without the host."""
+        """The time of a step on the GPUs [s], without the host."""
         tokens = step.prompts * step.new + step.decodes
         once_us = sum(interpolate_time(tree, step.prompts + step.decodes) for tree in self.heads)
         layer_us = self._attention_us(step)
         for name, tree in self.layers.items():
-            calls = CALLS.get(name, 1)
+            calls = CALLS_PER_LAYER.get(name, 1)
             layer_us += calls * interpolate_time(tree, tokens)
             once_us += interpolate_time(tree, tokens) if calls == 0 else 0.0
         if self.moe is not None:
-            layer_us += interpolate_time(self.moe, tokens, self._experts(tokens))
+            layer_us += interpolate_time(self.moe, tokens, self._visited_experts(tokens))
         all_reduces_s = float(tp_s(self.llm, self.gpu, self.tp, tokens))
         return (once_us + self.llm.layers * layer_us) / 1e6 + all_reduces_s
 
@@ -98,26 +108,30 @@ class Profile:
         prompts, new, cached, decodes, context = step
         if not prompts:
             return interpolate_time(self.attention, 0, 0, decodes, context)
-        # The shortest of all times is taken as the launch.
+        # The time of one decode without context, the shortest of all, is taken as the launch.
         launch_us = interpolate_time(self.attention, 0, 0, 1, 0)
         alone_us = interpolate_time(self.attention, new, cached, 0, 0)
         decodes_us = 0.0
-        if decodes:  # What they add to a launch with all new tokens.
+        if decodes:  # The time that they add to a launch of one prefill with the new tokens of all prompts.
             both_us = interpolate_time(self.attention, prompts * new, cached, decodes, context)
             decodes_us = both_us - interpolate_time(self.attention, prompts * new, cached, 0, 0)
         return launch_us + prompts * max(alone_us - launch_us, 0.0) + decodes_us
 
-    def _experts(self, tokens: int) -> float:
-        """The mean number of experts of a layer, of those on one GPU, that this many tokens visit."""
+    def _visited_experts(self, tokens: int) -> float:
+        """The mean number of experts that this many tokens visit, of a layer's experts on one GPU."""
         missed_frac = (1 - self.llm.experts_per_token / self.llm.experts) ** tokens
         return self.llm.experts * (1 - missed_frac) / self.tp
 
     def steps(self, rng: np.random.Generator) -> Iterator[StepShape]:
-        """Steps drawn at random within the measured sizes, without end."""
+        """Steps drawn at random within the measured sizes, without end.
+
+        Limits that differ between the measured chunks are the smallest of these, so that nothing is
+        extrapolated.
+        """
         chunks = [size for size in self.attention if size > 0]
         least, most = int(min(chunks)), int(min(self.most_tokens, max(chunks)))
-        prefix = int(min(max(self.attention[size]) for size in chunks))
-        context = int(max(self.attention[0][0][1]))
+        longest_prefix = int(min(max(self.attention[size]) for size in chunks))
+        longest_context = int(max(self.attention[0][0][1]))
         most_decodes_alone = int(min(max(self.attention[0][0]), self.most_sequences))
         most_decodes_with_prefills = int(min(max(self.attention[size][0]) for size in chunks))
 
@@ -126,24 +140,25 @@ class Profile:
             return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
         def cached() -> int:
-            return int(rng.integers(2)) * between(least, prefix) if prefix > least else 0
+            """The cached tokens before each prompt's new ones: none in half of the draws."""
+            return int(rng.integers(2)) * between(least, longest_prefix) if longest_prefix > least else 0
 
         while True:
             prompts = between(1, MOST_PROMPTS)
             yield StepShape(prompts, between(least, max(most // prompts, least)), cached(), 0, 0)
-            yield StepShape(0, 0, 0, between(1, most_decodes_alone), between(least, context))
+            yield StepShape(0, 0, 0, between(1, most_decodes_alone), between(least, longest_context))
             prompts, decodes = between(1, MOST_PROMPTS), between(1, most_decodes_with_prefills)
             new = int(rng.integers(least, max((most - decodes) // prompts, least) + 1))
-            yield StepShape(prompts, new, cached(), decodes, between(least, context))
+            yield StepShape(prompts, new, cached(), decodes, between(least, longest_context))
 
 
 def interpolate_time(tree: Any, *sizes: float) -> float:
-    """The time at these sizes: linear between the sizes of the tree, constant beyond the outermost."""
+    """The time at these sizes [us]: linear between the sizes of the tree, constant beyond the outermost."""
     if not sizes:
         return float(tree)
     tree_sizes, (size, *rest) = list(tree), sizes
-    above = bisect_right(tree_sizes, size)
-    low, high = tree_sizes[max(above - 1, 0)], tree_sizes[min(above, len(tree_sizes) - 1)]
+    right = bisect_right(tree_sizes, size)
+    low, high = tree_sizes[max(right - 1, 0)], tree_sizes[min(right, len(tree_sizes) - 1)]
     low_us = interpolate_time(tree[low], *rest)
     if low == high or size <= low:
         return low_us
@@ -152,15 +167,18 @@ def interpolate_time(tree: Any, *sizes: float) -> float:
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
-    """The step table of the profile's files, in any order; the table names the files that are left out."""
+    """The step table of the profile's files, which may be in any order.
+
+    Files that are none of a profile are left out; the table's note names them.
+    """
     llm_name, gpu_name, tp = foreign_fields.read_setup(
         stated, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
     )
     llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
-    tables, unknown = _files(paths)
-    profile = _profile(tables, llm, gpu, tp)
+    tables, unknown = _read_tables(paths)
+    profile = _build_profile(tables, llm, gpu, tp)
     kv_tokens = kv_cache_tokens(llm, gpu, tp)
-    drawn = islice(profile.steps(np.random.default_rng(0)), STEPS)
+    drawn = islice(profile.steps(np.random.default_rng(0)), DRAWN_STEPS)
     rows = [(*step.column_sums, profile.step_s(step)) for step in drawn if step.kv_tokens <= kv_tokens]
     if not rows:
         raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
@@ -181,7 +199,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     return StepTable(pd.DataFrame(rows, columns=list(COLUMNS)), about)
 
 
-def _files(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFrame]], list[str]]:
+def _read_tables(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFrame]], list[str]]:
     """The tables by their key in FILES, and the names of files that are none of these."""
     tables: dict[str, tuple[Path, pd.DataFrame]] = {}
     unknown = []
@@ -198,7 +216,8 @@ def _files(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFrame]],
     return tables, unknown
 
 
-def _profile(tables: Mapping[str, tuple[Path, pd.DataFrame]], llm: Llm, gpu: Gpu, tp: int) -> Profile:
+def _build_profile(tables: Mapping[str, tuple[Path, pd.DataFrame]], llm: Llm, gpu: Gpu, tp: int) -> Profile:
+    """The profile in these tables; InputError if a file is missing, or is of another kind of LLM."""
     needed = ["attention.csv", "dense.csv", "per_sequence.csv"] + ["moe.csv"] * (llm.experts > 1)
     if missing := [name for name in needed if name not in tables]:
         raise InputError(f"llmservingsim: {', '.join(missing)} is missing; name all files of the profile")
@@ -220,6 +239,7 @@ def _profile(tables: Mapping[str, tuple[Path, pd.DataFrame]], llm: Llm, gpu: Gpu
 
 
 def _by_layer(path: Path, table: pd.DataFrame) -> dict[str, Tree]:
+    """The times of each operator by its one size, which is its tokens or its sequences."""
     size = table.columns[table.columns.isin(["tokens", "sequences"])][0]
     return {str(name): _tree(path, rows, [size]) for name, rows in table.groupby("layer")}
 

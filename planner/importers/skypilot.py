@@ -1,11 +1,14 @@
-"""SkyPilot's catalog of a cloud (github.com/skypilot-org/skypilot-catalog, catalogs/vN/CLOUD/vms.csv).
+"""Reads GPU prices from SkyPilot's catalog of a cloud.
+
+The catalogs are files of github.com/skypilot-org/skypilot-catalog, catalogs/vN/CLOUD/vms.csv:
 
     InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
     gpu_8x_h100_sxm5,H100,8.0,208.0,1800.0,31.92,us-east-1,"{'Gpus': [{'Name': 'H100', ...",
 
 A row's price is that of the whole instance. For each GPU we take the instances with the most GPUs, because
-workers of any TP degree fit on them, and of these the cheapest region. SkyPilot's names differ from ours: its
-A100 has 40 GB, and one name may stand for an SXM and a PCIe card, which GpuInfo tells apart.
+workers of any TP degree fit on them, and of these the cheapest region. SkyPilot's names differ from those of
+catalogs/gpus.yaml: its A100 has 40 GB, and one name may stand for an SXM and a PCIe card, which GpuInfo tells
+apart.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from planner.documents.offers import ProviderOffer, Term
 from planner.errors import InputError
 from planner.files.text_tables import read_text_rows
 
-EXPECTED = (
+EXPECTED_FILE = (
     "SkyPilot's catalog of a cloud, such as catalogs/v8/lambda/vms.csv, a bill in FOCUS, or OpenCost's "
     "/assets.json"
 )
 COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
-# SkyPilot's names, in lower case without dashes, and ours; manifests/skyserve.py writes some of them.
-NAMES = {
+# The names of GPUs in catalogs/gpus.yaml by SkyPilot's names, in lower case without dashes.
+# manifests/skyserve.py writes some of SkyPilot's.
+GPU_NAMES = {
     "a100": "a100-40g",
     "a10080gb": "a100-80g",
     "a10080gbsxm": "a100-80g",
@@ -55,13 +59,18 @@ NAMES = {
     "mi355x": "mi355x-288g",
     "gaudi3": "gaudi3-128g",
 }
-# The PCIe card of the same name; empty if our catalog has no row for it.
-ON_PCIE = {"h100-80g": "h100-pcie-80g", "a100-80g": "", "a100-40g": ""}
+# The name of the PCIe card by that of the SXM card, which SkyPilot calls the same; empty if
+# catalogs/gpus.yaml has no row for the PCIe card.
+PCIE_NAMES = {"h100-80g": "h100-pcie-80g", "a100-80g": "", "a100-40g": ""}
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A file's offers by GPU, a line for each GPU that our catalog lacks, and how many rows have no price."""
+class ListedPrices:
+    """The prices in a file: its offers by GPU.
+
+    `unknown_gpus` has a line for each GPU that catalogs/gpus.yaml lacks, and `without_price` is the number of
+    rows without a price on demand.
+    """
 
     offers: Mapping[str, tuple[ProviderOffer, ...]]
     unknown_gpus: tuple[str, ...]
@@ -69,7 +78,9 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _InstancePrice:
+    """One row of the file; `usd_per_h` is the price of one of the instance's GPUs."""
+
     instance: str
     gpus: float
     usd_per_h: float
@@ -78,15 +89,15 @@ class _Row:
 
 def read_prices(
     path: Path, catalog: Catalog, *, provider: str, date: str, region: str | None = None
-) -> Listed:
+) -> ListedPrices:
     """The prices of one cloud by the GPU, on demand and spot; with `region` those of that region alone.
 
     Raises InputError for a file that is no such catalog, or that has no price of a known GPU.
     """
-    rows_by_term: dict[tuple[str, Term], list[_Row]] = {}
+    rows_by_term: dict[tuple[str, Term], list[_InstancePrice]] = {}
     unknown_gpus: dict[str, int] = {}
     without_price = 0
-    for number, row in read_text_rows(path, COLUMNS, EXPECTED):
+    for number, row in read_text_rows(path, COLUMNS, EXPECTED_FILE):
         if region is not None and row["Region"].strip() != region:
             continue
         if not (name := row["AcceleratorName"].strip()):
@@ -103,7 +114,7 @@ def read_prices(
         without_price += prices["on-demand"] is None  # The instance is only sold as spot, if at all.
         for term, usd_per_h in prices.items():
             if usd_per_h is not None and usd_per_h > 0:
-                offer = _Row(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
+                offer = _InstancePrice(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
                 rows_by_term.setdefault((gpu, term), []).append(offer)
     if not rows_by_term:
         raise InputError(f"{path}: holds no price of a GPU of catalogs/gpus.yaml{_region_text(region)}")
@@ -116,21 +127,21 @@ def read_prices(
         f"{skip_reason} ({count} row{'' if count == 1 else 's'})"
         for skip_reason, count in unknown_gpus.items()
     )
-    return Listed(offers, lines, without_price)
+    return ListedPrices(offers, lines, without_price)
 
 
 def _catalog_name(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
-    """Our name of a card, or None and why not."""
-    ours = NAMES.get("".join(c for c in name.lower() if c.isalnum()))
+    """The name of a GPU in catalogs/gpus.yaml and an empty reason, or None and the reason why it has none."""
+    ours = GPU_NAMES.get("".join(c for c in name.lower() if c.isalnum()))
     if ours is not None and "pcie" in info.lower():
-        ours, name = ON_PCIE.get(ours, ours), f"{name} (PCIe)"
+        ours, name = PCIE_NAMES.get(ours, ours), f"{name} (PCIe)"
     if ours and ours in catalog.gpus:
         return ours, ""
     return None, f"{name}: no row of catalogs/gpus.yaml is known to be this GPU"
 
 
 def _read_figure(written: str, where: str) -> float | None:
-    """A number >= 0, or None for an empty cell."""
+    """The number in a cell, which must be 0 or more; None for an empty cell."""
     if not written.strip():
         return None
     try:

@@ -1,4 +1,7 @@
-"""Splitwise's perf_model.csv: prompt and token times of batches, per model, hardware and TP."""
+"""Imports Splitwise's perf_model.csv: the prompt and token times of batches, by model, hardware and TP.
+
+Splitwise (Patel et al. 2024) is a simulator of prefill and decode pools; its tables were measured with vLLM.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,14 @@ from planner.importers.foreign_fields import StatedSetup
 from planner.models.step_tables import COLUMNS as STEP_COLUMNS
 from planner.models.step_tables import StepTable
 
-NUMBERS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
-COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBERS)
-HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}  # The file's name by ours.
-LEAST_OVERFULL_BATCH = 16  # On two GPUs; see `splitwise_table`.
+NUMBER_COLUMNS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBER_COLUMNS)
+HARDWARE = {
+    "a100-80g": "a100-80gb",
+    "h100-80g": "h100-80gb",
+}  # The file's names by those of catalogs/gpus.yaml.
+# The smallest batch that does not fit in the KV cache of two GPUs; `splitwise_table` leaves such batches out.
+LEAST_OVERFULL_BATCH = 16
 MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
 
 
@@ -34,7 +41,8 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     read_number_column(table, "tensor_parallel", path, least=1)
     gpus = {hardware: gpu for gpu, hardware in HARDWARE.items()}
 
-    # A row that names a requested LLM and GPU comes before rows whose names the catalog does not know.
+    # Rows whose LLM or GPU the catalog does not know may be the requested ones too. Those that it does know
+    # come first.
     chosen, available = [], []
     groups = table[["model", "hardware", "tensor_parallel"]].drop_duplicates()
     wanted_llm = catalog.llm(stated.llm).name if stated.llm else None
@@ -49,10 +57,10 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
             and (wanted_gpu is None or gpu in (None, wanted_gpu))
             and stated.tp in (None, tp)
         ):
-            matches = (wanted_llm is None or llm is not None) + (wanted_gpu is None or gpu is not None)
-            chosen.append((matches, model, hardware, degree, llm, gpu, tp))
-    most_matches = max((matches for matches, *_ in chosen), default=0)
-    best = [row for row in chosen if row[0] == most_matches]
+            known_names = (wanted_llm is None or llm is not None) + (wanted_gpu is None or gpu is not None)
+            chosen.append((known_names, model, hardware, degree, llm, gpu, tp))
+    most_known_names = max((known_names for known_names, *_ in chosen), default=0)
+    best = [row for row in chosen if row[0] == most_known_names]
     if len(best) != 1:
         raise InputError(
             f"{path}: choose one with --llm, --gpu and --tp: "
@@ -60,8 +68,8 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
         )
     _, model, hardware, degree, llm, gpu, tp = best[0]
     rows = table[(table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == degree)]
-    for name in NUMBERS:
-        read_number_column(rows, name, path, least=1e-9)  # Only to refuse a time or size of 0.
+    for name in NUMBER_COLUMNS:
+        read_number_column(rows, name, path, least=1e-9)  # The result is not used: this refuses times of 0.
     llm_name, gpu_name, tp = foreign_fields.read_setup(
         replace(stated, tp=tp), catalog, path, llm=llm, gpu=gpu
     )
@@ -102,6 +110,7 @@ def splitwise_table(path: Path, model: str, hardware: str, tp: int) -> StepTable
 
 
 def _catalog_llm(model: str, catalog: Catalog) -> str | None:
+    """The catalog's name of a model in the file; None if it has none."""
     try:
         return catalog.llm(MODELS.get(model, model)).name
     except (CatalogError, OSError):
@@ -109,6 +118,7 @@ def _catalog_llm(model: str, catalog: Catalog) -> str | None:
 
 
 def _catalog_gpu(hardware: str, catalog: Catalog) -> str | None:
+    """The catalog's name of the hardware in the file; None if it has none."""
     try:
         return catalog.gpu(hardware).name
     except CatalogError:

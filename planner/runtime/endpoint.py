@@ -23,13 +23,14 @@ from planner.errors import InputError, PlannerError
 from planner.runtime.connection_limits import is_loopback
 
 CONNECT_TIMEOUT_S = 10.0
-TIMEOUT_S = 600.0  # One request takes less, from its connection to its last token.
+TIMEOUT_S = 600.0  # The default limit on a request's time, from its connection to its last token.
 MOST_FAILED_FRAC = 0.1  # The default of --max-failed.
 PROBE_TIMEOUT_S = 120.0  # A deployment may have to start up first.
 LIST_TIMEOUT_S = 30.0  # The list of models comes sooner.
 MOST_CHARACTERS_SHOWN = 200  # Characters of a server's text that a message shows.
-READ_BYTES = 64 * 1024  # Bytes read of an answer that is no stream.
-MODELS_BYTES = 4 * 2**20  # Bytes read of the list of models.
+# A server that others run may send without end, so answers are read up to these sizes.
+READ_BYTES = 64 * 1024  # The most bytes that are read of an answer that is no stream.
+MODELS_BYTES = 4 * 2**20  # The most bytes that are read of the list of models.
 LINE_BYTES = 2**20  # The longest line of a stream.
 # The errors of a connection or an answer that cannot be read.
 UNREADABLE = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RecursionError)
@@ -89,6 +90,7 @@ class Endpoint:
 
     @property
     def sends_key_openly(self) -> bool:
+        """Whether the key goes over a network without encryption."""
         parts = urlsplit(self.url)
         return bool(self.key) and parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
@@ -149,10 +151,12 @@ def _shown_url(url: str) -> str:
 
 @dataclass(slots=True)
 class EndpointAnswer:
-    """The answer to one request. `code` is 0 if no HTTP status came; `trouble` is empty if all went well.
+    """The answer to one request.
 
-    `token_s` are the arrivals of tokens by `now_s`, `input_tokens` and `output_tokens` what the server says
-    it counted, 0 where it does not. `is_exact` says that each arrival is that of a token, not of a chunk.
+    `code` is the HTTP status, 0 if none came. `trouble` says what failed, and is empty if all went well.
+    `token_s` are the arrivals of tokens on the clock of `post_request`. `input_tokens` and `output_tokens`
+    are the server's own counts, 0 if it sends none. `is_exact` says that each arrival is that of a token, not
+    of a chunk of several tokens.
     """
 
     code: int = 0
@@ -170,7 +174,7 @@ class EndpointAnswer:
 
 
 def redirect_message(endpoint: Endpoint, answer: aiohttp.ClientResponse) -> str:
-    """What to say of an answer that redirects."""
+    """The message for an answer that redirects, which is an error here."""
     where = endpoint.clean(answer.headers.get("Location", "nowhere"))
     return (
         f"HTTP {answer.status}: {endpoint.host} redirects to {where}; redirects are not followed, "
@@ -199,7 +203,10 @@ async def post_request(
     name: str = "probe",
     timeout_s: float | None = None,
 ) -> EndpointAnswer:
-    """POST `body`, which asks for a stream, and read it to its end. Failures are in the answer."""
+    """POST `body`, which requests a stream, and read the stream to its end.
+
+    The answer has `most_tokens` or fewer. Failures are in the result's `trouble`, not exceptions.
+    """
     headers = {"Content-Type": "application/json", "X-Request-Id": name}
     result, timeout_s = EndpointAnswer(), timeout_s or endpoint.timeout_s
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
@@ -258,9 +265,9 @@ class _Stream:
         self, result: EndpointAnswer, endpoint: Endpoint, now_s: Callable[[], float], most_tokens: int
     ) -> None:
         self.result, self.endpoint, self.now_s, self.most_tokens = result, endpoint, now_s, most_tokens
-        self.chunks: list[tuple[float, int]] = []  # When each chunk came, and how many tokens it had.
+        self.chunks: list[tuple[float, int]] = []  # The arrival of each chunk, and its number of tokens.
         self.tokens = 0
-        self.counts_each = False  # The server says with each chunk how many tokens there are so far.
+        self.counts_each = False  # Whether the server says with each chunk how many tokens there are so far.
         self.has_ended = False
 
     async def read(self, content: aiohttp.StreamReader) -> None:
@@ -320,13 +327,15 @@ class _Stream:
         times_s = [at_s for at_s, tokens in self.chunks for _ in range(tokens)]
         result.is_exact = self.counts_each or counted_tokens in (0, len(times_s))
         if times_s and not result.is_exact and counted_tokens <= self.most_tokens + SPARE_TOKENS:
-            # The server counted other tokens than there were chunks: they are spread evenly over the chunks.
+            # The server counted more or fewer tokens than there were chunks, so they are spread evenly over
+            # these.
             last = len(times_s) - 1
             times_s = [times_s[k * last // max(counted_tokens - 1, 1)] for k in range(counted_tokens)]
         result.token_s = tuple(times_s)
 
 
 def _token_count(value: object) -> int:
+    """A count that a server sent; 0 for a value that is no plausible count."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9 else 0
 
 

@@ -29,15 +29,21 @@ TENANT_HEADER = "X-Tenant"  # A gateway in front of the router may name the tena
 TENANT_CHARACTERS = 256  # The limit of a tenant's name; the router keeps names in memory.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
-MOST_OUTPUT_TOKENS = 10**9  # JSON may contain integers that are too long to be written in a message.
+# A larger number of tokens is refused, as JSON may contain integers that are too long to be written in a
+# message.
+MOST_OUTPUT_TOKENS = 10**9
 # A body is unpacked in pieces of this size, which takes about a millisecond; between them others are served.
-INFLATED_BYTES = 2**20
+UNPACK_BYTES = 2**20
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # With this value zlib recognises the format by its first bytes.
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """A client's request, with the values that routing needs."""
+    """A client's request, with the values that routing needs.
+
+    `raw` is the body that is sent to workers. `input_tokens` are estimated for a prompt of text, and
+    `output_tokens` are the limit that the client named.
+    """
 
     id: str
     path: str
@@ -80,32 +86,34 @@ def read_request(
     prompt = body.get("prompt" if request.path == COMPLETIONS_PATH else "messages")
     inputs = _input_tokens(prompt)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
-    outputs = DEFAULT_OUTPUT_TOKENS if limit is None else limit
-    if type(outputs) is not int or not 1 <= outputs <= MOST_OUTPUT_TOKENS:
+    most_output_tokens = DEFAULT_OUTPUT_TOKENS if limit is None else limit
+    if type(most_output_tokens) is not int or not 1 <= most_output_tokens <= MOST_OUTPUT_TOKENS:
         raise refusal(400, f"max_tokens must be a whole number from 1 to {MOST_OUTPUT_TOKENS}")
-    if not live.fits(inputs + outputs):
-        raise refusal(400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache")
+    if not live.fits(inputs + most_output_tokens):
+        raise refusal(
+            400, f"{inputs + most_output_tokens} tokens of prompt and output fit into no worker's KV cache"
+        )
     client_id = request.headers.get("X-Request-Id", "")
     request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
     tenant = _tenant(request, body) if live.reads_tenants else ""
     if QUEUE[fleet.policies.queue].has_rank:
         now_s, llm = time.monotonic(), fleet.llm.name  # A request that names no model is for this one.
         body["priority"] = priority_number(
-            fleet.policies, inputs, outputs, now_s, longest_tokens, tenant=tenant, llm=llm
+            fleet.policies, inputs, most_output_tokens, now_s, longest_tokens, tenant=tenant, llm=llm
         )
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()
     choices = body.get("n")
     choices = choices if isinstance(choices, int) and choices > 1 else 1
     # A chat without a limit may get an answer that fills the engine's context.
-    most_tokens = choices * (longest_tokens if limit is None else outputs) + SPARE_TOKENS
+    most_tokens = choices * (longest_tokens if limit is None else most_output_tokens) + SPARE_TOKENS
     return RoutedRequest(
         request_id,
         request.path,
         body,
         raw,
         input_tokens=inputs,
-        output_tokens=outputs,
+        output_tokens=most_output_tokens,
         most_tokens=most_tokens,
         choices=choices,
         blocks=blocks,
@@ -131,13 +139,13 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
         async for chunk in request.content.iter_any():
             packed_bytes += len(chunk)
             while chunk:
-                body += inflater.decompress(chunk, INFLATED_BYTES)
+                body += inflater.decompress(chunk, UNPACK_BYTES)
                 if max(len(body), packed_bytes) > most_bytes:
                     raise refusal(413, "")
                 if inflater.unused_data:
                     raise refusal(400, f"the body goes on after its {packing} has ended")
                 if chunk := inflater.unconsumed_tail:
-                    await asyncio.sleep(0)  # See INFLATED_BYTES.
+                    await asyncio.sleep(0)  # Other requests are served between two pieces.
     except zlib.error:
         raise refusal(400, f"the body is not {packing}") from None
     if not inflater.eof:
@@ -165,7 +173,7 @@ def _tenant(request: web.Request, body: dict[str, Any]) -> str:
 
 
 class Reply:
-    """The answer to one client.
+    """The answer to one client, as far as it has been sent.
 
     `response` is None until the answer has begun. `tokens` is the number of output tokens so far, by the
     events of a stream or by the count in an answer that is no stream.
@@ -178,28 +186,32 @@ class Reply:
         self.seat = -1  # The request's seat in `live_routing.LiveFleet`.
         self.tokens = 0
         self.is_broken = False  # The worker reported an error in the stream.
-        self.is_shared = self.is_suspect = False  # Both concern a worker's death; see trust.Suspect.
-        self.strikes = 0  # How many workers died of the request; see trust.py.
-        self.sent_s = 0.0  # When the request was sent to its present worker.
+        # Whether it shared a worker that died with other requests, and whether it may be the cause
+        # (trust.py).
+        self.is_shared = self.is_suspect = False
+        self.strikes = 0  # The number of workers that died while they served the request (trust.py).
+        self.sent_s = 0.0  # The time at which the request was sent to its present worker.
         self.limit_s = 0.0  # The worker must begin to answer within this time.
-        self.heard_s = 0.0  # When the worker last sent a part of the stream; 0 before the first.
-        self.overdue = ""  # Which limit of time the worker exceeded, for the message.
-        self.writes_since_s = 0.0  # Since when a write to the client has waited; 0 if none waits.
+        self.heard_s = 0.0  # The time of the worker's last part of the stream; 0 before the first.
+        self.overdue = ""  # The limit of time that the worker exceeded, for the message.
+        self.writes_since_s = 0.0  # The time since which a write to the client has waited; 0 if none waits.
 
     def _headers(self, worker: str) -> dict[str, str]:
         workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
         return {"X-Request-Id": self.routed_request.id, WORKER_HEADER: workers}
 
     async def begin(self, worker: str) -> None:
+        """Send the head of a stream, which names the worker."""
         headers = {"Content-Type": "text/event-stream", **self._headers(worker)}
         self.response = web.StreamResponse(headers=headers)
-        with _client():
+        with _noticing_client_loss():
             await self.response.prepare(self.request)
 
     async def write(self, chunk: bytes, now_s: float) -> None:
+        """Send a part of the stream; this waits while the client does not read."""
         assert self.response is not None
         self.writes_since_s = now_s
-        with _client():
+        with _noticing_client_loss():
             await self.response.write(chunk)
         self.writes_since_s = 0.0
 
@@ -210,7 +222,7 @@ class Reply:
 
     async def finish(self) -> None:
         assert self.response is not None
-        with _client():
+        with _noticing_client_loss():
             await self.response.write_eof()
 
     async def end_with_error(self, message: str) -> None:
@@ -236,7 +248,7 @@ class Reply:
 
 
 @contextmanager
-def _client() -> Iterator[None]:
+def _noticing_client_loss() -> Iterator[None]:
     """Turn connection errors of the client into ClientGoneError; aiohttp raises the same ones for workers."""
     try:
         yield

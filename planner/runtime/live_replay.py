@@ -37,12 +37,14 @@ from planner.runtime.launch import WORKER_HEADER
 from planner.traffic.trace import Trace
 
 Status = Literal["finished", "rejected", "failed", "unsent"]
-FIRST_TOKEN, TOKENS = 3, 997  # Prompts consist of the token ids 3 to 999, which every vocabulary has.
-LEAD_S = 1.0  # Time from the start of a replay to its first request.
+# Prompts consist of the token ids 3 to 999: every vocabulary has them, and 0 to 2 often have special
+# meanings.
+FIRST_TOKEN_ID, TOKEN_IDS = 3, 997
+LEAD_S = 1.0  # The time from the start of a replay to its first request, in which the first prompts are made.
 TIMEOUT_S = 600.0  # A request that takes longer has failed.
 PROGRESS_EVERY_S = 10.0
-READ_BUFFER_BYTES = 2**22  # The first event of a stream names every token of the prompt.
-FORMAT = 2  # Version of the journal's format; `JournalFile.read` refuses a journal of another version.
+READ_BUFFER_BYTES = 2**22  # Lines of a stream are long: its first event names every token of the prompt.
+JOURNAL_FORMAT = 2  # The version of the journal; `JournalFile.read` refuses a journal of another version.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,15 @@ class Journal:
 
 
 class JournalFile:
-    """The file journal.jsonl: a line that identifies the run, then the starts of its parts, what was sent,
-    and outcomes, each written as it happens.
+    """The file journal.jsonl, in which a replay notes everything as it happens.
+
+    Its first line identifies the run. The others say when a part started, which request was sent, and what
+    its outcome was.
     """
 
     def __init__(self, path: Path, run: dict[str, Any]) -> None:
         """`run` identifies the run; the journal of another run is refused."""
-        self.path, self.run = path, {"journal": FORMAT} | run
+        self.path, self.run = path, {"journal": JOURNAL_FORMAT} | run
 
     def read(self) -> Journal:
         """Read the parts and outcomes. Raises InputError if the file belongs to another run."""
@@ -159,8 +163,10 @@ class JournalFile:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How a part of the run is sent: the API key `key`, the prompts (`trace_prompt` with `shares_prefixes`,
-    else `unique_prompt`, both with `seed`), and the time limit of a request.
+    """The settings with which one part of a run is sent.
+
+    `key` is the API key. Prompts are those of `trace_prompt` with `shares_prefixes`, else of `unique_prompt`,
+    both with `seed`. `timeout_s` is the time limit of a request.
     """
 
     part: int = 0
@@ -190,8 +196,8 @@ class Sender(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _ToRouter:
-    """Requests to our own router: token ids, answers of exactly the trace's length."""
+class _RouterSender:
+    """The Sender for the router of this program: prompts are token ids, answers have the trace's length."""
 
     trace: Trace
     client: aiohttp.ClientSession
@@ -233,7 +239,7 @@ async def replay_trace(
     async with aiohttp.ClientSession(
         timeout=timeout, connector=connector, headers=headers, read_bufsize=READ_BUFFER_BYTES
     ) as client:
-        sender = _ToRouter(trace, client, url, model, sending)
+        sender = _RouterSender(trace, client, url, model, sending)
         return await send_at_times(trace, requests, sender, journal, part=sending.part, progress=progress)
 
 
@@ -281,7 +287,7 @@ async def send_at_times(
         has_news.set()
 
     progress_s, prepared, is_open = start_s, (-1, b""), True
-    give_up(agenda.lost_before)
+    give_up(agenda.unsendable)
     try:
         while ((agenda.due and is_open) or running) and not failures:
             has_news.clear()
@@ -319,10 +325,11 @@ class _Agenda:
     def __init__(
         self, trace: Trace, requests: Sequence[int], before: Mapping[int, Sent], first_s: float
     ) -> None:
-        """`before` has the outcomes of earlier parts.
+        """Find the times of `requests`, which are all that this part sends.
 
-        `lost_before` gets the requests that wait for one which did not finish in an earlier part, with the
-        reason.
+        `before` has the outcomes of earlier parts, and `first_s` is the start of this part on the trace's
+        clock. `unsendable` becomes the list of requests that wait for one which did not finish in an earlier
+        part, with the reason.
         """
         own_requests = set(requests)
         self.arrival_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
@@ -330,7 +337,7 @@ class _Agenda:
         self.unanswered_parents: dict[int, int] = {}  # How many unanswered requests each one waits for.
         self.children: dict[int, list[int]] = {}
         self.last_answer_s: dict[int, float] = {}  # The latest answer so far to a request that it waits for.
-        self.lost_before: list[tuple[int, str]] = []
+        self.unsendable: list[tuple[int, str]] = []
         self.given_up: set[int] = set()
         for child, parent in trace.after.tolist():
             if child not in own_requests:
@@ -342,11 +349,11 @@ class _Agenda:
                 # A request of an earlier part counts as answered at the start of this one.
                 self.last_answer_s[child] = 0.0
                 if before[parent].status != "finished" and child not in self.given_up:
-                    self.lost_before += self._lose([child], before[parent].status)
+                    self.unsendable += self._give_up([child], before[parent].status)
         self.due: list[tuple[float, int]] = []
         for request in requests:
             if request not in self.unanswered_parents and request not in self.given_up:
-                self._add(request)
+                self._schedule(request)
 
     def ended(self, sent: Sent) -> list[tuple[int, str]]:
         """Note the outcome of a request.
@@ -356,21 +363,22 @@ class _Agenda:
         """
         waiting = [child for child in self.children.get(sent.request, ()) if child not in self.given_up]
         if sent.status != "finished":
-            return self._lose(waiting, sent.status)
+            return self._give_up(waiting, sent.status)
         for child in waiting:
             self.last_answer_s[child] = max(self.last_answer_s.get(child, 0.0), sent.end_s)
             self.unanswered_parents[child] -= 1
             if not self.unanswered_parents[child]:
-                self._add(child)
+                self._schedule(child)
         return []
 
-    def _add(self, request: int) -> None:
+    def _schedule(self, request: int) -> None:
+        """Add a request to `due`; all requests that it waits for are answered."""
         due_s = self.arrival_s[request]
         if request in self.last_answer_s:
             due_s = max(due_s, self.last_answer_s[request] + float(self.think_s[request]))
         heapq.heappush(self.due, (due_s, request))
 
-    def _lose(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
+    def _give_up(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
         """Give up these requests and all that wait for them.
 
         Returns those not given up before, with the reason.
@@ -411,22 +419,24 @@ def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefi
 def unique_prompt(tokens: int, request: int, seed: int) -> list[int]:
     """A prompt of random token ids.
 
-    Its first two ids are the request's number in base TOKENS, so that up to TOKENS * TOKENS requests
+    Its first two ids are the request's number in base TOKEN_IDS, so that up to TOKEN_IDS * TOKEN_IDS requests
     (994,009) differ at the start, and no cache finds a common block.
     """
-    ids = np.random.default_rng((seed, request)).integers(TOKENS, size=tokens) + FIRST_TOKEN
-    request_ids = np.array([request // TOKENS % TOKENS, request % TOKENS]) + FIRST_TOKEN
+    ids = np.random.default_rng((seed, request)).integers(TOKEN_IDS, size=tokens) + FIRST_TOKEN_ID
+    request_ids = np.array([request // TOKEN_IDS % TOKEN_IDS, request % TOKEN_IDS]) + FIRST_TOKEN_ID
     ids[:2] = request_ids[-min(tokens, 2) :]
     return ids.tolist()  # type: ignore[no-any-return]
 
 
 def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
-    """The prompt of a request: the token ids of its prefix blocks, which are equal for equal blocks of the
-    trace, then unique ids.
+    """The prompt of a request: the token ids of its prefix blocks, then unique ids.
+
+    Equal blocks of the trace become equal ids, so that prefix caches find them.
     """
     first, last = trace.prefix_offsets[request : request + 2]
     shared = [
-        _block(block, trace.prefix_block_tokens, seed) for block in trace.prefix_ids[first:last].tolist()
+        _block_tokens(block, trace.prefix_block_tokens, seed)
+        for block in trace.prefix_ids[first:last].tolist()
     ]
     inputs = int(trace.input_tokens[request])
     ids = [token for block in shared for token in block][:inputs]
@@ -435,14 +445,15 @@ def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
 
 def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list[int]:
     """Token ids of whole blocks of a trace, equal to those in `trace_prompt`."""
-    return [token for block in block_ids for token in _block(block, block_tokens, seed)]
+    return [token for block in block_ids for token in _block_tokens(block, block_tokens, seed)]
 
 
 @lru_cache(maxsize=100_000)
-def _block(block: int, tokens: int, seed: int) -> tuple[int, ...]:
+def _block_tokens(block: int, tokens: int, seed: int) -> tuple[int, ...]:
+    """The token ids of one block of the trace."""
     # The seed has three numbers, that of `unique_prompt` two: no unique prompt begins like a block.
     rng = np.random.default_rng((seed, block % 2**64, tokens))
-    return tuple((rng.integers(TOKENS, size=tokens) + FIRST_TOKEN).tolist())
+    return tuple((rng.integers(TOKEN_IDS, size=tokens) + FIRST_TOKEN_ID).tolist())
 
 
 async def send_to_router(
@@ -477,7 +488,7 @@ async def send_to_router(
                 reason = f"HTTP {answer.status}: {(await answer.text())[:200]}"
             else:
                 async for line in answer.content:
-                    tokens, error = _tokens(line)
+                    tokens, error = _count_tokens(line)
                     token_s += [now_s()] * tokens
                     reason = error or reason
                 if not reason and len(token_s) != expected_tokens:
@@ -488,7 +499,7 @@ async def send_to_router(
     return Sent(request, part, round(due_s, 6), sent_s, now_s(), status, reason, workers, tuple(token_s))
 
 
-def _tokens(line: bytes) -> tuple[int, str]:
+def _count_tokens(line: bytes) -> tuple[int, str]:
     """The number of tokens in a line of a stream, and the error that it reports, if any."""
     if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
         return 0, ""
@@ -504,5 +515,5 @@ def request_name(part: int, request: int) -> str:
 
 
 def lateness_s(sent: Iterable[Sent]) -> float:
-    """How much later than due a request was sent, at most [s]; more than some ms mean a slow client."""
+    """The longest time from a due time to the sending [s]; more than some ms mean a slow client."""
     return max((request.sent_s - request.due_s for request in sent), default=0.0)

@@ -11,9 +11,10 @@ logs, times are the client's, and the simulation includes the front end.
 A request that waits for others arrives in the simulation when the simulation has answered these, so that late
 answers add up along a session as they do on the engines. Each side's latencies count from its own arrivals.
 
-A pair of prefill and decode workers computes one token more than was requested: vLLM's decode worker computes
-the first token again. Where the engines' first token is the decode worker's, neither side counts the prefill
-worker's, as the client does not see it; else both sides count it, as the first one.
+A pair of prefill and decode workers computes one token more than was requested, as vLLM's decode worker
+computes the first token again. With some engines the client gets its first token from the decode worker. Then
+neither side counts the prefill worker's token, which the client does not see. With the others both sides
+count it, as the first one.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ from planner.simulator import Simulation, Verdict, judge, simulate
 from planner.simulator.slo_verdict import gaps_s, measured, percentile_s
 from planner.slo_metrics import METRICS
 from planner.traffic.sessions import session_numbers
-from planner.traffic.trace import Trace, measured_window
+from planner.traffic.trace import Trace, measured_window, warm_up_s
 from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 PERCENTILES = (0.5, 0.9, 0.99)
-PER_REQUEST = (  # Arrays that every Simulation has with one value per request; see `_per_request_columns`.
+# The arrays that every Simulation has with one value per request; `_per_request_columns` adds those that only
+# some have.
+PER_REQUEST = (
     "arrival_s",
     "input_tokens",
     "output_tokens",
@@ -57,16 +60,19 @@ PER_REQUEST = (  # Arrays that every Simulation has with one value per request; 
     "preemptions",
     "status",
 )
-SESSION_METRICS = ("session", "session-served")  # See `times_s`.
+SESSION_METRICS = ("session", "session-served")  # The two times of a session by `session_times_s`.
 # The simulator's numbers for the outcomes of a replay (simulation.STATUS); an unsent request was rejected.
 STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}
-_NAME = re.compile(r"p(\d+)r(\d+)")  # Part and request number in a name of `live_replay.request_name`.
+# The numbers of the part and of the request in a name that `live_replay.request_name` made.
+_REQUEST_NAME = re.compile(r"p(\d+)r(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """The largest errors that count as agreement: relative for percentiles, a difference of shares for
-    attainment."""
+    """The largest errors that count as agreement.
+
+    They are relative for percentiles, and a difference of two shares for attainment.
+    """
 
     p50_frac: float = 0.05
     p90_frac: float = 0.09
@@ -106,7 +112,11 @@ class Run:
         whole = chosen & (self.session >= 0) & ~np.isin(self.session, self.session[~chosen])
         arrival_s, e2e_s = self.requests.arrival_s[whole], self.requests.e2e_s[whole]
         return dict(
-            zip(SESSION_METRICS, times_s(self.session[whole], arrival_s, arrival_s + e2e_s), strict=True)
+            zip(
+                SESSION_METRICS,
+                session_times_s(self.session[whole], arrival_s, arrival_s + e2e_s),
+                strict=True,
+            )
         )
 
 
@@ -157,7 +167,7 @@ class PercentileRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredComparison:
-    """Prediction and measurement.
+    """A predicted and a measured run, the rows that compare them, and the verdict of the SLO on each.
 
     `chosen` are the requests that count: those that arrived in the measured window and finished on both
     sides.
@@ -173,6 +183,7 @@ class MeasuredComparison:
 
     @property
     def attainment_error_frac(self) -> float:
+        """The predicted attainment less the measured one."""
         return self.predicted_verdict.attainment_frac - self.measured_verdict.attainment_frac
 
     @property
@@ -214,15 +225,16 @@ class Measurement:
     logs: Mapping[str, EngineLog]
 
     def served(self) -> dict[tuple[int, int], dict[str, EngineRequest]]:
-        """What the engines logged: (part, request) -> worker -> the worker's log of the request.
+        """The engines' logs of each request, by (part, request) and then by worker.
 
-        Older logs in the same folder are left out, and requests of the warm-up, whose names are different.
+        Logs of an older run in the same folder are left out, as are requests of the warm-up, whose names are
+        different.
         """
         starts = {part.part: part.start_s for part in self.journal.parts}
         by_request: dict[tuple[int, int], dict[str, EngineRequest]] = {}
         for worker, log in self.logs.items():
             for name, served in log.requests.items():
-                if not (match := _NAME.search(name)):
+                if not (match := _REQUEST_NAME.search(name)):
                     continue  # A request of the warm-up, or of another client.
                 part, request = int(match[1]), int(match[2])
                 if served.queued_s >= starts.get(part, math.inf):
@@ -250,7 +262,10 @@ class Measurement:
 def compare_with_simulation(
     run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison:
-    """Simulate the requests sent on `fleet` (the run's own, or one with corrected fits) and compare."""
+    """Simulate the requests that were sent on `fleet`, and compare.
+
+    `fleet` is the run's own, or one whose step times are corrected by the run (runtime/step_fits.py).
+    """
     parts = [compare_part(run, part, fleet, slo) for part in run.journal.parts if outcomes_of_part(run, part)]
     if not parts:
         raise InputError("no request has ended: nothing was measured")
@@ -285,7 +300,10 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
 
 
 def outcomes_of_part(run: Measurement, part: ReplayPart) -> list[Sent]:
-    """The outcomes of the requests that ended in this part; others were sent again in a later part."""
+    """The outcomes of the requests that ended in this part.
+
+    Requests of the part that did not end were sent again in a later part, and have their outcome there.
+    """
     return [
         run.journal.sent[request]
         for request in part.requests
@@ -302,7 +320,7 @@ def compare_part(run: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> 
     served = run.served() if run.is_timed_by_engines else {}
     sent_trace, order = _simulated_trace(run, part, served)
     if served:
-        # Times by the engines' logs begin behind the front end.
+        # Times by the engines' logs begin after the front end, so the simulation is without one.
         fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0, prompt_token_s=0.0))
     simulation = simulate(fleet, sent_trace, limits=slo.limits, record=True)
     outcomes = {sent.request: sent for sent in outcomes_of_part(run, part)}
@@ -326,7 +344,8 @@ def _simulated_trace(
     A request arrives when it was measured to arrive. One that waits for others of the part arrives when the
     simulation has answered these; its time in the trace is only a lower limit.
     """
-    trace, requests = run.trace, sorted(part.requests)  # A parent has a smaller number than its children.
+    # In this order a parent, which another request waits for, comes before its children.
+    trace, requests = run.trace, sorted(part.requests)
     parents_of: dict[int, list[int]] = {}
     in_part = set(requests)
     for child, parent in trace.after.tolist():
@@ -337,7 +356,8 @@ def _simulated_trace(
         due_s = float(trace.arrival_s[request]) - part.first_s
         parents = [parent for parent in parents_of.get(request, ()) if parent in in_part]
         if parents:
-            # Only a lower limit, which sorts it behind its parents: the simulation sets the time.
+            # This is only a lower limit, which sorts the request behind its parents: the simulation sets the
+            # time.
             start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
         elif (sent := run.journal.sent.get(request)) and sent.part == part.part:
             start_s[request] = _request_times_s(run, sent, served.get((part.part, request), {}), part)[0]
@@ -351,7 +371,7 @@ def _simulated_trace(
     sent_trace = trace.select(requests, arrival_s=arrival_s)
     if run.has_first_token_of_decode:
         return sent_trace, requests
-    # A pair of workers computes one token more (see the module's docstring).
+    # A pair of workers computes one token more (the module's docstring says why).
     is_pair = [len(sent.workers) == 2 if (sent := run.journal.sent.get(r)) else False for r in requests]
     return replace(sent_trace, output_tokens=sent_trace.output_tokens + np.array(is_pair)), requests
 
@@ -369,14 +389,16 @@ def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
 def _request_times_s(
     run: Measurement, sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
 ) -> tuple[float, float, Floats]:
-    """When a request started, was scheduled, and got its tokens, in seconds since its part began: by the
-    engines' logs, or else by the client, which does not know when it was scheduled (NaN).
+    """The times at which a request started, was scheduled, and got its tokens, since its part began [s].
+
+    They are from the engines' logs, or else from the client, which does not know when the request was
+    scheduled (NaN).
     """
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:
         return sent.sent_s, math.nan, np.array(sent.token_s)
-    seen = engines[-1:] if run.has_first_token_of_decode else engines
-    token_s = np.concatenate([engine.token_s for engine in seen])
+    visible = engines[-1:] if run.has_first_token_of_decode else engines  # Their tokens reach the client.
+    token_s = np.concatenate([engine.token_s for engine in visible])
     return engines[0].queued_s - part.start_s, engines[0].scheduled_s - part.start_s, token_s - part.start_s
 
 
@@ -397,9 +419,9 @@ def _observed_simulation(
     values: dict[str, Any] = {
         name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
     }
-    has_hits = like.cached_tokens is not None and served
-    numbers = {name: k for k, name in enumerate(like.worker_names)}
-    workers = np.full((n, 2), -1)
+    reports_hits = like.cached_tokens is not None and served
+    number_of = {name: number for number, name in enumerate(like.worker_names)}
+    workers = np.full((n, 2), -1)  # The numbers of the prefill and of the decode worker; -1: of none.
     preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     status = np.array([STATUS_OF[sent.status] for sent in ended])
     arrival_s = like.arrival_s.copy()  # Requests that were not answered are taken to arrive as predicted.
@@ -409,7 +431,7 @@ def _observed_simulation(
     counted = np.zeros(len(slo.limits), dtype=np.int64)
     for k, sent in enumerate(ended):
         if sent.workers:
-            workers[k] = numbers.get(sent.workers[0], -1), numbers.get(sent.workers[-1], -1)
+            workers[k] = number_of.get(sent.workers[0], -1), number_of.get(sent.workers[-1], -1)
         if sent.status != "finished":
             continue
         logged = served.get((part.part, sent.request), {})
@@ -442,7 +464,7 @@ def _observed_simulation(
             prefill_worker=workers[:, 0],
             decode_worker=workers[:, 1],
             preemptions=preemptions,
-            cached_tokens=cached if has_hits else None,
+            cached_tokens=cached if reports_hits else None,
             status=status,
             violations=violations,
             counted=counted,
@@ -461,18 +483,22 @@ def _observed_simulation(
 
 
 def _steps_of(log: EngineLog, part: ReplayPart) -> pd.DataFrame:
-    """The steps since the part began; those of the warm-up came before."""
+    """The logged steps since the part began; earlier ones are of the warm-up, or of other parts."""
     return log.steps[log.steps.start_s >= part.start_s]
 
 
 def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
     """Names of the simulation's arrays with one value per request."""
-    has_hits, has_classes = simulation.cached_tokens is not None, simulation.of_class.size > 0
-    return (*PER_REQUEST, *(["cached_tokens"] if has_hits else ()), *(["of_class"] if has_classes else ()))
+    reports_hits, has_classes = simulation.cached_tokens is not None, simulation.of_class.size > 0
+    return (
+        *PER_REQUEST,
+        *(["cached_tokens"] if reports_hits else ()),
+        *(["of_class"] if has_classes else ()),
+    )
 
 
 def _join_parts(runs: Sequence[Run]) -> Run:
-    """Join the parts of a run, so that each begins at the last arrival of the part before."""
+    """Join the parts of a run in time, each at the last arrival of the part before."""
     if len(runs) == 1:
         return runs[0]
     shift_s, arrivals = 0.0, []
@@ -494,8 +520,7 @@ def _join_parts(runs: Sequence[Run]) -> Run:
         last,
         **whole,
         **totals,
-        # The same warm-up as in trace.measured_window.
-        window_s=(start_s + min((end_s - start_s) / 20, 120.0), end_s),
+        window_s=(start_s + warm_up_s(end_s - start_s), end_s),
         complete=all(run.requests.complete for run in runs),
         runs=last.runs[:0],  # Steps of single parts cannot be joined, and nothing here reads them.
         nominal_end_s=np.inf,  # The arrivals of parts are shifted, so that no nominal end fits them.
@@ -508,7 +533,7 @@ def _join_parts(runs: Sequence[Run]) -> Run:
     )
 
 
-def times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
+def session_times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
     """The total and the served time of each session, in the order of their numbers.
 
     The total time is from the arrival of the first request to the end of the last, with the user's thinking.
@@ -520,7 +545,7 @@ def times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Fl
     total, served = [], []
     for begin, end in groups if len(order) else ():
         latest_end = np.maximum.accumulate(end)
-        # The time of a request that no earlier request of the session has covered begins here.
+        # From here on the time of a request counts, as no earlier request of the session covers it.
         uncovered = np.maximum(begin, np.concatenate(([begin[0]], latest_end[:-1])))
         total.append(latest_end[-1] - begin[0])
         served.append(np.maximum(end - uncovered, 0.0).sum())
@@ -528,9 +553,10 @@ def times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Fl
 
 
 def outside_s(run: Measurement) -> Floats:
-    """The time that each finished request spent outside the engines before its first token [s]: from the
-    client to the engine, and with the first token from the engine's host to the client. Empty without engine
-    logs.
+    """The time that each finished request spent outside the engines before its first token [s].
+
+    It is the way from the client to the engine, and that of the first token from the engine's host to the
+    client. The array is empty if engines keep no logs.
     """
     if not run.is_timed_by_engines:
         return np.zeros(0)

@@ -28,18 +28,33 @@ from planner.runtime.endpoint import (
     redirect_message,
 )
 
-PROBE_TOKENS, PROBE_OUTPUT_TOKENS = 24, 16  # Lengths of the short request by which a dialect is tried.
+PROBE_TOKENS, PROBE_OUTPUT_TOKENS = 24, 16  # The lengths of the short request with which a dialect is tried.
 MOST_ADDED_TOKENS = 8  # Special tokens that a server may put before a prompt of token ids.
 WORD_COUNTS = (32, 256)  # Words of the two prompts by which tokens per word are measured.
 # Tokens per short English word. A server outside these bounds does not count the tokens of the prompt it got.
 LEAST_TOKENS_PER_WORD, MOST_TOKENS_PER_WORD = 0.25, 8.0
-# A text is charged as so many tokens until the answer says how many it had (`SendingBudget.settle`).
+# A prompt of text is charged to the budget as this many tokens, which is more than it has, until the answer
+# says how many it had (`SendingBudget.settle`).
 CHARGED_TOKENS_PER_WORD, CHARGED_TOKENS_BESIDE_WORDS = 4, 64
 PROBE_SEED = 2**31  # No prompt of the traffic begins like one of these.
-ROUND_TRIPS = 5  # The round trip is the median of so many.
-MOST_NAMES_SHOWN = 8  # An error message names so many of the endpoint's models.
-NOT_TAKEN = (400, 403, 404, 405, 415, 422, 500, 501)  # After these codes the request is sent in another form.
-NO_SUCH_PATH = (403, 404, 405, 501)  # After these the other path is tried; a missing model answers 404 too.
+ROUND_TRIPS = 5  # The round trip is the median of this many.
+MOST_NAMES_SHOWN = 8  # An error message names at most this many of the endpoint's models.
+TRY_OTHER_FORM_CODES = (
+    400,
+    403,
+    404,
+    405,
+    415,
+    422,
+    500,
+    501,
+)  # After these HTTP statuses the request is sent in another dialect.
+NO_SUCH_PATH_CODES = (
+    403,
+    404,
+    405,
+    501,
+)  # After these the other path is tried; a missing model answers 404 too.
 # A server may answer 500 to a parameter it does not know; after more answers of 500 than this it is broken.
 MOST_ANSWERS_OF_500 = 2
 
@@ -76,17 +91,17 @@ class Probing:
         longest request, prompt and answer. Raises EndpointError if the endpoint cannot be measured.
         """
         progress(f"asking {self.endpoint.host} what it serves")
-        model, round_trip_s = await self._model(planned, longest_tokens)
+        model, round_trip_s = await self._find_model(planned, longest_tokens)
         notes = []
         if model != planned:
             notes.append(f"The endpoint's {model} was measured; the plan is for {planned}.")
         if self.endpoint.sends_key_openly:
             notes.append(f"The API key went to {self.endpoint.host} without encryption (http).")
-        dialect, answer = await self._dialect(model)
+        dialect, answer = await self._find_dialect(model)
         if answer.model and answer.model != model:
             notes.append(f"Asked for {model}, it names {self.endpoint.clean(answer.model)} in its answers.")
         if not dialect.by_ids:
-            dialect = await self._with_word_lengths(model, dialect)
+            dialect = await self._measure_words(model, dialect)
         if not answer.input_tokens:
             notes.append(
                 "The endpoint does not say how many tokens a prompt has: their lengths are not verified, and "
@@ -94,10 +109,10 @@ class Probing:
             )
         return ProbedEndpoint(model, dialect, round_trip_s, tuple(notes))
 
-    async def _model(self, planned: str, longest_tokens: int) -> tuple[str, float | None]:
-        """The model to ask for, and the round trip in seconds (see `ProbedEndpoint`)."""
+    async def _find_model(self, planned: str, longest_tokens: int) -> tuple[str, float | None]:
+        """The name of the model to request, and the round trip [s] as in `ProbedEndpoint`."""
         endpoint, named_model = self.endpoint, self.endpoint.model
-        rows = await self._models()
+        rows = await self._list_models()
         if rows is None:  # Without a list, the first request shows whether the model is served.
             return named_model or planned, None
         names = list(rows)
@@ -119,11 +134,11 @@ class Probing:
         times_s = []
         for _ in range(ROUND_TRIPS):
             start_s = time.monotonic()
-            await self._models()
+            await self._list_models()
             times_s.append(time.monotonic() - start_s)
         return model, float(np.median(times_s))
 
-    async def _models(self) -> dict[str, dict[str, object]] | None:
+    async def _list_models(self) -> dict[str, dict[str, object]] | None:
         """The rows of /models by name; None where there is no such list."""
         endpoint = self.endpoint
         url = f"{endpoint.url}/models"
@@ -153,7 +168,7 @@ class Probing:
                 "the address of an OpenAI-compatible API? It usually ends in /v1"
             ) from None
 
-    async def _dialect(self, model: str) -> tuple[Dialect, EndpointAnswer]:
+    async def _find_dialect(self, model: str) -> tuple[Dialect, EndpointAnswer]:
         """The first dialect that the endpoint takes, and its answer to the request that tried it."""
         refusals: list[str] = []
         answers_of_500 = 0
@@ -173,11 +188,11 @@ class Probing:
                     return replace(dialect, added_tokens=float(added_tokens)), answer
                 refusal = refusal_message(self.endpoint, answer)
                 answers_of_500 += answer.code == 500
-                if answer.code not in NOT_TAKEN or answers_of_500 > MOST_ANSWERS_OF_500:
+                if answer.code not in TRY_OTHER_FORM_CODES or answers_of_500 > MOST_ANSWERS_OF_500:
                     raise EndpointError(f"POST {self.endpoint.url}{dialect.path}: {refusal}")
                 if refusal not in refusals:
                     refusals.append(refusal)
-                if answer.code in NO_SUCH_PATH:
+                if answer.code in NO_SUCH_PATH_CODES:
                     break  # No other dialect of this path can do better.
         # The latest refusal comes first: it answers the plainest request.
         raise EndpointError(
@@ -185,9 +200,10 @@ class Probing:
             f"{self.endpoint.clean('; '.join(reversed(refusals[-2:])))}"
         )
 
-    async def _with_word_lengths(self, model: str, dialect: Dialect) -> Dialect:
-        """The dialect with tokens per word, and tokens added to each prompt, measured with two prompts;
-        unchanged if the server counts no tokens.
+    async def _measure_words(self, model: str, dialect: Dialect) -> Dialect:
+        """The dialect with its tokens per word, and the tokens that are added to each prompt.
+
+        Two prompts of text measure them. The dialect is unchanged if the server counts no tokens.
         """
         counts = []
         for words in WORD_COUNTS:
@@ -231,7 +247,7 @@ class Probing:
 
 
 def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
-    """A message that tells how a request failed and what to change."""
+    """A message that says how a request failed, and which setting to change."""
     # `trouble` may begin with the code already, and the code is 0 where no answer came.
     text = answer.trouble if answer.trouble.startswith("HTTP ") or not answer.code else ""
     text = text or (f"HTTP {answer.code}: {answer.trouble}" if answer.code != 200 else answer.trouble)

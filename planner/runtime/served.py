@@ -1,4 +1,4 @@
-"""Measures the step times of engines as they are deployed: behind API servers and our router, under load.
+"""Measures the step times of engines as they are deployed: behind API servers and a router, under load.
 
     python -m planner.runtime.served config.json steps.csv '{"engines": 2, "dtype": "bfloat16", ...}'
 
@@ -56,10 +56,11 @@ from profiling.vllm_install import is_cpu_build
 LEVEL_S = 6.0  # Each number of sequences is measured for this time.
 SETTLE_S = 1.0  # This first part of a level is left out, because the batch is still filling.
 MOST_PROMPT_TOKENS = 1024
-LEVEL_REQUESTS = 50_000  # More than a level can send.
+LEVEL_REQUESTS = 50_000  # The requests that are drawn for a level, more than it can send.
 OUTPUT_TOKENS = (16, 64)  # Answers are short, so that many requests begin and end in LEVEL_S.
-CPU_KV_BYTES = 2 * 2**30  # Most machines have this much memory left for the KV cache of an engine on a CPU.
-POOL_NAME = "served"
+CPU_KV_BYTES = 2 * 2**30  # The KV cache of an engine on a CPU; most machines have this much memory left.
+STEP_GAP_S = 1e-6  # Two steps with no longer time between them follow each other without a pause.
+WATCHED_POOL = "served"
 PLACEHOLDER_LATENCY = StepLatency(
     (1.0, 2.0), (1e-3, 1e-3), a_s=0.0, b_s=0.0, d_s=0.0, e_s=0.0, h_s=0.0, basis="any"
 )
@@ -68,8 +69,10 @@ PLACEHOLDER_LATENCY = StepLatency(
 
 @dataclass(frozen=True, slots=True)
 class WatchedEngines:
-    """`engines` run at once. With tp > 1 each holds one rank's share of the LLM on one GPU, so it stands for
-    one rank of a worker. `arguments` are further arguments of `vllm serve`.
+    """The engines to measure, which run at once, and their options.
+
+    With tp > 1 each engine holds one rank's share of the LLM on one GPU, so it stands for one rank of a
+    worker. `arguments` are further arguments of `vllm serve`.
     """
 
     engines: int
@@ -105,12 +108,13 @@ def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
             place.name: read_step_logs((folder / "engines").glob(f"{place.name}.*.steps.jsonl"))
             for place in places
         }
-    return _table(measured_levels, logs, fleet, watched)
+    return _step_table(measured_levels, logs, fleet, watched)
 
 
 def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
-    """The watched engines as a fleet of mixed workers, with a KV cache for all sequences at full length; on a
-    CPU with no more than CPU_KV_BYTES.
+    """The watched engines as a fleet of mixed workers.
+
+    Their KV caches hold all sequences at full length; on a CPU they have at most CPU_KV_BYTES.
     """
     llm, catalog = llm_from_config(folder), read_catalog()
     longest = min(watched.max_model_len, llm.context_tokens)
@@ -122,7 +126,7 @@ def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
     engine = WorkerType(
         gpu, 1, PLACEHOLDER_LATENCY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs
     ).with_llm(llm)
-    return Fleet(replace(llm, name=str(folder)), (Pool(POOL_NAME, "mixed", engine, watched.engines),))
+    return Fleet(replace(llm, name=str(folder)), (Pool(WATCHED_POOL, "mixed", engine, watched.engines),))
 
 
 def _commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands:
@@ -150,8 +154,10 @@ def _commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands:
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """One level of load: `sequences` per engine, its requests as the client saw them (`sent`), and the CPU
-    seconds that engines, servers and clients took meanwhile. `end_s` is on the monotonic clock.
+    """One measured level of load, with `sequences` per engine.
+
+    `sent` are its requests as the client saw them, and `cpu_s` are the CPU seconds that engines, servers and
+    clients took meanwhile. `end_s` is on the monotonic clock.
     """
 
     sequences: int
@@ -177,14 +183,14 @@ async def _run_levels(
                 warm_up_level = 1  # It is measured like the others, and dropped.
                 levels = (warm_up_level, *sequence_levels(watched.max_num_seqs))
                 for part_number, sequences in enumerate(levels):
-                    before_s = _cpu_s(group)
+                    before_s = _used_cpu_s(group)
                     level_part, sent = await _run_level(client, url, fleet, watched, part_number, sequences)
-                    cpu_s = _cpu_s(group) - before_s
+                    cpu_s = _used_cpu_s(group) - before_s
                     measured_levels.append(LoadLevel(sequences, level_part, sent, cpu_s, time.monotonic()))
     return measured_levels[1:]
 
 
-def _cpu_s(group: workers.LiveWorkers) -> float:
+def _used_cpu_s(group: workers.LiveWorkers) -> float:
     """CPU seconds so far of this process and of all engine processes.
 
     Each engine is a session of its own, by which its processes are found in /proc (see `man proc_pid_stat`).
@@ -205,8 +211,10 @@ def _cpu_s(group: workers.LiveWorkers) -> float:
 async def _run_level(
     client: aiohttp.ClientSession, url: str, fleet: Fleet, watched: WatchedEngines, part: int, sequences: int
 ) -> tuple[ReplayPart, list[Sent]]:
-    """Send requests of one level for LEVEL_S, closed loop: `sequences` clients per engine, each sending its
-    next request once it is answered. Raises InputError for a request that was not served.
+    """Send the requests of one level for LEVEL_S, in a closed loop.
+
+    There are `sequences` clients per engine, and each sends its next request once its last one is answered.
+    Raises InputError for a request that was not served.
     """
     clients = sequences * watched.engines
     trace = _level_trace(fleet, watched, part)
@@ -243,7 +251,7 @@ def _level_trace(fleet: Fleet, watched: WatchedEngines, part: int) -> Trace:
     return Trace("closed loop", np.zeros(LEVEL_REQUESTS), prompts, rng.integers(low, high, LEVEL_REQUESTS))
 
 
-def _table(
+def _step_table(
     measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog], fleet: Fleet, watched: WatchedEngines
 ) -> StepTable:
     """All steps of the measured levels as a table, with the costs around the engine in its header."""
@@ -262,7 +270,7 @@ def _table(
         raise InputError("the watched engine logged no steps that followed each other")
     engine = next(iter(logs.values())).engine
     second_level_s = front_end_s_by_level[min(1, len(front_end_s_by_level) - 1)]
-    servers_s = _servers_s(measured_levels, logs)
+    servers_s = _fit_servers_s(measured_levels, logs)
     about = {
         "engine": "vllm",
         "version": engine["version"],
@@ -279,7 +287,7 @@ def _table(
     return StepTable(table[[*COLUMNS, "own_s", "level", "server"]], about)
 
 
-def _servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog]) -> Sequence[float]:
+def _fit_servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog]) -> Sequence[float]:
     """CPU seconds per step and per token outside the engines' computing threads.
 
     Fitted over the levels by non-negative least squares of relative errors.
@@ -294,7 +302,8 @@ def _servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog])
         rows.append([sum(map(len, steps)), sum(len(request.token_s) for request in level.sent)])
         # Logs of GPU engines have no CPU seconds (NaN); their threads' seconds count as the servers' then.
         cpu_s.append(max(level.cpu_s - (0.0 if np.isnan(used_s) else used_s), 0.0))
-    weight = 1 / np.maximum(cpu_s, 1e-9)  # The floor only avoids a division by zero.
+    # Weights make errors relative, so that a level with few steps counts as much as one with many.
+    weight = 1 / np.maximum(cpu_s, 1e-9)  # The least value only avoids a division by zero.
     per_step_s, per_token_s = nnls(np.array(rows) * weight[:, None], cpu_s * weight)[0].tolist()
     return per_step_s, per_token_s
 
@@ -303,11 +312,11 @@ def _back_to_back_steps(log: EngineLog) -> pd.DataFrame:
     """The steps that followed another step without a pause, with `t_s` from that step's end to their own.
 
     A log with the engine's own clock says whether the engine `waited` for requests before a step. In other
-    logs a step must start within 1 us of the end of the step before.
+    logs a step must start within STEP_GAP_S of the end of the step before.
     """
     steps = log.steps
     last_end_s = steps.end_s.shift()
-    follows = (steps.waited == 0) if log.has_own_clock else (steps.start_s <= last_end_s + 1e-6)
+    follows = (steps.waited == 0) if log.has_own_clock else (steps.start_s <= last_end_s + STEP_GAP_S)
     timed = steps.assign(t_s=steps.end_s - last_end_s, own_s=steps.own_end_s - steps.own_end_s.shift())
     return timed[follows & (steps.end_s > last_end_s)]
 

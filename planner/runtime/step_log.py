@@ -69,17 +69,21 @@ class StepLog:
         atexit.register(self.close)
 
     def runs(self, version: str, *, async_scheduling: bool) -> None:
+        """Note the first line, which describes the engine."""
         self.head = _line({"engine": {"version": version, "async_scheduling": async_scheduling}})
         self.lines += self.head
 
     def queued(self, name: str, prompt_tokens: int, now_s: float) -> None:
+        """Note that a request has come."""
         self.requests[name] = _Request(prompt_tokens, now_s)
 
     def scheduled(self, name: str, now_s: float, cached_tokens: int = 0) -> None:
+        """Note that a request was scheduled; only the first time counts."""
         if (request := self.requests.get(name)) and request.scheduled_s < 0:
             request.scheduled_s, request.cached_tokens = now_s, cached_tokens
 
     def preempted(self, name: str) -> None:
+        """Note that a request lost its place, and will be computed again."""
         if request := self.requests.get(name):
             request.preemptions += 1
 
@@ -90,8 +94,10 @@ class StepLog:
         chunks: Iterable[tuple[str, int, int]],
         own_s: tuple[float, float] | None = None,
     ) -> None:
-        """Write a step. `chunks` has (request, new tokens, tokens computed before) of each request in the
-        step; `own_s` is the engine's own clock when the step was scheduled and when it ended.
+        """Write the line of a step.
+
+        `chunks` has (request, new tokens, tokens computed before) of each request in the step. `own_s` is the
+        engine's own clock when the step was scheduled and when it ended.
         """
         prefills = prefill_tokens = cached_tokens = pairs = decodes = kv_tokens = 0
         for name, new, computed in chunks:
@@ -120,10 +126,12 @@ class StepLog:
         self._write({"step": row} | own)
 
     def token(self, name: str, tokens: int, now_s: float) -> None:
+        """Note that a request got this many tokens."""
         if request := self.requests.get(name):
             request.token_s += [round(now_s, 6)] * tokens
 
     def finished(self, name: str) -> None:
+        """Write the line of a request that has finished."""
         if (request := self.requests.pop(name, None)) is None:
             return
         self.has_waited = self.has_waited or not self.requests
@@ -186,17 +194,17 @@ def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
     from vllm import __version__
     from vllm.v1.engine.core import EngineCore
 
-    start = EngineCore.__init__
+    original_init = EngineCore.__init__
 
-    def started(core: Any, *args: Any, **kwargs: Any) -> None:
-        start(core, *args, **kwargs)
+    def init_with_log(core: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(core, *args, **kwargs)
         if with_cpu and core.vllm_config.kv_transfer_config is not None:
             _let_pollers_wait()
         log = StepLog(path, most_bytes)
         log.runs(__version__, async_scheduling=bool(core.vllm_config.scheduler_config.async_scheduling))
         hook_core(core, log, with_cpu=with_cpu)
 
-    EngineCore.__init__ = started
+    EngineCore.__init__ = init_with_log
 
 
 def _let_pollers_wait() -> None:

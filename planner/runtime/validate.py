@@ -54,9 +54,11 @@ from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 from planner.units import counted
 
-WARM_UPS = 4  # Requests per worker before the traffic.
+# Requests per worker before the traffic: the first ones make the engine compile and fill its memory pools.
+WARM_UPS = 4
+# A row of an engine's /metrics: the name without "vllm:", the labels, and the value.
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-_COPIED = (  # Metrics of vLLM that are copied as they are.
+_COPIED = (  # Metrics of vLLM that the journal gets with their own names.
     "prompt_tokens_total",
     "generation_tokens_total",
     "num_preemptions_total",
@@ -71,11 +73,12 @@ class InterruptedRunError(PlannerError):
 
 
 def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
-    """A fleet with one worker of each pool, the requests that the simulator sends to these workers, and a
-    sentence on what is left out.
+    """A slice of a plan that fewer GPUs can validate: one worker of each pool, with the traffic of these
+    workers.
 
-    Prefill and decode workers of the slice serve the same requests: those of the side that has fewer in the
-    simulation, so the other side carries less than in the plan. Sessions are taken whole: those of which
+    Returns the fleet, the requests that the simulator sends to these workers, and a sentence on what is left
+    out. Prefill and decode workers of the slice serve the same requests: those of the side that has fewer in
+    the simulation, so the other side carries less than in the plan. Sessions are taken whole: those of which
     these workers serve the largest share, with about as many tokens in all.
     """
     pools = fleet.running_pools
@@ -128,10 +131,10 @@ def validate(
     progress: Callable[[str], None] = lambda _: None,
     png: bool = False,
 ) -> Validation:
-    """Measure the requests that the journal in `out` lacks, compare, and write all files; with `png` also
-    every chart as a picture.
+    """Measure the requests that the journal in the folder `out` lacks, compare, and write all files.
 
-    Raises InterruptedRunError if Ctrl-C or SIGTERM ended the replay before all requests had ended.
+    With `png` every chart is written as a picture too. Raises InterruptedRunError if Ctrl-C or SIGTERM ended
+    the replay before all requests had ended.
     """
     with checked_files.reserve_folder(out):
         return _validate(wanted, out, tolerances or Tolerances(), progress, png=png)
@@ -171,7 +174,7 @@ def _validate(
 
 
 async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that it stops its engines."""
+    """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that it stops its engines before it ends."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -182,9 +185,7 @@ async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
 async def _measure(
     wanted: Wanted, out: Path, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
 ) -> None:
-    """Start the engines, send the missing requests, and write a record of this part of the run to the
-    journal.
-    """
+    """Start the engines, and send the missing requests; the journal gets a record of this part of the run."""
     from profiling.machine import describe
 
     commands, devices = engine_commands(wanted, out)
@@ -258,16 +259,16 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
         raise InputError(
             "policies.kv_offload: what engines find in CPU memory is not compared; validate without it"
         )
-    # Our router and engines follow these four policies of the plan, and the defaults of all others.
-    possible = Policies(
+    # The router and the engines here follow these four policies of the plan, and the defaults of all others.
+    followed = Policies(
         routing=policies.routing,
         decode_routing=policies.decode_routing,
         queue=policies.queue,
         prefix_cache=policies.prefix_cache,
     )
     for name, value in asdict(policies).items():
-        # Policies are texts or yes/no; numbers are parameters of the policies that are followed.
-        if isinstance(value, str | bool) and value != (default := getattr(possible, name)):
+        # A policy is a text or yes/no. Numbers are parameters of policies, and need no check of their own.
+        if isinstance(value, str | bool) and value != (default := getattr(followed, name)):
             raise InputError(f"policies.{name} is {value!r}: our engines do {default!r}; plan with that")
     if wanted.engine == "rehearsal":
         return rehearsal_commands(
@@ -279,7 +280,8 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     if wanted.config is not None:
         model = model_folder(wanted.config, out / "engines")
     elif not wanted.real_weights and Path(model).exists():
-        model = model_folder(Path(model), out / "engines")  # The folder may have no weights.
+        # The folder may have no weights, so the engine gets a copy of what it needs from it.
+        model = model_folder(Path(model), out / "engines")
     is_cpu = is_cpu_build()
     devices = [str(core) for core in sorted(os.sched_getaffinity(0))] if is_cpu else visible_gpus()
     commands = vllm_commands(
@@ -294,7 +296,7 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
 
 
 async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, workers: int) -> None:
-    """Send WARM_UPS requests per worker, of the trace's median prompt length.
+    """Send WARM_UPS requests per worker, with prompts of the trace's median length.
 
     They are sent all at once, so that the router spreads them over the workers.
     """
@@ -302,14 +304,14 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
     tokens = int(np.median(trace.input_tokens))
     body = {"model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
-    async def one(number: int) -> None:
+    async def send(number: int) -> None:
         # Another seed than the traffic's, so that no request finds its prompt in a cache.
         request_json = {**body, "prompt": unique_prompt(tokens, number, wanted.seed + 1)}
         async with client.post(f"{url}/v1/completions", json=request_json) as answer:
             if answer.status != 200:
                 raise InputError(f"warm-up: HTTP {answer.status}: {(await answer.text())[:300]}")
 
-    await asyncio.gather(*(one(number) for number in range(WARM_UPS * workers)))
+    await asyncio.gather(*(send(number) for number in range(WARM_UPS * workers)))
 
 
 def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
@@ -343,7 +345,7 @@ async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[st
         if name == "cache_config_info":
             sizes = {key: int(n) for key, n in re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', labels)}
             if len(sizes) == 2:
-                # vLLM keeps one block empty, as a placeholder.
+                # vLLM keeps one block empty, as a placeholder, so no request can use it.
                 counters["kv_tokens"] = sizes["block_size"] * (sizes["num_gpu_blocks"] - 1)
         elif name == "prompt_tokens_by_source_total" and "external_kv_transfer" in labels:
             counters["transferred_tokens"] = float(value)
@@ -357,13 +359,13 @@ async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[st
 def traffic_counters(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
-    """The increase of counters during the traffic. Sizes and gauges have their values at the end."""
-    as_is = ("kv_tokens", "kv_cache_usage_perc")
+    """The increase of each engine's counters during the traffic; gauges have their values at its end."""
+    gauges = ("kv_tokens", "kv_cache_usage_perc")
     rows: list[dict[str, Any]] = []
     for worker, values in after.items():
         row: dict[str, Any] = {"worker": worker}
         for name, value in values.items():
-            row[name] = value if name in as_is else value - before.get(worker, {}).get(name, 0.0)
+            row[name] = value if name in gauges else value - before.get(worker, {}).get(name, 0.0)
         rows.append(row)
     return rows
 

@@ -1,4 +1,4 @@
-"""A validation as one document of plain values: what validation.json holds and --json prints."""
+"""Turns a validation into one document of plain values, which is validation.json and what --json prints."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from planner.slo_metrics import METRICS
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
-# If others took a larger share of an engine's step times, the verdict says that the machine was busy.
+# If other processes took a larger share of an engine's step times, the verdict says so: queues multiply even
+# small delays.
 STOLEN_FRAC = 0.03
-REHEARSED = (
+GOOD_ERROR_FRAC = 0.2  # The summary of single requests counts those whose error is at most this share.
+REHEARSAL_SENTENCE = (
     "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "
     "chain, not the plan on a GPU."
 )
@@ -33,7 +35,7 @@ STATUSES = ("finished", "rejected", "failed", "unsent")
 
 
 def validation_document(validation: Validation) -> dict[str, Any]:
-    """All results of a validation as plain values; null for parts that it did not have."""
+    """All results of a validation as values that JSON has; null for parts that it did not have."""
     run, comparison = validation.measurement, validation.comparison
     sent = list(run.journal.sent.values())
     outside = outside_s(run)
@@ -59,9 +61,9 @@ def validation_document(validation: Validation) -> dict[str, Any]:
             "p90_frac": comparison.tolerances.p90_frac,
             "attainment_frac": comparison.tolerances.attainment_frac,
         },
-        "errors": _percentile_rows(comparison),
-        "errors_undisturbed": _percentile_rows(validation.undisturbed),
-        "errors_corrected": _percentile_rows(validation.after),
+        "errors": _errors_of(comparison),
+        "errors_undisturbed": _errors_of(validation.undisturbed),
+        "errors_corrected": _errors_of(validation.after),
         "attainment": {
             "predicted": comparison.predicted_verdict.attainment_frac,
             "measured": comparison.measured_verdict.attainment_frac,
@@ -104,7 +106,8 @@ def validation_document(validation: Validation) -> dict[str, Any]:
     return json_answer
 
 
-def _percentile_rows(comparison: MeasuredComparison | None) -> list[dict[str, Any]] | None:
+def _errors_of(comparison: MeasuredComparison | None) -> list[dict[str, Any]] | None:
+    """The predicted and the measured percentiles, with their errors; None without a comparison."""
     return None if comparison is None else [row.as_dict() for row in comparison.rows]
 
 
@@ -114,7 +117,10 @@ def _client_comparison(validation: Validation) -> MeasuredComparison:
 
 
 def endpoint_document(validation: Validation) -> dict[str, Any] | None:
-    """The endpoint that was measured in place of our engines, how it was reached, and its engines' counts."""
+    """The endpoint that was measured, how it was reached, and its engines' counts.
+
+    None if the validation started its own engines.
+    """
     if validation.lengths is None:  # Only endpoints return other lengths than the trace's.
         return None
     # A run that was interrupted and resumed has several records; the last one is of the whole run. Its notes
@@ -136,8 +142,10 @@ def endpoint_document(validation: Validation) -> dict[str, Any] | None:
 
 
 def engine_rows(validation: Validation) -> list[dict[str, Any]]:
-    """A row per metric [s]: its mean by the engines' clock, as predicted and by the client; and upper bounds
-    of percentiles, which are edges of the engines' histograms.
+    """A row per metric of an endpoint's engines, in seconds.
+
+    It has the mean by the engines' clock, as predicted, and by the client's clock; and upper bounds of
+    percentiles, which are edges of the engines' histograms.
     """
     if validation.engine_times is None:
         return []
@@ -163,7 +171,7 @@ def verdict_text(validation: Validation) -> str:
     if not comparison.judged_rows:
         text = "Nothing was measured that could be compared."
     else:
-        worst = max(comparison.judged_rows, key=_error_per_tolerance)
+        worst = max(comparison.judged_rows, key=_tolerances_used)
         agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
         text = (
             f"{agreed} with the measurement: the largest error relative to its tolerance is "
@@ -178,7 +186,7 @@ def verdict_text(validation: Validation) -> str:
             f"{100 * comparison.tolerances.attainment_frac:g} points)."
         )
     if validation.wanted.engine == "rehearsal":
-        text = f"{REHEARSED} {text}"
+        text = f"{REHEARSAL_SENTENCE} {text}"
     sent = validation.measurement.journal.sent.values()
     if lost := sum(request.status != "finished" for request in sent):
         text += f" {lost} of {len(validation.measurement.trace)} requests did not finish"
@@ -208,7 +216,7 @@ def verdict_text(validation: Validation) -> str:
 
 
 def reader_notes(validation: Validation) -> list[str]:
-    """Notes that a reader needs before the figures."""
+    """Notes that a reader needs before the figures, such as that engines lacked cores or KV memory."""
     sentences = list(validation.wanted.notes)
     recorded = (record.get("spare_cores") for record in validation.records)
     spare_cores = [cores for cores in recorded if cores is not None]
@@ -242,7 +250,7 @@ def _pool_of(worker: str) -> str:
     return worker.rpartition("-")[0]
 
 
-def _error_per_tolerance(row: PercentileRow) -> float:
+def _tolerances_used(row: PercentileRow) -> float:
     """The error as a multiple of what is allowed; with a tolerance of 0 any error is infinitely large."""
     if row.tolerance_frac:
         return abs(row.error_frac) / row.tolerance_frac
@@ -258,7 +266,7 @@ def _percent_text(frac: float) -> str:
 
 
 def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:
-    """A sentence on the fleet that the corrected fits would need."""
+    """A sentence on whether the plan keeps the SLO with corrected fits, and on the fleet that would."""
     keeps_word = "keeps" if replanned.kept_after else "MISSES"
     by_own_fits = "as by its own fits"
     if replanned.kept_before != replanned.kept_after:
@@ -300,7 +308,10 @@ def _is_kept_by_client(validation: Validation) -> bool | None:
 
 
 def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
-    """Workers per pool of the plan, and the fewest that keep the SLO by own and corrected fits (or null)."""
+    """The workers per pool of the plan, and the fewest that keep the SLO by its own and by corrected fits.
+
+    The fewest are null if none was found.
+    """
     fleets = {"plan": fleet, "fewest_by_own_fits": replanned.fewest_before, "fewest": replanned.fewest_after}
     return {
         "kept_by_own_fits": replanned.kept_before,
@@ -321,6 +332,7 @@ def _reason_counts(validation: Validation) -> dict[str, int]:
 
 
 def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:
+    """A row per limit of the SLO: the share of requests that kept it on both sides, and the verdicts."""
     return [
         {
             "limit": predicted.limit.name,
@@ -337,13 +349,13 @@ def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:
 
 
 def _scatter_summary(predicted: Floats, measured: Floats) -> dict[str, float | None]:
-    """Absolute relative errors of single requests: their median, and the share within 20 %."""
+    """The relative errors of single requests, without signs: their median, and the share within 20 %."""
     if not len(measured):
         return {"median_error_frac": None, "within_20_percent_frac": None}
     errors = np.abs(predicted / measured - 1)
     return {
         "median_error_frac": float(np.median(errors)),
-        "within_20_percent_frac": float((errors <= 0.2).mean()),
+        "within_20_percent_frac": float((errors <= GOOD_ERROR_FRAC).mean()),
     }
 
 

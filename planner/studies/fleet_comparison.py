@@ -41,17 +41,17 @@ from planner.studies.fleet_standing import FleetStanding, measure_standing
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
-MOST_CURVES = 8  # The colours of one picture are distinct for at most eight curves.
+MOST_CURVES = 8  # More colours than this are hard to tell apart in one chart.
 NAMES = ("compare.html", "compare.csv", "compare.json")
-PICTURED: tuple[Metric, ...] = ("ttft", "tbt")  # The metrics of which a picture is drawn.
-# Pictures of an earlier run in the same folder; they are removed if this run draws none.
-OUTDATED = tuple(f"charts/{metric}.png" for metric in PICTURED)
+CHARTED_METRICS: tuple[Metric, ...] = ("ttft", "tbt")  # The metrics of which a chart is drawn.
+# Charts of an earlier run in the same folder; they are removed if this run draws none.
+OUTDATED = tuple(f"charts/{metric}.png" for metric in CHARTED_METRICS)
 PERCENTILES = ("p50", "p90", "p99")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A fleet with its policies, under the name it has in table and picture."""
+    """A fleet with its policies, under the name that it has in the table and in charts."""
 
     name: str
     fleet: Fleet
@@ -69,7 +69,8 @@ class VariantRow:
     curves: dict[Metric, Curve]
     billed_s: float
     output_tokens: int
-    standing: FleetStanding | None = None  # It is None without an SLO, and where no scenario was simulated.
+    # How far the variant is from missing the SLO; None without an SLO, and where no scenario was simulated.
+    standing: FleetStanding | None = None
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
@@ -113,7 +114,10 @@ class VariantRow:
         }
 
     def _standing_cells(self) -> dict[str, Any]:
-        """The number of scenarios that keep the SLO, the headroom, and the limits that are missed first."""
+        """The number of scenarios that keep the SLO, the headroom, and the limits that are missed first.
+
+        `futures` is the name of scenarios in the files that users read.
+        """
         standing = self.standing
         kept_in, ends = (None, None) if standing is None else (standing.kept_in, standing.ends)
         headroom = None if ends is None else ends.headroom
@@ -178,9 +182,8 @@ def compare_fleets(
 ) -> FleetComparison:
     """Simulate every variant on `requests`, and with `scenarios` in some of these.
 
-    `seed`, which drew the requests, is also the policies' seed.
-
-    Raises InputError if there is no variant, or if two have the same name.
+    `seed`, which drew the requests, is also the seed of routing policies that draw. Raises InputError if
+    there is no variant, or if two have the same name.
     """
     names = [variant.name for variant in variants]
     if not names:
@@ -197,7 +200,7 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
     simulated = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
     curves = {}
-    for metric in PICTURED:
+    for metric in CHARTED_METRICS:
         limits_s = [limit.limit_s for limit in limits if limit.metric == metric]
         curves[metric] = cumulative_curve(simulated.simulation, metric, limits_s)
     standing = None if slo is None else measure_standing(variant.fleet, requests, slo, scenarios)
@@ -306,6 +309,7 @@ def comparison_summary(comparison: FleetComparison) -> str:
 
 
 def _kept_text(cells: dict[str, Any]) -> str:
+    """In how many scenarios a variant keeps the SLO, in words."""
     return "-" if cells["futures"] is None else f"{cells['kept']} of {cells['futures']}"
 
 
@@ -324,6 +328,7 @@ def _price_text(row: VariantRow) -> str:
 
 
 def _html(comparison: FleetComparison) -> str:
+    """The page compare.html."""
     trace = comparison.requests
     rate = f", {trace.rate_rps:.3g} requests/s" if trace.duration_s > 0 else ""
     traffic = f"{len(trace):,} requests of {trace.name} in {show_s(trace.duration_s)}{rate}"
@@ -351,19 +356,22 @@ def draw_latencies(comparison: FleetComparison) -> list[Figure]:
     """Charts of the distributions of TTFT and TBT; without a chart for a metric that no request has."""
     limits = comparison.slo.limits if comparison.slo is not None else ()
     pictures = []
-    for metric in PICTURED:
+    for metric in CHARTED_METRICS:
         curves = {row.variant.name: row.curves[metric] for row in comparison.rows[:MOST_CURVES]}
         if not any((curve.value_s > 0).any() for curve in curves.values()):
             continue
-        watched = [limit for limit in limits if limit.metric == metric]
+        limits_of_metric = [limit for limit in limits if limit.metric == metric]
         caption = f"Distribution of the {METRICS[metric].name}: further left is sooner"
-        if watched:
+        if limits_of_metric:
             caption += "; a variant that passes above the circle keeps the limit"
-        pictures.append(Figure(metric, charts.comparison_chart(curves, metric, watched), f"{caption}."))
+        pictures.append(
+            Figure(metric, charts.comparison_chart(curves, metric, limits_of_metric), f"{caption}.")
+        )
     return pictures
 
 
 def _csv(comparison: FleetComparison) -> str:
+    """The table compare.csv, a line per variant."""
     rows = [row.cells() for row in comparison.rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

@@ -6,13 +6,12 @@ method). There is no grid: each step of the staircase takes one plan, and no ste
 The frontier is as exact as its plans are.
 
     ttft, tbt, tpot, e2e   The corner is the percentile that the fleet has in the simulation, if the fleet
-    passes
-                           with this limit (backlog test, attainment, losses); else a bisection finds the
-                           corner, to CORNER_FRAC.
+                           passes with this limit (backlog test, attainment, losses); else a bisection finds
+                           the corner, to CORNER_FRAC.
     power, cost            The corner is the fleet's power (at its cap) or its cost.
     rate                   The corner is the highest rate that the fleet carries, by bisection, to RATE_FRAC,
-                           with the rates of PROBED_FRACS below it. Each rate draws other requests of the
-                           trace; between those a higher rate is assumed to be harder.
+                           with the rates of PROBED_BELOW_FRACS below it. Each rate draws other requests of
+                           the trace; between those a higher rate is assumed to be harder.
 """
 
 from __future__ import annotations
@@ -39,10 +38,12 @@ from planner.units import finite_or_none
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
 CORNER_FRAC = 1e-3  # A bisected limit in seconds is this exact.
 RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulates other requests.
-# A corner of rates must carry rates this far below it, too: on a short trace other requests may be harder.
-PROBED_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
+# A fleet must also carry the rates that are this far below a corner of rates: on a short trace the requests
+# that are drawn for a lower rate may be harder.
+PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
-# The range of power or cost ends here (W, USD/h), where no fleet holds; a limit of 0 is no limit.
+# The range of power [W] or cost [USD/h] ends here, where no fleet holds. It does not end at 0, as a limit of
+# 0 means that there is none.
 LEAST_AMOUNT = 1e-9
 
 
@@ -53,9 +54,9 @@ class FrontierStep:
     corner: float
     value: float
     fleet: Fleet
-    is_exact: bool  # Level 0 is proved optimal.
-    is_exhausted: bool  # The search of level 0 ended before its time limit.
-    level0: float  # The cost of level 0; a mixed fleet may cost less.
+    is_exact: bool  # Whether the answer of level 0 (one worker type per pool) is proved to be optimal.
+    is_exhausted: bool  # Whether the search of level 0 ended before its time limit.
+    level0: float  # The objective of level 0's answer; a fleet of several types may have a better one.
     answers: tuple[Answered, ...] = ()  # The three answers; empty with `safety: none`.
 
 
@@ -67,14 +68,14 @@ class Frontier:
     plan had no such limit.
     """
 
-    axis: str  # Examples are "ttft p90" and "power".
+    axis: str  # The limit that moves, such as "ttft p90" or "power".
     unit: str
     objective: str
     objective_unit: str
     steps: tuple[FrontierStep, ...]
     loosest: float
     question_limit: float | None
-    is_rising: bool  # It is True for rates, whose cost rises with the limit.
+    is_rising: bool  # Whether the cost rises with the limit, which is so for rates.
     ended: str  # The reason why no further step follows.
 
     def best_at(self, limit: float) -> FrontierStep | None:
@@ -147,8 +148,9 @@ def find_frontier(
 
 
 def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
-    """The steps without those whose fleet is beaten: a later plan found one that holds at a limit as tight
-    and costs no more. This happens because searches need not be exact.
+    """The steps without those that a later one beats: its fleet holds at a limit as tight, and costs no more.
+
+    This happens because searches need not be exact.
     """
     return tuple(
         step
@@ -162,10 +164,11 @@ def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierSt
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """How to walk along an axis.
+    """The functions and the range with which `find_frontier` walks along an axis.
 
     `task` gives the question at a limit. `corner` takes a fleet's answer, the limit of its plan and the
-    tightest limit; it gives the corner, and the next limit to plan at.
+    tightest limit; it gives the corner, and the next limit to plan at. `low` and `high` are the default
+    range.
     """
 
     name: str
@@ -201,7 +204,7 @@ def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
 
 
 def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
-    """Over a limit of the SLO, in seconds."""
+    """The walk over a limit of the SLO, in seconds."""
     if task.slowdowns is not None:
         raise InputError(f"--over {metric}: the relative preset {task.preset!r} has no limits in seconds")
     lines = [
@@ -231,13 +234,16 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
 
         if keeps(min(simulated_s, at_s)):
             return simulated_s, simulated_s * (1 - NEXT_FRAC)
-        return _bisect_edge(keeps, at_s, simulated_s, CORNER_FRAC)
+        return _bisect_corner(keeps, at_s, simulated_s, CORNER_FRAC)
 
     return _Walk(limit.name, "s", limit.limit_s, limit.limit_s / 2, 2 * limit.limit_s, at, corner)
 
 
 def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], float]) -> _Walk:
-    """Over power or cost: `key` is the limit's field in the question, and `of` what a fleet takes of it."""
+    """The walk over power or cost.
+
+    `key` is the field of this limit in the question, and `of` gives the power or the cost of a fleet.
+    """
 
     def at(amount: float) -> PlanQuestion:
         limit: dict[str, Any] = {key: amount if math.isfinite(amount) else None}
@@ -250,8 +256,9 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], 
 
 
 def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
-    """Over the request rate."""
-    # A description's own rate is the one that is asked for: what is drawn from it comes a little off.
+    """The walk over the request rate."""
+    # For described traffic the rate is that of the description, as requests drawn from it have a slightly
+    # other one.
     if task.rate_rps is not None:
         requested_rate_rps = task.rate_rps
     elif task.described is not None:
@@ -264,20 +271,21 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
 
     def corner(answer: StudyAnswer, at_rps: float, most_rps: float) -> tuple[float, float]:
         def carries(rate_rps: float) -> bool:
+            """Whether the fleet keeps the SLO on the traffic of this rate."""
             problem = study.pose(at(rate_rps))
             fleet = workers_in_question(problem, answer.fleet)
             return fleet is not None and is_kept(problem, fleet)
 
         def missed_below(corner_rps: float) -> float | None:
             """The lowest rate probed below the corner that is not carried; None if all are."""
-            probed_rps = (corner_rps * (1 - frac) for frac in reversed(PROBED_FRACS))
+            probed_rps = (corner_rps * (1 - frac) for frac in reversed(PROBED_BELOW_FRACS))
             return next((rate for rate in probed_rps if rate > at_rps and not carries(rate)), None)
 
         good, bad = most_rps, most_rps * (1 + RATE_FRAC)
         if not carries(most_rps):
-            good, bad = _bisect_edge(carries, at_rps, most_rps, RATE_FRAC)
+            good, bad = _bisect_corner(carries, at_rps, most_rps, RATE_FRAC)
         while (missed_rps := missed_below(good)) is not None:
-            good, bad = _bisect_edge(carries, at_rps, missed_rps, RATE_FRAC)
+            good, bad = _bisect_corner(carries, at_rps, missed_rps, RATE_FRAC)
         return good, bad
 
     return _Walk(
@@ -292,7 +300,9 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
     )
 
 
-def _bisect_edge(keeps: Callable[[float], bool], good: float, bad: float, frac: float) -> tuple[float, float]:
+def _bisect_corner(
+    keeps: Callable[[float], bool], good: float, bad: float, frac: float
+) -> tuple[float, float]:
     """The value nearest to `bad` that keeps the SLO, and one that does not, at most a share `frac` apart.
 
     `good` is assumed to keep it and `bad` to miss it.

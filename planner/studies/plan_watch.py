@@ -10,6 +10,9 @@ from neighbouring live windows, and the larger estimate is used. A level is the 
 If the levels differ by more than chance (chi-square, 1 %), everything from the lowest to the highest is
 within the plan, so that the course of a day is no drift. Otherwise the plan has a single level with an
 interval.
+
+In this module `amounts` are sums over the requests of each window (requests, tokens), and `exposure` is what
+they are divided by (seconds, requests).
 """
 
 from __future__ import annotations
@@ -40,19 +43,22 @@ from planner.traffic.trace import Trace, judged_span_s
 Floats = npt.NDArray[np.float64]
 
 WINDOW_S = 60.0  # A window of the plan's traffic, as deployments are sampled once a minute.
-LEVEL_WINDOWS = 10  # So many windows give one level.
+LEVEL_WINDOWS = 10  # The windows whose mean is one level.
 TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.
-# The chance of any false alarm is FALSE_ALARM_FRAC per PER_WINDOWS windows (17 hours of minutes).
+# The chance of any false alarm is FALSE_ALARM_FRAC per PER_WINDOWS windows (17 hours of minutes), as an
+# operator who is called for nothing stops listening.
 FALSE_ALARM_FRAC = 0.01
 PER_WINDOWS = 1000
-STANDARD_ERRORS = 2  # Half of a 95 % interval, and what is more than this is more than scatter.
+STANDARD_ERRORS = 2  # Half of a 95 % interval; a larger deviation is more than scatter.
 RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
 _BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is correlated over time.
-_LEAST = 1e-12  # Replaces 0 where exposures and levels divide; such blocks have no level.
+_NOT_ZERO = 1e-12  # Replaces 0 where exposures and levels divide; such blocks have no level.
 _SURE_FRAC = 0.99  # Several levels are told apart if chance alone would show them in fewer than 1 % of cases.
 _SIGMAS_95 = 1.96  # Half of a 95 % interval, in standard deviations.
-_LEAST_FREEDOM = 8  # With fewer degrees of freedom an estimate of phi scatters too much, and phi is 1.
-_SIDES = 2  # A quantity is tested for a rise and for a fall.
+_LEAST_FREEDOM = (
+    8  # With fewer degrees of freedom an estimate of phi scatters too much, and phi is taken as 1.
+)
+_TESTS_EACH = 2  # The tests of each quantity: for a rise and for a fall.
 FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
 _LEAST_VARIANCE = 1e-6  # c^2 is never 0: equal lengths would make every deviation an alarm.
 
@@ -61,10 +67,11 @@ _LEAST_VARIANCE = 1e-6  # c^2 is never 0: equal lengths would make every deviati
 class Reference:
     """A quantity in the plan's traffic: its mean, its lowest and highest level, and how windows scatter.
 
-    `variance` is c^2 and `dispersion` is phi of the module's docstring.
+    `variance` is c^2 and `dispersion` is phi of the module's docstring. `levels` is the number of levels that
+    can be told apart from chance; 1 if their differences are chance.
     """
 
-    what: str
+    what: str  # "rate", "prompt", "output" or "missed".
     mean: float
     low: float
     high: float
@@ -86,10 +93,11 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class LiveDrift:
-    """A live quantity. `since_s` and `noticed_s` are None while it is within the plan; times are Unix [s].
+    """A live quantity beside the plan's: whether it has left the plan's levels, and since when.
 
-    `now` is its mean since `since_s`, or of the last hour. `low_frac` and `high_frac` are the 95 % interval
-    of `change_frac`. `is_up` says that it left the plan's levels upwards.
+    `since_s` and `noticed_s` are Unix times [s], and None while it is within the plan. `now` is its mean
+    since `since_s`, or of the last hour without a drift. `low_frac` and `high_frac` are the 95 % interval of
+    `change_frac`. `is_up` says that it left the plan's levels upwards.
     """
 
     what: str
@@ -116,14 +124,16 @@ class LiveDrift:
 
     @property
     def is_harder(self) -> bool:
-        """Whether the drift means more work for the plan."""
+        """Whether the drift means more work for the plan, which any rise does."""
         return self.is_drift and self.is_up
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyLine:
-    """A limit of the SLO with its live percentile, which lies above `low_s` and at or below `high_s`, two
-    edges of buckets. `is_kept` is None if the limit lies between these, or too few requests were counted.
+    """A limit of the SLO with its live percentile.
+
+    The percentile lies above `low_s` and at or below `high_s`, two edges of a histogram's buckets. `is_kept`
+    is None if the limit lies between these, or if fewer than FEWEST_REQUESTS were counted.
     """
 
     limit: Limit
@@ -162,7 +172,7 @@ class WatchedPlan:
     drifts: tuple[LiveDrift, ...]
     latencies: tuple[LatencyLine, ...]
     holds: LiveHeadroom
-    hit_frac: tuple[float | None, float | None]  # The planned and the live share.
+    hit_frac: tuple[float | None, float | None]  # The planned and the live share of cached prompt tokens.
 
     @property
     def missed(self) -> tuple[LatencyLine, ...]:
@@ -170,9 +180,10 @@ class WatchedPlan:
 
     @property
     def status(self) -> str:
-        """ "missed", "outgrown" (drifted so far that the plan no longer holds), "drifted" or "inside".
+        """The state in one word: "missed", "outgrown", "drifted" or "inside".
 
-        Traffic that became easier is inside.
+        In this order: a limit of the SLO is missed now; the traffic has drifted so far that the plan would
+        miss one; it has drifted, and the plan still holds; it has not drifted, or has become easier.
         """
         if self.missed:
             return "missed"
@@ -183,13 +194,15 @@ class WatchedPlan:
 
     @property
     def plan_holds(self) -> bool:
+        """Whether the plan need not be changed."""
         return self.status in ("inside", "drifted")
 
 
 def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float | None) -> Reference:
-    """The reference of a quantity, from windows of the plan's traffic: `amounts` (n,) were counted over
-    `exposure` (n,). `variance` is c^2, the squared coefficient of variation; None for a rate, where c^2 is
-    1 / mean.
+    """The reference of a quantity, from the windows of the plan's traffic.
+
+    `amounts` (n,) were counted over `exposure` (n,). `variance` is c^2, the squared coefficient of variation;
+    None for a rate, where c^2 is 1 / mean.
     """
     blocks = max(len(amounts) // LEVEL_WINDOWS, 1)  # Each block of windows gives one level.
     width = len(amounts) // blocks
@@ -198,9 +211,9 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
     mean = float(amounts.sum() / exposure.sum())
     c2 = 1 / mean if variance is None else variance
     total = exposure.sum(axis=1)
-    level = amounts.sum(axis=1) / np.maximum(total, _LEAST)
+    level = amounts.sum(axis=1) / np.maximum(total, _NOT_ZERO)
     has_level = (total > 0) & (level > 0)
-    c2_of_block = np.full(blocks, c2) if variance is not None else 1 / np.maximum(level, _LEAST)
+    c2_of_block = np.full(blocks, c2) if variance is not None else 1 / np.maximum(level, _NOT_ZERO)
     dispersion = _largest_dispersion(
         [
             _dispersion(amounts[has_level], exposure[has_level], c2_of_block[has_level], size)
@@ -211,7 +224,7 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
     deviation = level[has_level] / mean - 1
     chi_square, freedom = float((deviation**2 / noise).sum()), int(has_level.sum()) - 1
     if freedom < 1 or chi_square <= _chi_square(_SURE_FRAC, freedom):
-        # The levels differ by chance: one level, with about 95 % confidence.
+        # The levels differ by chance, so there is one level, with an interval of about 95 %.
         half = STANDARD_ERRORS * math.sqrt(dispersion * c2 / float(exposure.sum()))
         return Reference(what, mean, mean * max(1 - half, 0.0), mean * (1 + half), c2, dispersion, 1)
     # The measured levels scatter more than the true ones, so each is moved towards the mean (shrinkage).
@@ -222,8 +235,10 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
 
 
 def _dispersion(amounts: Floats, exposure: Floats, c2_of_block: Floats, size: int) -> tuple[float, float]:
-    """phi from the scatter of batches of `size` windows around the mean of their block, and its degrees of
-    freedom (0 for an assumed phi of 1).
+    """phi from the scatter of batches of `size` windows around the mean of their block.
+
+    Returns phi and its degrees of freedom (0 for an assumed phi of 1). `amounts` and `exposure` are (blocks,
+    windows per block).
     """
     batches = amounts.shape[1] // size
     freedom = amounts.shape[0] * (batches - 1)
@@ -231,7 +246,7 @@ def _dispersion(amounts: Floats, exposure: Floats, c2_of_block: Floats, size: in
         return 1.0, 0.0
     amount = amounts[:, : batches * size].reshape(-1, batches, size).sum(axis=2)  # (blocks, batches)
     e = exposure[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
-    block_mean = (amount.sum(axis=1) / np.maximum(e.sum(axis=1), _LEAST))[:, None]
+    block_mean = (amount.sum(axis=1) / np.maximum(e.sum(axis=1), _NOT_ZERO))[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         z2 = (amount / e / block_mean - 1) ** 2 * e / c2_of_block[:, None]
     return float(np.where((e > 0) & (block_mean > 0), z2, 0.0).sum() / freedom), freedom
@@ -247,26 +262,31 @@ def _largest_dispersion(estimates: Sequence[tuple[float, float]]) -> float:
 
 
 def _chi_square(frac: float, freedom: int) -> float:
-    """The quantile of chi-square."""
+    """The value that chi-square with this many degrees of freedom stays below with chance `frac`."""
     from scipy.stats import chi2  # Importing it takes 0.9 s, which other commands save.
 
     return float(chi2.ppf(frac, freedom))
 
 
 def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference]:
-    """The references of a plan's traffic, by quantity; of missed tokens only with prefix caches."""
-    window_s = min(WINDOW_S, trace.duration_s / (2 * LEVEL_WINDOWS))  # Of a short trace at least two levels.
+    """The references of a plan's traffic, by quantity.
+
+    `hit_frac` is the share of prompt tokens found in prefix caches; without caches it is None, and there is
+    no reference of the share of missed tokens.
+    """
+    # Windows of a short trace are so short that there are at least two levels.
+    window_s = min(WINDOW_S, trace.duration_s / (2 * LEVEL_WINDOWS))
     if not window_s > 0:
         raise InputError(
             f"{trace.name}: all requests arrive at once, so there is no rate to hold others against"
         )
     windows = int(trace.duration_s / window_s)
-    number = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
-    inside = number < windows
+    window_of = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
+    inside = window_of < windows
 
     def per_window(values: npt.NDArray[np.int64] | None) -> Floats:
         weights = None if values is None else values[inside]
-        return np.bincount(number[inside], weights=weights, minlength=windows).astype(float)
+        return np.bincount(window_of[inside], weights=weights, minlength=windows).astype(float)
 
     requests = per_window(None)
     by_metric = {"rate": fit_reference("rate", requests, np.full(windows, window_s), None)}
@@ -289,7 +309,8 @@ def _variance(tokens: npt.NDArray[np.int64]) -> float:
 def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int) -> LiveDrift:
     """Compare a quantity's live windows with the plan's.
 
-    `tests` is how many tests share the chance of a false alarm.
+    `edges_s` (n + 1,) are the Unix times at which the windows begin and end. `tests` is how many tests share
+    the chance of a false alarm.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where((exposure > 0) & np.isfinite(amounts), amounts / exposure, np.nan)
@@ -316,36 +337,40 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
         for alarm in rows
         if alarm.ended is not None
     )
-    current = max(active, key=lambda pair: pair[0].began, default=None)  # A later one has replaced it.
-    last_hour = max(len(values) - max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1), 0)
-    first = last_hour if current is None else current[0].began
-    now, half = _mean(amounts[first:], exposure[first:], dispersion * ref.variance, ref)
+    # A rise and a fall can both be active; the one that began later is the present state.
+    current = max(active, key=lambda pair: pair[0].began, default=None)
+    recent = max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1)
+    first = max(len(values) - recent, 0) if current is None else current[0].began
+    now, half = _live_mean(amounts[first:], exposure[first:], dispersion * ref.variance, ref)
     change_frac = now / ref.mean - 1
     return LiveDrift(
-        ref.what,
-        ref.mean,
-        ref.low,
-        ref.high,
-        now,
-        change_frac - half,
-        change_frac + half,
-        dispersion,
-        None if current is None else float(edges_s[current[0].began]),
-        None if current is None else float(edges_s[current[0].noticed + 1]),
-        current is not None and current[1],
-        tuple(sorted(past)),
+        what=ref.what,
+        planned=ref.mean,
+        planned_low=ref.low,
+        planned_high=ref.high,
+        now=now,
+        low_frac=change_frac - half,
+        high_frac=change_frac + half,
+        dispersion=dispersion,
+        since_s=None if current is None else float(edges_s[current[0].began]),
+        noticed_s=None if current is None else float(edges_s[current[0].noticed + 1]),
+        is_up=current is not None and current[1],
+        past=tuple(sorted(past)),
     )
 
 
-def _mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) -> tuple[float, float]:
-    """The live mean and half of its 95 % interval, both relative to the plan's mean."""
+def _live_mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) -> tuple[float, float]:
+    """The live mean, and half of its 95 % interval as a share of the plan's mean; NaN without samples.
+
+    `variance` is phi c^2 of the plan.
+    """
     is_sampled = np.isfinite(amounts) & (exposure > 0)
     total = float(exposure[is_sampled].sum())
     if total <= 0:
         return math.nan, math.nan
     mean = float(amounts[is_sampled].sum()) / total
     scale = mean / ref.mean
-    # The standard deviation of a length grows with its mean, that of a Poisson count with the root of it.
+    # The standard deviation of a length grows with its mean, that of a Poisson count with the mean's root.
     deviation = math.sqrt(variance / total) * (math.sqrt(scale) if ref.what == "rate" else scale)
     return mean, _SIGMAS_95 * deviation
 
@@ -376,7 +401,10 @@ def latency_lines(
     latency: Mapping[str, SampledHistogram],
     recent: int,
 ) -> tuple[LatencyLine, ...]:
-    """Each limit against the live histogram of the last `recent` windows; those without one are left out."""
+    """Each limit of the SLO against the live histogram of the last `recent` windows.
+
+    `planned_s` are the simulated values of the limits. Limits whose metric has no histogram are left out.
+    """
     lines = []
     for limit, planned in zip(limits, planned_s, strict=True):
         if limit.metric not in latency:
@@ -394,7 +422,10 @@ def latency_lines(
 
 
 def percentile_between(edges: Floats, counts: Floats, percentile_frac: float) -> tuple[float, float, float]:
-    """The edges of the bucket that holds a percentile (nearest rank), and how many values there are."""
+    """The lower and the upper edge of the bucket that holds a percentile, and how many values were counted.
+
+    The percentile is by nearest rank. `edges` (n,) are upper edges of buckets, and the first begins at 0.
+    """
     total = float(counts.sum())
     if total <= 0:
         return math.nan, math.nan, 0.0
@@ -458,7 +489,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan and its references.
+    """A plan, and the references of its traffic.
 
     `carried` remembers results of `most_carried_traffic`, by the factors on prompt and output lengths,
     because each takes several simulations.
@@ -497,7 +528,9 @@ def drifts_of(refs: Mapping[str, Reference], live: LiveTraffic) -> tuple[LiveDri
         "missed": (missed * finished, finished),
     }
     sampled = [what for what in refs if np.isfinite(rows[what][0]).any()]
-    return tuple(drift_of(refs[what], *rows[what], live.edges_s, _SIDES * len(sampled)) for what in sampled)
+    return tuple(
+        drift_of(refs[what], *rows[what], live.edges_s, _TESTS_EACH * len(sampled)) for what in sampled
+    )
 
 
 def watch_windows(plan: Planned, live: LiveTraffic) -> WatchedPlan:
@@ -509,7 +542,7 @@ def watch_windows(plan: Planned, live: LiveTraffic) -> WatchedPlan:
         live,
         drifts,
         latency_lines(plan.written.slo.limits, plan.written.simulated_s, live.latency, recent),
-        _holds(plan, {drift.what: drift for drift in drifts}),
+        _live_headroom(plan, {drift.what: drift for drift in drifts}),
         (plan.hit_frac, float(np.nansum(live.hit_tokens[-recent:])) / queried if queried > 0 else None),
     )
 
@@ -523,8 +556,12 @@ def length_factors(drifts: Mapping[str, LiveDrift]) -> tuple[float, float]:
     return factors[0], factors[1]
 
 
-def _holds(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadroom:
-    """The plan's headroom with the drifted lengths; remembered for lengths that agree to 1 %."""
+def _live_headroom(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadroom:
+    """The plan's headroom with the drifted lengths.
+
+    The factors on lengths are rounded to 1 %, so that a small change needs no new simulations
+    (`Planned.carried`).
+    """
     prompts, outputs = length_factors(drifts)
     factors = round(prompts, 2), round(outputs, 2)
     if factors not in plan.carried:
@@ -534,11 +571,11 @@ def _holds(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadroom:
         )
     factor, rate = plan.carried[factors], plan.references["rate"]
     return LiveHeadroom(
-        factor * busiest_rps(rate),
-        drifts["rate"].now,
-        factor >= 1 + HEADROOM_MOST_FRAC,
-        factors[0] - 1,
-        factors[1] - 1,
+        until_rps=factor * busiest_rps(rate),
+        now_rps=drifts["rate"].now,
+        is_at_most=factor >= 1 + HEADROOM_MOST_FRAC,
+        input_frac=factors[0] - 1,
+        output_frac=factors[1] - 1,
     )
 
 
@@ -548,7 +585,7 @@ def busiest_rps(rate: Reference) -> float:
 
 
 def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
-    """The plan's traffic with the lengths and the rate that it has drifted to."""
+    """The plan's trace, changed to the lengths and the rate that the live traffic has drifted to."""
     drifts = {drift.what: drift for drift in watched.drifts}
     trace = stretch_lengths(plan.written.trace, *length_factors(drifts))
     if not drifts["rate"].is_drift:

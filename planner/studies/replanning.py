@@ -1,4 +1,5 @@
-"""The smallest change from a running fleet: keep it while that pays, else move as little as pays.
+"""The smallest change from a running fleet that pays: moved workers cost money, which a better fleet must
+save.
 
 Sets   j  option: a worker type in a role, of the running fleet and of the best fleets of a plan from scratch
 Data   c_j price of a worker, e_k of an idle GPU on a node sold whole [USD/h]   n0_j running workers
@@ -56,8 +57,9 @@ from planner.units import finite_or_none
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 MOST_VECTORS = 2_000_000  # Count vectors in memory; with six options they take 100 MB.
-MOST_REQUESTS = 8_000_000  # The requests that all simulations of cheaper vectors may have together.
-# So many vectors are simulated at least and at most, however long or short the trace is.
+# The requests that all simulations of cheaper vectors may have together, which bounds the time of a replan.
+MOST_REQUESTS = 8_000_000
+# However long or short the trace is, at least and at most this many vectors are simulated.
 FEWEST_TRIES = 24
 MOST_TRIES = 400
 
@@ -99,10 +101,11 @@ class Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replan:
-    """The cheapest change and the others in `ways`. `keeps` says that the running fleet holds and stays.
+    """The cheapest change in `best`, and other ways to compare it with.
 
-    `is_exhausted` says that no cheaper count vector of these `options` is left. `assumed` of them were
-    dropped because a larger fleet fails; the others were simulated and fail.
+    `keeps` says that the running fleet holds and stays. `is_exhausted` says that no cheaper count vector of
+    these `options` is left to try. Of the cheaper vectors `assumed` were dropped because a larger fleet
+    fails; the others were simulated and fail. `scratch` is the answer of a plan that ignores what runs.
     """
 
     best: Way
@@ -110,7 +113,7 @@ class Replan:
     moves: tuple[Move, ...]
     ways: tuple[Way, ...]
     verdict: Verdict
-    running_verdict: Verdict | None  # It is None if some of its GPUs are no longer in stock.
+    running_verdict: Verdict | None  # None if some of the running fleet's GPUs are no longer in stock.
     options: tuple[str, ...]
     is_exhausted: bool
     assumed: int
@@ -127,7 +130,11 @@ class Replan:
 def replan(
     study: Study, task: PlanQuestion, current: Fleet, *, horizon_h: float, start_usd: float, stop_usd: float
 ) -> Replan:
-    """Solve the model above. Raises InfeasibleError if no fleet within the limits keeps the SLO."""
+    """Solve the model of the module's docstring, with `current` as the running fleet.
+
+    `start_usd` and `stop_usd` are the costs of starting and of stopping one worker. Raises InfeasibleError if
+    no fleet within the limits keeps the SLO.
+    """
     if task.objective != "cost":
         raise InputError(f"objective: a replan is about cost, found {task.objective}")
     terms = ReplanTerms(horizon_h, start_usd, stop_usd)
@@ -147,13 +154,13 @@ def replan(
         best = n0
     best, assumed, is_exhausted = _find_cheaper(study, model, scratch, best)
     oracle = model.oracle
-    lost = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
+    lost_moves = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
         best=model.tested_way("the smallest change that pays", best, is_holding=True),
         keeps=bool((best == n0).all()) and gone == 0,
         moves=(
             *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
-            *lost,
+            *lost_moves,
         ),
         ways=(
             *([model.tested_way("keep what runs", n0, is_holding=running_holds)] if gone == 0 else []),
@@ -174,7 +181,7 @@ def replan(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ReplanModel:
-    """The model above as arrays over the options of `universe` (J,).
+    """The model of the module's docstring, as arrays over the options of `universe` (J,).
 
     `n0` are the running workers, without the `gone` workers whose GPUs are no longer in stock. `uses`
     (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is. Methods take one
@@ -201,7 +208,7 @@ class _ReplanModel:
         return np.asarray(self.terms.start_usd * started + self.terms.stop_usd * (stopped + self.gone))
 
     def horizon_usd(self, n: Ints) -> Floats:
-        """The objective of the model above."""
+        """The objective of the model: the bill over the horizon, with starts and stops."""
         return np.asarray(self.terms.horizon_h * self.paid_usd_per_h(n) + self.migration_usd(n))
 
     def paid_usd_per_h(self, n: Ints) -> Floats:
@@ -211,8 +218,10 @@ class _ReplanModel:
         return np.asarray(n @ self.price + idle_usd_per_h(pools))
 
     def holds(self, n: Ints, *, is_picked: bool = True) -> bool:
-        """Whether the fleet keeps the SLO in simulation; with safety in enough scenarios of the search and in
-        the test of production, twice where the fleet is one that is picked because it passes.
+        """Whether the fleet keeps the SLO in simulation.
+
+        If the question asks for safety, it must do so in enough scenarios of the search, and in the test of
+        production. A fleet that is picked because it passes is tested twice, as it may have passed by luck.
         """
         counts = self.fleet_counts(n)
         holds = self.oracle.holds([counts])[0]
@@ -269,9 +278,9 @@ def _build_model(
 def _find_cheaper(
     study: Study, model: _ReplanModel, scratch: StudyAnswer, best: Ints
 ) -> tuple[Ints, int, bool]:
-    """Simulate counts cheaper than `best`, those expected to carry most first.
+    """Simulate count vectors cheaper than `best`, those expected to carry the most traffic first.
 
-    Returns the best counts found, how many vectors were dropped as smaller than one that fails, and whether
+    Returns the best vector found, how many vectors were dropped as smaller than one that fails, and whether
     no cheaper vector is left.
     """
     value = float(model.horizon_usd(best))
@@ -311,8 +320,9 @@ def _gpu_names(gpu: str) -> tuple[str, ...]:
 
 
 def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], list[Pool]]:
-    """The running workers as options at today's prices and step times, on owned GPUs first; and the pools
-    whose GPU is no longer in stock.
+    """The running workers as options at today's prices and step times, on owned GPUs first.
+
+    Returns the options with their counts, and the pools whose GPU is no longer in stock.
     """
     types = {worker.name: worker for worker in problem.types}
     gpus = {gpu.name: gpu for gpu in problem.gpus}
@@ -330,7 +340,10 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
 
 
 def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnswer) -> list[Option]:
-    """The options for the new fleet: the running ones first, then those of the best fleets from scratch."""
+    """The options for the new fleet: the running ones first, then those of the best fleets from scratch.
+
+    The best fleets of only mixed workers and of only one type of GPU are among these.
+    """
     level0 = scratch.search_result.level0
     options = [option for option, _ in running]
     mixed_best, one_gpu_best = level0.mixed[0], level0.one_gpu[0]  # Each is a fleet and its value.
@@ -357,10 +370,11 @@ def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
 
 
 def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
-    """All count vectors (V, J) of a box that contains every vector cheaper than `value`, and whether the box
-    lacks options.
+    """All count vectors (V, J) that may be cheaper than `value` [USD], and whether some options are left out.
 
-    If the box has more than MOST_VECTORS, options are left out of it from the last one on (their count is 0).
+    They are a box: each option has from 0 to the most workers that the budget and the limits allow if there
+    are no others. If the box has more than MOST_VECTORS, options are left out of it from the last one on
+    (their count is 0).
     """
     price, n0, uses = model.price, model.n0, model.uses
     horizon_h, start_usd = model.terms.horizon_h, model.terms.start_usd
@@ -430,9 +444,9 @@ class TrafficDrift:
 def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
     """Compare rate, lengths and burstiness of two traces.
 
-    A drift is a rate that moved by OTHER_FRAC or more, or a D of OTHER_FRAC or more that chance would rarely
-    make (BY_CHANCE). Gaps between arrivals are compared in units of their mean, so that they show burstiness
-    and not the rate.
+    A drift is a rate that moved by OTHER_FRAC or more, or a D of OTHER_FRAC or more with a chance below
+    BY_CHANCE of arising from equal traffic. Gaps between arrivals are compared in units of their mean, so
+    that they show burstiness and not the rate.
     """
     from scipy.stats import ks_2samp  # Importing it takes 0.9 s, which other commands save.
 

@@ -35,16 +35,18 @@ from planner.units import counted, show_s
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+# The number of moments without a request of the user, and the most that may be requested: each is packed by a
+# solver.
 DEFAULT_MOMENTS, MOST_MOMENTS = 20, 1000
-LEAST_S = 1e-12  # Replaces a time of 0 in a divisor.
+NOT_ZERO_S = 1e-12  # Replaces a time of 0 in a divisor.
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingMoment:
-    """What a role's workers held at one moment, and the best packing of the same requests.
+    """The load of a role's workers at one moment, and the best packing of the same requests.
 
-    `largest` is the largest share of anything in use on one worker; it may exceed 1, as routers do not look
-    at limits.
+    `requests` were in service on `used` of the role's `workers`. `largest` is the largest share of anything
+    in use on one worker; it may exceed 1, as routers do not look at limits.
     """
 
     time_s: float
@@ -59,9 +61,9 @@ class RoutingMoment:
 def explain_routing(
     fleet: Fleet, simulation: Simulation, slo: Slo | None, moments: int
 ) -> tuple[RoutingMoment, ...]:
-    """The workers of each role at so many moments, moment by moment.
+    """The load of each role's workers at this many moments, in the order of time.
 
-    Raises InputError where workers change their role, and where a limit is below an idle step.
+    Raises InputError if workers may change their role, or if a limit is shorter than an idle step.
     """
     check_moments(moments)
     if POOLS[fleet.policies.pools].code != STATIC:
@@ -74,14 +76,14 @@ def explain_routing(
     members = {
         role: np.flatnonzero([fleet.pools[number].role == role for number in pool_of]) for role in roles
     }
-    costs = [_RequestCosts.of_pool(pool, slo) for pool in fleet.pools]
+    costs = [_WorkerCapacity.of_pool(pool, slo) for pool in fleet.pools]
     first_s = float(simulation.arrival_s.min())
     last_s = float(simulation.arrival_s.max())
     if last_s <= first_s:  # All arrivals of a closed loop may come at once.
         last_s = float(simulation.end_s)
     explained = []
-    for nth in range(moments):
-        time_s = first_s + (nth + 0.5) / moments * (last_s - first_s)
+    for moment in range(moments):
+        time_s = first_s + (moment + 0.5) / moments * (last_s - first_s)
         for role in roles:
             requests = _find_in_service(simulation, role, members[role], time_s)
             u = np.stack([costs[pool_of[w]].shares(requests) for w in members[role]])  # (workers, J, R)
@@ -101,6 +103,7 @@ def explain_routing(
 
 
 def check_moments(moments: int) -> None:
+    """Raise InputError unless the number of moments is from 1 to MOST_MOMENTS."""
     if not 1 <= moments <= MOST_MOMENTS:
         raise InputError(f"explain-moments: found {moments}, must be 1 to {MOST_MOMENTS}")
 
@@ -124,11 +127,11 @@ def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: f
     elif role == "decode":
         start_s, worker = first_token_s, simulation.decode_worker
     still_runs = np.isnan(end_s) & (simulation.status == UNFINISHED)
-    is_there = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
-    requests = np.flatnonzero(is_there)
+    is_in_service = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
+    requests = np.flatnonzero(is_in_service)
     begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[requests], first_token_s[requests]
     # A prompt is taken to be computed evenly until its first token; without one (NaN), not yet at all.
-    computing_s = np.maximum(first_s - begun_s, LEAST_S)
+    computing_s = np.maximum(first_s - begun_s, NOT_ZERO_S)
     done_frac = np.clip(np.nan_to_num((time_s - begun_s) / computing_s), 0.0, 1.0)
     prompt = simulation.input_tokens[requests]
     cached = 0 if simulation.cached_tokens is None else simulation.cached_tokens[requests]
@@ -139,8 +142,13 @@ def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: f
 
 
 @dataclass(frozen=True, slots=True)
-class _RequestCosts:
-    """What requests take of one worker; a limit is None where none applies."""
+class _WorkerCapacity:
+    """The capacity of one worker, and what a request takes of it.
+
+    `decode_s` and `context_token_s` are the parts of a step's time for a decode and for each token of its
+    context; `token_s` is the time of a prompt token. `step_limit_s` is the limit on the time per output token
+    less an idle step, and `prompt_limit_s` that on TTFT; None if the SLO has no such limit.
+    """
 
     kv_blocks: float
     seats: int
@@ -151,7 +159,8 @@ class _RequestCosts:
     prompt_limit_s: float | None
 
     @classmethod
-    def of_pool(cls, pool: Pool, slo: Slo | None) -> _RequestCosts:
+    def of_pool(cls, pool: Pool, slo: Slo | None) -> _WorkerCapacity:
+        """The capacity of a worker of this pool, under the tightest limits of the SLO."""
         kind = pool.type.as_one
         # The weights by which this routing scores a worker, without decodes and with them.
         token_s = TIES_BY.weights(kind, False)[0]
@@ -233,6 +242,7 @@ def routing_sentences(explained: Sequence[RoutingMoment]) -> list[str]:
 
 
 def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
+    """How the workers of a role were used, beside the best packings; all `moments` have requests."""
     if not moments:
         return f"{role}: no request was in service at any of the moments."
     moments_text = counted(len(moments), "moment")

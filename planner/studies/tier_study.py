@@ -1,10 +1,11 @@
 """How much memory behind the KV caches is worth buying: CPU memory, a disk behind it, or a store for all.
 
-A choice is a size of each tier for every GPU. What comes with a node is free; the cost of more is added to
-the price of every GPU, so that the search weighs it against GPUs. For each choice that is looked at, the
-cheapest fleet on paper is searched for. From what comes with a node the sizes are doubled and halved, one
-tier at a time, as long as GPUs and tiers together become cheaper. The choice of no tier is always looked at,
-so the answer is never dearer than without; of equally cheap choices the one with the least memory is taken.
+The kinds of memory are called tiers. A choice has a size of each tier for every GPU. The memory that comes
+with a node is free; the cost of more is added to the price of every GPU, so that the search weighs it against
+GPUs. For each choice that is tried, the cheapest fleet on paper is searched for. From the sizes that come
+with a node the study moves to larger and smaller ones, one tier at a time, as long as GPUs and tiers together
+become cheaper. The choice of no tier is always tried, so the answer is never dearer than without. Of equally
+cheap choices the one with the least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
 prefix:
@@ -39,14 +40,15 @@ from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
 
 STORE_SIZES_BYTES = (1e12, 4e12, 16e12)  # 1, 4 and 16 TB.
-# Sizes as multiples of what comes with a node, or of the most there may be where nothing does.
+# The sizes that are tried, as multiples of the size that comes with a node. For a tier that comes with none,
+# they are multiples of the largest size that the catalog allows.
 MEMORY_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 DISK_STEPS = (0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """Bytes of each tier: of memory and disk for one GPU, of the store in all."""
+    """The size of each tier [bytes]: memory and disk are for one GPU, the store is one for all."""
 
     memory_bytes: float = 0.0
     disk_bytes: float = 0.0
@@ -59,9 +61,11 @@ class TierSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierAnswer:
-    """The cheapest fleet found with these tiers, or None; `usd_per_h` is the cost of GPUs and tiers, infinite
-    without a fleet, and `tiers_usd_per_h` that of the tiers alone. Shares are of prompt tokens: found on
-    GPUs, in memory or the store, on disk. A search that is not exhausted was cut short.
+    """The cheapest fleet found with tiers of these sizes; None if none keeps the SLO.
+
+    `usd_per_h` is the cost of GPUs and tiers, infinite without a fleet, and `tiers_usd_per_h` that of the
+    tiers alone. Shares are of prompt tokens: found on GPUs, in memory or the store, on disk. A search that is
+    not exhausted was cut short.
     """
 
     sizes: TierSizes
@@ -77,8 +81,9 @@ class TierAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """The shortest prefix [tokens] that this worker type loads from a tier sooner than it computes it; None
-    where that is never so.
+    """The shortest prefix [tokens] that this worker type loads from a tier sooner than it computes it.
+
+    It is None if computing is always sooner.
     """
 
     tier: str
@@ -88,7 +93,7 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierStudy:
-    """Every choice that was looked at, in that order, the best one, and the break-even of each tier."""
+    """The answer of every choice in the order of trying, the best one, and the break-even of each tier."""
 
     answers: tuple[TierAnswer, ...]
     best: TierAnswer
@@ -115,19 +120,19 @@ def to_offload(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> KvOffload | Non
 
 
 def gpu_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
-    """What memory and disk of one GPU cost, beyond what comes with its node."""
+    """The cost of one GPU's memory and disk beyond those that come with its node."""
     size_of: dict[str, float] = {"memory": sizes.memory_bytes, "disk": sizes.disk_bytes}
     return sum(tier.usd_per_h(size_of.get(tier.kind, 0.0)) for tier in tiers.values())
 
 
 def store_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
-    """What the store costs, whatever the fleet."""
+    """The cost of the store, which does not depend on the fleet; 0 without a store."""
     tier_of_kind = {tier.kind: tier for tier in tiers.values()}
     return tier_of_kind["store"].usd_per_h(sizes.store_bytes) if sizes.store_bytes else 0.0
 
 
 def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]) -> PlanQuestion:
-    """The question for a fleet whose GPUs have these tiers, and cost what they cost."""
+    """The question with these tiers for every GPU, and with their cost in the price of a GPU."""
     offload = to_offload(sizes, tiers)
     # `may_leave_offload` lets a search take a fleet without tiers, which has an answer of its own here.
     policies = replace(task.policies, prefix_cache=True, kv_offload=offload, may_leave_offload=False)
@@ -135,10 +140,10 @@ def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]
 
 
 def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) -> TierStudy:
-    """The best sizes of the tiers; each search has an equal part of the work that the study may take.
+    """Find the best sizes of the tiers; each search has an equal part of the work that the study may take.
 
-    Raises InputError for a question without prefix caches, whose objective is not cost, or with what is not
-    simulated beside tiers; InfeasibleError where no fleet keeps the SLO with any choice.
+    Raises InputError for a question without prefix caches, whose objective is not cost, or with a setting
+    that is not simulated beside tiers. Raises InfeasibleError if no fleet keeps the SLO with any choice.
     """
     if not task.policies.prefix_cache:
         raise InputError("policies: prefix_cache: tiers keep what leaves prefix caches; write true")
@@ -200,7 +205,7 @@ class TierGrid:
 
     @property
     def most_answers(self) -> int:
-        """About how many choices `search_sizes` looks at."""
+        """About how many choices `search_sizes` tries; of memory only sizes on one side of the start."""
         return len(self.memory_bytes) // 2 + len(self.disk_bytes) + len(self.store_bytes)
 
 
@@ -212,7 +217,7 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
         tier = tier_of_kind.get(kind)
         if tier is None:
             return (0.0,)
-        base = tier.free_bytes or tier.most_bytes  # Of a tier of which nothing comes with a node.
+        base = tier.free_bytes or tier.most_bytes  # The steps above are multiples of this size.
         return (0.0, *sorted({step * base for step in steps if step * base <= tier.most_bytes}))
 
     memory = sizes("memory", MEMORY_STEPS)
@@ -226,9 +231,10 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
 
 
 def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> TierAnswer:
-    """The best answer. No tier is tried first, then memory and disk from what comes with a node, then stores.
+    """The best answer of the choices that are tried.
 
-    Memory and disk are moved to their next sizes in turns as long as that is better, up first, then down.
+    No tier is tried first, then memory and disk from the sizes that come with a node, then stores. Memory and
+    disk are moved to their next sizes in turns as long as that is better, up first, then down.
     """
     best = answer(TierSizes())
     axes = grid.memory_bytes, grid.disk_bytes
@@ -294,8 +300,10 @@ def hit_fracs(simulation: Simulation) -> tuple[float, float, float]:
 
 
 def break_even_tokens(worker: WorkerType, token_s: float, most_tokens: int) -> int | None:
-    """The shortest prefix in whole KV blocks that takes no longer to load, at `token_s` a token, than to
-    compute before KV_BLOCK_TOKENS more; None where none of up to `most_tokens` does.
+    """The shortest prefix in whole KV blocks that takes no longer to load than to compute; None if none does.
+
+    Loading takes `token_s` per token. The prompt has KV_BLOCK_TOKENS more tokens than the prefix, and
+    prefixes of up to `most_tokens` are tried.
     """
     prefix = np.arange(KV_BLOCK_TOKENS, most_tokens - KV_BLOCK_TOKENS, KV_BLOCK_TOKENS, dtype=float)
     prompt = prefix + KV_BLOCK_TOKENS
@@ -310,12 +318,13 @@ def _break_evens(llm: Llm, types: Sequence[WorkerType], tiers: Mapping[str, KvTi
     memory = next((tier for tier in tiers.values() if tier.kind == "memory"), None)
     for tier in tiers.values():
         for worker in dict.fromkeys(types):
-            # The time of a token does not depend on the size, for which 1 byte stands.
+            # The time to load a token does not depend on the tier's size, so any size will do here: 1 byte.
             offload = KvOffload(1.0, tier.bandwidth_bytes_per_s, is_shared=tier.kind == "store")
             token_s = offload.token_s(llm, worker.tp)
-            if tier.kind == "disk" and memory is not None:  # Its blocks go through memory, both at once.
-                to_gpu = KvOffload(1.0, memory.bandwidth_bytes_per_s)
-                token_s = max(token_s, to_gpu.token_s(llm, worker.tp))
+            if tier.kind == "disk" and memory is not None:
+                # Blocks from disk go through memory. Both copies run at once, so the slower one counts.
+                memory_to_gpu = KvOffload(1.0, memory.bandwidth_bytes_per_s)
+                token_s = max(token_s, memory_to_gpu.token_s(llm, worker.tp))
             rows.append(
                 BreakEven(tier.name, worker.name, break_even_tokens(worker, token_s, llm.context_tokens))
             )

@@ -240,8 +240,12 @@ def measured_window(trace: Trace) -> tuple[float, float]:
     wait for others, the last arrival depends on the fleet, and the window has no end.
     """
     first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
-    warm_up_s = min((last - first) / WARM_UP_PARTS, MOST_WARM_UP_S)
-    return first + warm_up_s, np.inf if trace.after.size else last
+    return first + warm_up_s(last - first), np.inf if trace.after.size else last
+
+
+def warm_up_s(span_s: float) -> float:
+    """The length of the warm-up of a run whose arrivals span this time [s]."""
+    return min(span_s / WARM_UP_PARTS, MOST_WARM_UP_S)
 
 
 def judged_span_s(trace: Trace) -> float:

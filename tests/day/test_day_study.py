@@ -294,10 +294,10 @@ def test_causes_in_a_terminal_are_those_of_the_page(answer: DayAnswer) -> None:
     names = list(columns[0])[1:]
     assert (
         set(names) == {answer.winner.name, "static", "fleetplan"}
-        and columns[0]["cause"] == day_causes.HEAD[1]
+        and columns[0]["cause"] == day_causes.CAUSE_COLUMNS[1]
     )
     by_name = {
-        row[0]: dict(zip(day_causes.HEAD, row, strict=True))
+        row[0]: dict(zip(day_causes.CAUSE_COLUMNS, row, strict=True))
         for row in day_causes.cause_rows(answer, answer.rows)
     }
     for row in columns:

@@ -14,7 +14,7 @@ from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
-from planner.importers.skypilot import NAMES, ON_PCIE, read_prices
+from planner.importers.skypilot import GPU_NAMES, PCIE_NAMES, read_prices
 from planner.manifests.skyserve import ACCELERATORS
 
 HEAD = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice\n"
@@ -68,12 +68,12 @@ def test_a_region_alone(tmp_path: Path) -> None:
 
 
 def test_every_name_leads_to_a_row() -> None:
-    assert {*NAMES.values(), *filter(None, ON_PCIE.values())} <= set(CATALOG.gpus)
+    assert {*GPU_NAMES.values(), *filter(None, PCIE_NAMES.values())} <= set(CATALOG.gpus)
 
 
 def test_manifests_ask_for_the_gpus_whose_prices_are_read() -> None:
     for label, name in ACCELERATORS.items():
-        gpu = NAMES[name.lower().replace("-", "")]
+        gpu = GPU_NAMES[name.lower().replace("-", "")]
         assert CATALOG.gpus[gpu].node_selector == label, name
 
 

@@ -19,7 +19,7 @@ from planner.runtime.measured_against_simulated import (
     Measurement,
     Tolerances,
     compare_with_simulation,
-    times_s,
+    session_times_s,
 )
 from planner.runtime.router import RouterSettings
 from planner.runtime.validate import slice_of, validate
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_knows_what_was_answered_before() -> None:
     before = {0: answered(0, 5.0), 3: answered(3, 7.0), 5: answered(5, 9.0, status="rejected")}
     agenda = _Agenda(trace, [1, 2, 4, 6], before, 5.0)
     assert agenda.due == [(3.0, 1), (4.0, 4)]
-    assert agenda.lost_before == [(6, "not sent: a request it waits for was rejected")]
+    assert agenda.unsendable == [(6, "not sent: a request it waits for was rejected")]
     agenda.ended(answered(1, 3.5))
     assert (3.5, 2) in agenda.due
 
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_knows_what_was_answered_before() -> None:
 def test_a_session_lasts_from_its_first_arrival_to_its_last_end() -> None:
     """[0, 2], [1, 3] and [5, 6] are 6 s in all, of which a request was there in 4; another one of [2, 9] with
     [3, 4] in it has 7 and 7."""
-    total_s, served_s = times_s(
+    total_s, served_s = session_times_s(
         np.array([0, 1, 0, 0, 1]), np.array([1.0, 2.0, 5.0, 0.0, 3.0]), np.array([3.0, 9.0, 6.0, 2.0, 4.0])
     )
     assert total_s.tolist() == [6.0, 7.0] and served_s.tolist() == [4.0, 7.0]

@@ -1,6 +1,7 @@
-"""The manifests that run a controller: the target's own without fixed sizes, and the controller's.
+"""Writes the manifests with which a controller changes the sizes of pools in a cluster.
 
-Which controller can be written for which target is a table, `PAIRS`; what is not in it is refused.
+They are the target's own manifests (planner/manifests) without fixed sizes, and the objects of the
+controller. The table PAIRS says which controller can be written for which target; other pairs are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 
 _RECORDING_RULES = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
 _DYNAMO_PLANNER = {"dynamo": "planner component of DynamoGraphDeployment"}
-# By controller and target: what is written beside the target's own files.
+# By controller and target: the objects that are written beside the target's own files.
 PAIRS: dict[str, dict[str, str]] = {
     "static": dict.fromkeys(manifests.TARGETS, "nothing: the counts are the target's own"),
     "cron": dict.fromkeys(SCALED_FROM_OUTSIDE, "KEDA ScaledObject (cron), or CronJob"),
@@ -69,7 +70,8 @@ PAIRS: dict[str, dict[str, str]] = {
     "fleetplan": _RECORDING_RULES,
 }
 
-# Files of an earlier answer in the same folder; what is left there, someone would apply.
+# Files that an earlier answer may have left in the same folder. They are deleted, as someone would apply
+# them.
 OUTDATED = (
     prometheus_queries.ADAPTER_FILE,
     prometheus_queries.MONITORS_FILE,
@@ -84,7 +86,10 @@ OUTDATED = (
 
 
 def find_refusal(controller: str, target: str) -> str:
-    """Why no manifest of `controller` is written for `target`, and what there is; empty where one is."""
+    """The reason why no manifest of `controller` is written for `target`, and the pairs that there are.
+
+    It is empty if the pair can be written.
+    """
     if target not in manifests.TARGETS:
         return f"target: must be one of {', '.join(manifests.TARGETS)}, found {target[:200]!r}"
     if controller not in PAIRS:
@@ -105,12 +110,14 @@ def render(
     autoscaler: Autoscaler,
     under: Sequence[manifests.RouterRow] = (),
 ) -> dict[str, str]:
-    """Path relative to the manifests folder -> content: the target's own files, the controller's, README.md.
+    """The content of every file, by its path in the folder of manifests.
 
-    Raises InputError where there is no such pair, or a parameter that its manifest cannot hold.
+    These are the target's own files, the controller's, and README.md. `under` are the routers of other
+    fleets, as in `manifests.render`. Raises InputError if there is no such pair, or if a parameter of the
+    controller cannot be said in its manifest.
     """
-    if why := find_refusal(autoscaler.controller, target):
-        raise InputError(why)
+    if refusal := find_refusal(autoscaler.controller, target):
+        raise InputError(refusal)
     if autoscaler.controller == "static":
         fleet = at_beginning(fleet, autoscaler)
         return manifests.render(fleet, max_model_len, target, under).files
@@ -135,7 +142,7 @@ def render(
 
 
 def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
-    """The fleet with the counts at the beginning; InputError where the pools are not the same."""
+    """The fleet with the counts that the controller begins with; InputError if it has other pools."""
     with_all_pools(fleet, autoscaler)  # Only for its InputError.
     sizes = {pool.name: pool.size for pool in autoscaler.pools}
     return replace(fleet, pools=tuple(replace(pool, count=sizes[pool.name]) for pool in fleet.pools))
@@ -218,7 +225,10 @@ def _without(readme: str, *headings: str) -> str:
 
 
 def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:
-    """Commands that set the sizes at the beginning: without a count an object begins with one worker."""
+    """The commands that set the sizes at the beginning; none if the target's files set them.
+
+    An object without a count begins with one worker, and that may be fewer than the plan needs.
+    """
     if SCALABLE[target].begins_with_counts or autoscaler.controller == "knative":
         return []
     return [

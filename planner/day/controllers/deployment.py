@@ -1,4 +1,4 @@
-"""What is known of a deployment before the day begins, and what follows from it for every controller."""
+"""The facts that a controller may know before the day begins, and the calculations that controllers share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ DAY_S = 86400.0
 class CapacityTable:
     """The least pool sizes `sizes` (R, P) that keep the SLO at steady rates `rates_rps` (R,).
 
-    `made` says how the table was made: what was simulated, with which traffic. Rates rise, and no size falls.
+    Rates rise, and no size falls. `made` says for the reader how the table was made: which traffic was
+    simulated.
     """
 
     rates_rps: Floats
@@ -42,13 +43,14 @@ class CapacityTable:
             raise InputError("capacity table: a higher rate may not need fewer workers of a pool")
 
     def sizes_for_rate(self, rate_rps: float) -> Ints:
-        """Sizes (P,) of the lowest table rate that is at least `rate_rps`; beyond the table the last sizes
-        grow in proportion.
+        """The sizes (P,) of the lowest rate in the table that is at least `rate_rps`.
+
+        Beyond the table the last sizes grow in proportion.
         """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
-        # Without the tolerances rounding errors could add a row, or a worker.
-        # Less a rounding error, so that a rate of the table finds its own row.
+        # Both tolerances are for rounding errors, which could add a row, or below a worker: a rate of the
+        # table must find its own row.
         row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]
@@ -71,18 +73,18 @@ class EngineProfile:
     decode_s_per_sequence: float
     decode_s_per_token: float
     seats: int  # The most sequences of a batch.
-    kv_tokens: float  # What a worker's KV cache holds.
-    context_tokens: float  # The longest request.
+    kv_tokens: float  # The tokens that a worker's KV cache holds.
+    context_tokens: float  # The tokens of the longest request, prompt and output.
 
     def work_s(self, role: Role, input_tokens: float, output_tokens: float) -> float:
-        """What one more request of these lengths adds to the steps of a worker of this role."""
-        # The mean context of its output tokens.
-        context = input_tokens + output_tokens / 2
+        """The time that one more request of these lengths adds to the steps of a worker of this role [s]."""
+        context = input_tokens + output_tokens / 2  # The mean context over the request's output tokens.
         decode_s = output_tokens * (self.decode_s_per_sequence + self.decode_s_per_token * context)
         prefill_s = self.prefill_s_per_token * input_tokens
         return (0.0 if role == DECODE else prefill_s) + (0.0 if role == PREFILL else decode_s)
 
     def ttft_s(self, input_tokens: float) -> float:
+        """The time of a prompt of this length alone, without a queue."""
         return self.prefill_s + self.prefill_s_per_token * input_tokens
 
     def itl_s(self, sequences: float, context_tokens: float) -> float:
@@ -91,13 +93,13 @@ class EngineProfile:
         return self.decode_s + per_sequence * sequences
 
     def most_sequences(self, context_tokens: float) -> int:
-        """The sequences of so many tokens that seats and the KV cache hold, at least one."""
+        """The number of sequences with this many tokens that seats and the KV cache hold, at least one."""
         return max(1, min(self.seats, int(self.kv_tokens / max(context_tokens, 1.0))))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRule:
-    """Workers of a pool for the load of a window of `window_s`: one, and one more above each of `edges`.
+    """The workers that a pool needs for the load of a window: one, and one more above each of `edges`.
 
     The load is the `PEAK_FRAC` quantile, over the window's spans of `span_s`, of the work that arrives per
     second (requests times `EngineProfile.work_s` of their mean lengths), so that lengths and bursts count.
@@ -112,13 +114,14 @@ class LoadRule:
     needs: tuple[int, ...] = ()
 
     def with_floor(self, covered_frac: float) -> LoadRule:
-        """The rule with, at any load above 0, at least the workers that so large a share of the windows
-        needed.
+        """The rule with a least number of workers at any load above 0.
+
+        It is the number that sufficed in a share `covered_frac` of the windows.
         """
         if covered_frac <= 0 or not self.needs:
             return self
         floor = self.needs[max(least_whole(covered_frac * len(self.needs)), 1) - 1]
-        # An edge at 0 is passed by any load.
+        # Any load is above an edge at 0, so each such edge gives a worker.
         return replace(self, edges=(0.0,) * (floor - 1) + self.edges[floor - 1 :])
 
     def workers_for_load(self, load: float) -> int:
@@ -129,6 +132,8 @@ class LoadRule:
         return 1 + bisect.bisect_left(self.edges, load)
 
 
+# The load of a window is this quantile of its spans: the largest spans are chance, the mean would hide
+# bursts.
 PEAK_FRAC = 0.95
 
 
@@ -147,11 +152,12 @@ class History:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deployment:
-    """What a controller may know before the day: the pools, and facts from the plan; None or () if unknown.
+    """The facts that a controller may know before the day: the pools, and facts from the plan.
 
-    `clock_s` is the time of the week at the beginning of the run, in seconds since Monday 0:00. `ttft_s` and
-    `tpot_s` are the targets of the SLO. `nodes` has, for each pool whose nodes are sold whole, the node's
-    kind and GPUs. `front` are the pools that requests reach first: all but decode pools.
+    Facts that are not known are None or (). `clock_s` is the time of the week at the beginning of the run, in
+    seconds since Monday 0:00. `ttft_s` and `tpot_s` are the targets of the SLO. `nodes` has, for each pool
+    whose nodes are sold whole, the node's kind and GPUs. `front` are the pools that requests reach first: all
+    but decode pools.
     """
 
     pools: tuple[ElasticPool, ...]
@@ -218,7 +224,8 @@ class Deployment:
         filled_sizes = [int(size) for size in sizes]
         for node in dict.fromkeys(node for node in self.nodes if node is not None):
             on_node = [i for i, each in enumerate(self.nodes) if each == node]
-            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node[1]  # GPUs up to whole nodes
+            # The idle GPUs are those from the used ones up to whole nodes.
+            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node[1]
             for i in sorted(on_node, key=lambda i: i not in self.front):
                 more = min(idle // self.gpus[i], self.pools[i].most - filled_sizes[i])
                 if filled_sizes[i]:
@@ -251,7 +258,7 @@ _FACTS = {
 
 
 def is_before_traffic(reading: MetricsReading) -> bool:
-    """Whether a reading is of the start of a run, before any request; no controller decides by that."""
+    """Whether a reading is of the start of a run, before any request: there is nothing to decide by."""
     if reading.time_s > 0 or reading.limbo:
         return False
     gauges = (reading.arrived, reading.waiting, reading.running, np.nan_to_num(reading.kv_frac))

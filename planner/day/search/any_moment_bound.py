@@ -34,28 +34,31 @@ from planner.simulator.slo_verdict import missed_windows
 from planner.solvers.any_moment import LevelStretches, Need, Needs, least_lives, shortest_needs
 from planner.solvers.pool_sizes import Cut
 
-# The next three are shares of the length of a window of the SLO.
-# Sizes this long before a window still decide; a longer time changed no bound by 0.1 % on 5 days.
+# LAG_FRAC, STEP_FRAC and EXACT_FRAC are shares of the length of a window of the SLO.
+# The sizes from this long before a window on decide whether it is missed. A longer time changed no bound by
+# more than 0.1 % on the five days on which it was tried.
 LAG_FRAC = 0.5
 STEP_FRAC = 1 / 120  # The finest grid of the frontier; it is wider on days with many windows and workers.
 EXACT_FRAC = 1 / 150  # Cuts from the master's solutions are shortened to this precision.
-SLICE_WORK = 1000  # A slice takes as long as this many requests, in addition to its own requests.
+SLICE_WORK = 1000  # The fixed cost of simulating a slice is that of this many requests.
 # The limit of work: requests simulated, plus SLICE_WORK per slice. It takes at most 30 s on an idle core.
 MOST_WORK = 50_000_000
 MOST_SLICES_PER_WINDOW = 500  # Days of few windows get less work than MOST_WORK.
 FRONTIER_SHARE = 0.5  # The frontier may take this share of the work.
 SLICES_OF_FRONTIER = 3.5  # Slices per point of the frontier's grid, as counted on the same five days.
 GAP_FRAC = 0.003  # The master is solved to this share of its optimum, because only its bound is used.
-LONGEST_SOLVE_S = 30.0
+LONGEST_SOLVE_S = 30.0  # The longest time for one solution of the master.
 SAME_FRAC = 1e-6  # Costs that differ by less than this share count as equal.
-LEAST_POINTS = 4.0  # Of the frontier's grid in a window, however little work it may take.
+LEAST_POINTS = 4.0  # The fewest points of the frontier's grid in a window, however little work it may take.
 ROUNDING_S = 1e-6  # Points of a grid that are nearer than this are one.
-FIRST_STRIDES = 16  # Cuts are shortened by this many times their precision at first, then by twice as much.
+# The first try shortens a need by this many times EXACT_FRAC; each further try that succeeds doubles the
+# step.
+FIRST_STRIDES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnyMomentBound:
-    """No controller that keeps every window costs less than `usd`, if more workers never hurt.
+    """A lower bound: no controller that keeps every window costs less than `usd`, if more workers never hurt.
 
     `up` says when the k-th worker of each pool is ready in the master's last solution.
     """
@@ -200,8 +203,9 @@ def _stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> l
 
 
 def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> list[Needs]:
-    """The shortest pairs of a stretch from the window's beginning and one to its end in which n workers are
-    too few.
+    """The shortest pairs of stretches that together are too much with n workers.
+
+    The first stretch of a pair begins with the window, the second one ends with it.
     """
     start_s, end_s = (float(each) for each in slices.runs.windows_s[window : window + 2])
     points = np.append(np.arange(start_s, end_s - ROUNDING_S, step_s), end_s).tolist()
@@ -226,8 +230,9 @@ def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: fl
 
 
 def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number from `low` to `high` that does not fail, searched from `high` downwards with growing
-    strides, as it is often near. `low` is taken not to fail.
+    """The largest number from `low` to `high` that does not fail; `low` is taken not to fail.
+
+    The search goes from `high` downwards with growing strides, as the number is often near `high`.
     """
     if high <= low or not fails(high):
         return high
@@ -242,9 +247,11 @@ def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _unmet(slices: _Slices, window: int, up: LevelStretches) -> list[Need]:
-    """The needs that the sizes of the master's solution do not meet near a window: a need for each span of
-    equal sizes. Each worker counts as ready for a little longer than it is, so that a cut rules out more than
-    this solution.
+    """The needs that the sizes of the master's solution do not meet near a window, one for each span of equal
+    sizes.
+
+    Each worker counts as ready for a little longer than it is, so that a cut rules out more than this
+    solution.
     """
     from_s, to_s = slices.span_s(window)
     unmet: list[Need] = []

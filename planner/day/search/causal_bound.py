@@ -54,13 +54,17 @@ Ints = npt.NDArray[np.int64]
 # Windows come in any order within blocks of these lengths.
 BLOCKS_S = (HOUR_S, 2 * HOUR_S)
 AMONG_S = 12 * HOUR_S  # A block is drawn from those of a half day.
-MOST_SIZES = 4096  # Where more sizes may have to be compared in a block, the bound is not computed.
-MOST_STATES = 20_000  # Likewise where so many different windows may have been seen before one in its block.
+MOST_SIZES = 4096  # If more sizes may have to be compared in a block, the bound is not computed.
+MOST_HISTORIES = 20_000  # Nor is it if s, the needs seen so far in a block, may take more values than this.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CausalBound:
-    """n_vc `needs` (V, P), tau_v `lengths_s` (V,), the least sizes allowed, and prices of sizes [USD/h]."""
+    """The data of the module's docstring, from which `usd` computes the bound for a number of missed windows.
+
+    `needs` (V, P) are n_vc, `lengths_s` (V,) are tau_v, `least` the least sizes of pools, and
+    `price_usd_per_h` is p(x).
+    """
 
     needs: Ints
     lengths_s: Floats
@@ -68,22 +72,25 @@ class CausalBound:
     price_usd_per_h: Callable[[Sequence[int]], float]
 
     def usd(self, missed_windows: float, block_s: float) -> float:
-        """The least USD of a day in which this many windows are missed in the mean; blocks last `block_s`."""
-        return _cheapest_usd([self._lower_line(block) for block in self._blocks(block_s)], missed_windows)
+        """The least cost of a day with this many missed windows in the mean; blocks last `block_s`."""
+        return _cheapest_usd([self._cheapest_line(block) for block in self._blocks(block_s)], missed_windows)
 
     def usd_of_unknown_blocks(
         self, missed_windows: float, block_s: float, among_s: float = AMONG_S
     ) -> float | None:
-        """The same, where each block is drawn from those of its `among_s`; None for too many states."""
+        """The least cost if a rule does not know which block it is in; None for too many histories.
+
+        Each block is drawn from the blocks of the `among_s` around it.
+        """
         blocks = self._blocks(block_s)
         group_blocks = max(round(among_s / block_s), 1)
         lines: list[list[tuple[float, float]]] = []
         for first in range(0, len(blocks), group_blocks):
             group = blocks[first : first + group_blocks]
             kinds = len(np.unique(self.needs[group[0].start : group[-1].stop], axis=0))
-            if math.comb(kinds + len(group[0]) - 1, kinds) > MOST_STATES:
+            if math.comb(kinds + len(group[0]) - 1, kinds) > MOST_HISTORIES:
                 return None
-            lines += self._lines_of_states(group)
+            lines += self._lines_of_histories(group)
         return _cheapest_usd(lines, missed_windows)
 
     def _blocks(self, block_s: float) -> list[range]:
@@ -92,7 +99,7 @@ class CausalBound:
         ends = [*range(block_windows, len(self.needs), block_windows), len(self.needs)]
         return [range(max(end - 1, 0) // block_windows * block_windows, end) for end in ends]
 
-    def _lines_of_states(self, group: Sequence[range]) -> list[list[tuple[float, float]]]:
+    def _lines_of_histories(self, group: Sequence[range]) -> list[list[tuple[float, float]]]:
         """The convex lower line of each s, for blocks that are drawn from this group."""
         own = self.needs[group[0].start : group[-1].stop]
         kinds, kind_of_window = np.unique(own, axis=0, return_inverse=True)
@@ -110,22 +117,22 @@ class CausalBound:
         misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds)
         lines = []
         # For each s, its probability together with each block j.
-        states = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(own)}
+        histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(own)}
         for k in range(max(map(len, group))):
             places = [block.start + k for block in group if len(block) > k]
             hours = float(self.lengths_s[places].sum()) / HOUR_S
             following: dict[tuple[int, ...], Floats] = {}
-            for seen, probability in states.items():
+            for history, probability in histories.items():
                 usd = prices_usd_per_h * probability.sum() * hours
                 missed = misses @ (probability @ q) * len(places)
                 lines.append(_lower_hull(list(zip(usd.tolist(), missed.tolist(), strict=True))))
                 for c in np.flatnonzero(probability @ q).tolist():
-                    after = (*seen[:c], seen[c] + 1, *seen[c + 1 :])
+                    after = (*history[:c], history[c] + 1, *history[c + 1 :])
                     following[after] = following.get(after, 0.0) + probability * q[:, c]
-            states = following
+            histories = following
         return lines
 
-    def _lower_line(self, block: range) -> list[tuple[float, float]]:
+    def _cheapest_line(self, block: range) -> list[tuple[float, float]]:
         """The convex lower line of (USD, windows missed) over all sizes of a block, the cheapest first."""
         needs, lengths_s = self.needs[block.start : block.stop], self.lengths_s[block.start : block.stop]
         choices = [sorted({least, *needs[:, c].tolist()}) for c, least in enumerate(self.least)]
@@ -137,8 +144,9 @@ class CausalBound:
 
 
 def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], missed_windows: float) -> float:
-    """The least USD where a point is chosen on each convex line of (USD, windows missed), and so many windows
-    are missed together.
+    """The least sum of costs if a point is chosen on each convex line of (USD, windows missed).
+
+    All points together may miss `missed_windows`.
     """
     total_usd = sum(line[0][0] for line in lines)
     left = sum(line[0][1] for line in lines) - missed_windows
@@ -186,7 +194,7 @@ def causal_bound(runs: DayRuns) -> CausalBound | None:
 def reacting_bound(runs: DayRuns) -> CausalBound | None:
     """The bound for rules that see a window whole when it begins."""
     start_s = min(pool.start_s for pool in runs.terms.pools)
-    bound = _bound_of(runs, partial(_misses_at_first, runs, start_s))
+    bound = _bound_of(runs, partial(_misses_in_start_up, runs, start_s))
     if bound is None:
         return None
     paid_frac = min(2 * start_s / float(np.max(bound.lengths_s)), 1.0)
@@ -198,7 +206,7 @@ def reacting_bound(runs: DayRuns) -> CausalBound | None:
     return replace(bound, price_usd_per_h=price_usd_per_h)
 
 
-def _misses_at_first(runs: DayRuns, first_s: float, window: int, c: int, size: int) -> bool:
+def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size: int) -> bool:
     """Whether a window is missed with `size` workers of pool `c` in its `first_s`, and the most elsewhere."""
     begin_s = float(runs.windows_s[window])
     end_s = min(begin_s + first_s, float(runs.windows_s[window + 1]))

@@ -1,17 +1,20 @@
 """The cheapest sequence of pool sizes that keeps an SLO through a day, with the whole day known beforehand.
 
 The method is logic-based Benders decomposition. The master (solvers/pool_sizes.py) proposes the cheapest
-sequence that no cut forbids, the simulator runs the day with it, and each window that fails gives a cut:
+sequence that no cut forbids, the simulator runs the day with it, and each window that fails gives a cut. A
+cut is a list of steps and pools with a size for each: at least one of them must have more workers than that.
+There are three sources of cuts:
 
     least      the least size of each pool with which a window holds, with the most workers of all other pools
                and in all other steps
     explained  a window fails with sizes x, and also with the most workers until a few steps before it, and x
                from there on. These few steps explain the failure. Each size in them is raised as far as the
                window still fails: at least one must be larger still
-    seen       a sequence that was simulated
+    excluded   a sequence that was simulated, or one with which the same workers are ready
 
 A sequence that fails is repaired with more workers in the windows that fail, so that a good sequence is known
-early. The search ends where the master's bound reaches the best bill. The bound rests on one assumption:
+early. The search ends where the master's bound reaches the best bill. The bound rests on one assumption,
+which other modules call MORE too:
 
     MORE       more workers, and less work before, never hurt: cuts forbid sequences that were not simulated
 
@@ -43,29 +46,36 @@ Ints = npt.NDArray[np.int64]
 
 # The costs of all sequences are computed where a grid has at most this many.
 MOST_SEQUENCES = 50_000
-# Sequences that cost less than the best are all simulated where there are at most this many.
-MOST_WALKED = 5_000
-# After the first sequence that holds, others are simulated, with at most this many requests together. They
-# tie with it by the master's cost, and may cost less because their workers drain faster.
+# The sequences that cost less than the best are all simulated where there are at most this many.
+MOST_CHEAPER = 5_000
+# After the first sequence that holds, others of the same cost in the master are simulated, with at most this
+# many requests together. Their simulated bills may be lower, because their workers drain faster.
 MOST_TIES = 2_000_000
-# The steps that explain a failure begin one of these numbers of steps before the window.
+# The steps that explain a failure begin one of these numbers of steps before the window. The smallest number
+# that suffices is taken, as the cut with the fewest steps forbids the most sequences.
 LAG_STEPS = (0, 1, 2, 4, 8)
-# A repair adds workers from this many steps before the window on.
+# A repair adds workers from this many steps before the window on: earlier ones hardly help the window.
 REPAIR_STEPS = 2
-# A sequence is repaired at most this many times.
+# A sequence is repaired at most this many times; the master then proposes another one.
 MOST_REPAIRS = 8
-# Where whole hours are paid, gaps between two lives of a worker are filled for either of these drain times.
+# Where whole hours are paid, gaps between two lives of a worker are filled. Whether that is cheaper depends
+# on how long a worker takes to drain, which only the simulation shows, so both of these times are tried.
 FILL_DRAINS_S = (30.0, 120.0)
-# Costs that differ by less than this share count as equal: the master's. Of the simulated bills and of the
-# sequences that are walked only rounding errors are left out.
+# The bound and the best bill count as equal if they differ by less than this share: twice the share to which
+# the master's solver keeps its rows (`pool_sizes.TOLERANCE`).
 SAME_FRAC = 2e-6
-BILL_ROUNDING_FRAC, WALK_ROUNDING_FRAC = 1e-12, 1e-9
-# Each solution of the master may take at least this long.
+# Two simulated bills, and two costs by `pool_sizes.cost_usd`, differ by at most these shares through
+# rounding.
+BILL_ROUNDING_FRAC, COST_ROUNDING_FRAC = 1e-12, 1e-9
+# Each solution of the master may take at least this long, even if less time is left.
 LEAST_SOLVE_S = 1.0
 
 
 class DaySimulations(Protocol):
-    """The simulations that the search needs, which day/search/day_runs.py provides."""
+    """The simulations that the search needs, which day/search/day_runs.py provides.
+
+    `workers` are pool sizes (T, C): of each step of the grid and each pool.
+    """
 
     @property
     def terms(self) -> pool_sizes.DayTerms: ...
@@ -124,12 +134,15 @@ class DayOptimum:
 
 @dataclass(slots=True, eq=False)
 class _DaySearch:
-    """What the search knows so far: cuts, simulated sequences, the best day, and the bound."""
+    """What the search knows so far: cuts, excluded sequences, the best day, and the bound [USD].
+
+    `deadline` is a time of `time.monotonic`.
+    """
 
     runs: DaySimulations
     deadline: float
     cuts: list[pool_sizes.Cut] = field(default_factory=list)
-    seen: list[Ints] = field(default_factory=list)
+    excluded: list[Ints] = field(default_factory=list)
     best: DayRun | None = None
     bound_usd: float = 0.0
 
@@ -153,6 +166,7 @@ class _DaySearch:
         return math.inf if self.best is None else self.best.usd
 
     def is_closed(self) -> bool:
+        """Whether the bound has reached the best bill, so that no cheaper sequence can be found."""
         return self.bound_usd >= self.best_usd * (1 - SAME_FRAC)
 
 
@@ -165,13 +179,15 @@ def cheapest_day(
 ) -> DayOptimum:
     """Search until no sequence is cheaper, or the time is up.
 
-    With `walks` all cheaper sequences are simulated where there are few. Raises InfeasibleError where a
-    window fails with the most workers of every pool.
+    With `walks` all cheaper sequences are simulated at the end where there are few (MOST_SEQUENCES and
+    MOST_CHEAPER). `progress` is called with a line of text. Raises InfeasibleError where a window fails with
+    the most workers of every pool.
     """
     began = time.monotonic()
     search = _DaySearch(runs, began + time_limit_s)
     if not search.simulate_day(runs.terms.most).holds:
-        # Fewer workers may hold all the same (MORE is not always true): the walk assumes nothing.
+        # Fewer workers may hold all the same, as MORE is not always true. Simulating all sequences does not
+        # assume it.
         if not (walks and _simulate_all_cheaper(search) and search.best is not None):
             _raise_most_fails(search)
         return _optimum_of(search, began, is_exact=True)
@@ -187,7 +203,7 @@ def cheapest_day(
         known = f"to {search.best_usd:.2f} USD" if math.isfinite(search.best_usd) else "USD or more"
         progress(f"the optimum: {search.bound_usd:.2f} {known}; of the last sizes {failing}")
         if day.holds:
-            search.seen.append(sizes)
+            search.excluded.append(sizes)
             ties += 1
             continue
         _repair_sequence(search, sizes, _add_cuts(search, sizes, day))
@@ -209,16 +225,16 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
     while not search.out_of_time() and not search.is_closed():
         left_s = search.deadline - time.monotonic()
         solution = pool_sizes.solve(
-            search.terms, search.cuts, search.seen, time_limit_s=max(left_s, LEAST_SOLVE_S)
+            search.terms, search.cuts, search.excluded, time_limit_s=max(left_s, LEAST_SOLVE_S)
         )
         search.bound_usd = max(search.bound_usd, solution.bound_usd)
         if solution.workers is None:
             return None
         workers = pool_sizes.ready_workers_at_no_cost(search.terms, solution.workers)
-        # With either of the two the same workers are ready.
+        # With either of the two the same workers are ready, so neither needs to be proposed again.
         if not (workers == solution.workers).all():
-            search.seen.append(solution.workers)
-        if not search.is_closed() and not any((workers == each).all() for each in search.seen):
+            search.excluded.append(solution.workers)
+        if not search.is_closed() and not any((workers == each).all() for each in search.excluded):
             return workers
     return None
 
@@ -306,30 +322,30 @@ def least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: i
     return high
 
 
-def _first_of_each_run(runs: DaySimulations, missed: Sequence[int]) -> list[int]:
-    """Missed windows that follow a window that holds.
+def _first_misses(runs: DaySimulations, missed: Sequence[int]) -> list[int]:
+    """The first window of each unbroken row of missed windows.
 
-    The missed ones after these may fail because of them, and get no cut yet.
+    The later windows of such a row may be missed only because of the first, so they get no cut yet.
     """
     return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
 
 def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: float) -> pool_sizes.Cut:
-    """The cut of a window that is missed with these workers; sizes are raised until the deadline."""
+    """The cut of a window that is missed with these workers.
+
+    To forbid as many sequences as possible, each size in the cut is raised to the largest with which the
+    window is still missed. After the `deadline` sizes stay as they are; the cut is then valid but weaker.
+    """
     terms = runs.terms
     own, later = runs.own_steps(window), runs.later_steps(window)
-    first = next(
-        (
-            first
-            for first in sorted({max(own.start - lag, 0) for lag in LAG_STEPS}, reverse=True)
-            if runs.misses_window(workers, window, first)
-        ),
-        None,
-    )
+    # The latest step from which on these workers, after the most until then, still miss the window.
+    starts = sorted({max(own.start - lag, 0) for lag in LAG_STEPS}, reverse=True)
+    first = next((start for start in starts if runs.misses_window(workers, window, start)), None)
     # Pools of other LLMs have no part in this window, so they keep their most workers.
     raised = terms.most
     raised[:, runs.pools_of(window)] = workers[:, runs.pools_of(window)]
-    # Where the window fails in the whole day but in no slice, any step up to it may be the cause.
+    # Where the window fails in the whole day but with none of these starts, any step up to it may be the
+    # cause.
     if first is None:
         return _cut_of(terms, raised, range(later.stop))
     raised[later.stop :] = terms.most[later.stop :]
@@ -351,7 +367,7 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
 
 
 def _cut_of(terms: pool_sizes.DayTerms, workers: Ints, steps: range) -> pool_sizes.Cut:
-    """The cut that one of these sizes below the most must be exceeded."""
+    """The cut that at least one of these sizes must be exceeded; sizes that are the most cannot be."""
     return tuple(
         (t, c, int(workers[t, c]))
         for t in steps
@@ -364,13 +380,13 @@ def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int,
     """Add the cuts of the windows that are missed with these workers, and return them by window."""
     cuts = [
         (window, explain_miss(search.runs, workers, window, search.deadline))
-        for window in _first_of_each_run(search.runs, day.missed)
+        for window in _first_misses(search.runs, day.missed)
     ]
     cuts = [(window, cut) for window, cut in cuts if cut]
     search.cuts += [cut for _, cut in cuts]
     # No window is missed where the backlog grows or a request is never served, so the sequence itself is cut.
     if not cuts:
-        search.seen.append(workers)
+        search.excluded.append(workers)
     return cuts
 
 
@@ -393,24 +409,27 @@ def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int
 
 
 def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_sizes.Cut) -> None:
-    """Raise the cheapest size of a cut with which the window holds.
+    """Raise the sizes in `workers` that a window needs, in place.
 
-    If none suffices alone, raise all those of steps near the window.
+    The sizes of its cut are tried one by one, the cheapest first, until the window holds. If none suffices
+    alone, all those of steps near the window are raised by one worker.
     """
     terms = search.terms
     if any(workers[t, c] > size for t, c, size in cut):
-        return
+        return  # The repair of another window has raised one of these sizes already.
     own = search.runs.own_steps(window)
-    nearby = [literal for literal in cut if literal[0] >= own.start - REPAIR_STEPS] or list(cut)
+    nearby = [(t, c, size) for t, c, size in cut if t >= own.start - REPAIR_STEPS] or list(cut)
     hours, pools = np.diff(terms.edges_s) / 3600, terms.pools
     first = max(min(t for t, _, _ in cut), own.start - LAG_STEPS[-1])
 
-    def usd(literal: tuple[int, int, int]) -> float:
-        t, c, size = literal
+    def usd(row: tuple[int, int, int]) -> float:
+        """The cost of raising this pool above the size in the cut, during this step."""
+        t, c, size = row
         return float((size + 1 - workers[t, c]) * hours[t] * pools[c].usd_per_h)
 
-    # A single size must be raised in any case, so it is not tried.
-    for t, c, size in sorted(nearby, key=usd) if len(cut) > 1 else ():
+    # The only size of a cut must be raised in any case, so that need not be tried.
+    in_turn = sorted(nearby, key=usd) if len(cut) > 1 else []
+    for t, c, size in in_turn:
         more = workers.copy()
         more[t, c] = size + 1
         if search.out_of_time():
@@ -423,16 +442,17 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_siz
 
 
 def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
-    """Where whole units (hours) are paid, simulate this sequence with gaps filled: a worker stays through a
-    gap where its one longer life costs no more than two. The same for the sequence that is cheapest by the
-    second within the cuts.
+    """Where whole units (hours) are paid, simulate sequences with their gaps filled.
+
+    A worker stays through a gap where its one longer life costs no more than two lives. This is done for
+    `workers`, and for the sequence that would be the cheapest within the cuts if seconds were paid.
     """
     if not search.terms.is_by_unit or search.out_of_time():
         return
     by_second = replace(search.terms, unit_s=0.0)
     left_s = search.deadline - time.monotonic()
-    needed = pool_sizes.solve(by_second, search.cuts, time_limit_s=max(left_s, LEAST_SOLVE_S)).workers
-    for each in [workers] if needed is None else [workers, needed]:
+    cheapest = pool_sizes.solve(by_second, search.cuts, time_limit_s=max(left_s, LEAST_SOLVE_S)).workers
+    for each in [workers] if cheapest is None else [workers, cheapest]:
         for drain_s in FILL_DRAINS_S:
             more = pool_sizes.ready_workers_at_no_cost(
                 search.terms, pool_sizes.fill_paid_units(search.terms, each, drain_s)
@@ -445,7 +465,11 @@ def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
 
 
 def _simulate_all_cheaper(search: _DaySearch) -> bool:
-    """Simulate all sequences that may cost less than the best; True if all were simulated."""
+    """Simulate all sequences that may cost less than the best; True if all were simulated.
+
+    Of the sequences with which the same workers are ready, only the one with the most is taken
+    (`pool_sizes.ready_workers_at_no_cost`).
+    """
     terms = search.terms
     steps, _ = terms.shape
     ranges = [range(pool.least, pool.most + 1) for pool in terms.pools] * steps
@@ -456,17 +480,17 @@ def _simulate_all_cheaper(search: _DaySearch) -> bool:
         workers = np.array(each, np.int64).reshape(terms.shape)
         usd = pool_sizes.cost_usd(terms, workers)
         if (
-            usd < search.best_usd * (1 - WALK_ROUNDING_FRAC)
+            usd < search.best_usd * (1 - COST_ROUNDING_FRAC)
             and (pool_sizes.ready_workers_at_no_cost(terms, workers) == workers).all()
         ):
             cheaper[workers.tobytes()] = usd, workers
-    if len(cheaper) > MOST_WALKED:
+    if len(cheaper) > MOST_CHEAPER:
         return False
-    # The dearest first, as they are the likeliest to hold.
+    # The dearest come first, as they are the likeliest to hold, and the best bill then falls step by step.
     for usd, workers in sorted(cheaper.values(), key=lambda each: -each[0]):
         if search.out_of_time():
             return False
-        is_cheaper = usd < search.best_usd * (1 - WALK_ROUNDING_FRAC)
+        is_cheaper = usd < search.best_usd * (1 - COST_ROUNDING_FRAC)
         if is_cheaper and pool_sizes.is_within_stock(terms, workers):
             search.simulate_day(workers)
     return True

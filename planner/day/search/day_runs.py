@@ -3,7 +3,7 @@
 A whole day is simulated with a timetable of sizes. Whether single sizes make a window fail is simulated on a
 slice of the day. A slice begins some time before the first step in question, with every pool at its largest
 size until this step, and ends a little after the window. If more workers and less earlier work never hurt, a
-window that fails in the slice also fails in the whole day. Slices show nothing else.
+window that fails in the slice also fails in the whole day. That a window holds in a slice proves nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from planner.traffic.trace import Trace, measured_window
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# A slice begins this long before the first step that matters.
+# A slice begins this long before the first step in question, so that its workers are busy by then.
 RUN_IN_S = 60.0
 # A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most).
 # Workers of this time still serve requests that arrived in the window.
@@ -71,13 +71,12 @@ class Slice:
 
 
 class DayRuns:
-    """Simulates `trace` on the pools of `fleet` with given sizes in given steps; the fleet's own counts of
-    workers do not matter. JointRuns (several_llms_runs.py) has the same methods for several LLMs, where a
-    window belongs to one of them.
+    """Simulates `trace` on the pools of `fleet` with given sizes in given steps.
 
-    `pools` say how each pool may change. Steps have the edges `terms.edges_s` (T + 1,), from 0 to the last
-    arrival; by default a step is a window of the SLO. Raises InputError for pools whose workers are
-    interrupted by chance.
+    The fleet's own counts of workers do not matter. JointRuns (several_llms_runs.py) has the same methods for
+    several LLMs, where a window belongs to one of them. `pools` say how each pool may change. Steps have the
+    edges `terms.edges_s` (T + 1,), from 0 to the last arrival; by default a step is a window of the SLO.
+    Raises InputError for pools whose workers are interrupted by chance.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class DayRuns:
                 )
         self.fleet, self.trace, self.slo = fleet, trace, slo
         self.elastic_pools = tuple(pools)
-        self.pools = [_with_like_starts(each) for each in pools]
+        self.pools = [_with_equal_starts(each) for each in pools]
         self.windows_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
         longest_limit_s = max(
@@ -173,8 +172,10 @@ class DayRuns:
         return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.bounds_s))
 
     def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> Slice | None:
-        """Simulate the part of the day from `times_s[0]` to a little after a window, with these workers (N,
-        C) ready from each of `times_s` (N,) on; None if no request arrives in this part.
+        """Simulate the part of the day from `times_s[0]` to a little after a window.
+
+        These workers (N, C) are ready from each of `times_s` (N,) on. The result is None if no request
+        arrives in this part.
         """
         start_s, last_s = float(times_s[0]), float(self.windows_s[window + 1])
         # A slice begins with cold prefix caches, which make more work, so with caches it begins with the day.
@@ -189,18 +190,19 @@ class DayRuns:
         # The last window includes its end; others end just before the next one begins.
         is_last = window == self.window_count - 1
         bounds_s = np.array([self.windows_s[window], last_s if is_last else math.nextafter(last_s, 0)])
-        # The given sizes count ready workers, so workers start at once. Twice the most workers may exist, as
-        # workers that leave drain while others replace them.
-        free_pools = [
+        # The given sizes count ready workers, so workers start at once. Up to twice the most workers may
+        # exist, as those that leave drain while others replace them.
+        slice_pools = [
             replace(pool, start_s=0.0, most=2 * int(most))
             for pool, most in zip(self.pools, self.terms.most[0], strict=True)
         ]
-        run = self._simulate(part, times_s - start_s, workers, free_pools, bounds_s - start_s)
+        run = self._simulate(part, times_s - start_s, workers, slice_pools, bounds_s - start_s)
         return Slice(run, bounds_s - start_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
-        """Simulate a whole day with these workers (N, C) ready from each of `times_s` (N,) on, the first at
-        0.
+        """Simulate a whole day with these workers (N, C) ready from each of `times_s` (N,) on.
+
+        The first of these times must be 0.
         """
         run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
         return self._judge_day(workers, run)
@@ -208,12 +210,14 @@ class DayRuns:
     def _simulate(
         self, trace: Trace, times_s: Floats, workers: Ints, pools: Sequence[ElasticPool], edges_s: Floats
     ) -> ElasticRun:
+        """Run the fleet with these sizes from each of `times_s` on; `edges_s` are those of judged windows."""
         starts_s = [pool.start_s for pool in pools]
         table = Timetable(times_s.tolist(), workers.tolist(), starts_s)
         pools = [replace(pool, first=size) for pool, size in zip(pools, table.sizes_at(0.0), strict=True)]
         return simulate_in_windows(self.fleet, trace, pools, table, self.slo.limits, edges_s)
 
     def _judge_day(self, workers: Ints, run: ElasticRun) -> DayRun:
+        """The bill and the verdict of a simulated day."""
         missed = tuple(missed_windows(run.simulation, self.slo, self.windows_s))
         is_served = bool((run.simulation.status != UNFINISHED).all())
         holds = not missed and is_served and judge(run.simulation, self.slo, values=False).holds
@@ -222,7 +226,7 @@ class DayRuns:
         return DayRun(workers, run, billed_usd(self.terms, lives), missed, holds, fits)
 
 
-def _with_like_starts(pool: ElasticPool) -> ElasticPool:
+def _with_equal_starts(pool: ElasticPool) -> ElasticPool:
     """The pool with one start-up time for all workers: the warm one if all may start warm, else cold."""
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)
@@ -260,7 +264,7 @@ def day_terms(
         edges_s = np.append(np.arange(steps) * step_s, last_s)
     terms = [
         PoolTerms(
-            start_s=_with_like_starts(each).start_s,
+            start_s=_with_equal_starts(each).start_s,
             least=each.least,
             most=each.most,
             usd_per_h=pool.type.price_usd_per_h,

@@ -3,10 +3,10 @@
 A timetable is a list of lives for each (pool, k): stretches in which the k-th worker of the pool is ready.
 The search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
 
-    repair    While a window fails, a life begins earlier, ends later or is added: the change that saves the
-              most late requests per USD.
-    shorten   Every life is dropped, shortened or parted by a pause as far as all windows that this touches
-              hold, from the highest k down.
+    repair    While a window fails, a life begins earlier, ends later or is added. The change is taken that
+              saves the most late requests per USD.
+    shorten   Every life is dropped, shortened or parted by a pause, as far as all windows that this touches
+              still hold. The search goes from the highest k down, as those workers are needed the least.
 
 Whether a window holds is simulated on a slice of the day that begins one window earlier
 (day/search/day_runs.py). The resulting timetable is simulated as a whole day. Windows that it misses there,
@@ -34,20 +34,26 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
 
-# The next four are shares of a window.
+# GROW_FRAC to LASTS_FRAC are shares of the length of a window.
 GROW_FRAC = 1 / 30  # A repair lengthens a life by this or by three times as much.
-NEW_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this far apart.
+NEW_LIFE_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this far apart.
 EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
-LASTS_FRAC = 1 / 4  # Windows that begin this long after a change, or sooner, are simulated again.
-MOST_REPAIRS = 100  # Changes to keep one window; a window that needs more stays missed.
-MOST_DAY_REPAIRS = 12  # Windows that the whole day misses, and slices do not, are so few.
+LASTS_FRAC = (
+    1 / 4
+)  # A change still affects windows that begin this long after it, so they are simulated again.
+MOST_REPAIRS = 100  # The most changes to keep one window; a window that needs more stays missed.
+# The most repairs in the whole day. They are few, as most windows that the day misses are missed in slices
+# too.
+MOST_DAY_REPAIRS = 12
 MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
-# The work for each of both timetables: requests simulated, plus SLICE_WORK per slice. It takes 15 s or less
-# on an idle core. Days of few windows get less.
+# The most work for each of the two timetables (the bound's and the grid's): requests simulated, plus
+# SLICE_WORK per slice. It takes 15 s or less on an idle core. Days of few windows get less.
 MOST_WORK = 25_000_000
 MOST_SLICES_PER_WINDOW = 300
-ENOUGH_EXCESS = -0.02  # A repair gains nothing by making the `excess` of a window smaller than this.
-LEAST_LATE_FRAC = 1e-3  # The `excess` of a limit that (nearly) no request may miss is a share of this.
+SAFE_EXCESS = -0.02  # A repair gains nothing by making the `excess` of a window smaller than this.
+# The `excess` of a limit divides by the share that may be late. If (nearly) no request may be, it divides by
+# this.
+LEAST_LATE_FRAC = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +73,10 @@ def finer_day(
     progress: Callable[[str], None] = lambda _: None,
     deadline: float = math.inf,
 ) -> FinerDay | None:
-    """The first of both timetables that keeps every window and costs less than the `grid`'s sizes (T, C) at
-    `grid_usd`; None if neither does, or if bills are by the hour. From `deadline` on (time.monotonic)
-    timetables stay as they are then.
+    """The first of the two timetables that keeps every window and is cheaper than the grid's.
+
+    `grid` are the sizes (T, C) on the grid, whose day costs `grid_usd`. None if neither timetable does, or if
+    bills are by the hour. From `deadline` on (time.monotonic) timetables are not changed any more.
     """
     if runs.terms.is_by_unit:
         return None
@@ -95,11 +102,11 @@ class _LifeSearch:
         self.last_s = float(runs.terms.edges_s[-1])
         # A slice has the requests of two windows.
         usual_work = 2 * len(runs.trace) / max(runs.window_count, 1) + SLICE_WORK
-        self.left_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
+        self.work_left = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
 
     def is_over(self) -> bool:
         """Whether the work or the time is used up."""
-        return self.left_work < 0 or time.monotonic() > self.deadline
+        return self.work_left < 0 or time.monotonic() > self.deadline
 
     def lives_of_grid(self, workers: Ints) -> Lives:
         """The lives of the workers (T, C) beyond each pool's least, which are ready all day."""
@@ -129,7 +136,7 @@ class _LifeSearch:
         return joined
 
     def usd(self, lives: Lives) -> float:
-        """What the lives cost, without draining and idle GPUs of nodes."""
+        """The cost of the lives, without the time of draining and idle GPUs of nodes."""
         prices, total_usd = self.runs.terms.prices().tolist(), 0.0
         for (c, _), own in lives.items():
             start_s = self.runs.terms.pools[c].start_s
@@ -158,12 +165,13 @@ class _LifeSearch:
     def as_day(self, lives: Lives) -> FinerDay:
         """The whole day with these lives."""
         times_s, workers = self.timetable(lives)
-        self.left_work -= len(self.runs.trace)
+        self.work_left -= len(self.runs.trace)
         return FinerDay(self.runs.simulate_timetable(times_s, workers), times_s, workers)
 
     def repaired_day(self, lives: Lives, most_usd: float) -> FinerDay | None:
-        """The whole day, repaired while it misses windows; None if it still does, takes more than the stock,
-        or costs `most_usd`.
+        """The whole day with these lives, repaired while it misses windows.
+
+        None if it still misses some, needs more GPUs than the stock has, or costs `most_usd` or more.
         """
         finer = self.as_day(lives)
         for _ in range(MOST_DAY_REPAIRS):
@@ -172,7 +180,7 @@ class _LifeSearch:
                 break
             window = day.missed[0]
             for changed in sorted(
-                [*self._longer(lives, window), self._one_more(lives, window)], key=self.usd
+                [*self._longer(lives, window), self._one_worker_more(lives, window)], key=self.usd
             ):
                 repaired = self.as_day(changed)
                 if len(repaired.day.missed) < len(day.missed):
@@ -184,8 +192,9 @@ class _LifeSearch:
         return finer if day.holds and day.fits and day.usd < most_usd else None
 
     def excess(self, lives: Lives, window: int) -> float:
-        """By how much the late requests of a window exceed those that may be late, as a share of the latter;
-        below 0 where the window holds.
+        """By how much the late requests of a window exceed those that may be late, as a share of the latter.
+
+        It is below 0 if the window holds, and that of the limit with the largest excess.
         """
         runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
         times_s, workers = self.timetable(lives)
@@ -194,7 +203,7 @@ class _LifeSearch:
         part = runs.simulate_slice(window, np.append(from_s, times_s[first + 1 : end]), workers[first:end])
         if part is None:  # No request arrives, so none is late.
             return -1.0
-        self.left_work -= part.requests + SLICE_WORK
+        self.work_left -= part.requests + SLICE_WORK
         shares = [
             (in_windows(part.run.simulation, k, part.bounds_s)[0], limit.percentile_frac)
             for k, limit in enumerate(runs.slo.limits)
@@ -205,12 +214,13 @@ class _LifeSearch:
         excess = -1.0
         for verdict, frac in shares:
             above = (frac - verdict.kept_frac) / max(1 - frac, LEAST_LATE_FRAC)
-            # Few requests round: the verdict decides on which side of zero the share lies.
+            # With few requests the shares are rounded, so the verdict decides on which side of 0 the excess
+            # is.
             excess = max(excess, min(above, -1e-9) if verdict.holds else max(above, 1e-9))
         return excess
 
     def repaired(self, lives: Lives) -> Lives:
-        """Longer and more lives, until every window holds in its slice."""
+        """The lives, made longer and more until every window holds in its slice."""
         lives = self.joined(lives)
         for window in range(len(self.windows_s) - 1):
             for _ in range(MOST_REPAIRS):
@@ -219,38 +229,38 @@ class _LifeSearch:
                     break
                 usd, best, best_gain = self.usd(lives), None, 0.0
                 for changed in self._longer(lives, window):
-                    saved = excess - max(self.excess(changed, window), ENOUGH_EXCESS)
+                    saved = excess - max(self.excess(changed, window), SAFE_EXCESS)
                     saved_per_usd = saved / max(self.usd(changed) - usd, 1e-9)
                     if saved > 1e-12 and saved_per_usd > best_gain:  # More than a rounding error.
                         best, best_gain = changed, saved_per_usd
-                lives = best or self._one_more(lives, window)
+                lives = best or self._one_worker_more(lives, window)
         return lives
 
     def _longer(self, lives: Lives, window: int) -> Iterator[Lives]:
         """The lives with one change near a window: one begins earlier, one ends later, or one is new."""
         start_s, end_s = self.windows_s[window : window + 2]
-        grow_s, new_s = GROW_FRAC * self.window_s, NEW_FRAC * self.window_s
+        grow_s, new_s = GROW_FRAC * self.window_s, NEW_LIFE_FRAC * self.window_s
         near_s = start_s - 2 * new_s, end_s + new_s
         for key, own in lives.items():
             for i, (begin_s, until_s) in enumerate(own):
                 for by_s in (grow_s, 3 * grow_s):
                     if near_s[0] < begin_s < near_s[1]:
-                        yield self._with(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
+                        yield self._replace_life(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
                     if near_s[0] < until_s < near_s[1]:
-                        yield self._with(lives, key, i, [(begin_s, until_s + by_s)])
+                        yield self._replace_life(lives, key, i, [(begin_s, until_s + by_s)])
         for c, pool in enumerate(self.runs.terms.pools):
             for k in range(pool.least + 1, pool.most + 1):
                 own = lives.get((c, k), [])
                 for at_s in np.arange(start_s, end_s, new_s).tolist():
                     if not any(begin_s <= at_s < until_s for begin_s, until_s in own):
                         yield self.joined(lives | {(c, k): [*own, (at_s, at_s + new_s)]})
-                if not own:  # A life of a worker above this one would make the same timetable.
+                if not own:  # A new life of worker k + 1 would give the same timetable.
                     break
 
-    def _one_more(self, lives: Lives, window: int) -> Lives:
+    def _one_worker_more(self, lives: Lives, window: int) -> Lives:
         """The lives with one worker more of every pool through a window, where that is allowed."""
         start_s, end_s = self.windows_s[window : window + 2]
-        life = (max(start_s - NEW_FRAC * self.window_s, 0.0), end_s)
+        life = (max(start_s - NEW_LIFE_FRAC * self.window_s, 0.0), end_s)
         more = dict(lives)
         for c, pool in enumerate(self.runs.terms.pools):
             for k in range(pool.least + 1, pool.most + 1):
@@ -259,13 +269,13 @@ class _LifeSearch:
                     break
         return self.joined(more)
 
-    def _with(self, lives: Lives, key: tuple[int, int], i: int, instead: list[Life]) -> Lives:
+    def _replace_life(self, lives: Lives, key: tuple[int, int], i: int, instead: list[Life]) -> Lives:
         """The lives with `instead` in place of life number `i` of one worker."""
         own = lives[key]
         return self.joined(lives | {key: [*own[:i], *instead, *own[i + 1 :]]})
 
     def _holds(self, lives: Lives, from_s: float, to_s: float) -> bool:
-        """Whether all windows hold that a change between these times may touch."""
+        """Whether all windows hold that a change between these times may affect; False once time is up."""
         if self.is_over():
             return False
         edges_s = self.windows_s
@@ -285,19 +295,19 @@ class _LifeSearch:
                 i = 0
                 while i < len(lives[key]):
                     begin_s, end_s = lives[key][i]
-                    if self._holds(without := self._with(lives, key, i, []), begin_s, end_s):
+                    if self._holds(without := self._replace_life(lives, key, i, []), begin_s, end_s):
                         lives = without
                         continue
                     for is_end in (True, False):
                         lives = self._shorter(lives, key, i, is_end=is_end)
-                    lives = self._parted(lives, key, i)
+                    lives = self._with_pause(lives, key, i)
                     i += 1
             if self.usd(lives) > before_usd * (1 - 1e-6):
                 break
         return lives
 
     def _shorter(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
-        """The lives with one end as early, or one beginning as late, as windows allow.
+        """The lives with life `i` ending as early, or else beginning as late, as windows allow.
 
         The step doubles while they hold; after the first failure the rest is halved.
         """
@@ -309,7 +319,7 @@ class _LifeSearch:
         while high_s - low_s > exact_s:
             by_s = low_s + stride_s if low_s + stride_s < high_s else (low_s + high_s) / 2
             life = (begin_s, end_s - by_s) if is_end else (begin_s + by_s, end_s)
-            changed = self._with(lives, key, i, [life])
+            changed = self._replace_life(lives, key, i, [life])
             from_s, to_s = (life[1], end_s) if is_end else (begin_s, life[0])
             if self._holds(changed, from_s, to_s):
                 best, low_s, stride_s = changed, by_s, 2 * stride_s
@@ -317,14 +327,15 @@ class _LifeSearch:
                 high_s = by_s
         return best
 
-    def _parted(self, lives: Lives, key: tuple[int, int], i: int) -> Lives:
-        """The lives with a pause in one of them, a little longer than a start-up (a shorter one saves
-        nothing), if windows hold with it.
+    def _with_pause(self, lives: Lives, key: tuple[int, int], i: int) -> Lives:
+        """The lives with a pause in life `i`, if windows hold with it.
+
+        The pause is a little longer than a start-up, as a worker that starts again is paid from its order on.
         """
-        (begin_s, end_s), step_s = lives[key][i], NEW_FRAC * self.window_s
+        (begin_s, end_s), step_s = lives[key][i], NEW_LIFE_FRAC * self.window_s
         pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2
         for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():
             parts = [(begin_s, at_s), (at_s + pause_s, end_s)]
-            if self._holds(parted := self._with(lives, key, i, parts), at_s, at_s + pause_s):
+            if self._holds(parted := self._replace_life(lives, key, i, parts), at_s, at_s + pause_s):
                 return parted
         return lives
