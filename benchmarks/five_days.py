@@ -151,7 +151,7 @@ def main() -> None:
         for each in result.answer.fleets:
             print(each.fleet, each.controller, each.usd, each.missed, each.optimum_usd, sep=" | ")
         causal = result.answer.optimum and result.answer.optimum.causal
-        print(*day_causes.HEAD, "Missed", "USD", "Bound: told the hour", "Learning it", sep=" | ")
+        print(*day_causes.CAUSE_COLUMNS, "Missed", "USD", "Bound: told the hour", "Learning it", sep=" | ")
         for row, cells in zip(
             result.answer.rows, day_causes.cause_rows(result.answer, result.answer.rows), strict=False
         ):

@@ -220,7 +220,9 @@ def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
 
 def _curves(simulation: Simulation) -> Document:
     """The cumulative distribution of each metric that is drawn."""
-    return {metric: asdict(cumulative_curve(simulation, metric)) for metric in fleet_comparison.PICTURED}
+    return {
+        metric: asdict(cumulative_curve(simulation, metric)) for metric in fleet_comparison.CHARTED_METRICS
+    }
 
 
 def _planned(request: Request, send: Send) -> Plan:
@@ -399,7 +401,7 @@ def _compare(request: Request, send: Send) -> tuple[Document, Files]:
     ).comparison
     limits = slo.limits if slo else ()
     pictures = []
-    for metric in fleet_comparison.PICTURED:
+    for metric in fleet_comparison.CHARTED_METRICS:
         curves = {
             row.variant.name: row.curves[metric] for row in comparison.rows[: fleet_comparison.MOST_CURVES]
         }

@@ -14,7 +14,7 @@ from planner.reports.curves import Curve
 from planner.reports.drawing import live_spec
 from planner.slo_metrics import METRICS
 from planner.studies import what_if
-from planner.studies.fleet_comparison import PICTURED
+from planner.studies.fleet_comparison import CHARTED_METRICS
 from ui import draw, question
 from ui.jobs import result_key
 from ui.question import Form
@@ -229,7 +229,7 @@ def _show_both(old: Document, new: Document, sentence: str) -> None:
     st.subheader(draw.escaped(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
     draw.table(head, rows)
     columns = []
-    for metric in PICTURED:
+    for metric in CHARTED_METRICS:
         curves = {
             name: Curve(np.array(curve["value_s"]), np.array(curve["share"]))
             for name, curve in (("the plan", old["curves"][metric]), ("what if", new["curves"][metric]))
