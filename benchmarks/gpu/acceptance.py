@@ -30,7 +30,7 @@ from planner.files.checked_files import check_output_directory, read_yaml, to_ya
 from planner.models.step_tables import read_step_table
 from planner.papers.goodput import Steady, find_goodput, poisson_traffic
 from planner.papers.vidur_search import most_rps
-from planner.runtime.analysis import Wanted
+from planner.runtime.analysis import ValidationSetup
 from planner.runtime.engine_log import read_step_logs
 from planner.runtime.workers import WorkerPlace, vllm_commands
 from planner.traffic.trace import Trace
@@ -84,8 +84,8 @@ def prepare(args: argparse.Namespace) -> None:
             name, rate_rps = f"{traffic}-{100 * load:.0f}", load * capacity_rps
             file = out / name / "trace.csv"
             write_file(file, trace_csv(draw(rate_rps, round(rate_rps * args.seconds), args.seed)))
-            wanted = Wanted(fleet, read_trace(file, seed=0), slo, context, config=args.config)
-            runs[name] = {"rate_rps": rate_rps, "capacity_rps": capacity_rps, "identity": wanted.identity()}
+            setup = ValidationSetup(fleet, read_trace(file, seed=0), slo, context, config=args.config)
+            runs[name] = {"rate_rps": rate_rps, "capacity_rps": capacity_rps, "identity": setup.identity()}
     is_cpu = table.about["driver"] == "none"
     place = WorkerPlace("mixed-0", fleet.pools[0], (0,), out)
     command = vllm_commands(fleet, context, model="", is_dummy=True, is_cpu=is_cpu, devices=["0"])(place, 0)
@@ -184,13 +184,13 @@ def copy_for_fleet(folder: Path, copy: Path, fleet_file: Path, out: Path, config
     catalog = read_catalog()
     fleet, trace = read_fleet(fleet_file, catalog), read_trace(folder / "trace.csv", seed=0)
     context = int(read_yaml(fleet_file)["max_model_len"])
-    wanted = Wanted(fleet, trace, read_task(out / "slo.yaml", catalog).slo, context, config=config)
+    setup = ValidationSetup(fleet, trace, read_task(out / "slo.yaml", catalog).slo, context, config=config)
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
     shutil.copytree(folder / "engines", copy / "engines")
     shutil.copyfile(folder / "trace.csv", copy / "trace.csv")
     first, rest = (folder / "journal.jsonl").read_text().split("\n", 1)
-    line = {"run": json.loads(first)["run"] | wanted.identity()}
+    line = {"run": json.loads(first)["run"] | setup.identity()}
     write_file(copy / "journal.jsonl", json.dumps(line) + "\n" + rest)
     return copy
 

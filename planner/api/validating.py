@@ -25,7 +25,7 @@ from planner.traffic.classes import check_classes
 from planner.traffic.trace import spread_stamps
 
 if TYPE_CHECKING:
-    from planner.runtime.analysis import EngineKind, Validation, Wanted
+    from planner.runtime.analysis import EngineKind, Validation, ValidationSetup
     from planner.runtime.endpoint import Endpoint
     from planner.runtime.measured_against_simulated import Tolerances
 
@@ -81,7 +81,7 @@ class ValidationResult(Result):
     @property
     def slo_holds(self) -> bool | None:
         """Whether the engines kept the SLO; None where none was given."""
-        return self.validation.slo_holds if self.validation.wanted.slo.limits else None
+        return self.validation.slo_holds if self.validation.setup.slo.limits else None
 
     def headline(self) -> str:
         return str(self.to_dict()["verdict"])
@@ -154,7 +154,7 @@ def validate(
         whole = fleet, requests
         fleet, requests, note = slice_of(fleet, requests)
         notes += (f"Validated was a {note}.",)
-    run_plan = wanted_run(
+    run_plan = validation_setup(
         how,
         fleet=fleet,
         trace=requests,
@@ -198,9 +198,11 @@ def own_slo(file: Path) -> Slo:
     return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
 
 
-def wanted_run(how: ValidationKeys, **values: Any) -> Wanted:
-    """What is to be run, from the options in `how`; `values` are the other fields of `analysis.Wanted`."""
-    from planner.runtime.analysis import Wanted
+def validation_setup(how: ValidationKeys, **values: Any) -> ValidationSetup:
+    """What is to be run, from the options in `how`; `values` are the other fields of
+    `analysis.ValidationSetup`.
+    """
+    from planner.runtime.analysis import ValidationSetup
 
     engine, weights, config = how.get("engine", "vllm"), how.get("weights", "dummy"), how.get("config")
     if values.get("endpoint") is not None:
@@ -209,14 +211,16 @@ def wanted_run(how: ValidationKeys, **values: Any) -> Wanted:
                 raise InputError(f"--{name} {value}: --url measures engines that run already; leave it out")
         if config is not None:
             raise InputError("--config: --url measures engines that run already; leave it out")
-        return Wanted(engine="endpoint", **values)
+        return ValidationSetup(engine="endpoint", **values)
     if engine not in ("vllm", "rehearsal"):
         raise InputError(f"--engine: expected vllm or rehearsal, found {engine!r}")
     if weights not in ("dummy", "real"):
         raise InputError(f"--weights: expected dummy or real, found {weights!r}")
     if config is not None and weights == "real":
         raise InputError("--config serves dummy weights; leave out --weights real")
-    return Wanted(engine=cast("EngineKind", engine), real_weights=weights == "real", config=config, **values)
+    return ValidationSetup(
+        engine=cast("EngineKind", engine), real_weights=weights == "real", config=config, **values
+    )
 
 
 def _endpoint(how: ValidationKeys) -> Endpoint | None:

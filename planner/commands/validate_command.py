@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.api.validating import ValidationKeys, ValidationResult
     from planner.documents.warm_up import WarmPrompt
     from planner.fleet import Fleet
-    from planner.runtime.analysis import Wanted
+    from planner.runtime.analysis import ValidationSetup
 
 SLO_MISSED, PREDICTION_OFF = 5, 6  # Exit codes.
 LEAST_KEY_CHARACTERS = 16  # 96 bits where they are drawn at random: nobody guesses them over a network.
@@ -318,16 +318,18 @@ def _warm_prompts(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmP
     return ()
 
 
-def _engines_to_start(options: ValidationKeys, fleet: Fleet, longest_tokens: int, seed: int) -> Wanted:
+def _engines_to_start(
+    options: ValidationKeys, fleet: Fleet, longest_tokens: int, seed: int
+) -> ValidationSetup:
     """The engines of the fleet, for requests of up to `longest_tokens` tokens. No traffic is replayed."""
     import numpy as np
 
-    from planner.api.validating import wanted_run
+    from planner.api.validating import validation_setup
     from planner.traffic.trace import Trace
 
     # A run wants a trace: one request of one token, which nobody sends.
     unused = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
-    return wanted_run(
+    return validation_setup(
         options, fleet=fleet, trace=unused, slo=Slo(()), max_model_len=longest_tokens, seed=seed
     )
 

@@ -1,8 +1,8 @@
-"""Analyses a validation run: `Wanted` says what to measure, and `analyse_run` makes a `Validation` of the
-files that the run left.
+"""Analyses a validation run: `ValidationSetup` says what was measured, and `analyse_run` makes a `Validation`
+of the files that the run left.
 
-measured_against_simulated, own_clock, step_fits and replanned do the parts of the analysis. Its result goes
-to validation_document and validation_files, and validate calls them all.
+The parts of the analysis are in measured_against_simulated, own_clock, step_fits and replanned;
+validation_document and validation_files write its result.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ EngineKind = Literal["vllm", "rehearsal", "endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ValidationSetup:
     """What to validate: a fleet, its traffic and SLO, and how its engines are started.
 
-    If `fleet` and `trace` are a slice of a plan, `plan` has the whole fleet and the whole traffic; else it is
-    None. `endpoint` is a deployment that others run, which is measured instead of our own engines.
+    `config` is a config.json of the LLM, or its folder, None for the LLM's own; with it, or without
+    `real_weights`, engines run with dummy weights. If `fleet` and `trace` are a slice of a plan, `plan` has
+    the whole fleet and the whole traffic; else it is None. `endpoint` is a deployment that others run, which
+    is measured instead of our own engines. `notes` go to the report.
     """
 
     fleet: Fleet
@@ -94,14 +96,14 @@ class Wanted:
 class Validation:
     """The results of a run.
 
-    Engines on a CPU have a clock of their own, which stands still while other processes have their core. With
-    it, `undisturbed` is the comparison by this clock, and `as_run` the fleet with step times by the wall
-    clock; without it both are None. `by_client` compares by the client's clock, and is None if `comparison`
-    does so. `after` is the comparison with corrected step times, by the engines' own clocks if they have
-    them. `fits` are the corrected step times for a catalog, by file name.
+    Engines on a CPU have a clock of their own, which stands still while other processes have their core. By
+    this clock is the comparison `undisturbed`; the fleet `as_run` has step times by the wall clock instead.
+    Both are None for engines without such a clock. `by_client` compares by the client's clock, and is None if
+    `comparison` does so. `after` is the comparison with corrected step times, by the engines' own clocks if
+    they have them. `fits` are the corrected step times for a catalog, by file name.
     """
 
-    wanted: Wanted
+    setup: ValidationSetup
     measurement: Measurement
     comparison: MeasuredComparison
     steps: tuple[step_fits.Steps, ...]
@@ -127,7 +129,7 @@ class Validation:
     @property
     def plan_fleet(self) -> Fleet:
         """The whole fleet of the plan, of which perhaps only a slice was validated."""
-        return self.wanted.plan[0] if self.wanted.plan else self.wanted.fleet
+        return self.setup.plan[0] if self.setup.plan else self.setup.fleet
 
     @property
     def slo_holds(self) -> bool:
@@ -135,66 +137,66 @@ class Validation:
         return self.comparison.measured_verdict.holds
 
 
-def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
+def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Validation:
     """Analyse the journal and the step logs in the folder `out`."""
-    file = JournalFile(out / "journal.jsonl", wanted.identity())
+    file = JournalFile(out / "journal.jsonl", setup.identity())
     logs = {}
-    for pool in wanted.fleet.running_pools:
+    for pool in setup.fleet.running_pools:
         for name in pool.worker_names:
             log = read_step_logs((out / "engines").glob(f"{name}.*.steps.jsonl"))
             if len(log.steps):
                 logs[name] = log
-    wanted = as_deployed(wanted, logs)
-    records, trace, journal = tuple(file.records()), wanted.trace, file.read()
+    setup = as_deployed(setup, logs)
+    records, trace, journal = tuple(file.records()), setup.trace, file.read()
     served = None
-    if wanted.endpoint is not None:
+    if setup.endpoint is not None:
         served = measure_lengths(trace, journal)
         trace, journal = as_served(trace, journal)
-        served_notes = as_served_notes(served, records, planned_requests=len(wanted.trace), sent=len(trace))
-        wanted = replace(wanted, notes=(*wanted.notes, *served_notes))
-    run = Measurement(wanted.fleet, trace, journal, logs)
-    comparison = compare_with_simulation(run, wanted.fleet, wanted.slo, tolerances)
-    measured_steps = step_fits.compare_steps(run, wanted.fleet)
-    fit_corrections = step_fits.correct_fits(measured_steps, wanted.fleet)
+        served_notes = as_served_notes(served, records, planned_requests=len(setup.trace), sent=len(trace))
+        setup = replace(setup, notes=(*setup.notes, *served_notes))
+    run = Measurement(setup.fleet, trace, journal, logs)
+    comparison = compare_with_simulation(run, setup.fleet, setup.slo, tolerances)
+    measured_steps = step_fits.compare_steps(run, setup.fleet)
+    fit_corrections = step_fits.correct_fits(measured_steps, setup.fleet)
     after, replanned = None, None
     if fit_corrections:
-        corrected = step_fits.with_corrections(wanted.fleet, fit_corrections)
-        after = undisturbed(run, corrected, wanted.slo, tolerances) or compare_with_simulation(
-            run, corrected, wanted.slo, tolerances
+        corrected = step_fits.with_corrections(setup.fleet, fit_corrections)
+        after = undisturbed(run, corrected, setup.slo, tolerances) or compare_with_simulation(
+            run, corrected, setup.slo, tolerances
         )
-        plan_fleet, plan_trace = wanted.plan or (wanted.fleet, wanted.trace)
+        plan_fleet, plan_trace = setup.plan or (setup.fleet, setup.trace)
         replanned = replan(
-            plan_fleet, step_fits.with_corrections(plan_fleet, fit_corrections), plan_trace, wanted.slo
+            plan_fleet, step_fits.with_corrections(plan_fleet, fit_corrections), plan_trace, setup.slo
         )
     by_client = None
     if run.is_timed_by_engines:
-        by_client = compare_with_simulation(replace(run, logs={}), wanted.fleet, wanted.slo, tolerances)
+        by_client = compare_with_simulation(replace(run, logs={}), setup.fleet, setup.slo, tolerances)
     return Validation(
-        wanted=wanted,
+        setup=setup,
         measurement=run,
         comparison=comparison,
         steps=tuple(measured_steps),
         corrections=tuple(fit_corrections),
-        as_run=step_fits.fleet_as_run(run, wanted.fleet),
+        as_run=step_fits.fleet_as_run(run, setup.fleet),
         after=after,
-        undisturbed=undisturbed(run, wanted.fleet, wanted.slo, tolerances),
+        undisturbed=undisturbed(run, setup.fleet, setup.slo, tolerances),
         by_client=by_client,
         replanned=replanned,
-        fits=_catalog_fits(measured_steps, wanted.fleet, records[-1]["date"] if records else None),
+        fits=_catalog_fits(measured_steps, setup.fleet, records[-1]["date"] if records else None),
         records=records,
         lengths=served,
         engine_times=engine_times(record.get("engine_clock") for record in records),
     )
 
 
-def as_deployed(wanted: Wanted, logs: Mapping[str, EngineLog]) -> Wanted:
-    """The fleet with the engine version and scheduling that its step logs name, so that the prediction is for
-    the engine that ran. Other values of the engine stay those of the plan.
+def as_deployed(setup: ValidationSetup, logs: Mapping[str, EngineLog]) -> ValidationSetup:
+    """The setup whose fleet has the engine version and scheduling that its step logs name, so that the
+    prediction is for the engine that ran. Other values of the engine stay those of the plan.
     """
     logged_engine = next((log.engine for log in logs.values() if log.engine), None)
-    planned = wanted.fleet.engine
+    planned = setup.fleet.engine
     if logged_engine is None or planned is None:
-        return wanted
+        return setup
 
     def as_logged(engine: Engine) -> Engine:
         return replace(
@@ -203,11 +205,11 @@ def as_deployed(wanted: Wanted, logs: Mapping[str, EngineLog]) -> Wanted:
 
     deployed = as_logged(planned)
     if deployed.title == planned.title:
-        return wanted
+        return setup
     note = f"The plan counts on {planned.title}; deployed here, and predicted, is {deployed.title}."
-    plan = wanted.plan and (wanted.plan[0].with_engines(as_logged), wanted.plan[1])
-    fleet = wanted.fleet.with_engines(as_logged)
-    return replace(wanted, fleet=fleet, plan=plan, notes=(*wanted.notes, note))
+    plan = setup.plan and (setup.plan[0].with_engines(as_logged), setup.plan[1])
+    fleet = setup.fleet.with_engines(as_logged)
+    return replace(setup, fleet=fleet, plan=plan, notes=(*setup.notes, note))
 
 
 def _catalog_fits(measured: list[step_fits.Steps], fleet: Fleet, date: str | None) -> dict[str, FittedSteps]:

@@ -2,7 +2,7 @@
 counted.
 
 A prompt of text may have more or fewer tokens than in the trace, and an answer ends where the LLM ends it.
-The simulation runs the counted lengths, so that other lengths do not count as errors of the prediction.
+The simulation runs the counted lengths, so that a difference in length is no error of the prediction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
 MOST_CLUMPED_FRAC = 0.1  # If more tokens came with the one before, notes say that tokens came in chunks.
-AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk.
+AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk: no engine's step is so short.
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,10 @@ def measure_lengths(trace: Trace, journal: Journal) -> ServedLengths:
 def client_clock_notes(
     lengths: ServedLengths, records: Sequence[dict[str, Any]], *, planned_requests: int, sent: int
 ) -> tuple[str, ...]:
-    """What a reader of a measurement by the client's clock must know, in sentences."""
+    """What a reader of a measurement by the client's clock must know, in sentences.
+
+    `records` are the journal's, `sent` the requests that were sent of `planned_requests`.
+    """
     sentences = [note for record in records for note in record.get("endpoint", {}).get("notes", ())]
     if sent < planned_requests:
         sentences.append(f"The budget ended the run: {sent} of {planned_requests} requests were sent.")

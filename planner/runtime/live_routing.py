@@ -6,9 +6,9 @@ routing functions.
 differs from the state in a simulation where a router cannot see what an engine does:
 
 - A prompt counts as admitted to an engine's batch, and as computed, when the first byte of its answer comes
-  (the whole answer, if it is not streamed). Its cache hits and its KV are those of this moment. For the
-  policy e2 a request's wait is then only the tokens that had to be computed. e2 judges workers by the
-  requests of a recent window, in which a request keeps its seat after it has left.
+  (the whole answer, if it is not streamed). Its cache hits and its KV are those of this moment.
+- The policy e2 (planner/policies.py) judges workers by the requests of a recent window. A request keeps its
+  seat in this window after it has left. Its wait counts as only the tokens that had to be computed.
 - Requests hold the KV of their prompts and of the output tokens that have come. Preemptions in an engine, and
   the blocks that it drops then, are not known. Blocks of outputs are not reused by other prompts.
 - The output length of a request is its limit, `max_tokens`; with `prediction_buckets` the mean of recent
@@ -44,15 +44,17 @@ from planner.simulator.replay import ROLES, fresh_state
 from planner.traffic.classes import takes_request
 from planner.traffic.trace import Trace
 
-SEATS = 1024  # Initial size; the arrays grow.
-WINDOW_SEATS = 1 << 17  # The window of the policy e2 keeps no more requests than these, which bounds memory.
-NODES = 1 << 14  # Initial number of known prompt blocks; the arrays grow.
-SWEEP = 4096  # The number of nodes that one step of the sweep for free nodes looks at.
-TENANTS = 1024  # Tenants with accounts of their own, besides those that the policies name.
-LENGTHS_EVERY = 1024  # So many requests come before mean lengths are set anew and older ones lose weight.
-ENDED_KEPT = 1024  # Outputs are predicted from so many of the latest requests that ended.
-PREDICTED_EVERY = 256  # So many requests end before the table of predictions is made again.
+# These sizes bound memory and the time that one request can wait for upkeep. No result hangs on them.
+SEATS = 1024  # Requests that fit at first; the arrays grow.
+WINDOW_SEATS = 1 << 17  # The window of the policy e2 keeps at most so many requests.
+NODES = 1 << 14  # Prompt blocks that fit at first; the arrays grow.
+SWEEP = 4096  # One step of the sweep for free nodes looks at so many nodes.
 FEW_FREED_FRAC = 1 / 8  # A round of the sweep that frees a smaller share of the nodes has freed few.
+TENANTS = 1024  # Tenants with accounts of their own, besides those that the policies name.
+# How fast the router learns lengths: from the latest requests, often enough to follow a change of traffic.
+LENGTHS_EVERY = 1024  # Requests that come before mean lengths are set anew and older requests lose weight.
+ENDED_KEPT = 1024  # Outputs are predicted from so many of the latest requests that ended.
+PREDICTED_EVERY = 256  # Requests that end before the table of predictions is made again.
 
 
 class LiveFleet:
@@ -61,8 +63,8 @@ class LiveFleet:
 
     A request has a seat, a row of the state, from `take_seat` to `release_seat`. All times are of one clock
     that never goes back. `lengths` are the mean tokens of prompts and of outputs. `history` has the tokens of
-    earlier prompts and outputs, from which outputs are predicted. Without these arguments both are learnt
-    from the requests. Raises InputError for policies that real engines cannot follow.
+    earlier prompts and outputs, from which outputs are predicted. Whichever is missing is learnt from the
+    requests. Raises InputError for policies that real engines cannot follow.
     """
 
     def __init__(
@@ -80,15 +82,16 @@ class LiveFleet:
         self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)
+        # Whether the policy changes roles between prefill and decode. A worker that is to change takes no
+        # more requests (draining), then restarts in the other role (turning). The caller takes workers with a
+        # new role from `turned` and restarts them.
         self.flips = POOLS[self.policies.pools].code in (FLIP, REPURPOSE)
-        # These workers take no more requests, because they restart soon.
         self.is_draining = np.zeros(len(self.types), bool)
-        self.is_turning = np.zeros(len(self.types), bool)  # These are restarting in the other role.
-        # Workers with a new role, which the caller removes from the list and restarts.
+        self.is_turning = np.zeros(len(self.types), bool)
         self.turned: list[int] = []
-        self._see_most_tokens()
-        self.free: list[int] = []
-        self._more_seats(SEATS)
+        self._set_most_tokens()
+        self.free_seats: list[int] = []
+        self._add_seats(SEATS)
         self.keeps_prefixes = self.state.caches is not None
         self.has_window = ROUTING[self.policies.routing].has_window
         self.holds_back = ROUTING[self.policies.routing].holds_back
@@ -98,7 +101,7 @@ class LiveFleet:
         # Requests seen, and their weighted number, sum of prompt tokens and sum of output tokens.
         self.lengths, self.seen_requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
-            self._expect(*lengths)
+            self._set_mean_lengths(*lengths)
         # Prompt and output tokens of the latest requests that ended; None unless they predict outputs.
         self.ended: deque[tuple[int, int]] | None = None
         if self.policies.prediction_buckets:
@@ -116,10 +119,10 @@ class LiveFleet:
             self.path_end = 0
             # The sweep for free nodes (`_free_nodes`): its position, the nodes freed in this round, and how
             # many rounds in a row have freed few.
-            self.hand = self.freed = self.poor_turns = 0
+            self.sweep_node = self.round_freed = self.poor_rounds = 0
         self._compile()
 
-    def _see_most_tokens(self) -> None:
+    def _set_most_tokens(self) -> None:
         """Set the tokens that the largest worker of each role can hold."""
         self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
         for role, w in zip(self.roles, self.workers, strict=True):
@@ -145,7 +148,7 @@ class LiveFleet:
         return self.state.workers
 
     def fits(self, tokens: int) -> bool:
-        """Whether a mixed worker, or a prefill and a decode worker, could ever hold so many tokens."""
+        """Whether a mixed worker, or a prefill and a decode worker, could hold so many tokens when idle."""
         most_tokens = self.most_tokens
         return tokens <= max(most_tokens["mixed"], min(most_tokens["prefill"], most_tokens["decode"]))
 
@@ -158,14 +161,15 @@ class LiveFleet:
         before it (planner/runtime/prompt_blocks.py).
         """
         if self.lengths is None:
-            self._learn(inputs, outputs)
-        if not self.free:
-            self._free_seats()
+            self._learn_lengths(inputs, outputs)
+        if not self.free_seats:
+            self._find_free_seats()
         account = self._account(tenant) if self.is_by_tenant else 0
-        # Engines cache whole blocks alone.
-        names = names[: inputs // KV_BLOCK_TOKENS] if self.keeps_prefixes else ()
+        names = (
+            names[: inputs // KV_BLOCK_TOKENS] if self.keeps_prefixes else ()
+        )  # Only whole blocks are cached.
         start = self._write_path(names) if names else 0
-        seat = self.free.pop()
+        seat = self.free_seats.pop()
         events.take_seat(self.state, seat, time_s, inputs, outputs, account, start, len(names))
         return seat
 
@@ -189,7 +193,9 @@ class LiveFleet:
         return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
-        """The request's place in its worker's queue, the smallest first; None if the engine orders it."""
+        """The request's place in its worker's queue, the smallest first; None if the engine
+        orders its queue.
+        """
         if not QUEUE[self.policies.queue].by_turns:
             return None
         return int(self.caches.prompts["place"][seat])
@@ -210,17 +216,16 @@ class LiveFleet:
         status[excluded_workers] = 0
         worker = int(events.note_event(self.state, event, seat, 0, time_s))
         if self.flips:
-            # The event may have begun or ended the draining of workers; it did not see the excluded ones.
+            # The event may have begun or ended the draining of workers; excluded ones were 0 and keep theirs.
             still_drains = status == layout.DRAINING
             still_drains[excluded_workers] = self.is_draining[excluded_workers]
             self.is_draining = still_drains & self.is_up
-            self._see_flips()
+            self._note_new_roles()
         return None if worker == layout.NONE else worker
 
-    def _see_flips(self) -> None:
-        """Note the workers whose role the policy has changed.
-
-        If a change takes a restart, the worker is down until `note_up`.
+    def _note_new_roles(self) -> None:
+        """Note the workers whose role the policy has changed: down until `note_up`, if that takes
+        a restart.
         """
         for w, code in enumerate(self.workers["role"].tolist()):
             if ROLES[self.roles[w]] == code:
@@ -230,7 +235,7 @@ class LiveFleet:
             if self.policies.flip_restart_s > 0:
                 self.is_up[w], self.is_turning[w] = False, True
             self.turned.append(w)
-            self._see_most_tokens()
+            self._set_most_tokens()
 
     def note_admitted(self, seat: int, time_s: float) -> None:
         """Note that the worker begins to compute the prompt.
@@ -269,7 +274,7 @@ class LiveFleet:
         if self.has_window:
             self.state.requests["status"][seat] = events.GONE
         else:
-            self._give_back(seat)
+            self._free_seat(seat)
 
     def pin_prompt(self, worker: int, names: Sequence[int]) -> None:
         """Note that the worker keeps a prompt of these blocks for good.
@@ -291,7 +296,7 @@ class LiveFleet:
         self.is_up[worker] = self.is_draining[worker] = False
         events.note_event(self.state, events.GO_DOWN, 0, worker, time_s)
 
-    def _learn(self, inputs: int, outputs: int) -> None:
+    def _learn_lengths(self, inputs: int, outputs: int) -> None:
         """Count a request for the mean lengths, and set the means when `_is_due` says so.
 
         From the first LENGTHS_EVERY requests on, older requests lose half of their weight each time.
@@ -300,12 +305,12 @@ class LiveFleet:
         count, input_sum, output_sum = self.sums
         count, input_sum, output_sum = count + 1, input_sum + inputs, output_sum + outputs
         if _is_due(self.seen_requests, LENGTHS_EVERY):
-            self._expect(input_sum / count, output_sum / count)
+            self._set_mean_lengths(input_sum / count, output_sum / count)
             if self.seen_requests >= LENGTHS_EVERY:
                 count, input_sum, output_sum = count / 2, input_sum / 2, output_sum / 2
         self.sums = count, input_sum, output_sum
 
-    def _expect(self, input_tokens: float, output_tokens: float) -> None:
+    def _set_mean_lengths(self, input_tokens: float, output_tokens: float) -> None:
         """Set what the policies derive from the mean tokens of prompts and outputs."""
         if self.state.caches is None:
             return
@@ -314,8 +319,8 @@ class LiveFleet:
         output_s = {kind: cache_layout.output_token_s(kind, mean_context, batch) for kind in set(self.types)}
         self.caches.workers["output_s"] = [output_s[kind] for kind in self.types]
         work = self.policies.extend_weight * input_tokens + self.policies.output_weight * output_tokens
-        # A quantum is the work that a tenant may have done in one turn (d2lpm); the simulator's default is
-        # that of two mean requests too.
+        # A quantum is the work that a tenant may have done in one turn (d2lpm). As in the simulator, it is by
+        # default that of two mean requests.
         quantum = 2 * work
         settings = self.caches.settings
         settings[cache_layout.WORKER_QUANTUM_TOKENS] = self.policies.worker_quantum_tokens or quantum
@@ -328,7 +333,7 @@ class LiveFleet:
             return self.tenants.setdefault(tenant, len(self.tenants))
         return self.tenants.get(tenant, shared_account)
 
-    def _more_seats(self, size: int) -> None:
+    def _add_seats(self, size: int) -> None:
         """Lengthen the arrays of requests to `size` seats."""
         first = len(self.state.requests)
         state = self.state._replace(requests=_lengthened(self.state.requests, size))
@@ -337,9 +342,9 @@ class LiveFleet:
             prompts["worker"][first:] = layout.NONE
             state = state._replace(caches=state.caches._replace(prompts=prompts))
         self.state = state
-        self.free.extend(range(size - 1, first - 1, -1))
+        self.free_seats.extend(range(size - 1, first - 1, -1))
 
-    def _free_seats(self) -> None:
+    def _find_free_seats(self) -> None:
         """Free the seats of requests that have left e2's window; double the seats if few are free then."""
         size = len(self.state.requests)
         if self.has_window:
@@ -348,17 +353,17 @@ class LiveFleet:
                 events.note_event(self.state, events.FORGET, 0, size // 2, 0.0)
             is_out = self.caches.prompts["worker"] == layout.NONE
             for seat in np.flatnonzero(is_out & (self.state.requests["status"] == events.GONE)).tolist():
-                self._give_back(seat)
-        if len(self.free) < size // 4:
-            self._more_seats(2 * size)
+                self._free_seat(seat)
+        if len(self.free_seats) < size // 4:
+            self._add_seats(2 * size)
 
-    def _give_back(self, seat: int) -> None:
+    def _free_seat(self, seat: int) -> None:
         """Free a seat, and the nodes of its prompt."""
         if self.keeps_prefixes:
             start, depth = self.caches.prompts["start"][seat], self.caches.prompts["depth"][seat]
             self.users[self.caches.path[start : start + depth]] -= 1
         self.state.requests["status"][seat] = events.FREE
-        self.free.append(seat)
+        self.free_seats.append(seat)
 
     def _write_path(self, names: Sequence[int]) -> int:
         """Write the nodes of a prompt's blocks into the path table and return where they start there."""
@@ -401,27 +406,27 @@ class LiveFleet:
         free_nodes = np.empty(SWEEP, np.int32)
         while len(self.nodes.free) < needed:
             is_large = len(self.nodes) >= self.most_nodes
-            end = min(self.hand + SWEEP, len(self.nodes))
-            # What else the sweep frees than nodes without a use: 0 nothing, 1 cached nodes that no prompt has
-            # touched since the last round, 2 all cached nodes.
-            forgets = (1 + self.poor_turns) if is_large else 0
+            end = min(self.sweep_node + SWEEP, len(self.nodes))
+            # The nodes that the sweep frees besides unused ones. 0: none. 1: cached nodes that no prompt has
+            # touched since the last round. 2: all cached nodes.
+            forgets = (1 + self.poor_rounds) if is_large else 0
             count = events.sweep_nodes(
-                self.state, self.users, self.touched, self.hand, end, forgets, free_nodes
+                self.state, self.users, self.touched, self.sweep_node, end, forgets, free_nodes
             )
             self.users[free_nodes[:count]] = -1
             if self.has_window:
                 self.caches.prefixes[free_nodes[:count]] = _new_prefix()
             self.nodes.drop(free_nodes[:count].tolist())
-            self.hand, self.freed = end, self.freed + count
-            if end == len(self.nodes):
-                has_freed_few = self.freed < int(end * FEW_FREED_FRAC)
-                self.poor_turns = self.poor_turns + 1 if has_freed_few else 0
-                if self.poor_turns > (1 if is_large else 0):
-                    self._more_nodes(2 * end)
-                    self.poor_turns = 0
-                self.hand = self.freed = 0
+            self.sweep_node, self.round_freed = end, self.round_freed + count
+            if end == len(self.nodes):  # The round is done.
+                has_freed_few = self.round_freed < int(end * FEW_FREED_FRAC)
+                self.poor_rounds = self.poor_rounds + 1 if has_freed_few else 0
+                if self.poor_rounds > (1 if is_large else 0):
+                    self._add_nodes(2 * end)
+                    self.poor_rounds = 0
+                self.sweep_node = self.round_freed = 0
 
-    def _more_nodes(self, size: int) -> None:
+    def _add_nodes(self, size: int) -> None:
         """Lengthen the arrays of prompt blocks so that there is room for `size` of them."""
         first, caches = len(self.nodes), self.caches
         prefixes = caches.prefixes
@@ -441,7 +446,7 @@ class LiveFleet:
 
 def _is_due(count: int, every: int) -> bool:
     """Whether to learn anew after `count` requests: after each power of two, because the first requests tell
-    most, and after every `every`.
+    most, and after each multiple of `every`.
     """
     is_power_of_two = count & (count - 1) == 0
     return is_power_of_two or count % every == 0
@@ -470,8 +475,8 @@ def _routing_alone(policies: Policies) -> Policies:
 def _empty_state(fleet: Fleet) -> State:
     """The simulator's state for this fleet without any request.
 
-    It is made from a trace of one request, which is then removed. The prompt of this request has as many
-    blocks as the state needs nodes, and its tenants are as many as there are accounts.
+    The state is made from a trace of one request, which is then removed. The prompt of this request has as
+    many blocks as the state needs nodes, and the trace has a tenant for each account.
     """
     if fleet.lora is not None:
         raise InputError(

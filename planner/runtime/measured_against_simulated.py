@@ -79,7 +79,7 @@ class Tolerances:
     attainment_frac: float = 0.02
 
     def tolerance_of(self, percentile_frac: float) -> float | None:
-        """The tolerance of a percentile; None for P99, which scatters too much to be judged."""
+        """The tolerance of a percentile; None for p99, which scatters too much to be judged."""
         return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
 
 
@@ -91,8 +91,8 @@ CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
 class Run:
     """A measured or simulated run: its requests in the simulator's form, and every gap between tokens.
 
-    `session` is the number of each request's session; -1 for a request without a session, or if the run lacks
-    requests of the session.
+    `gap_weight` counts equal gaps, which a simulation records once. `session` is the number of each request's
+    session; -1 for a request without a session, or if the run lacks requests of the session.
     """
 
     requests: Simulation
@@ -278,7 +278,7 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
     finished = STATUS_OF["finished"]
     chosen = measured(observed.requests)
     chosen &= (observed.requests.status == finished) & (predicted.requests.status == finished)
-    # Values and their weights on both sides, by the names of rows.
+    # By the name of a row: on each side the values and their weights.
     values: dict[str, list[tuple[Floats, Floats | None]]] = {
         metric: [side.values_s(metric, chosen) for side in (predicted, observed)]
         for metric, row in METRICS.items()
@@ -290,7 +290,7 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
     rows = []
     for name, sides in values.items():
         for frac in PERCENTILES:
-            predicted_s, measured_s = (percentile_s(of_side, frac, weight) for of_side, weight in sides)
+            predicted_s, measured_s = (percentile_s(times_s, frac, weight) for times_s, weight in sides)
             rows.append(PercentileRow(name, frac, predicted_s, measured_s, tolerances.tolerance_of(frac)))
     # A measured run is not judged by windows, nor by guarantees of service to tenants: engines do not say
     # when they began to serve a request.
@@ -356,8 +356,7 @@ def _simulated_trace(
         due_s = float(trace.arrival_s[request]) - part.first_s
         parents = [parent for parent in parents_of.get(request, ()) if parent in in_part]
         if parents:
-            # This is only a lower limit, which sorts the request behind its parents: the simulation sets the
-            # time.
+            # A lower limit that sorts the request behind its parents; the simulation sets the time.
             start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
         elif (sent := run.journal.sent.get(request)) and sent.part == part.part:
             start_s[request] = _request_times_s(run, sent, served.get((part.part, request), {}), part)[0]
@@ -391,8 +390,8 @@ def _request_times_s(
 ) -> tuple[float, float, Floats]:
     """The times at which a request started, was scheduled, and got its tokens, since its part began [s].
 
-    They are from the engines' logs, or else from the client, which does not know when the request was
-    scheduled (NaN).
+    `logged` has the request in the engines' logs, by worker. Without it the times are the client's, which
+    does not know when the request was scheduled (NaN).
     """
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:

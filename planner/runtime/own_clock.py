@@ -33,7 +33,7 @@ from planner.runtime.measured_against_simulated import (
     compare_parts,
     outcomes_of_part,
 )
-from planner.runtime.step_fits import counts_others
+from planner.runtime.step_fits import includes_other_processes
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.slo_metrics import METRICS
 
@@ -52,11 +52,9 @@ def undisturbed(
     """Compare each engine with a simulation of itself.
 
     None if engines have no clock of their own, or if the fits already include the time that other processes
-    took.
-
-    Limits of the SLO are judged where every engine gives all metrics, that is without pairs.
+    took. The SLO is judged only without pairs, because each engine of a pair lacks some metrics.
     """
-    if counts_others(fleet):
+    if includes_other_processes(fleet):
         return None
     pools = fleet.running_pools
     judged_slo = slo if all(pool.role == "mixed" for pool in pools) else Slo(())
@@ -83,7 +81,7 @@ def stolen_frac(log: EngineLog, start_s: float) -> float:
 def _alone(
     run: Measurement, fleet: Fleet, pool: Pool, name: str, part: ReplayPart
 ) -> tuple[Measurement, ReplayPart, Fleet] | None:
-    """One engine with its requests of `part`, as a run of its own; None if it had none."""
+    """The engine `name` of a pool with its requests of `part`, as a run of its own; None if it had none."""
     sent = {
         sent.request: sent
         for sent in outcomes_of_part(run, part)
@@ -103,6 +101,7 @@ def _alone(
     pools: tuple[Pool, ...] = (own_pool,)
     network, policies = fleet.network, fleet.policies
     if pool.role == "decode":
+        # Its steps take no time and its memory never fills, so the limits of its batch do not matter.
         instant = WorkerType(
             gpu=pool.type.gpu,
             tp=1,

@@ -20,10 +20,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from planner.errors import InputError
 from planner.policies import by_tenant
-from planner.runtime.analysis import Wanted
-from planner.runtime.budget import SendingBudget, is_spent
+from planner.runtime.analysis import ValidationSetup
+from planner.runtime.budget import SendingBudget
 from planner.runtime.endpoint import PROBE_TIMEOUT_S, Endpoint, EndpointAnswer, EndpointError, post_request
 from planner.runtime.engine_clock import EngineClock
 from planner.runtime.live_replay import JournalFile, Sent, Status, request_name, send_at_times
@@ -32,6 +31,7 @@ from planner.traffic.trace import Trace
 
 # HTTP codes after which all other requests would fail too: a wrong address or key, or no money left.
 FATAL_CODES = (301, 302, 303, 307, 308, 401, 402, 403, 404)
+# When to give up, from experience: late enough to outlast a hiccup, early enough to waste little money.
 RECENT = 50  # The share of failures is taken over this many requests.
 LEAST_FAILED = 5  # Fewer failures do not end a run, unless none is allowed (--max-failed 0).
 IN_A_ROW = 10  # After this many failures in a row the endpoint is taken to be down.
@@ -47,15 +47,17 @@ TEXT_MARGIN_FRAC = 0.5  # A prompt of text may have this share more tokens than 
 
 @dataclass(slots=True)
 class Failures:
-    """Ends a run if more than a share of the last RECENT requests failed, or IN_A_ROW requests in a row."""
+    """Counts failed requests, and ends a run if more than `endpoint.max_failed_frac` of the last RECENT
+    requests failed, or IN_A_ROW requests in a row. `sent_rps` is the rate of the traffic, for messages.
+    """
 
     endpoint: Endpoint
     sent_rps: float
-    # 1 for each request that failed, else 0.
+    # Of the recent requests: 1 for each that failed, else 0; and the HTTP codes.
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     codes: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     in_a_row: int = 0
-    last: EndpointAnswer = field(default_factory=EndpointAnswer)
+    last_failure: EndpointAnswer = field(default_factory=EndpointAnswer)
 
     def note_answer(self, answer: EndpointAnswer) -> None:
         """Count an answer. Raises EndpointError if no more requests should be sent."""
@@ -65,25 +67,22 @@ class Failures:
         self.recent.append(not answer.is_good)
         self.codes.append(answer.code)
         self.in_a_row = 0 if answer.is_good else self.in_a_row + 1
-        failed, limit = sum(self.recent), endpoint.max_failed_frac
         if answer.is_good:
             return
-        self.last = answer
+        self.last_failure = answer
+        failed, limit = sum(self.recent), endpoint.max_failed_frac
         if (limit == 0 or failed >= LEAST_FAILED) and (failed > limit * RECENT or self.in_a_row >= IN_A_ROW):
             self._raise_error()
 
-    def have_ended(self) -> None:
-        """Check the requests once no more answers come.
-
-        Raises EndpointError if most of the recent ones failed.
-        """
+    def check_at_end(self) -> None:
+        """Raise EndpointError if most of the recent requests failed, however few they are."""
         if 2 * sum(self.recent) > len(self.recent):
             self._raise_error()
 
     def _raise_error(self) -> None:
-        """Raise EndpointError that says why too many requests failed."""
-        endpoint, answer, failed = self.endpoint, self.last, sum(self.recent)
-        if endpoint.max_failed_frac >= 1:  # The user wants all failures as outcomes.
+        """Raise EndpointError that says why too many requests failed, unless the user allows all to fail."""
+        endpoint, answer, failed = self.endpoint, self.last_failure, sum(self.recent)
+        if endpoint.max_failed_frac >= 1:
             return
         # If most failures are refusals for too many requests (HTTP 429), the message says how to send less.
         limited = sum(code == 429 for code in self.codes)
@@ -104,10 +103,12 @@ class Failures:
 class ToEndpoint:
     """Sends requests of the trace in the endpoint's dialect (a `live_replay.Sender`).
 
-    `inexact` is the number of answers without an exact number of tokens.
+    `charged_usd` is what the budget holds for each request in flight, `is_spent` whether the budget had too
+    little for a request, `trouble` the error that is to end the run once a request's outcome is written, and
+    `inexact` the number of answers without an exact number of tokens.
     """
 
-    wanted: Wanted
+    setup: ValidationSetup
     client: aiohttp.ClientSession
     endpoint: Endpoint
     probed: ProbedEndpoint
@@ -120,18 +121,18 @@ class ToEndpoint:
     inexact: int = 0
 
     def body(self, request: int) -> bytes:
-        trace, dialect = self.wanted.trace, self.probed.dialect
+        trace, dialect = self.setup.trace, self.probed.dialect
         prompt = dialect.prompt_of(
-            trace, request, self.wanted.seed, shares_prefixes=self.wanted.shares_prefixes
+            trace, request, self.setup.seed, shares_prefixes=self.setup.shares_prefixes
         )
-        is_by_tenant = by_tenant(self.wanted.fleet.policies)  # Otherwise no tenant's name is sent.
+        is_by_tenant = by_tenant(self.setup.fleet.policies)  # Otherwise no tenant's name is sent.
         user = trace.tenants[trace.tenant[request]] if trace.tenants and is_by_tenant else ""
         return dialect.body(self.probed.model, prompt, int(trace.output_tokens[request]), user)
 
     def may_send(self, request: int) -> bool:
         """Charge the budget with the most that the request can cost; False if the budget is spent."""
-        trace, dialect = self.wanted.trace, self.probed.dialect
-        # The shortest prompt that the endpoint can be sent is one word within its chat template.
+        trace, dialect = self.setup.trace, self.probed.dialect
+        # No prompt is shorter than one word within the endpoint's chat template.
         inputs = max(float(trace.input_tokens[request]), dialect.added_tokens + dialect.tokens_per_word)
         if not dialect.by_ids:
             inputs *= 1 + TEXT_MARGIN_FRAC
@@ -147,7 +148,7 @@ class ToEndpoint:
         def now_s() -> float:
             return round(time.monotonic() - start_s, 6)
 
-        trace, sent_s = self.wanted.trace, now_s()
+        trace, sent_s = self.setup.trace, now_s()
         answer = await post_request(
             self.client,
             self.endpoint,
@@ -164,14 +165,13 @@ class ToEndpoint:
                 self.longer_frac, longer if self.probed.dialect.by_ids else longer / (1 + TEXT_MARGIN_FRAC)
             )
         self.inexact += answer.is_good and not answer.is_exact
-        if answer.code in FATAL_CODES:
-            # This raises at once, so no outcome is written and the request can be sent again once the address
-            # or the key is corrected. Other errors wait until the outcome is in the journal (`ended`).
-            self.failures.note_answer(answer)
         try:
             self.failures.note_answer(answer)
         except EndpointError as error:
-            self.trouble[request] = error
+            if answer.code in FATAL_CODES:
+                # No outcome is written, so that the request is sent again once address or key is corrected.
+                raise
+            self.trouble[request] = error  # `ended` raises it, when the outcome is in the journal.
         status: Status = "finished"
         if not answer.is_good:
             status = "rejected" if answer.code in REFUSAL_CODES else "failed"
@@ -187,32 +187,33 @@ class ToEndpoint:
 
 
 async def measure_endpoint(
-    wanted: Wanted, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
+    setup: ValidationSetup, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
 ) -> None:
     """Probe the endpoint, warm it up, send the missing requests as far as the budget goes, and write a record
     of this part of the run to the journal.
     """
     from profiling.machine import describe
 
-    endpoint = wanted.endpoint
+    endpoint = setup.endpoint
     assert endpoint is not None  # The caller takes this way only with --url.
     budget = SendingBudget(endpoint, journal)
     part = len(journal.read().parts)
-    longest = int(np.max(wanted.trace.input_tokens + wanted.trace.output_tokens))
+    longest = int(np.max(setup.trace.input_tokens + setup.trace.output_tokens))
     async with endpoint.client() as client, EngineClock(endpoint.prometheus) as clock:
         await clock.check()
         probing = Probing(client, endpoint, budget)
-        probed = await probing.probe_endpoint(wanted.fleet.llm.name, longest, progress)
-        rate_rps = rate_of(wanted.trace, missing)
+        probed = await probing.probe_endpoint(setup.fleet.llm.name, longest, progress)
+        rate_rps = rate_of(setup.trace, missing)
         failures = Failures(endpoint, rate_rps)
-        warm_ups = await warm_up(wanted, client, probed, budget, failures, progress)
+        warm_ups = await warm_up(setup, client, probed, budget, failures, progress)
         await clock.start(probed.model)
-        sender = ToEndpoint(wanted, client, endpoint, probed, budget, failures)
+        sender = ToEndpoint(setup, client, endpoint, probed, budget, failures)
         load_before = os.getloadavg()[0]
+        # The keys are those of a run on our own engines (validate.py), which here have no values.
         record: dict[str, Any] = {"part": part, "events": [], "router": {}, "engines": []}
         record |= {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "spare_cores": None}
         try:
-            sent = await send_at_times(wanted.trace, missing, sender, journal, part=part, progress=progress)
+            sent = await send_at_times(setup.trace, missing, sender, journal, part=part, progress=progress)
             if sender.is_spent and not sent and not part:  # Not a single request in all parts.
                 raise EndpointError(
                     f"the budget does not last for one request of the traffic ({budget.describe_use()} used "
@@ -236,7 +237,9 @@ async def measure_endpoint(
 
 
 def rate_of(trace: Trace, requests: list[int]) -> float:
-    """The mean rate of these requests [requests/s]; 1 if they all arrive at once, which is no rate."""
+    """The mean rate of these requests, which are in order of arrival [requests/s]; 1 if all
+    arrive at once.
+    """
     arrival_s = trace.arrival_s[requests]
     span_s = float(arrival_s[-1] - arrival_s[0])
     return len(requests) / span_s if span_s > 0 else 1.0
@@ -255,7 +258,7 @@ def warm_up_times(rate_rps: float, requests: int) -> list[float]:
 
 
 async def warm_up(
-    wanted: Wanted,
+    setup: ValidationSetup,
     client: aiohttp.ClientSession,
     probed: ProbedEndpoint,
     budget: SendingBudget,
@@ -266,15 +269,16 @@ async def warm_up(
     worker, at least as many as two seconds of traffic have, within WARM_UP_FRAC of the budget.
     """
     endpoint, dialect = budget.endpoint, probed.dialect
-    tokens = int(np.median(wanted.trace.input_tokens))
-    requests = max(WARM_UPS_PER_WORKER * wanted.fleet.workers, math.ceil(2 * failures.sent_rps))
+    tokens = int(np.median(setup.trace.input_tokens))
+    requests = max(WARM_UPS_PER_WORKER * setup.fleet.workers, math.ceil(2 * failures.sent_rps))
     times = warm_up_times(failures.sent_rps, min(requests, MOST_WARM_UPS))
     progress(f"warming up: {len(times)} requests in {times[-1]:.0f} s")
     start_s = time.monotonic()
     warm_up_failures = Failures(endpoint, failures.sent_rps)  # They do not count for the traffic.
 
-    async def one(number: int, charged_usd: float) -> None:
-        prompt = dialect.prompt(tokens, number, wanted.seed + 1)
+    async def send(number: int, charged_usd: float) -> None:
+        # Another seed than the traffic's, so that no request of it finds its prompt in a cache.
+        prompt = dialect.prompt(tokens, number, setup.seed + 1)
         body = dialect.body(probed.model, prompt, WARM_UP_OUTPUT_TOKENS)
         answer = await post_request(
             client,
@@ -297,23 +301,9 @@ async def warm_up(
                 charged = budget.charge(inputs, WARM_UP_OUTPUT_TOKENS, share_frac=WARM_UP_FRAC)
                 if charged is None:
                     break
-                group.create_task(one(sent, charged))
+                group.create_task(send(sent, charged))
                 sent += 1
     except ExceptionGroup as errors:  # Several requests may fail in the same way; the user reads one message.
         raise errors.exceptions[0] from None
-    warm_up_failures.have_ended()
+    warm_up_failures.check_at_end()
     return sent
-
-
-def is_complete(wanted: Wanted, journal: JournalFile) -> bool:
-    """Whether there is nothing left to send: every request was sent, or the endpoint's budget is spent."""
-    read = journal.read()
-    if not read.missing(wanted.trace):
-        return True
-    return wanted.endpoint is not None and bool(read.parts) and is_spent(journal, wanted.endpoint)
-
-
-def check_comparable(wanted: Wanted) -> None:
-    """Raise InputError for a plan that cannot be compared with a deployment that others run."""
-    if wanted.fleet.lora is not None:
-        raise InputError("lora: our replays name no adapters; validate the plan without lora")

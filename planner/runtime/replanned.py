@@ -1,5 +1,5 @@
-"""Plans again with the step times that a validation corrected: does the fleet still keep the SLO, and which
-is the smallest fleet that does.
+"""Plans again with the step times that a validation corrected: whether the fleet still keeps the SLO, and
+which is the smallest fleet that does.
 
 Both questions are also answered with the plan's own step times, in the same way, so that the two results
 differ by the step times alone. Simulated are the whole trace, with its sessions, prefixes and tenants, and
@@ -20,7 +20,9 @@ from planner.simulator import judge
 from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.traffic.trace import Trace, judged_span_s
 
-MOST_TIMES = 16  # The search ends without a fleet at 16 times the plan's workers.
+MOST_TIMES = (
+    16  # Beyond 16 times the plan's workers the search ends without a fleet: the plan is useless then.
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,7 @@ def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | N
     if not slo.limits:
         return None
     requests = RequestRecords(trace)
-    # Called for its other effect: the copies have no empty pools and no disturbances.
-    before, after = _multiply_workers(before, 1), _multiply_workers(after, 1)
+    before, after = _multiply_workers(before, 1), _multiply_workers(after, 1)  # Without disturbances.
 
     @cache
     def holds(fleet: Fleet) -> bool:
@@ -70,7 +71,7 @@ def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | N
 def find_fewest_workers(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet | None:
     """Double all pools until the fleet holds; then make each pool as small as possible, the dearest first.
 
-    The bisection assumes that more workers never hurt, as all searches of a plan do.
+    Each pool is made smaller by bisection, which assumes that more workers never hurt.
     """
     times = 1
     while not holds(grown := _multiply_workers(fleet, times)):

@@ -18,12 +18,14 @@ from planner.models.step_tables import COLUMNS, StepTable, without_next_launch
 from planner.runtime.measured_against_simulated import Measurement
 
 Floats = npt.NDArray[np.float64]
-LEAST_STEPS = 20  # A fit is corrected by no fewer steps.
+LEAST_STEPS = 20  # Fewer steps are too few for a median of each kind, so no fit is corrected by them.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """The measured steps of one pool (a table of models/step_tables.py), and the fit's errors on them."""
+    """The measured steps of one pool (a table of models/step_tables.py), and the errors of its
+    fit on them.
+    """
 
     pool: str
     table: StepTable
@@ -35,8 +37,8 @@ class Steps:
 def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
     """Compare every step that the engines of a pool logged while the traffic ran with the pool's fit.
 
-    Steps are timed by the engine's own clock, which stands still while other processes have its core, if the
-    log has one; with `on_wall` never.
+    If the log has the engine's own clock, which stands still while other processes have its core, steps are
+    timed by that clock, unless `on_wall`.
     """
     pool_steps = []
     parts = run.journal.parts
@@ -66,9 +68,10 @@ def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> l
 
 def _with_launches_apart(steps: pd.DataFrame, worker: WorkerType) -> pd.DataFrame:
     """Steps of an engine that schedules asynchronously, with times that leave out the launch of a prefill
-    after them.
+    after them: the engine launches it while the step before it runs.
     """
     has_prefill = (steps.n_prefill > 0).to_numpy()
+    # Logged times have microseconds, so a step that starts within one of the last end follows at once.
     follows = np.isclose(steps.start_s.to_numpy()[1:], steps.end_s.to_numpy()[:-1], rtol=0, atol=1e-6)
     predicted_s = _predicted_s(worker, StepTable(steps))
     launched = np.r_[False, has_prefill[1:] & follows]
@@ -102,13 +105,13 @@ def correct_fits(measured_steps: Iterable[Steps], fleet: Fleet) -> list[FitCorre
         is_late = (frame.start_s > frame.start_s.median()).to_numpy()
         early, late = _with_median_times(frame[~is_late]), _with_median_times(frame[is_late])
         worker = types[pool_steps.pool]
-        start = _with_host(worker)
-        by_early = replace(worker, latency=calibrate(start, steps=[early]).latency, form=None)
-        before, after = (
+        uncorrected = _with_host(worker)
+        by_early = replace(worker, latency=calibrate(uncorrected, steps=[early]).latency, form=None)
+        before_frac, after_frac = (
             float(np.mean(np.abs(_predicted_s(each, late) / late.y - 1))) for each in (worker, by_early)
         )
-        by_all = calibrate(start, steps=[_with_median_times(frame)])
-        pool_corrections.append(FitCorrection(pool_steps.pool, by_all, before, after))
+        by_all = calibrate(uncorrected, steps=[_with_median_times(frame)])
+        pool_corrections.append(FitCorrection(pool_steps.pool, by_all, before_frac, after_frac))
     return pool_corrections
 
 
@@ -132,9 +135,9 @@ def fits_by_machine(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple
 
 
 def _with_median_times(frame: pd.DataFrame) -> StepTable:
-    """The steps, each with the median time of similar steps: as many prefills and decodes, tokens and context
-    within a factor of 1.4 (half a power of 2). The median drops steps that the machine interrupted, which say
-    nothing about the engine.
+    """The steps, each with the median time of similar steps: of as many prefills and decodes, with tokens and
+    context within a factor of 1.4 (half a power of 2). The median hides interruptions by the machine, which
+    say nothing about the engine.
     """
     similar = [frame[name] for name in ("n_prefill", "n_decode")]
     for name in ("prefill_tokens", "prefill_pairs", "kv_tokens"):
@@ -143,7 +146,7 @@ def _with_median_times(frame: pd.DataFrame) -> StepTable:
 
 
 def with_corrections(fleet: Fleet, fit_corrections: Iterable[FitCorrection]) -> Fleet:
-    """The fleet with the corrected fits, which replace any other form of step times."""
+    """The fleet with the corrected fits, which also replace step times from tables (`WorkerType.form`)."""
     return _with_fits(fleet, {each.pool: each.calibrated.latency for each in fit_corrections})
 
 
@@ -163,8 +166,8 @@ def fleet_as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
     return _with_fits(fleet, fits)
 
 
-def counts_others(fleet: Fleet) -> bool:
-    """Whether a fit of the fleet comes from `fleet_as_run`."""
+def includes_other_processes(fleet: Fleet) -> bool:
+    """Whether a fit of the fleet includes what other processes on the machine took (`fleet_as_run`)."""
     return any(pool.type.latency.basis.endswith(ON_WALL) for pool in fleet.running_pools)
 
 
@@ -179,9 +182,9 @@ def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
 
 
 def _predicted_s(worker: WorkerType, table: StepTable) -> Floats:
-    """Predicted step times. If the simulator takes them from a table (`form`), the fit stands in for it."""
+    """Predicted step times (n,). Where the simulator reads them from a table, the fit stands in for it."""
     gpu_s = np.asarray(worker.latency.steps_s(table.X))
-    if isinstance(worker.form, CorrectedFormula):
+    if isinstance(worker.form, CorrectedFormula):  # The form has the fit's formula, and factors of its own.
         gpu_s = worker.form.step_s(table.X)
     (host_step_s, host_sequence_s), (rest_step_s, rest_sequence_s) = (
         part.per_step_s(worker.tp) for part in worker.host
@@ -195,8 +198,8 @@ def _predicted_s(worker: WorkerType, table: StepTable) -> Floats:
 
 
 def _with_host(worker: WorkerType) -> StepLatency:
-    """The step times of a worker type, with the host's time in every step, from which a correction by
-    measured steps starts: all of the host's time, or the rest that asynchronous scheduling does not hide.
+    """The fit of a worker type before a correction by measured steps: its step times, and the host's time in
+    every step, or the rest of it that asynchronous scheduling does not hide.
     """
     is_async = worker.engine is not None and worker.engine.async_scheduling
     step_s, sequence_s = worker.host[is_async].per_step_s(worker.tp)

@@ -1,9 +1,11 @@
 """`plan validate`: starts the plan's engines, sends them traffic, and compares prediction and measurement.
 
 While it runs, the output folder gets journal.jsonl (what was sent and what came back) and engines/ (logs and
-step logs). At the end it gets validation.json, requests.csv and report.html, and with the step times that the
-measured steps correct corrected.yaml and catalog/. An interrupted run is continued with the missing requests;
-a complete run is compared again without starting an engine.
+step logs). At the end it gets validation.json, requests.csv and report.html. If steps were logged, it also
+gets corrected.yaml and catalog/, with step times that the logged steps correct. An interrupted run is
+continued with the missing requests; a complete run is compared again without starting an engine.
+
+`plan run` starts the same engines and router, and leaves the traffic to others (`serve`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from planner.fleet import Fleet, Policies
 from planner.policies import QUEUE
 from planner.reports.output import pictures
 from planner.runtime import remote_validation
-from planner.runtime.analysis import Validation, Wanted, analyse_run
+from planner.runtime.analysis import Validation, ValidationSetup, analyse_run
+from planner.runtime.budget import is_spent
 from planner.runtime.connection_limits import listening
 from planner.runtime.live_replay import JournalFile, Sending, block_prompt, replay_trace, unique_prompt
 from planner.runtime.measured_against_simulated import Tolerances
@@ -56,6 +59,8 @@ from planner.units import counted
 
 # Requests per worker before the traffic: the first ones make the engine compile and fill its memory pools.
 WARM_UPS = 4
+# The router and the engines here follow these policies of a plan, and the defaults of all others.
+FOLLOWED = ("routing", "decode_routing", "queue", "prefix_cache")
 # A row of an engine's /metrics: the name without "vllm:", the labels, and the value.
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 _COPIED = (  # Metrics of vLLM that the journal gets with their own names.
@@ -77,9 +82,9 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     workers.
 
     Returns the fleet, the requests that the simulator sends to these workers, and a sentence on what is left
-    out. Prefill and decode workers of the slice serve the same requests: those of the side that has fewer in
-    the simulation, so the other side carries less than in the plan. Sessions are taken whole: those of which
-    these workers serve the largest share, with about as many tokens in all.
+    out. The prefill and the decode worker serve the same requests: those of the worker that has fewer in the
+    simulation, so the other one carries less than in the plan. Of sessions all requests are taken, or none
+    (`_whole_sessions`).
     """
     pools = fleet.running_pools
     simulation = simulate(fleet, trace)
@@ -109,9 +114,8 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
 
 
 def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The requests (n,) of whole sessions that have together about as many tokens as the chosen requests.
-
-    The sessions with the largest share of chosen tokens are taken first.
+    """A mask (n,) of the requests in whole sessions that have together about as many tokens as the requests
+    that `chosen` (n,) marks. The sessions with the largest share of chosen tokens are taken first.
     """
     session, tokens = session_numbers(trace), trace.input_tokens + trace.output_tokens
     session_tokens = np.bincount(session, tokens)
@@ -124,7 +128,7 @@ def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[
 
 
 def validate(
-    wanted: Wanted,
+    setup: ValidationSetup,
     out: Path,
     *,
     tolerances: Tolerances | None = None,
@@ -137,40 +141,54 @@ def validate(
     the replay before all requests had ended.
     """
     with checked_files.reserve_folder(out):
-        return _validate(wanted, out, tolerances or Tolerances(), progress, png=png)
+        return _validate(setup, out, tolerances or Tolerances(), progress, png=png)
 
 
 def _validate(
-    wanted: Wanted, out: Path, tolerances: Tolerances, progress: Callable[[str], None], *, png: bool
+    setup: ValidationSetup, out: Path, tolerances: Tolerances, progress: Callable[[str], None], *, png: bool
 ) -> Validation:
-    if wanted.fleet.disturbances:
+    if setup.fleet.disturbances:
         raise InputError(
             "disturbances: a validation does not make them happen on the engines, so no prediction with them "
             "could be compared; leave them out of the fleet"
         )
-    if wanted.endpoint is not None:
-        remote_validation.check_comparable(wanted)
-    journal = JournalFile(out / "journal.jsonl", wanted.identity())
-    if not remote_validation.is_complete(wanted, journal):
-        missing = journal.read().missing(wanted.trace)
-        if wanted.endpoint is None:
-            measuring = _measure(wanted, out, journal, missing, progress)
+    _check_adapters(setup.fleet)
+    # The journal of a run with another identity is refused.
+    journal = JournalFile(out / "journal.jsonl", setup.identity())
+    if not _is_complete(setup, journal):
+        missing = journal.read().missing(setup.trace)
+        if setup.endpoint is None:
+            measuring = _measure(setup, out, journal, missing, progress)
         else:
-            measuring = remote_validation.measure_endpoint(wanted, journal, missing, progress)
+            measuring = remote_validation.measure_endpoint(setup, journal, missing, progress)
         with suppress(asyncio.CancelledError):  # A signal; the journal says below what is missing.
             asyncio.run(until_signalled(measuring))
-        unfinished = len(journal.read().missing(wanted.trace))
-        if unfinished and not remote_validation.is_complete(wanted, journal):
+        unfinished = len(journal.read().missing(setup.trace))
+        if unfinished and not _is_complete(setup, journal):
             raise InterruptedRunError(
-                f"interrupted: {unfinished} of {len(wanted.trace)} requests have not ended; the same command "
+                f"interrupted: {unfinished} of {len(setup.trace)} requests have not ended; the same command "
                 f"goes on with them ({journal.path})"
             )
     progress("comparing")
-    validation = analyse_run(wanted, out, tolerances)
+    validation = analyse_run(setup, out, tolerances)
     checked_files.write_files(
         out, {**render_files(validation), **(pictures(all_figures(validation)) if png else {})}
     )
     return validation
+
+
+def _is_complete(setup: ValidationSetup, journal: JournalFile) -> bool:
+    """Whether nothing is left to send: every request has ended, or the budget of an endpoint is spent."""
+    read = journal.read()
+    if not read.missing(setup.trace):
+        return True
+    return setup.endpoint is not None and bool(read.parts) and is_spent(journal, setup.endpoint)
+
+
+def _check_adapters(fleet: Fleet) -> None:
+    """Raise InputError for a fleet with LoRA adapters."""
+    if fleet.lora is not None:
+        raise InputError("lora: our replays name no adapters; validate the plan without lora")
 
 
 async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
@@ -183,42 +201,46 @@ async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _measure(
-    wanted: Wanted, out: Path, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
+    setup: ValidationSetup,
+    out: Path,
+    journal: JournalFile,
+    missing: list[int],
+    progress: Callable[[str], None],
 ) -> None:
     """Start the engines, and send the missing requests; the journal gets a record of this part of the run."""
-    from profiling.machine import describe
+    from profiling.machine import describe  # profiling may import torch, which only this step needs.
 
-    commands, devices = engine_commands(wanted, out)
-    spots = place_workers(wanted.fleet, out / "engines", devices)
+    commands, gpu_count = engine_commands(setup, out)
+    places = place_workers(setup.fleet, out / "engines", gpu_count)
     part = len(journal.read().parts)
-    progress(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
-    async with run_engines(spots, commands) as group:
+    progress(f"starting {len(places)} engines; their logs are in {out / 'engines'}")
+    async with run_engines(places, commands) as group:
         router = LiveRouter(
             group.workers,
-            wanted.fleet,
+            setup.fleet,
             # The simulated router has no limit on requests in flight, so this one has none either.
-            RouterSettings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
-            lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
-            history=(wanted.trace.input_tokens, wanted.trace.output_tokens),
-            warm_up=_pinned_prompts(wanted),
+            RouterSettings(max_in_flight=10**9, longest_tokens=setup.max_model_len),
+            lengths=(float(setup.trace.input_tokens.mean()), float(setup.trace.output_tokens.mean())),
+            history=(setup.trace.input_tokens, setup.trace.output_tokens),
+            warm_up=_pinned_prompts(setup),
         )
         async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
             progress("warming up")
-            await _warm_up(wanted, client, url, len(spots))
-            await router.warm_up()
+            await _warm_up(setup, client, url, len(places))
+            await router.warm_up()  # Computes the pinned prompts.
             if router.warm_prompts and None in router.warmed_identities:
                 raise InputError("warm-up: a worker did not compute what it is to keep; its log says why")
             counters_before = await scrape(client, group)
             load_before = os.getloadavg()[0]
-            ranks = sum(len(spot.devices) for spot in spots)
+            ranks = sum(len(place.devices) for place in places)
             try:
                 await replay_trace(
-                    wanted.trace,
+                    setup.trace,
                     missing,
                     url,
-                    wanted.fleet.llm.name,
+                    setup.fleet.llm.name,
                     journal,
-                    Sending(part, seed=wanted.seed, shares_prefixes=wanted.shares_prefixes),
+                    Sending(part, seed=setup.seed, shares_prefixes=setup.shares_prefixes),
                     progress=progress,
                 )
             finally:
@@ -230,7 +252,7 @@ async def _measure(
                     "date": time.strftime("%Y-%m-%d"),
                     "machine": describe(),
                     # Without GPUs each rank of an engine computes on a core of its own.
-                    "spare_cores": None if devices else len(os.sched_getaffinity(0)) - ranks,
+                    "spare_cores": None if gpu_count else len(os.sched_getaffinity(0)) - ranks,
                     "engines": [],
                 }
                 # A second signal must not prevent the record; it then lacks the counters.
@@ -239,74 +261,67 @@ async def _measure(
                 journal.write({"record": record})
 
 
-def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
+def engine_commands(setup: ValidationSetup, out: Path) -> tuple[Commands, int | None]:
     """The commands that start the engines, and the number of visible GPUs; None for engines without GPUs.
 
     Raises InputError for a fleet that our engines do not run as the plan simulates it.
     """
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
-    for pool in wanted.fleet.running_pools:
+    for pool in setup.fleet.running_pools:
         if pool.type.dp > 1:
             raise InputError(
                 f"{pool.name}: data-parallel ranks (dp {pool.type.dp}) are not validated: what is measured "
                 "would be of several schedulers in one engine; validate a plan with dp 1"
             )
-    if wanted.fleet.lora is not None:
-        raise InputError("lora: our replays name no adapters; validate the plan without lora")
-    policies = wanted.fleet.policies
+    _check_adapters(setup.fleet)
+    policies = setup.fleet.policies
     if policies.kv_offload is not None:
         raise InputError(
             "policies.kv_offload: what engines find in CPU memory is not compared; validate without it"
         )
-    # The router and the engines here follow these four policies of the plan, and the defaults of all others.
-    followed = Policies(
-        routing=policies.routing,
-        decode_routing=policies.decode_routing,
-        queue=policies.queue,
-        prefix_cache=policies.prefix_cache,
-    )
-    for name, value in asdict(policies).items():
+    for name, default in asdict(Policies()).items():
+        value = getattr(policies, name)
         # A policy is a text or yes/no. Numbers are parameters of policies, and need no check of their own.
-        if isinstance(value, str | bool) and value != (default := getattr(followed, name)):
+        if name not in FOLLOWED and isinstance(value, str | bool) and value != default:
             raise InputError(f"policies.{name} is {value!r}: our engines do {default!r}; plan with that")
-    if wanted.engine == "rehearsal":
+    if setup.engine == "rehearsal":  # fake_engine.py, which takes as long as the fits say.
         return rehearsal_commands(
             prefix_cache=policies.prefix_cache, by_priority=QUEUE[policies.queue].is_by_priority
         ), None
     if not is_installed():
         raise InputError(f"validation needs vLLM: {INSTALL}; or rehearse without it: --engine rehearsal")
-    model = wanted.fleet.llm.name
-    if wanted.config is not None:
-        model = model_folder(wanted.config, out / "engines")
-    elif not wanted.real_weights and Path(model).exists():
-        # The folder may have no weights, so the engine gets a copy of what it needs from it.
+    model = setup.fleet.llm.name
+    if setup.config is not None:
+        model = model_folder(setup.config, out / "engines")
+    elif not setup.real_weights and Path(model).exists():
+        # vLLM makes dummy weights, and gets a folder with config and tokenizer alone.
         model = model_folder(Path(model), out / "engines")
     is_cpu = is_cpu_build()
     devices = [str(core) for core in sorted(os.sched_getaffinity(0))] if is_cpu else visible_gpus()
     commands = vllm_commands(
-        wanted.fleet,
-        wanted.max_model_len,
+        setup.fleet,
+        setup.max_model_len,
         model=model,
-        is_dummy=not wanted.real_weights,
+        is_dummy=not setup.real_weights,
         is_cpu=is_cpu,
         devices=devices,
     )
     return commands, None if is_cpu else len(devices)
 
 
-async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, workers: int) -> None:
+async def _warm_up(setup: ValidationSetup, client: aiohttp.ClientSession, url: str, workers: int) -> None:
     """Send WARM_UPS requests per worker, with prompts of the trace's median length.
 
     They are sent all at once, so that the router spreads them over the workers.
     """
-    trace = wanted.trace
+    trace = setup.trace
     tokens = int(np.median(trace.input_tokens))
-    body = {"model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    body = {"model": setup.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
     async def send(number: int) -> None:
         # Another seed than the traffic's, so that no request finds its prompt in a cache.
-        request_json = {**body, "prompt": unique_prompt(tokens, number, wanted.seed + 1)}
+        request_json = {**body, "prompt": unique_prompt(tokens, number, setup.seed + 1)}
         async with client.post(f"{url}/v1/completions", json=request_json) as answer:
             if answer.status != 200:
                 raise InputError(f"warm-up: HTTP {answer.status}: {(await answer.text())[:300]}")
@@ -314,16 +329,16 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
     await asyncio.gather(*(send(number) for number in range(WARM_UPS * workers)))
 
 
-def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
+def _pinned_prompts(setup: ValidationSetup) -> tuple[WarmPrompt, ...]:
     """The prompts of pinned prefixes, which workers compute before the traffic and keep.
 
     Their token ids are those that the replay makes of the trace's blocks.
     """
-    if not wanted.shares_prefixes:
+    if not setup.shares_prefixes:
         return ()
     return tuple(
-        WarmPrompt(w, tuple(block_prompt(pin.block_ids, pin.block_tokens, wanted.seed)))
-        for pin in wanted.fleet.pinned
+        WarmPrompt(w, tuple(block_prompt(pin.block_ids, pin.block_tokens, setup.seed)))
+        for pin in setup.fleet.pinned
         for w in pin.workers
     )
 
@@ -345,7 +360,7 @@ async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[st
         if name == "cache_config_info":
             sizes = {key: int(n) for key, n in re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', labels)}
             if len(sizes) == 2:
-                # vLLM keeps one block empty, as a placeholder, so no request can use it.
+                # vLLM keeps one block empty, as a placeholder that no request can use.
                 counters["kv_tokens"] = sizes["block_size"] * (sizes["num_gpu_blocks"] - 1)
         elif name == "prompt_tokens_by_source_total" and "external_kv_transfer" in labels:
             counters["transferred_tokens"] = float(value)
@@ -359,7 +374,9 @@ async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[st
 def traffic_counters(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
-    """The increase of each engine's counters during the traffic; gauges have their values at its end."""
+    """The increase of each engine's counters during the traffic; gauges have their values at the
+    end of it.
+    """
     gauges = ("kv_tokens", "kv_cache_usage_perc")
     rows: list[dict[str, Any]] = []
     for worker, values in after.items():
@@ -371,7 +388,7 @@ def traffic_counters(
 
 
 async def serve(
-    wanted: Wanted,
+    setup: ValidationSetup,
     out: Path,
     settings: RouterSettings,
     sockets: Sequence[socket.socket],
@@ -380,10 +397,10 @@ async def serve(
     say: Callable[[str], None],
     warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
-    """Run the plan's engines behind its router until the router has drained, or this is cancelled."""
-    commands, devices = engine_commands(wanted, out)
-    spots = place_workers(wanted.fleet, out / "engines", devices, log_bytes=LOG_BYTES)
-    say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")
-    async with run_engines(spots, commands) as group:
-        router = LiveRouter(group.workers, wanted.fleet, settings, warm_up=warm_up)
-        await serve_until_drained(router, sockets, f"{len(spots)} workers", drain_s=drain_s, say=say)
+    """Run the plan's engines behind its router until the router has drained, or until cancelled."""
+    commands, gpu_count = engine_commands(setup, out)
+    places = place_workers(setup.fleet, out / "engines", gpu_count, log_bytes=LOG_BYTES)
+    say(f"starting {len(places)} engines; their logs are in {out / 'engines'}")
+    async with run_engines(places, commands) as group:
+        router = LiveRouter(group.workers, setup.fleet, settings, warm_up=warm_up)
+        await serve_until_drained(router, sockets, f"{len(places)} workers", drain_s=drain_s, say=say)

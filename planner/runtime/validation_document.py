@@ -17,7 +17,7 @@ from planner.runtime.live_replay import lateness_s
 from planner.runtime.measured_against_simulated import MeasuredComparison, PercentileRow, outside_s
 from planner.runtime.own_clock import stolen_frac
 from planner.runtime.replanned import MOST_TIMES, Replanned
-from planner.runtime.step_fits import counts_others
+from planner.runtime.step_fits import includes_other_processes
 from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, show_s
@@ -25,7 +25,7 @@ from planner.units import percentile_name, show_s
 Floats = npt.NDArray[np.float64]
 # If other processes took a larger share of an engine's step times, the verdict says so: queues multiply even
 # small delays.
-STOLEN_FRAC = 0.03
+MOST_STOLEN_FRAC = 0.03
 GOOD_ERROR_FRAC = 0.2  # The summary of single requests counts those whose error is at most this share.
 REHEARSAL_SENTENCE = (
     "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "
@@ -42,7 +42,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
     answer = {
         "verdict": verdict_text(validation),
         "agrees": comparison.agrees,
-        "slo_kept": validation.slo_holds if validation.wanted.slo.limits else None,
+        "slo_kept": validation.slo_holds if validation.setup.slo.limits else None,
         "slo_kept_by_client": _is_kept_by_client(validation),
         "requests": len(run.trace),
         **{status: sum(request.status == status for request in sent) for status in STATUSES},
@@ -100,7 +100,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "endpoint": endpoint_document(validation),
         "machine": dict(validation.machine),
         "notes": reader_notes(validation),
-        "run": validation.wanted.identity(),
+        "run": validation.setup.identity(),
     }
     json_answer: dict[str, Any] = _json_value(answer)
     return json_answer
@@ -185,14 +185,14 @@ def verdict_text(validation: Validation) -> str:
             f"{_percent_text(measured.attainment_frac)} (allowed "
             f"{100 * comparison.tolerances.attainment_frac:g} points)."
         )
-    if validation.wanted.engine == "rehearsal":
+    if validation.setup.engine == "rehearsal":
         text = f"{REHEARSAL_SENTENCE} {text}"
     sent = validation.measurement.journal.sent.values()
     if lost := sum(request.status != "finished" for request in sent):
         text += f" {lost} of {len(validation.measurement.trace)} requests did not finish"
         unsent = sum(request.status == "unsent" for request in sent)
         text += f", {unsent} of them unsent because they wait for such a one." if unsent else "."
-    if validation.wanted.slo.limits:
+    if validation.setup.slo.limits:
         text += f" The SLO was {'kept' if validation.slo_holds else 'MISSED'} on the engines"
         text += f", and {'kept' if comparison.predicted_verdict.holds else 'missed'} in the simulation."
         client = validation.by_client
@@ -201,7 +201,7 @@ def verdict_text(validation: Validation) -> str:
     if validation.replanned is not None:
         text += f" {_replanned_sentence(validation.replanned, validation.plan_fleet)}"
     most = max(stolen_frac_by_engine(validation).values(), default=0.0)
-    if most > STOLEN_FRAC:
+    if most > MOST_STOLEN_FRAC:
         text += (
             " The engines did not have the machine to themselves: others, API servers, router and client "
             f"among them, ran in {100 * most:.0f} % of the time of an engine's steps"
@@ -217,20 +217,19 @@ def verdict_text(validation: Validation) -> str:
 
 def reader_notes(validation: Validation) -> list[str]:
     """Notes that a reader needs before the figures, such as that engines lacked cores or KV memory."""
-    sentences = list(validation.wanted.notes)
+    sentences = list(validation.setup.notes)
     recorded = (record.get("spare_cores") for record in validation.records)
-    spare_cores = [cores for cores in recorded if cores is not None]
-    # Fits from a run of the whole machine (`counts_others`) include the time of its other processes.
+    spare_cores = [cores for cores in recorded if cores is not None]  # Of CPU engines only.
     if (
-        validation.wanted.engine == "vllm"
+        validation.setup.engine == "vllm"
         and min(spare_cores, default=1) <= 0
-        and not counts_others(validation.wanted.fleet)
+        and not includes_other_processes(validation.setup.fleet)
     ):
         sentences.append(
             "The engines take every core of this machine, and their API servers, the router and the client "
             "take from the same: steps last longer than a profile of one engine says (docs/validation.md)."
         )
-    planned = {pool.name: pool.type.kv_tokens for pool in validation.wanted.fleet.pools}
+    planned = {pool.name: pool.type.kv_tokens for pool in validation.setup.fleet.pools}
     smaller_kv_tokens = {
         engine["worker"]: engine["kv_tokens"]
         for record in validation.records
@@ -285,7 +284,7 @@ def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:
 
 
 def _worst_error_frac(comparison: MeasuredComparison) -> float:
-    """The largest relative error of a percentile that is judged."""
+    """The largest relative error, without sign, of the judged rows; NaN without any."""
     return max((abs(row.error_frac) for row in comparison.judged_rows), default=math.nan)
 
 
@@ -302,7 +301,7 @@ def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
 
 def _is_kept_by_client(validation: Validation) -> bool | None:
     """Whether the SLO was kept by the client's clock; None where no SLO was given."""
-    if not validation.wanted.slo.limits:
+    if not validation.setup.slo.limits:
         return None
     return _client_comparison(validation).measured_verdict.holds
 
@@ -318,8 +317,8 @@ def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
         "kept": replanned.kept_after,
         "is_exact": replanned.is_exact,
         **{
-            name: None if one is None else {pool.name: pool.count for pool in one.running_pools}
-            for name, one in fleets.items()
+            name: None if sized is None else {pool.name: pool.count for pool in sized.running_pools}
+            for name, sized in fleets.items()
         },
     }
 

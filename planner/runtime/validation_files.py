@@ -40,12 +40,12 @@ from planner.units import show_s
 
 Floats = npt.NDArray[np.float64]
 POINTS = 1500  # A scatter chart shows no more points, so that the page stays small.
-LATE_S = 0.05  # If the client sent a request later than this, it could not keep up with the trace.
+LATE_S = 0.05  # A client that sent a request later than this did not keep up with the trace, the page says.
 
 
 def render_files(validation: Validation) -> dict[str, str]:
     """The files that `plan validate -o DIR` writes besides the journal and the logs: path -> content."""
-    wanted = validation.wanted
+    setup = validation.setup
     files = {
         "validation.json": json.dumps(validation_document(validation), indent=2, allow_nan=False) + "\n",
         "requests.csv": requests_csv(validation.comparison.measured.requests),
@@ -53,20 +53,20 @@ def render_files(validation: Validation) -> dict[str, str]:
     }
     has_corrections = bool(validation.corrections)
     fleets = {
-        "corrected.yaml": with_corrections(wanted.fleet, validation.corrections) if has_corrections else None,
+        "corrected.yaml": with_corrections(setup.fleet, validation.corrections) if has_corrections else None,
         "as-run.yaml": validation.as_run,
     }
     for name, fleet in fleets.items():
         if fleet is not None:
-            files[name] = to_yaml(fleet_document(fleet) | {"max_model_len": wanted.max_model_len})
+            files[name] = to_yaml(fleet_document(fleet) | {"max_model_len": setup.max_model_len})
     for name, fit in validation.fits.items():
         files[f"catalog/latency/{name}"] = fit_yaml(fit, command="plan validate")
     return files
 
 
 def _html(validation: Validation) -> str:
-    """The page validation.html."""
-    fleet, values = validation.wanted.fleet, validation_document(validation)
+    """The page report.html."""
+    fleet, values = validation.setup.fleet, validation_document(validation)
     lead = [verdict_text(validation), *values["notes"]]
     if values["client_late_s"] > LATE_S:
         late = show_s(values["client_late_s"])
@@ -115,7 +115,7 @@ def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[i
 
 
 def _headline(values: Mapping[str, Any]) -> str:
-    """The large figures at the top of the page: (name, value, what stands below it)."""
+    """The large figures at the top of the page, from the values of validation.json."""
     lost = values["requests"] - sum(values[status] for status in STATUSES)
     statuses = (
         f"{values['finished']} finished, {values['rejected']} rejected, {values['failed']} failed, "
@@ -130,7 +130,7 @@ def _headline(values: Mapping[str, Any]) -> str:
         )
     clock = "client" if values["times"] == "client" else "engine"
     outside_s = values["outside_engine_s"]["p50"] or math.nan  # Without a value the page shows a dash.
-    rows = [
+    rows = [  # A name, a value, and what stands below it.
         ("Requests", str(values["requests"]), statuses),
         ("Attainment", _share(attainment), attainment_note),
         ("Times", clock, f"taken from the {values['times']}"),
@@ -149,7 +149,7 @@ def _share(frac: float | None) -> str:
 
 
 def _errors_note(values: Mapping[str, Any]) -> str:
-    """What the errors of percentiles are over, as a note below their table."""
+    """A note below the table of errors: which requests and which clock they are of."""
     return (
         f"<p class=note>{values['compared']} requests that arrived after the warm-up and finished on both "
         "sides. Error: predicted over measured, less one. Without interruptions (engines on a CPU): on the "
@@ -180,7 +180,9 @@ def _distributions(validation: Validation) -> list[Figure]:
 
 
 def _curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Floats, Floats]:
-    """Values in ascending order with the share of values up to each, thinned to CURVE_POINTS."""
+    """The values of a run in ascending order [s], with the share of values up to each, thinned to
+    CURVE_POINTS.
+    """
     values, weights = run.values_s(metric, comparison.chosen)
     order = np.argsort(values)
     share = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
@@ -241,13 +243,13 @@ def _requests_html(validation: Validation) -> str:
     lines = [
         {
             "metric": metric,
-            "median error": _share(one["median_error_frac"]),
-            "within 20 %": _share(one["within_20_percent_frac"]),
+            "median error": _share(errors["median_error_frac"]),
+            "within 20 %": _share(errors["within_20_percent_frac"]),
         }
-        for metric, one in validation_document(validation)["scatter"].items()
+        for metric, errors in validation_document(validation)["scatter"].items()
     ]
-    errors = _table(lines, "Errors request by request", (1, 2))
-    return f"{drawn(_scatters(validation))}<div class=below>{errors}</div>"
+    errors_table = _table(lines, "Errors request by request", (1, 2))
+    return f"{drawn(_scatters(validation))}<div class=below>{errors_table}</div>"
 
 
 def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:

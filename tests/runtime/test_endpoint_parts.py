@@ -16,7 +16,7 @@ from runtime_fakes import fleet_of, random_trace
 
 from planner.domain import Slo
 from planner.errors import InputError
-from planner.runtime.analysis import Wanted
+from planner.runtime.analysis import ValidationSetup
 from planner.runtime.as_served import as_served, measure_lengths
 from planner.runtime.budget import SendingBudget, is_spent
 from planner.runtime.dialect import CHAT, Dialect
@@ -233,7 +233,7 @@ def test_another_endpoint_is_another_run_and_its_key_is_no_part_of_it() -> None:
 
     def identity(url: str, key: str) -> dict[str, Any]:
         endpoint = Endpoint(url, key)
-        return Wanted(fleet, trace, Slo(()), 512, engine="endpoint", endpoint=endpoint).identity()
+        return ValidationSetup(fleet, trace, Slo(()), 512, engine="endpoint", endpoint=endpoint).identity()
 
     assert identity(URL, "a") == identity(URL, "b") != identity("http://127.0.0.1:8/v1", "a")
 

@@ -15,7 +15,7 @@ from runtime_fakes import LATENCY, MODEL, a_server, engines, fleet_of, is_idle, 
 
 from planner.domain import Slo
 from planner.models.latency import StepLatency
-from planner.runtime.analysis import Wanted, analyse_run
+from planner.runtime.analysis import ValidationSetup, analyse_run
 from planner.runtime.endpoint import Endpoint
 from planner.runtime.live_replay import JournalFile
 from planner.runtime.measured_against_simulated import CPU_TOLERANCES
@@ -148,14 +148,14 @@ def test_our_own_router_is_an_endpoint_to_measure(tmp_path: Path) -> None:
     trace = random_trace(50, 100.0)
     fleet = fleet_of(("a", "mixed", 2))
 
-    async def run() -> Wanted:
+    async def run() -> ValidationSetup:
         async with engines(["mixed", "mixed"]) as workers, routed(workers) as (router, url):
             endpoint = Endpoint(url, max_requests=100)
-            wanted = Wanted(fleet, trace, Slo(()), 512, engine="endpoint", endpoint=endpoint)
-            journal = JournalFile(tmp_path / "journal.jsonl", wanted.identity())
-            await measure_endpoint(wanted, journal, list(range(50)), lambda _: None)
+            setup = ValidationSetup(fleet, trace, Slo(()), 512, engine="endpoint", endpoint=endpoint)
+            journal = JournalFile(tmp_path / "journal.jsonl", setup.identity())
+            await measure_endpoint(setup, journal, list(range(50)), lambda _: None)
             assert is_idle(router) and router.outcomes["answered"] == 50 + 1 + 9
-            return wanted
+            return setup
 
     told = validation_document(analyse_run(asyncio.run(run()), tmp_path, CPU_TOLERANCES))
     assert told["finished"] == told["requests"] == 50 and told["endpoint"]["requests_before"] == 10

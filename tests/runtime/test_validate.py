@@ -26,7 +26,7 @@ from planner.errors import InputError
 from planner.files.checked_files import read_yaml, reserve_folder, to_yaml
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.runtime import workers
-from planner.runtime.analysis import Wanted, analyse_run
+from planner.runtime.analysis import ValidationSetup, analyse_run
 from planner.runtime.engine_log import read_step_logs
 from planner.runtime.live_replay import (
     Journal,
@@ -544,7 +544,7 @@ def test_a_journal_of_another_run_is_refused_and_a_torn_line_ignored(tmp_path: P
 
 def test_what_identifies_a_run_is_its_fleet_traffic_and_options() -> None:
     fleet, trace = fleet_of(("w", "mixed", 1)), random_trace(5, 1.0)
-    base = Wanted(fleet, trace, NO_SLO, 512)
+    base = ValidationSetup(fleet, trace, NO_SLO, 512)
     others = [
         replace(base, seed=1),
         replace(base, max_model_len=1024),
@@ -666,27 +666,29 @@ def test_a_rehearsal_leaves_out_what_an_engine_adds(tmp_path: Path, run: Callabl
 
 @pytest.mark.skipif(is_installed(), reason="vLLM is installed")
 def test_without_vllm_validation_is_one_clear_line(tmp_path: Path) -> None:
-    wanted = Wanted(fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512)
+    setup = ValidationSetup(fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512)
     with pytest.raises(InputError, match=r"needs vLLM: pip install vllm.*--engine rehearsal"):
-        validate(wanted, tmp_path / "out")
+        validate(setup, tmp_path / "out")
 
 
 def test_two_validations_into_one_folder_are_refused(tmp_path: Path) -> None:
     """The second in one line, before an engine starts; what the first has written stays."""
-    wanted = Wanted(fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
+    setup = ValidationSetup(
+        fleet_of(("w", "mixed", 1)), random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal"
+    )
     with reserve_folder(tmp_path / "out"):
         (tmp_path / "out" / "journal.jsonl").write_text("the first")
         with pytest.raises(InputError, match="out: another run is writing into it"):
-            validate(wanted, tmp_path / "out")
+            validate(setup, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["journal.jsonl"]
     assert (tmp_path / "out" / "journal.jsonl").read_text() == "the first"
 
 
 def test_a_policy_that_vllm_does_not_run_is_refused(tmp_path: Path) -> None:
     fleet = fleet_of(("w", "mixed", 1), policies=Policies(batching="orca"))
-    wanted = Wanted(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
+    setup = ValidationSetup(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
     with pytest.raises(InputError, match=r"policies.batching is 'orca': our engines do 'vllm-v1'"):
-        engine_commands(wanted, tmp_path)
+        engine_commands(setup, tmp_path)
 
 
 def test_what_engines_cannot_be_made_to_do_is_refused(tmp_path: Path) -> None:
@@ -695,17 +697,17 @@ def test_what_engines_cannot_be_made_to_do_is_refused(tmp_path: Path) -> None:
     fleet = fleet_of(("w", "mixed", 2))
     down = replace(fleet, disturbances=(Disturbance(1.0, "down", 0),))
     with pytest.raises(InputError, match="disturbances: a validation does not make them happen"):
-        validate(Wanted(down, trace, NO_SLO, 512, engine="rehearsal"), tmp_path / "out")
+        validate(ValidationSetup(down, trace, NO_SLO, 512, engine="rehearsal"), tmp_path / "out")
     restarts = replace(fleet, policies=Policies(vidur_restarts=True))
     with pytest.raises(InputError, match=r"policies.vidur_restarts is True: our engines do False"):
-        engine_commands(Wanted(restarts, trace, NO_SLO, 512, engine="rehearsal"), tmp_path)
+        engine_commands(ValidationSetup(restarts, trace, NO_SLO, 512, engine="rehearsal"), tmp_path)
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_a_rehearsal_keeps_prefixes_where_the_plan_does(prefix_cache: bool, tmp_path: Path) -> None:
     fleet = fleet_of(("w", "mixed", 1), policies=Policies(prefix_cache=prefix_cache))
-    wanted = Wanted(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
-    command = engine_commands(wanted, tmp_path)[0](workers.place_workers(fleet, tmp_path, None)[0], 8000)
+    setup = ValidationSetup(fleet, random_trace(3, 1.0), NO_SLO, 512, engine="rehearsal")
+    command = engine_commands(setup, tmp_path)[0](workers.place_workers(fleet, tmp_path, None)[0], 8000)
     assert json.loads(command.argv[-1])["prefix_cache"] is prefix_cache
 
 
@@ -713,8 +715,8 @@ def test_engines_with_less_room_than_planned_are_named(tmp_path: Path) -> None:
     """A pool was planned with 16,000 KV tokens; vLLM found room for 12,800 on one worker and 16,384 on the
     other: only the first is named."""
     fleet, trace = fleet_of(("w", "mixed", 2)), random_trace(2, 1.0)
-    wanted = Wanted(fleet, trace, NO_SLO, 512, engine="rehearsal", notes=("a slice",))
-    file = JournalFile(tmp_path / "journal.jsonl", wanted.identity())
+    setup = ValidationSetup(fleet, trace, NO_SLO, 512, engine="rehearsal", notes=("a slice",))
+    file = JournalFile(tmp_path / "journal.jsonl", setup.identity())
     file.write({"part": 0, "start_s": 0.0, "first_s": 0.0})
     for i in range(2):
         file.write({"part": 0, "sends": i})
@@ -723,7 +725,7 @@ def test_engines_with_less_room_than_planned_are_named(tmp_path: Path) -> None:
         file.write(asdict(sent_of(i, at_s, tokens)))
     engines = [{"worker": "w-0", "kv_tokens": 12_800}, {"worker": "w-1", "kv_tokens": 16_384}]
     file.write({"record": {"part": 0, "date": "2026-11-20", "engines": engines}})
-    said = reader_notes(analyse_run(wanted, tmp_path, Tolerances()))
+    said = reader_notes(analyse_run(setup, tmp_path, Tolerances()))
     assert said[0] == "a slice" and len(said) == 2
     assert said[1].startswith("w-0 holds 12,800 KV tokens, where the plan counts on 16,000")
 

@@ -13,7 +13,7 @@ from runtime_fakes import LATENCY, MODEL, engines, fleet_of, routed
 
 from planner.domain import Slo
 from planner.fleet import Policies
-from planner.runtime.analysis import Wanted
+from planner.runtime.analysis import ValidationSetup
 from planner.runtime.live_replay import Journal, JournalFile, ReplayPart, Sent, _Agenda, replay_trace
 from planner.runtime.measured_against_simulated import (
     Measurement,
@@ -201,8 +201,8 @@ def test_turns_are_sent_as_answers_come_and_agree_with_the_simulation(tmp_path: 
     Compared again, nothing is measured and the same is said."""
     fleet = fleet_of(("w", "mixed", 2), latency=LATENCY.with_longer_steps(1.0))
     trace = turns(15, 3, think_s=0.05, every_s=0.1)
-    wanted = Wanted(fleet, trace, NO_SLO, 512, engine="rehearsal")
-    found = validate(wanted, tmp_path / "out")
+    setup = ValidationSetup(fleet, trace, NO_SLO, 512, engine="rehearsal")
+    found = validate(setup, tmp_path / "out")
     sent = found.measurement.journal.sent
     assert {one.status for one in sent.values()} == {"finished"} and len(sent) == 45
     late_s = [
@@ -214,7 +214,7 @@ def test_turns_are_sent_as_answers_come_and_agree_with_the_simulation(tmp_path: 
     told = json.loads((tmp_path / "out" / "validation.json").read_text())
     assert {"session", "session-served"} < {row["metric"] for row in told["errors"]}
     assert "session-served" in (tmp_path / "out" / "report.html").read_text()
-    assert validate(wanted, tmp_path / "out").comparison.rows == found.comparison.rows
+    assert validate(setup, tmp_path / "out").comparison.rows == found.comparison.rows
 
 
 def test_what_waits_for_a_rejected_request_is_reported_as_unsent(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from planner.errors import PlannerError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.runtime import probe
-from planner.runtime.analysis import Wanted
+from planner.runtime.analysis import ValidationSetup
 from planner.runtime.endpoint import Endpoint
 from planner.runtime.measured_against_simulated import CPU_TOLERANCES
 from planner.runtime.validate import validate
@@ -99,7 +99,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         log.close()
 
 
-def a_wanted(url: str, requests: int, **more: Any) -> Wanted:
+def a_setup(url: str, requests: int, **more: Any) -> ValidationSetup:
     """Short requests to one worker with steps of 8 ms, about what the tiny LLM takes on a free core."""
     rng = np.random.default_rng(1)
     arrival_s = np.cumsum(rng.exponential(1 / RATE_RPS, requests))
@@ -112,7 +112,7 @@ def a_wanted(url: str, requests: int, **more: Any) -> Wanted:
     worker = WorkerType(catalog.gpu("h100-80g"), 1, latency, 60_000, 512, 32)
     fleet = Fleet(llm, (Pool("w", "mixed", worker, 1),))
     endpoint = Endpoint(url, KEY, "A_KEY", model=NAME, **more)
-    return Wanted(fleet, trace, Slo(()), 2048, engine="endpoint", endpoint=endpoint)
+    return ValidationSetup(fleet, trace, Slo(()), 2048, engine="endpoint", endpoint=endpoint)
 
 
 def metric(url: str, name: str) -> float:
@@ -123,20 +123,20 @@ def metric(url: str, name: str) -> float:
 
 def test_a_hundred_requests_and_nothing_is_lost(url: str, tmp_path: Path, say: Callable[[str], None]) -> None:
     before = metric(url, "generation_tokens_total"), metric(url, "prompt_tokens_total")
-    wanted = a_wanted(url, REQUESTS, prometheus=(f"{url}/metrics",))
-    told = validation_document(validate(wanted, tmp_path, tolerances=CPU_TOLERANCES))
+    setup = a_setup(url, REQUESTS, prometheus=(f"{url}/metrics",))
+    told = validation_document(validate(setup, tmp_path, tolerances=CPU_TOLERANCES))
     assert told["finished"] == told["requests"] == REQUESTS and told["compared"] > 0.9 * REQUESTS
     about = told["endpoint"]
     assert about["prompts"] == "token ids" and about["fixes_length"]
     assert about["lengths"]["prompt_error_frac"] == {"median": 0.0, "largest": 0.0}
-    assert about["lengths"]["output_tokens"] == int(wanted.trace.output_tokens.sum())
+    assert about["lengths"]["output_tokens"] == int(setup.trace.output_tokens.sum())
     assert about["answers_without_exact_tokens"] == 0
     assert about["engines"]["requests"] == REQUESTS and about["engines"]["preemptions"] == 0
     times = {row["metric"]: row for row in about["engines"]["times"]}
     for name in ("ttft", "e2e"):
         assert 0 < times[name]["engine_mean_s"] < times[name]["client_mean_s"]
     more = metric(url, "generation_tokens_total") - before[0]
-    assert more >= wanted.trace.output_tokens.sum()
+    assert more >= setup.trace.output_tokens.sum()
     for row in told["errors"]:
         if row["percentile"] in ("p50", "p90"):
             figures = f"{1e3 * row['predicted_s']:.1f} and {1e3 * row['measured_s']:.1f} ms"
@@ -151,13 +151,13 @@ def test_a_hundred_requests_and_nothing_is_lost(url: str, tmp_path: Path, say: C
 def test_a_chat_is_measured_by_text(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A word is a token here, and the template adds one: prompts are exactly as long as the traffic's."""
     monkeypatch.setattr(probe, "COMPLETION_DIALECTS", ())
-    wanted = a_wanted(url, 30)
-    told = validation_document(validate(wanted, tmp_path, tolerances=CPU_TOLERANCES))
+    setup = a_setup(url, 30)
+    told = validation_document(validate(setup, tmp_path, tolerances=CPU_TOLERANCES))
     about = told["endpoint"]
     assert told["finished"] == 30 and about["path"] == "/chat/completions" and about["prompts"] == "text"
     assert about["tokens_per_word"] == pytest.approx(1.0)
     assert about["lengths"]["prompt_error_frac"] == {"median": 0.0, "largest": 0.0}
-    assert about["lengths"]["output_tokens"] == int(wanted.trace.output_tokens.sum())
+    assert about["lengths"]["output_tokens"] == int(setup.trace.output_tokens.sum())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_chat_is_measured_by_text(url: str, tmp_path: Path, monkeypatch: pytes
 def test_a_wrong_key_or_model_is_one_line(
     url: str, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
-    wanted = a_wanted(url, 5)
+    setup = a_setup(url, 5)
     asked = {"key": KEY, "key_name": "A_KEY", "model": NAME} | change
     with pytest.raises(PlannerError, match=said):
-        validate(replace(wanted, endpoint=Endpoint(url, **asked)), tmp_path)
+        validate(replace(setup, endpoint=Endpoint(url, **asked)), tmp_path)

@@ -29,7 +29,7 @@ from planner.domain import Slo
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
-from planner.runtime.analysis import Wanted
+from planner.runtime.analysis import ValidationSetup
 from planner.runtime.connection_limits import listening
 from planner.runtime.live_replay import unique_prompt
 from planner.runtime.router import LiveRouter
@@ -337,7 +337,7 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
     engine = WorkerType(read_catalog().gpu("h100-80g"), 1, latency, KV_TOKENS, 512, 32)
     fleet = fleet_of(llm, engine, ("prefill", "prefill", 1), ("decode", "decode", 1))
     trace = a_trace(2, 1.0, seed=0)
-    wanted = Wanted(fleet, trace, slo=Slo(()), max_model_len=MAX_MODEL_LEN)
+    setup = ValidationSetup(fleet, trace, slo=Slo(()), max_model_len=MAX_MODEL_LEN)
 
     async def ids(client: aiohttp.ClientSession, url: str, tokens: int, *, stream: bool) -> list[int]:
         body = {
@@ -357,7 +357,7 @@ def test_a_pair_through_nixl_says_what_one_engine_says(
         return [t for event in events for choice in event["choices"] for t in choice["token_ids"]]
 
     async def run() -> tuple[list[list[int]], list[list[int]], Sequence[dict[str, Any]]]:
-        commands, devices = engine_commands(wanted, tmp_path)
+        commands, devices = engine_commands(setup, tmp_path)
         async with run_engines(place_workers(fleet, tmp_path / "engines", devices), commands) as group:
             router = LiveRouter(group.workers, fleet)
             async with listening(router.app, "127.0.0.1", 0) as url, aiohttp.ClientSession() as client:
