@@ -54,6 +54,7 @@ from planner.search.problem.stages import Stage
 from planner.search.production import cheapest_kept
 from planner.search.production.cheaper_fleets import LIKE_PRICE_FRAC, below_like_price, walk_cheaper_fleets
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
+from planner.search.production.other_roles import fleets_of_other_roles
 from planner.search.production.scale_model import build_scale_model, restore_full_size
 from planner.search.production.scenario_test import (
     LEAST_TEST_SCENARIOS,
@@ -207,7 +208,9 @@ def _find_production_fleet(
                 scenario_problem, paper, next(iter(grown), None), start, refuted=objective(best)
             )
         first += kept_in.futures
-    return None if trial is None else _with_polished_pins(_with_cheaper_fleets(trial, paper))
+    if trial is None:
+        return None
+    return _with_polished_pins(_with_cheaper_fleets(_with_other_roles(trial, paper), paper))
 
 
 def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
@@ -238,6 +241,32 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 
     if in_time(partial(use_if_better, problem, trial.best, is_kept), False):
         return replace(trial, test=test, kept_in=kept_in)
+    return trial
+
+
+def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
+    """The trial of the first fleet of other_roles.py that keeps enough of the search's scenarios and passes
+    the test; the given one where there is none. Where all pools have one worker type, on paper and here, the
+    cheaper fleets are walked instead (cheaper_fleets.py).
+    """
+    problem = with_effort_limit(trial.searched_problem, LIKE_PRICE_EFFORT)
+    is_of_one_type = all(
+        len({option.role for option, _ in counts}) == len(counts) for counts in (paper.best, trial.best)
+    )
+    if problem.oracle.downscale > 1 or is_of_one_type:
+        return trial
+    while is_test_passed(trial.kept_in, trial.test.safety):
+        for counts in fleets_of_other_roles(problem, paper, trial.best):
+            if problem.out_of_time():
+                return trial
+            if not in_time(partial(problem.oracle.holds, [counts]), [False])[0]:
+                continue
+            test, kept_in = trial.test.decide_picked(counts)
+            if is_test_passed(kept_in, test.safety):
+                trial = replace(trial, best=counts, test=test, kept_in=kept_in, cheaper=None)
+                break
+        else:
+            return trial
     return trial
 
 
