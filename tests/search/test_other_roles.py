@@ -1,6 +1,7 @@
 """Cheaper fleets of the machines of a fleet, whose workers have other roles."""
 
 import itertools
+import math
 from functools import cache
 
 import pytest
@@ -40,7 +41,7 @@ def test_every_role_is_given_to_no_more_workers_than_there_are() -> None:
     """
     problem, paper = searched()
     best = a_fleet(3, 2)
-    fleets = fleets_of_other_roles(problem, paper, best)
+    fleets = fleets_of_other_roles(problem, paper, best, below_like_price(problem, best))
     expected = [
         (m, p, d)
         for m, p, d in itertools.product(range(5), repeat=3)
@@ -57,7 +58,9 @@ def test_every_role_is_given_to_no_more_workers_than_there_are() -> None:
 
 def test_those_with_fewest_workers_changed_come_first() -> None:
     problem, paper = searched()
-    counts = [tuple(n for _, n in fleet) for fleet in fleets_of_other_roles(problem, paper, a_fleet(3, 2))]
+    best = a_fleet(3, 2)
+    cheaper_fleets = fleets_of_other_roles(problem, paper, best, below_like_price(problem, best))
+    counts = [tuple(n for _, n in fleet) for fleet in cheaper_fleets]
     assert set(counts[:2]) == {(2, 2), (3, 1)}  # One worker less, the others as they are.
     assert set(counts[2:4]) == {(2, 1), (1, 2)}  # Two less; then one less and one in another role.
     assert (1, 2, 1) in counts[4:]
@@ -66,4 +69,4 @@ def test_those_with_fewest_workers_changed_come_first() -> None:
 @pytest.mark.parametrize(("prefill", "decode"), [(MOST_WORKERS, 1), (1, MOST_WORKERS)])
 def test_of_many_workers_none_is_listed(prefill: int, decode: int) -> None:
     problem, paper = searched()
-    assert fleets_of_other_roles(problem, paper, a_fleet(prefill, decode)) == []
+    assert fleets_of_other_roles(problem, paper, a_fleet(prefill, decode), math.inf) == []

@@ -19,7 +19,6 @@ from planner.search.mixed.mixed_fleets import best_settings
 from planner.search.oracle.fleet_counts import Counts, in_order, may_hand_over, names_of, objective
 from planner.search.problem.options import Hardware, hardware
 from planner.search.problem.plan_problem import Problem
-from planner.search.production.cheaper_fleets import below_like_price
 from planner.solvers.master import Option
 
 # So many fleets are simulated at most.
@@ -30,9 +29,9 @@ MOST_WAYS = 20_000
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
-def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:
-    """Fleets that cost less than `best` by more than LIKE_PRICE_FRAC, with at most as many workers of every
-    GPU and degree, each in any role, with the settings of `best` or else those that level 0 found best for
+def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, below: float) -> list[Counts]:
+    """Fleets whose objective is less than `below`, with at most as many workers of every GPU and degree as
+    `best`, each in any role, with the settings of `best` or else those that level 0 found best for
     that role. Those come first that have fewest workers changed, and of these the dearest.
     """
     if sum(count for _, count in best) > MOST_WORKERS:
@@ -42,7 +41,7 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts) ->
     machines: Counter[Hardware] = Counter()
     for option, count in best:
         machines[hardware(option)] += count
-    before, value = dict(best), below_like_price(problem, best)
+    before = dict(best)
 
     def changed_count(counts: Counts) -> int:
         after = dict(counts)
@@ -52,7 +51,7 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts) ->
     cheaper = [
         counts
         for counts in fleets
-        if counts and objective(counts) < value and _can_serve(counts) and problem.allows(counts)
+        if counts and objective(counts) < below and _can_serve(counts) and problem.allows(counts)
     ]
     cheaper.sort(key=lambda counts: (changed_count(counts), -objective(counts), names_of(counts)))
     return cheaper[:MOST_OTHER_ROLES]

@@ -256,7 +256,8 @@ def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     if problem.oracle.downscale > 1 or is_of_one_type:
         return trial
     while is_test_passed(trial.kept_in, trial.test.safety):
-        for counts in fleets_of_other_roles(problem, paper, trial.best):
+        below = below_like_price(problem, trial.best)
+        for counts in fleets_of_other_roles(problem, paper, trial.best, below):
             if problem.out_of_time():
                 return trial
             if not in_time(partial(problem.oracle.holds, [counts]), [False])[0]:
