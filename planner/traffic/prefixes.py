@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,32 @@ def alike_tokens_frac(trace: Trace) -> float:
     first_uses = np.unique(blocks.node, return_index=True)[1]
     hit_tokens = blocks.tokens.sum() - blocks.tokens[first_uses].sum()
     return float(hit_tokens / trace.input_tokens.sum())
+
+
+def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
+    """The same requests with prompts longer by this share, and with them the blocks that they begin with: two
+    prompts share as large a part of each as before. Answers keep their lengths.
+
+    Each block is repeated where the longer prompt reaches it again, as a block of its own.
+    """
+    factor = 1 + more_frac
+    longer_prompts = np.ceil(trace.input_tokens * factor).astype(np.int64)
+    if not trace.has_prefixes:
+        return replace(trace, input_tokens=longer_prompts)
+    blocks = np.diff(trace.prefix_offsets)
+    most_blocks = -(
+        -longer_prompts // trace.prefix_block_tokens
+    )  # The last block of a prompt may be partial.
+    longer_blocks = np.minimum((blocks * factor).astype(np.int64), most_blocks)
+    offsets = np.concatenate(([0], np.cumsum(longer_blocks)))
+    place = np.arange(offsets[-1]) - np.repeat(
+        offsets[:-1], longer_blocks
+    )  # Of each new block in its prompt.
+    old_place = (np.arange(longer_blocks.max(initial=0)) / factor).astype(np.int64)
+    repetition = np.arange(len(old_place)) - np.searchsorted(old_place, old_place)
+    old_ids = trace.prefix_ids[np.repeat(trace.prefix_offsets[:-1], longer_blocks) + old_place[place]]
+    ids = old_ids * (repetition.max(initial=0) + 1) + repetition[place]
+    return replace(trace, input_tokens=longer_prompts, prefix_offsets=offsets, prefix_ids=ids)
 
 
 def prefix_tree(blocks: Blocks) -> PrefixTree:

@@ -15,12 +15,12 @@ from planner.search.evidence.robustness import (
     in_proportion,
     least_in_proportion,
     numbers_beside,
-    with_longer_prompts,
 )
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions
 from planner.search.problem.stages import left_s
 from planner.studies.what_if import Study
+from planner.traffic.prefixes import with_longer_prompts
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,14 @@ import pytest
 from planner.errors import InputError, TraceError
 from planner.traffic.prefixes import (
     HitCurve,
+    alike_tokens_frac,
     block_uses,
     hit_curve,
     prefix_tree,
     round_robin_curve,
     stack_distances,
     summarise_prefixes,
+    with_longer_prompts,
     working_set_tokens,
 )
 from planner.traffic.trace import Trace
@@ -255,3 +257,30 @@ def test_nodes_are_those_of_a_dictionary_of_beginnings(seed: int) -> None:
     trace = trace_of(prompts)
     assert block_uses(trace).node.tolist() == expected
     assert block_uses(trace).node.tolist() == expected  # Kept from the first time.
+
+
+def test_longer_prompts_by_hand() -> None:
+    """Half longer: of two blocks the first is repeated, which makes three; three whole blocks and a part of
+    5 tokens, 35 in all, become 53 tokens in six blocks, the last of 3.
+    """
+    longer = with_longer_prompts(trace_of([[7, 8], [7, 8, 9, 4]], last_tokens=5), 0.5)
+    assert longer.input_tokens.tolist() == [23, 53]
+    assert np.diff(longer.prefix_offsets).tolist() == [3, 6]
+    first, second = np.split(longer.prefix_ids, longer.prefix_offsets[1:2])
+    assert len(set(second.tolist())) == 6
+    assert first.tolist() == second[:3].tolist()  # 7, 7 again, 8.
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("more_frac", [0.0, 0.12, 0.7, 1.0])
+def test_longer_prompts_share_as_much(seed: int, more_frac: float) -> None:
+    """Each prompt's blocks grow by the share, but for part of a block; so do those that two prompts share."""
+    prompts = random_prompts(np.random.default_rng(seed), 40)
+    trace = trace_of([[block for block in prompt for _ in range(8)] for prompt in prompts])
+    longer = with_longer_prompts(trace, more_frac)
+    assert alike_tokens_frac(longer) == pytest.approx(alike_tokens_frac(trace), abs=0.02)
+    if more_frac in (0.0, 1.0):  # Between, a block more or less is left where a prompt ends.
+        tree, longer_tree = prefix_tree(block_uses(trace)), prefix_tree(block_uses(longer))
+        assert longer_tree.parent.tolist() == tree.parent.tolist()
+        assert longer_tree.blocks.tolist() == (tree.blocks * (1 + more_frac)).astype(int).tolist()
+        assert longer_tree.requests.tolist() == tree.requests.tolist()

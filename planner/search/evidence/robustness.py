@@ -46,7 +46,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Problem, with_search_scenarios
 from planner.search.production.scenario_test import LEAST_TEST_SCENARIOS, ScenarioTest, is_test_passed
 from planner.simulator.slo_verdict import Verdict
-from planner.traffic.trace import Trace
+from planner.traffic.prefixes import with_longer_prompts
 
 Value = TypeVar("Value")
 
@@ -318,11 +318,6 @@ def least_in_proportion(
         else:
             failing = middle
     return in_proportion(planned, enough)
-
-
-def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
-    """The same requests with prompts longer by this share; the shared prefixes keep their lengths."""
-    return replace(trace, input_tokens=np.ceil(trace.input_tokens * (1 + more_frac)).astype(np.int64))
 
 
 def _at_workers_fact(
