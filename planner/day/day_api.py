@@ -41,9 +41,9 @@ from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
 # Unless `most` says otherwise, a pool may grow to this many times the workers that stand all day, and by at
-# least this many workers.
+# least this many workers: to serve what waited while workers started.
 MOST_WORKERS_FACTOR, FEWEST_EXTRA_WORKERS = 2, 2
-SHORTEST_LIMIT_S = 1.0  # The rest of the time limit counts as at least this long, so that no step has none.
+SHORTEST_LIMIT_S = 1.0  # What is left of the time limit counts as at least this, so that no search has none.
 # A spot worker is taken away after this notice, which is that of AWS; other clouds give 30 s.
 NOTICE_S = 120.0
 STATIC_SHARE = 0.4  # The share of the time limit for planning the fleet that stands all day.
@@ -59,7 +59,7 @@ OTHERS_SHARE = 0.2  # The share of the time limit for planning other fleets that
 class DayResult(Result):
     """Every controller's day beside the fleet that stands all day and the optimum.
 
-    `is_oracle` is the setting `oracle` of the section `day`.
+    `is_oracle` is the setting `oracle` of the section `day` (see `day`).
     """
 
     answer: DayAnswer
@@ -74,8 +74,8 @@ class DayResult(Result):
         return day_page.recommendation(self.answer)
 
     def sentences(self) -> list[str]:
-        floor = day_page.least_gpu_hours(self.answer) if self.is_oracle else []
-        return [*floor, *day_page.proof_lines(self.answer), *self.answer.warnings]
+        gpu_hours = day_page.least_gpu_hours(self.answer) if self.is_oracle else []
+        return [*gpu_hours, *day_page.proof_lines(self.answer), *self.answer.warnings]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan day --json` prints."""
@@ -192,6 +192,7 @@ def day(
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
+    # A fleet on paper: no scenarios, as the day itself is simulated once.
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
     study = Study(
         requests_of(trace, task.described, seed=seed, how=reading_of(question.document, question.path)),

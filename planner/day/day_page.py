@@ -42,9 +42,10 @@ HEAD = (
     "Hurt by changes",
     "Regret",
 )
-# The causal bound is shown for a controller that misses this share of windows.
+# The causal bound is shown for a controller that misses one window in a hundred: nearly all are kept, and a
+# controller that knows only the past rarely keeps every one.
 FEW_MISSED_FRAC = 0.01
-MOST_LISTED = 12  # More missed windows than this are counted and not listed.
+MOST_LISTED = 12  # Missed windows beyond these are only counted, so that the page stays short.
 
 
 def render_day(answer: DayAnswer) -> dict[str, str]:
@@ -55,13 +56,12 @@ def render_day(answer: DayAnswer) -> dict[str, str]:
 
 
 def recommendation(answer: DayAnswer) -> str:
-    """Which controller to take, what it costs, and what the best possible is."""
+    """A sentence on which controller to take, what it costs, and how far that is above the optimum."""
     best = answer.winner
     hours = best.paid_hours
-    span = f"{hours:,.4g} h" if hours >= 2 else show_s(3600 * hours)
+    span = f"{hours:,.4g} h" if hours >= 2 else show_s(HOUR_S * hours)
     windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
-    regret = answer.regret_usd(best)
-    above = above_text(regret, _best_usd(answer))
+    above = above_text(answer.regret_usd(best), _best_usd(answer))
     return f"{best.name} {windows} and costs {usd(best.usd)} in {span}{above}.{_cheapest_that_keeps(answer)}"
 
 
@@ -129,7 +129,7 @@ def _any_moment_lines(optimum: Optimum) -> list[str]:
 
 
 def standing_line(answer: DayAnswer) -> str:
-    """The fleet that stands all day, where it comes from, and its price per hour as `plan` has it."""
+    """The fleet that stands all day, its price per hour as in a plan, and where the fleet comes from."""
     question = answer.question
     rate = f"{usd(standing_usd_per_h(answer))} per hour"
     if question.unit_s:
@@ -147,45 +147,45 @@ def least_gpu_hours(answer: DayAnswer) -> list[str]:
     """The GPU hours of the optimum, which knows all traffic, and those of each controller."""
     if answer.optimum is None:
         return []
-    own = answer.optimum.day.gpu_hours
+    least = answer.optimum.day.gpu_hours
     others = ", ".join(
-        f"{row.name} {row.gpu_hours:,.1f} ({percent(row.gpu_hours - own, own)}, {row.missed_windows} missed)"
+        f"{row.name} {row.gpu_hours:,.1f} ({percent(row.gpu_hours - least, least)}, {row.missed_windows} "
+        "missed)"
         for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.gpu_hours))
     )
-    return [f"The cheapest sizes that keep every window pay {own:,.1f} GPU hours; {others}."]
+    return [f"The cheapest sizes that keep every window pay {least:,.1f} GPU hours; {others}."]
 
 
 def _causal_lines(answer: DayAnswer) -> list[str]:
     """What a controller that does not know the future pays at least if it misses few windows.
 
-    Empty without such a bound (day/search/causal_bound.py).
+    Empty without such a bound (planner/day/search/causal_bound.py), and on a day of so few windows that the
+    bound is no higher than the proved one.
     """
-    if answer.optimum is None or answer.optimum.causal is None:
+    optimum = answer.optimum
+    if optimum is None or optimum.causal is None:
         return []
     few = FEW_MISSED_FRAC * len(answer.static.windows)
-    hour_usd = answer.optimum.causal.usd(few, HOUR_S)
-    unknown_usd = answer.optimum.causal.usd_of_unknown_blocks(few, HOUR_S)
-    # On a day of few windows this bound is no higher than the proved one.
-    if max(hour_usd, unknown_usd or 0.0) <= answer.optimum.proved_usd:
+    hour_usd = optimum.causal.usd(few, HOUR_S)
+    unknown_usd = optimum.causal.usd_of_unknown_blocks(few, HOUR_S)
+    reacting_usd = 0.0 if optimum.reacting is None else optimum.reacting.usd(few, HOUR_S)
+    if max(hour_usd, unknown_usd or 0.0) <= optimum.proved_usd:
         return []
-    own = answer.optimum.usd
-    unknown_words = (
-        ""
-        if unknown_usd is None
-        else f", and {usd(unknown_usd)} ({percent(unknown_usd - own, own)}) if only its windows show which "
-        "hour of a half day it is"
-    )
-    reacting_usd = 0.0 if answer.optimum.reacting is None else answer.optimum.reacting.usd(few, HOUR_S)
-    reacting_words = (
-        f"; {usd(reacting_usd)} ({percent(reacting_usd - own, own)}) even if it sees a window whole as it "
-        "begins"
-        if reacting_usd > answer.optimum.proved_usd
-        else ""
-    )
+
+    def with_regret(cost_usd: float) -> str:
+        return f"{usd(cost_usd)} ({percent(cost_usd - optimum.usd, optimum.usd)})"
+
+    unknown_words = reacting_words = ""
+    if unknown_usd is not None:
+        unknown_words = (
+            f", and {with_regret(unknown_usd)} if only its windows show which hour of a half day it is"
+        )
+    if reacting_usd > optimum.proved_usd:
+        reacting_words = f"; {with_regret(reacting_usd)} even if it sees a window whole as it begins"
     return [
         "On days of these windows in any order within an hour no controller that cannot see ahead misses "
-        f"{100 * FEW_MISSED_FRAC:g} % for less than {usd(hour_usd)} ({percent(hour_usd - own, own)}) in the "
-        f"mean{unknown_words}: sizes changed between windows, if more workers never hurt{reacting_words}."
+        f"{100 * FEW_MISSED_FRAC:g} % for less than {with_regret(hour_usd)} in the mean{unknown_words}: sizes "
+        f"changed between windows, if more workers never hurt{reacting_words}."
     ]
 
 
@@ -273,6 +273,7 @@ def missed_lines(row: ControllerDay) -> list[str]:
 def to_json(answer: DayAnswer) -> dict[str, Any]:
     """What `plan day --json` prints."""
     question, optimum = answer.question, answer.optimum
+    few = FEW_MISSED_FRAC * len(answer.static.windows)
     return {
         "fleet": describe(question.fleet),
         "slo": [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits],
@@ -309,17 +310,12 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
             "causal_bound": None
             if optimum.causal is None
             else {
-                "missed_windows": FEW_MISSED_FRAC * len(answer.static.windows),
-                "usd_by_block_s": {
-                    f"{block_s:g}": optimum.causal.usd(FEW_MISSED_FRAC * len(answer.static.windows), block_s)
-                    for block_s in BLOCKS_S
-                },
-                "usd_of_unknown_hours": optimum.causal.usd_of_unknown_blocks(
-                    FEW_MISSED_FRAC * len(answer.static.windows), HOUR_S
-                ),
+                "missed_windows": few,
+                "usd_by_block_s": {f"{block_s:g}": optimum.causal.usd(few, block_s) for block_s in BLOCKS_S},
+                "usd_of_unknown_hours": optimum.causal.usd_of_unknown_blocks(few, HOUR_S),
                 "usd_of_known_windows": None
                 if optimum.reacting is None
-                else optimum.reacting.usd(FEW_MISSED_FRAC * len(answer.static.windows), HOUR_S),
+                else optimum.reacting.usd(few, HOUR_S),
             },
             "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
         },
@@ -385,12 +381,8 @@ def windows_csv(answer: DayAnswer) -> str:
         paid, ready = workers_over_time(row.run, len(pools), edges_s)
         for v, each in enumerate(row.windows):
             sizes = [f"{value:.3f}" for value in (*paid[:, v], *ready[:, v])]
-            lines.append(
-                [
-                    *(row.name, f"{each.start_s:g}", f"{each.end_s:g}", f"{rate[v]:.4f}", *sizes),
-                    *(int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"),
-                ]
-            )
+            begin = (row.name, f"{each.start_s:g}", f"{each.end_s:g}", f"{rate[v]:.4f}")
+            lines.append([*begin, *sizes, int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"])
     return _csv_text(head, lines)
 
 
@@ -440,7 +432,10 @@ def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
 
 
 def draw_day(answer: DayAnswer) -> list[Figure]:
-    """The charts: demand and ready capacity, workers, verdicts of the windows, and costs."""
+    """The charts: demand, ready workers of each pool, the worst limit in each window, and costs.
+
+    Lines are those of the static fleet, the winner and the optimum.
+    """
     shown = [answer.static, *([answer.winner] if answer.winner is not answer.static else [])]
     shown += [] if answer.optimum is None else [answer.optimum.day]
     edges_s = edges_of(answer.static)
@@ -551,7 +546,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     lines += [
         f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
         for gpu, count in question.stock.items()
-        # Stock may name one market of a GPU ("h100-80g@spot"), or its row.
+        # Stock of other GPUs is not named. An entry is a GPU's row, or one market of it ("h100-80g@spot").
         if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
     ]
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)

@@ -1,11 +1,10 @@
 """A day of traffic on a fleet whose pools change: what each controller costs above the optimum, and misses.
 
-All of these are simulated on the same requests: the static fleet, which keeps its sizes all day, a timetable,
-and the controllers. The
-optimum is the cheapest sequence of pool sizes that keeps the SLO in every window; its search knows all
-requests in advance (planner/day/search/day_optimum.py). A controller's regret is what it costs above the
-optimum, and the windows that it misses. With `train_frac`, parameters are chosen on the first part of the
-traffic, and all days are judged on the rest, which only the optimum has seen.
+The static fleet, which keeps its sizes all day, a timetable, and the controllers are simulated on the same
+requests. The optimum is the cheapest sequence of pool sizes that keeps the SLO in every window; its search
+knows all requests in advance (planner/day/search/day_optimum.py). A controller's regret is what it costs
+above the optimum, and the windows that it misses. With `train_frac`, parameters are chosen on the first part
+of the traffic, and all days are judged on the rest, which only the optimum has seen.
 
 The best parameters, and the best controller, have the lowest bill plus the cost of missed windows. By default
 a missed window costs what the static fleet, which keeps it, pays for a window. With `missed_frac` the best is
@@ -57,9 +56,9 @@ ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
 BUCKET_S = 300.0  # The width of the buckets in which the history that controllers see counts arrivals.
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
-SHORT_DAY_S = 12 * 3600.0  # Shorter traffic is not called a day without a warning.
-WHOLE_ROUNDING = 1e-9  # A share of the windows that is whole but for rounding is whole.
-MOST_VARIANTS = 40  # At most this many settings of one controller are simulated.
+SHORT_DAY_S = 12 * 3600.0  # Of shorter traffic a warning says that it is not a day.
+WHOLE_ROUNDING = 1e-9  # Added before shares of windows are rounded down, against rounding errors.
+MOST_VARIANTS = 40  # No more settings of one controller are simulated: each takes a simulation of a day.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +66,8 @@ class DayQuestion:
     """The question of a day: a fleet with its static sizes, how its pools may change, the SLO with its
     windows, and the traffic.
 
-    `unit_s` is the unit of billing (0: by the second), `step_s` the grid of the optimum, and `stock` has the
-    GPUs that all pools share, as `elastic.Stock` counts them.
+    `unit_s` is the unit of billing (0: by the second), `step_s` the length of the steps between which the
+    optimum changes sizes, and `stock` has the GPUs that all pools share, as `elastic.Stock` counts them.
     """
 
     fleet: Fleet
@@ -275,7 +274,7 @@ def study_day(
     check_step(question)
     progress(f"{len(question.trace):,} requests in {question.trace.duration_s / 3600:.3g} h")
     train, judged = split_training(question.trace, question.train_frac)
-    known = judged if train is None else train
+    known = judged if train is None else train  # What the controllers' tables and rules are made of.
     judged_question = replace(question, trace=judged)
     progress("how much traffic so many workers carry")
     deployment = deployment_of(question, known, train)
@@ -284,7 +283,7 @@ def study_day(
     rows = [simulate_controller(judged_question, parse_controller(STATIC, None), deployment)]
     miss_terms = MissTerms(missed_usd_of(question, rows[0]), question.missed_frac)
     left_out = list[tuple[str, str]]()
-    others = [one for one in chosen if one.row.name != STATIC]
+    others = [each for each in chosen if each.row.name != STATIC]
     inputs = DayInputs(judged_question, train, deployment, miss_terms, deadline - time.monotonic())
     for each, (row, why_not) in zip(others, _run_controllers(inputs, others, progress), strict=True):
         if row is None:
@@ -386,7 +385,8 @@ def best_sizes(
     time_limit_s: float,
     progress: Progress = report_nothing,
 ) -> Optimum:
-    """The cheapest sequence of sizes on the grid, or that of a controller which costs less at other moments.
+    """The cheapest known sequence of sizes: on the grid, refined to changes at other moments (`finer_day`),
+    or what the cheapest controller that keeps all windows did.
 
     Raises InfeasibleError where a window fails with the most workers all day.
     """
@@ -429,7 +429,10 @@ def best_sizes(
 def terms_of(question: DayQuestion) -> DayTerms:
     """The windows and the billing terms of the question, as the search for the optimum needs them."""
     return day_terms(
-        *(question.fleet, question.trace, question.slo, question.pools),
+        question.fleet,
+        question.trace,
+        question.slo,
+        question.pools,
         step_s=question.step_s,
         unit_s=question.unit_s,
         stock=question.stock,
@@ -524,7 +527,7 @@ def tune_controller(
     """The best settings of a controller on the question's traffic, and the number of settings simulated."""
     best, best_value, settings_count = chosen, (np.inf, np.inf, 0), 0
     for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:
-        if settings_count and time.monotonic() > deadline:
+        if settings_count and time.monotonic() > deadline:  # The first, as chosen, is always simulated.
             break
         row = simulate_controller(question, variant, deployment)
         settings_count += 1
@@ -571,6 +574,7 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
         sizes, pool_spans = run.requested_sizes[:, p], [span for span in run.spans if span.pool == p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:
             at_s = float(run.requested_s[d])
+            # Until the workers that this change requested are ready.
             until_s = max((span.ready_s for span in pool_spans if span.requested_s == at_s), default=at_s)
             first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
             stopped = [span for span in pool_spans if span.given_up_s == at_s and span.was_stopped]
@@ -595,6 +599,7 @@ def _highest_rps(trace: Trace, every_s: float) -> float:
     """The highest request rate of any window of a trace. A trace of less than a second counts as 1 s."""
     edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + every_s, every_s)
     counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
+    # A trace shorter than a window is one window of its own length.
     return float(counts.max() / min(every_s, max(trace.duration_s, 1.0)))
 
 
@@ -623,7 +628,7 @@ def deployment_of(question: DayQuestion, known: Trace, train: Trace | None) -> D
         roles=tuple(pool.role for pool in question.fleet.pools),
         prices_usd_per_h=tuple(pool.type.price_usd_per_h for pool in question.fleet.pools),
         clock_s=0.0 if train is None else float(train.arrival_s[-1]),
-        ttft_s=tightest_s("ttft", "e2e"),
+        ttft_s=tightest_s("ttft", "e2e"),  # A first token that comes after the limit on E2E is too late.
         tpot_s=tightest_s("tpot", "tbt"),
         capacity=capacity_table(
             question.fleet,

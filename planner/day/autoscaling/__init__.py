@@ -70,7 +70,7 @@ PAIRS: dict[str, dict[str, str]] = {
     "fleetplan": _RECORDING_RULES,
 }
 
-# Files that an earlier answer may have left in the same folder. They are deleted, as someone would apply
+# Files that an earlier answer may have left in the same folder. They are deleted, or someone would apply
 # them.
 OUTDATED = (
     prometheus_queries.ADAPTER_FILE,

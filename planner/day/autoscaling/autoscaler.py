@@ -127,7 +127,7 @@ def timetable_of(
         )
     edges_s = {int(edge_s) % DAY_S for window in windows for edge_s in (window.begin_s, window.end_s)}
     rows = []
-    for time_s in sorted(edges_s or {0}):
+    for time_s in sorted(edges_s or {0}):  # Sizes change only where a window begins or ends.
         size = max((window.workers_of(pool) for window in windows if window.holds(time_s)), default=0)
         rows.append((time_s, min(max(size, least), most)))
     return tuple(rows)
@@ -135,12 +135,12 @@ def timetable_of(
 
 def format_clock(second: float) -> str:
     """A second of the day as 06:30; the end of a day is 24:00."""
-    minutes = int(second) % (DAY_S + 1) // MINUTE_S  # The 1 keeps 24:00 from becoming 00:00.
+    minutes = int(second) % (DAY_S + 1) // MINUTE_S  # By DAY_S alone 24:00 would become 00:00.
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def format_quantity(value: float, what: str) -> str:
-    """A Kubernetes quantity: a whole number, or thousandths such as 1500m."""
+    """A Kubernetes quantity, whole or in thousandths (1500m); InputError, with `what` it is, below 0.001."""
     if value < 0.001:
         raise InputError(f"{what}: {value:g}, must be at least 0.001")
     thousandths = round(value * 1000)

@@ -87,7 +87,7 @@ def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
     )
 
 
-def rules_of(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
+def read_pool_rules(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
     """One rule per pool; none if the controller goes by the request rate in place of the load."""
     rules_setting = autoscaler.parameters.get("rules")
     if (
@@ -109,38 +109,40 @@ def rules_of(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
     return tuple(rules_setting)
 
 
-def length_rules(rules: Sequence[PoolRule], front: Sequence[str], back: Sequence[str]) -> Mapping[str, str]:
-    """Recording rules of the mean lengths; `front` are pools that take prompts, `back` those that decode."""
+def length_exprs(
+    rules: Sequence[PoolRule], prefilling: Sequence[str], decoding: Sequence[str]
+) -> Mapping[str, str]:
+    """The expressions of the mean lengths, by record; `prefilling` and `decoding` are names of pools."""
     window_s = math.ceil(max(rule.window_s for rule in rules))
     expr_by_record = {}
     for name, tokens, pools in (
-        (PROMPT, prometheus_queries.PROMPT_TOKENS, front),
-        (OUTPUT, prometheus_queries.OUTPUT_TOKENS, back),
+        (PROMPT, prometheus_queries.PROMPT_TOKENS, prefilling),
+        (OUTPUT, prometheus_queries.OUTPUT_TOKENS, decoding),
     ):
-        requests = prometheus_queries.per_s(prometheus_queries.FIRST_TOKENS, front, window_s)
+        requests = prometheus_queries.per_s(prometheus_queries.FIRST_TOKENS, prefilling, window_s)
         expr_by_record[name] = (
             f"{prometheus_queries.per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
         )
     return expr_by_record
 
 
-def load_rules(
+def load_exprs(
     autoscaler: Autoscaler,
     app: str,
     scale_target: ScaleTarget,
     rule: PoolRule,
     expected: str,
     now: str,
-    front: Sequence[str],
-    back: Sequence[str],
+    prefilling: Sequence[str],
+    decoding: Sequence[str],
 ) -> dict[str, str]:
-    """Recording rules of one pool, of which the last records its load.
+    """The expressions of one pool, by record; the last record is its load.
 
     `expected` and `now` are PromQL: the highest rate expected up to `ahead_s` from now, and the rate expected
-    now. `front` are the pools that take prompts, `back` those that decode.
+    now. `prefilling` and `decoding` are names of pools.
     """
-    span_s = math.ceil(span_of(autoscaler, rule))
-    window_s = max(memory_of(autoscaler, rule), span_s)
+    span_s = math.ceil(whole_span_s(autoscaler, rule))
+    window_s = max(read_memory_s(autoscaler, rule), span_s)
     prompt, output = (f"sum({llm_series(name, app)})" for name in (PROMPT, OUTPUT))
     token_work, request_work, growth = (
         f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
@@ -152,7 +154,7 @@ def load_rules(
         request_terms.append(f"{rule.prompt_token_s!r} * {prompt}")
         work_terms.append(
             f"{rule.prompt_token_s!r} * "
-            f"{prometheus_queries.per_s(prometheus_queries.PROMPT_TOKENS, front, range_s)}"
+            f"{prometheus_queries.per_s(prometheus_queries.PROMPT_TOKENS, prefilling, range_s)}"
         )
     if rule.output_token_s or rule.context_token_s:
         # The mean context of an output token is the prompt and half of the answer.
@@ -161,7 +163,7 @@ def load_rules(
         )
         request_terms.append(f"{output} * {token_work}")
         work_terms.append(
-            f"{prometheus_queries.per_s(prometheus_queries.OUTPUT_TOKENS, back, range_s)} * {token_work}"
+            f"{prometheus_queries.per_s(prometheus_queries.OUTPUT_TOKENS, decoding, range_s)} * {token_work}"
         )
     # Without a rate now there is no ratio of rates, and growth is 1.
     expr_by_record |= {
@@ -174,16 +176,15 @@ def load_rules(
     headroom = headroom_factor(autoscaler)
     spans = f"{pool_series(WORK, app, scale_target)}[{window_s}s:{span_s}s]"
     expr_by_record[LOAD] = f"{headroom:.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
-    if drain_s := drain_of(autoscaler):
-        expr_by_record[LOAD] += (
-            f" + clamp_min({prometheus_queries.waiting_beyond_one(front)}, 0) / {drain_s} * {request_work}"
-        )
+    if drain_s := read_drain_s(autoscaler):
+        waiting = prometheus_queries.waiting_beyond_one(prefilling)
+        expr_by_record[LOAD] += f" + clamp_min({waiting}, 0) / {drain_s} * {request_work}"
     return expr_by_record
 
 
 def worker_steps_expr(rule: PoolRule, load: str) -> str:
     """LoadRule.workers_for_load of `load` (PromQL of a vector without labels), as PromQL."""
-    # One worker for any load, and for each edge that it passes as many more as there are equal edges.
+    # One worker for any load, and one more for each edge below the load. Equal edges make one term.
     edges = Counter(edge for edge in rule.edges if edge < rule.highest)
     if len(edges) > MOST_STEPS:
         raise InputError(f"fleetplan: rules: {len(edges)} edges, a rule holds {MOST_STEPS}")
@@ -196,14 +197,14 @@ def worker_steps_expr(rule: PoolRule, load: str) -> str:
     return " + ".join([*terms, f"({load} > bool {rule.highest!r}) * {beyond}"])
 
 
-def span_of(autoscaler: Autoscaler, rule: PoolRule) -> float:
+def whole_span_s(autoscaler: Autoscaler, rule: PoolRule) -> float:
     """The rule's span, rounded up to whole intervals of the controller (`every_s`) [s]."""
     every_s = autoscaler.read_number("every_s", EVERY_S)
     return math.ceil(rule.span_s / every_s - ROUNDING) * every_s
 
 
-def memory_of(autoscaler: Autoscaler, rule: PoolRule) -> int:
-    """Seconds of the past over which the load is a percentile of work."""
+def read_memory_s(autoscaler: Autoscaler, rule: PoolRule) -> int:
+    """Seconds of the past over which the load is a percentile of work; by default the window of the rule."""
     if autoscaler.parameters.get("memory_s") is None:
         return math.ceil(rule.window_s)
     return autoscaler.read_seconds("memory_s", 0, least=1, most=86400)
@@ -219,14 +220,15 @@ def headroom_factor(autoscaler: Autoscaler) -> float:
     return headroom
 
 
-def drain_of(autoscaler: Autoscaler) -> int:
-    """Seconds within which waiting prompts shall be served; 0: they do not count."""
+def read_drain_s(autoscaler: Autoscaler) -> int:
+    """Seconds within which waiting prompts shall be served; 0: waiting prompts do not count."""
     return autoscaler.read_seconds("drain_s", DRAIN_S, least=0, most=3600)
 
 
 def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]:
     """Lines for README.md: where the rules differ from the simulated controller."""
-    spans = ", ".join(f"{span_s:g} s" for span_s in sorted({span_of(autoscaler, rule) for rule in rules}))
+    spans_s = sorted({whole_span_s(autoscaler, rule) for rule in rules})
+    spans = ", ".join(f"{span_s:g} s" for span_s in spans_s)
     return (
         f"It goes by load, in spans of {spans}. Work was counted as requests came; vLLM counts a prompt with "
         "its first token and an output token when it is made. What comes beyond what the workers serve shows "

@@ -20,7 +20,7 @@ from planner.day.controllers.table import ChosenController
 from planner.day.controllers.windows import Window
 from planner.errors import InputError
 
-USUAL_DRAIN_S = 3600.0  # The time to drain where the simulation had no limit.
+USUAL_DRAIN_S = 3600.0  # Manifests need a limit on draining; where the simulation had none it is an hour.
 
 
 def autoscaler_of(

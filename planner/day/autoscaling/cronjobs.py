@@ -1,7 +1,6 @@
 """A timetable as CronJobs (batch/v1) that set the size of a pool: for clusters without KEDA.
 
-One job for each change of size of each pool. The jobs may read and patch the pools' objects and their /scale,
-and nothing else.
+There is one job for each change of size of each pool.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ def write_cronjobs(targets: Sequence[ScaleTarget], app: str) -> WrittenManifests
 
 
 def _account_with_rights(account: str, targets: Sequence[ScaleTarget]) -> list[Document]:
+    """A ServiceAccount that may read and patch the pools' objects and their /scale, and nothing else."""
     rbac = "rbac.authorization.k8s.io"
     names_by_resource: dict[tuple[str, str], list[str]] = {}
     for target in targets:
@@ -68,6 +68,7 @@ def _account_with_rights(account: str, targets: Sequence[ScaleTarget]) -> list[D
 
 
 def _job(target: ScaleTarget, start_s: int, size: int, account: str) -> Document:
+    """A CronJob that gives a pool `size` workers at second `start_s` of each day."""
     minutes = start_s % DAY_S // MINUTE_S
     group = target.api_version.rpartition("/")[0]
     resource = f"{_RESOURCES[target.kind]}.{group}/{target.object_name}"

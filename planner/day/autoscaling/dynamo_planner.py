@@ -23,7 +23,8 @@ BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
 CONTROLLERS = (BY_LOAD, BY_SLA)
 PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # Dynamo's names by ours.
 LOAD_EVERY_S, SLA_EVERY_S = 5, 180  # Dynamo's times between decisions by load and by SLA.
-_THRESHOLDS = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
+# Parameters of the controller, in the order of THRESHOLDS (controllers/dynamo_load.py).
+_THRESHOLD_NAMES = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
 
 
 def planner_component(
@@ -121,11 +122,11 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
             "every_s", LOAD_EVERY_S, least=1, most=86_400
         ),
     }
-    if all(autoscaler.parameters.get(name) is None for name in _THRESHOLDS):
+    if all(autoscaler.parameters.get(name) is None for name in _THRESHOLD_NAMES):
         return load_config
     queue_up, queue_down, kv_up, kv_down = (
         autoscaler.read_number(name, usual)
-        for name, usual in zip(_THRESHOLDS, THRESHOLDS[optimize], strict=True)
+        for name, usual in zip(_THRESHOLD_NAMES, THRESHOLDS[optimize], strict=True)
     )
     if not 0 <= kv_down < kv_up <= 1:
         raise InputError(

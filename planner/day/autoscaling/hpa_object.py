@@ -16,7 +16,7 @@ from planner.errors import InputError
 
 FILE = "horizontal-pod-autoscalers.yaml"
 TOLERANCE_FRAC, SYNC_S = 0.1, 15.0  # Defaults of kube-controller-manager.
-# The defaults of `behavior`, and the largest values that the API accepts.
+# Kubernetes' defaults of `behavior`, and the largest values that its API accepts.
 UP_WINDOW_S, DOWN_WINDOW_S = 0, 300
 UP_PODS, UP_PERCENT, DOWN_PERCENT, PERIOD_S = 4, 100, 100, 15
 MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800
@@ -78,7 +78,7 @@ def refuse_zero(autoscaler: Autoscaler, instead: str) -> None:
 
 
 def hpa_document(target: ScaleTarget, autoscaler: Autoscaler, source: Document) -> Document:
-    """The HPA of one pool with one metric."""
+    """The HPA of one pool, which follows one metric: `source` is an entry of `spec.metrics`."""
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -99,6 +99,7 @@ def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
     Kubernetes' defaults are written out for what the autoscaler does not set. With no limit (0 pods and 0
     percent) all of `most` may come or go at once.
     """
+    # Kubernetes limits scaling down by percent alone.
     defaults = {"up": (UP_WINDOW_S, UP_PODS, UP_PERCENT), "down": (DOWN_WINDOW_S, 0, DOWN_PERCENT)}
     rules: Document = {}
     for direction, (window_s, pods, percent) in defaults.items():

@@ -17,11 +17,12 @@ from planner.manifests import engine_command, kubernetes
 
 FILE = "kserve-knative.yaml"
 PREFIX = "autoscaling.knative.dev"
-# Defaults of Knative, as controllers/knative.py explains them.
+# Knative's defaults; controllers/knative.py explains these parameters.
 TARGET, UTILIZATION_FRAC, WINDOW_S, PANIC_WINDOW_FRAC, PANIC_THRESHOLD_FRAC = 100.0, 0.7, 60, 0.1, 2.0
 UP_RATE, DOWN_RATE, GRACE_S, TICK_S = 1000.0, 2.0, 30.0, 2.0
-TIMEOUT_S = 600  # The longest request that Knative's default configuration lets a service ask for.
+TIMEOUT_S = 600  # Knative's default configuration lets no service allow longer requests.
 FEATURES = ("nodeselector", "tolerations", "affinity")  # Parts of a pod that Knative refuses until enabled.
+PROBE_S = 5  # Seconds between two readiness probes.
 
 
 def write_services(
@@ -49,6 +50,7 @@ def write_services(
 
 
 def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model_len: int) -> Document:
+    """The InferenceService of one pool; `autoscaler` has the parameters of the pool's role."""
     pool, scaled = target.pool, target.scaled
     args = kubernetes.expanded(
         [*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(engine_command.HTTP_PORT)]
@@ -63,11 +65,11 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
         "resources": kubernetes.resources(pool),
         "readinessProbe": {
             "httpGet": {"path": "/health", "port": engine_command.HTTP_PORT},
-            "periodSeconds": 5,
+            "periodSeconds": PROBE_S,
         },
         "volumeMounts": [kubernetes.SHM_MOUNT],
     }
-    target_requests = autoscaler.read_number("target", TARGET)
+    target_requests = autoscaler.read_number("target", TARGET)  # Requests in flight per worker.
     annotations = _annotations(autoscaler, scaled.size)
     predictor: Document = {
         "minReplicas": scaled.least,
@@ -96,7 +98,7 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
 
 
 def _annotations(autoscaler: Autoscaler, size: int) -> Document:
-    """Knative's settings of one service that starts with `size` workers. The bounds are those it checks."""
+    """Knative's settings of one service that starts with `size` workers, within the bounds Knative checks."""
     window_s = autoscaler.read_seconds("window_s", WINDOW_S, least=6, most=3600)
     panic_window_percent = _percent(autoscaler, "panic_window_frac", PANIC_WINDOW_FRAC, 1, 100)
     return {
@@ -127,8 +129,8 @@ def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, mo
 
 
 def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
-    """What the manifests cannot say, in sentences for the user."""
-    cluster_settings = {
+    """Lines for README.md: what the manifests cannot say."""
+    cluster_settings = {  # Knative has these for a whole cluster: value, default and unit.
         "max-scale-up-rate": (autoscaler.read_number("max_up_rate", UP_RATE), UP_RATE, ""),
         "max-scale-down-rate": (autoscaler.read_number("max_down_rate", DOWN_RATE), DOWN_RATE, ""),
         "scale-to-zero-grace-period": (autoscaler.read_number("grace_s", GRACE_S), GRACE_S, "s"),

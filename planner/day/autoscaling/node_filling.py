@@ -80,6 +80,7 @@ def fill_nodes(
                 for name, node in node_by_target.items()
                 if node is not None and node.kind == rented.kind
             ]
+            # Idle are the GPUs of the whole nodes that the sizes before take, less those of workers by now.
             wanted_gpus = " + ".join(
                 f"{node.worker_gpus} * {sizes_before[name]}" for name, node in on_same_kind
             )

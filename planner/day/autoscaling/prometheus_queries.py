@@ -31,13 +31,13 @@ _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 ENDED = "vllm:request_success_total"
 PROMPT_TOKENS, OUTPUT_TOKENS = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
 FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # Rises with PROMPT_TOKENS, by one per prompt.
-RATE_S = 60  # Rates are means over so long.
+RATE_S = 60  # Rates are means over a minute, which holds several scrapes.
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusMetric:
-    """A metric with its `name` in Kubernetes' API, the `series` that vLLM exports, and a target per worker
-    that is `usual` where none is given. Data-parallel ranks of a pod are joined by the operator `over_ranks`.
+    """A metric with its `name` in Kubernetes' API, the `series` that vLLM exports, and `usual`, the target
+    per worker if none is given. PromQL's operator `over_ranks` joins the data-parallel ranks of a pod.
     """
 
     name: str
@@ -145,7 +145,7 @@ def monitors_step() -> tuple[str, ...]:
 
 
 def monitors_limits() -> tuple[str, ...]:
-    """What every autoscaler that reads these metrics takes for granted of Prometheus."""
+    """Lines for README.md: what every autoscaler that reads these metrics takes for granted of Prometheus."""
     return (
         f"Metrics are read every {monitoring.SCRAPE_S} s by a Prometheus that looks at PodMonitors "
         "everywhere: kube-prometheus-stack does with "

@@ -74,7 +74,7 @@ def _autoscaling_config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
 
 
 LIMITS = (
-    "Ray Serve decides by its own rule: the mean of the requests in flight by the target, up to the next "
-    "whole replica, once it has said so for as long as the delay. That is not what was simulated.",
+    "Ray Serve decides by its own rule: the mean of the requests in flight, divided by the target and "
+    "rounded up, once this has been the same for the delay. That is not what was simulated.",
     "Replicas need nodes: the Ray cluster's own autoscaler, or `ray start` on more nodes.",
 )

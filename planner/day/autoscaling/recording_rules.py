@@ -2,21 +2,22 @@
 
     arrivals   requests/s that came to the LLM in the last minute
     bucket     the mean of arrivals over `bucket_s`
+    present    the larger of arrivals and bucket
+    season_share  arrivals in the last three buckets, divided by those one season earlier; 1/3 to 3
     expected   the forecast: bucket as it was one season earlier, times season_share; before Prometheus has
                data of a season, the last bucket and its drift from the one before
-    season_share  arrivals in the last three buckets, divided by those one season earlier; 1/3 to 3
     rate       the rate [requests/s] that a pool must carry, by controller (below)
     asked      the workers that the controller wants now: those that carry the rate
-    workers    the highest `asked` during `hold_s`
+    held       the highest `asked` during `hold_s`, within least and most; only where nodes are sold whole
+    workers    `held` and more workers on the idle GPUs of these nodes (node_filling); elsewhere the highest
+               `asked` during `hold_s`
 
-    fleetplan  By rate: the highest of arrivals, bucket and expected up to `ahead_s` from now, times
-               1 + headroom; plus the rate that serves waiting prompts, but for one per worker, within
-               `drain_s`. Sizes are those of the capacity table at the next higher rate; beyond the table
-               its last sizes grow in proportion. By load: see by_load. Where nodes are sold whole, `held` is
-               `workers` within least and most, and more workers fill the idle GPUs (node_filling)
+    fleetplan  By rate: the larger of present and expected up to `ahead_s` from now, times 1 + headroom; plus
+               (waiting prompts - one per worker) / `drain_s`. Sizes are those of the capacity table at the
+               next higher rate; beyond the table its last sizes grow in proportion. By load: see by_load
     forecast   expected `ahead_s` from now, divided by the rate that a worker carries
-    aladdin    the mean of arrivals over `learn` heartbeats; ceil(slope x rate + offset), a line over the
-               capacity table
+    aladdin    the mean of arrivals over `learn` times `every_s`; ceil(slope x rate + offset), a line over
+               the capacity table
 
 planner/day/controllers has the same rules, but its season is the mean of all earlier ones, not the last.
 """
@@ -45,10 +46,11 @@ ARRIVALS, BUCKET, PRESENT, SHARE = (
 EXPECTED, RATE, ASKED, HELD, WORKERS = (
     f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "held", "workers")
 )
-# Values for an Autoscaler without these parameters. Those of a plan have them all.
+# Values for an Autoscaler that a caller makes without these parameters. Plans give all of them, from the
+# settings of planner/day/controllers.
 BUCKET_S, AHEAD_S, LEARN = 300, 300, 5
 HOLD_S = {"fleetplan": 600, "forecast": 300, "aladdin": 0}
-MOST_SEASON_S = 28 * DAY_S
+MOST_SEASON_S = 28 * DAY_S  # Four weeks; Prometheus must keep its data for so long.
 # With these the HPA behind KEDA follows at once; 0 pods and 0 percent are no limit.
 HPA_RULES: dict[str, float] = {
     **keda_object.FOLLOW_EXACTLY,
@@ -64,10 +66,11 @@ def write_recording_rules(
 ) -> WrittenManifests:
     """The files with the rules, what scrapes their metrics, and ScaledObjects that follow them."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
-    followed = keda_object.with_defaults(Autoscaler(autoscaler.controller, {}, autoscaler.pools), HPA_RULES)
+    # The controller's parameters are in the rules. The HPA only follows, so it has HPA_RULES in their place.
+    follower = Autoscaler(autoscaler.controller, HPA_RULES, autoscaler.pools)
     objects = [
         keda_object.scaled_object(
-            target, followed, [keda_object.prometheus_trigger(pool_series(WORKERS, app, target), 1)]
+            target, follower, [keda_object.prometheus_trigger(pool_series(WORKERS, app, target), 1)]
         )
         for target in targets
     ]
@@ -87,25 +90,22 @@ def write_recording_rules(
 
 def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str) -> Document:
     """A PrometheusRule (monitoring.coreos.com/v1), in which each rule may read the records before it."""
-    every_s = autoscaler.read_seconds("every_s", EVERY_S, least=1, most=3600)
+    every_s = _every_s(autoscaler)
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
     arrivals, bucket = llm_series(ARRIVALS, app), llm_series(BUCKET, app)
-    now, then = (
+    now, season_ago = (
         f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
         for offset in ("", f" offset {season_s}s")
     )
-    front = [target.name for target in targets if target.pool.role != "decode"]
-    load_rules = by_load.rules_of(autoscaler, len(targets))
+    load_rules = by_load.read_pool_rules(autoscaler, len(targets))
     llm_exprs = {
-        ARRIVALS: prometheus_queries.arrivals_rps(front),
+        ARRIVALS: prometheus_queries.arrivals_rps(_prefilling_pools(targets)),
         BUCKET: f"sum(avg_over_time({arrivals}[{bucket_s}s]))",
         PRESENT: _larger_of_two_expr(f"sum({arrivals})", f"sum({bucket})"),
-        SHARE: f"clamp({now} / {then}, {1 / MOST_SEASON_RATIO:.12g}, {MOST_SEASON_RATIO:.12g})",
+        SHARE: f"clamp({now} / {season_ago}, {1 / MOST_SEASON_RATIO:.12g}, {MOST_SEASON_RATIO:.12g})",
     }
     if load_rules:
-        llm_exprs |= by_load.length_rules(
-            load_rules, front, [p.name for p in targets if p.pool.role != "prefill"]
-        )
+        llm_exprs |= by_load.length_exprs(load_rules, _prefilling_pools(targets), _decoding_pools(targets))
     records = [recording_rule(name, expr, {LLM: app}) for name, expr in llm_exprs.items()]
     labels = {target.name: {LLM: app, prometheus_queries.POOL: target.name} for target in targets}
     nodes = node_filling.nodes_of(autoscaler, len(targets))
@@ -133,9 +133,11 @@ def _pool_exprs(
     number: int,
     load_rules: Sequence[by_load.PoolRule],
 ) -> dict[str, str]:
-    """The expressions of one pool's records up to ASKED, by record. Empty `load_rules`: it goes by rate."""
+    """The expressions of the records up to ASKED of pool `number`, by record. With `load_rules` the
+    controller fleetplan goes by load, without them by rate.
+    """
     controller, target, pools = autoscaler.controller, targets[number], len(targets)
-    front = [each.name for each in targets if each.pool.role != "decode"]
+    prefilling = _prefilling_pools(targets)
     rate, expected = (f"sum({pool_series(name, app, target)})" for name in (RATE, EXPECTED))
     expr_by_record = {}
     if controller == "aladdin":
@@ -151,12 +153,18 @@ def _pool_exprs(
         expr_by_record[ASKED] = _workers_by_rate(autoscaler, rate, number, pools)
     elif load_rules:
         ahead_s = _ahead_s(autoscaler, target)
-        every_s = autoscaler.read_seconds("every_s", EVERY_S, least=1, most=3600)
-        expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s, over_s=max(ahead_s, every_s))
-        back = [each.name for each in targets if each.pool.role != "prefill"]
-        expected_now = _expected_now(autoscaler, app)
-        expr_by_record |= by_load.load_rules(
-            autoscaler, app, target, load_rules[number], expected, expected_now, front, back
+        # Until the next decision at least. By rate a whole bucket counts, as `rate` is a mean over buckets.
+        over_s = max(ahead_s, _every_s(autoscaler))
+        expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s, over_s=over_s)
+        expr_by_record |= by_load.load_exprs(
+            autoscaler,
+            app,
+            target,
+            load_rules[number],
+            expected,
+            _expected_now(autoscaler, app),
+            prefilling,
+            _decoding_pools(targets),
         )
         expr_by_record[ASKED] = by_load.worker_steps_expr(
             load_rules[number], f"sum({pool_series(by_load.LOAD, app, target)})"
@@ -166,9 +174,22 @@ def _pool_exprs(
         expr_by_record[EXPECTED] = _expected_rate_expr(
             autoscaler, app, ahead_s, over_s=max(ahead_s, _bucket_s(autoscaler))
         )
-        expr_by_record[RATE] = _needed_rate_expr(autoscaler, app, target, front)
+        expr_by_record[RATE] = _needed_rate_expr(autoscaler, app, target, prefilling)
         expr_by_record[ASKED] = _workers_by_table(autoscaler, rate, number, pools)
     return expr_by_record
+
+
+def _prefilling_pools(targets: Sequence[ScaleTarget]) -> list[str]:
+    return [target.name for target in targets if target.pool.role != "decode"]
+
+
+def _decoding_pools(targets: Sequence[ScaleTarget]) -> list[str]:
+    return [target.name for target in targets if target.pool.role != "prefill"]
+
+
+def _every_s(autoscaler: Autoscaler) -> int:
+    """The time between two decisions of the controller [s]."""
+    return autoscaler.read_seconds("every_s", EVERY_S, least=1, most=3600)
 
 
 def _ahead_s(autoscaler: Autoscaler, target: ScaleTarget) -> int:
@@ -178,17 +199,15 @@ def _ahead_s(autoscaler: Autoscaler, target: ScaleTarget) -> int:
 
 
 def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_within: bool) -> str:
-    """The highest ASKED during `hold_s`; `is_within`: within least and most, which KEDA otherwise sees to."""
-    controller, wanted_series = autoscaler.controller, pool_series(ASKED, app, target)
+    """The highest ASKED during `hold_s`; `is_within`: within least and most, as KEDA sees to otherwise."""
+    controller, asked = autoscaler.controller, pool_series(ASKED, app, target)
     hold_s = autoscaler.read_seconds("hold_s", HOLD_S[controller], least=0, most=DAY_S)
     if 0 < hold_s < (every_s := autoscaler.read_number("every_s", EVERY_S)):
         raise InputError(
-            f"{controller}: hold: {hold_s} s, must be 0 or hold a look, which is every {every_s:g} s"
+            f"{controller}: hold: {hold_s} s, must be 0 or at least the time between decisions, {every_s:g} s"
         )
-    bounded_expr = f"sum(max_over_time({wanted_series}[{hold_s}s]))" if hold_s else f"sum({wanted_series})"
-    return (
-        f"clamp({bounded_expr}, {target.scaled.least}, {target.scaled.most})" if is_within else bounded_expr
-    )
+    highest = f"sum(max_over_time({asked}[{hold_s}s]))" if hold_s else f"sum({asked})"
+    return f"clamp({highest}, {target.scaled.least}, {target.scaled.most})" if is_within else highest
 
 
 def _larger_of_two_expr(one: str, other: str) -> str:
@@ -197,11 +216,12 @@ def _larger_of_two_expr(one: str, other: str) -> str:
 
 
 def _bucket_s(autoscaler: Autoscaler) -> int:
-    """The length of the buckets of arrivals [s]; each must hold a decision of the controller."""
+    """The length of the buckets of arrivals [s]: at least the time between two decisions."""
     bucket_s = autoscaler.read_seconds("bucket_s", BUCKET_S, least=10, most=7200)
     if bucket_s < (every_s := autoscaler.read_number("every_s", EVERY_S)):
         raise InputError(
-            f"{autoscaler.controller}: bucket: {bucket_s} s, must hold a look, which is every {every_s:g} s"
+            f"{autoscaler.controller}: bucket: {bucket_s} s, must be at least the time between decisions, "
+            f"{every_s:g} s"
         )
     return bucket_s
 
@@ -217,15 +237,16 @@ def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: 
     PromQL's `or` takes the first of three that has a value: season, drift, last bucket.
     """
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
-    back_s = season_s - ahead_s - bucket_s // 2  # A bucket's mean is recorded half a bucket late.
+    # What came a season before the time that is forecast; a bucket's mean is recorded half a bucket late.
+    back_s = season_s - ahead_s - bucket_s // 2
     if back_s <= 0:
         raise InputError(
             f"{autoscaler.controller}: ahead: {ahead_s} s and half a bucket of {bucket_s} s must be below "
             f"a season of {season_s} s"
         )
     bucket = llm_series(BUCKET, app)
-    highest_then = f"max_over_time({bucket}[{over_s}s] offset {back_s}s)"
-    season = f"sum({highest_then})" if over_s else f"sum({bucket} offset {back_s}s)"
+    highest = f"max_over_time({bucket}[{over_s}s] offset {back_s}s)"
+    season = f"sum({highest})" if over_s else f"sum({bucket} offset {back_s}s)"
     drift = f"(sum({bucket}) - sum({bucket} offset {bucket_s}s)) * {ahead_s / bucket_s:.12g}"
     return (
         f"{season} * sum({llm_series(SHARE, app)}) or clamp_min(sum({bucket}) + {drift}, 0) or sum({bucket})"
@@ -239,13 +260,15 @@ def _expected_now(autoscaler: Autoscaler, app: str) -> str:
     return f"sum({bucket} offset {back_s}s) * sum({llm_series(SHARE, app)}) or sum({bucket})"
 
 
-def _needed_rate_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, front: Sequence[str]) -> str:
-    """The rate that a pool must carry under the controller fleetplan, by rate."""
+def _needed_rate_expr(
+    autoscaler: Autoscaler, app: str, target: ScaleTarget, prefilling: Sequence[str]
+) -> str:
+    """The rate that a pool must carry under the controller fleetplan, if it goes by rate."""
     headroom, present = by_load.headroom_factor(autoscaler), f"sum({llm_series(PRESENT, app)})"
     rate = f"{headroom:.12g} * {_larger_of_two_expr(f'sum({pool_series(EXPECTED, app, target)})', present)}"
-    if not (drain_s := by_load.drain_of(autoscaler)):
+    if not (drain_s := by_load.read_drain_s(autoscaler)):
         return rate
-    return f"{rate} + clamp_min({prometheus_queries.waiting_beyond_one(front)}, 0) / {drain_s}"
+    return f"{rate} + clamp_min({prometheus_queries.waiting_beyond_one(prefilling)}, 0) / {drain_s}"
 
 
 def _workers_by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
@@ -259,6 +282,7 @@ def _workers_by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int
         if after != before
     ]
     if last := own[-1]:
+        # Above the last rate: what more than the last size the rate needs, in proportion.
         beyond = f"(ceil({rate} * {last / rates_rps[-1]!r} - {ROUNDING}) - {last})"
         steps.append(f"({rate} > bool {rates_rps[-1]!r}) * {beyond}")
     return " + ".join(steps)
@@ -270,6 +294,7 @@ def _workers_by_rate(autoscaler: Autoscaler, rate: str, number: int, pools: int)
         per_worker_rps = autoscaler.read_number("per_worker_rps", 1.0)
     else:
         rates_rps, sizes = _read_capacity_table(autoscaler, pools)
+        # A pool that the table leaves empty needs no worker at any rate, as if one carried all.
         per_worker_rps = rates_rps[-1] / sizes[-1][number] if sizes[-1][number] else math.inf
     if per_worker_rps <= 0:
         raise InputError(f"{autoscaler.controller}: per_worker_rps: {per_worker_rps:g}, must be > 0")
@@ -304,10 +329,11 @@ def _read_capacity_table(autoscaler: Autoscaler, pools: int) -> tuple[list[float
 
 def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
     """Lines for README.md: where the rules differ from the simulated controllers."""
-    load_rules = by_load.rules_of(autoscaler, len(autoscaler.pools))
+    load_rules = by_load.read_pool_rules(autoscaler, len(autoscaler.pools))
     limit_lines = [
-        "vLLM counts what has finished, not what arrives: arrivals are ends and the growth of what is in "
-        f"flight, over {prometheus_queries.RATE_S} s. Requests that no worker has yet are not seen.",
+        "vLLM counts what has finished, not what arrives: arrivals are the requests that finished and the "
+        f"growth of those in flight, over {prometheus_queries.RATE_S} s. Requests that no worker has yet are "
+        "not seen.",
         keda_object.EXACT_LIMIT,
         f"Look at it in Prometheus: {ARRIVALS}, {by_load.LOAD if load_rules else RATE}, {ASKED} and "
         f"{WORKERS} are recorded.",
@@ -321,7 +347,7 @@ def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
         )
     else:
         limit_lines.append(
-            "The season is the last one, and Prometheus must keep it; until then it goes by the last bucket "
-            "and its drift."
+            "The season is the last one, and Prometheus must keep its data; before it has a whole season, "
+            "the forecast goes by the last bucket and its drift."
         )
     return tuple(limit_lines)

@@ -7,8 +7,9 @@ from planner.day.autoscaling.autoscaler import Document
 from planner.day.autoscaling.scale_targets import ScaleTarget
 
 LLM = "fleetplan_llm"
-ROUNDING = 1e-9  # Subtracted from a product before it is rounded up, so that rounding errors add no worker.
-MOST_STEPS = 200  # A rule has at most so many edges, to keep its expression readable for Prometheus.
+ROUNDING = 1e-9  # Taken off before numbers are rounded up to workers, so that rounding errors add none.
+# A rule has a term for each of its edges, and Prometheus reads the whole expression each time.
+MOST_STEPS = 200
 
 
 def recording_rule(name: str, expr: str, labels: dict[str, str]) -> Document:

@@ -31,7 +31,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, helm_chart, kubernetes, kustomize
 
-GRACE_S = 30  # Kubernetes kills a pod so long after the end of draining.
+GRACE_S = 30  # Kubernetes kills a pod so long after the end of draining: Kubernetes' default for any pod.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -56,9 +56,9 @@ class ScalableTarget:
     `find_object` returns the object with a pool's workers, which an autoscaler outside the target scales;
     None if the target scales pools itself. `is_measured`: we know how to scrape its pods. `file_of_pool` is
     the path of a pool's own file, with `{label}`, if each pool has one; other files then stay as they are.
-    `letters` is the longest label of a pool. `begins_with_counts`: the files keep the sizes of the first
-    hour, as README.md says. `drains`: the files tell vLLM to finish its requests before it stops. `remark` is
-    for README.md.
+    `letters` is the longest label of a pool. `begins_with_counts`: the files set the sizes at the beginning;
+    else README.md has commands for them. `drains`: the files tell vLLM to finish its requests before it
+    stops. `remark` is for README.md.
     """
 
     change: Change

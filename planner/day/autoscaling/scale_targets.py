@@ -13,27 +13,26 @@ from planner.manifests.kubernetes import PART
 # A label of pods, for targets that have no label by which pools differ.
 POOL_LABEL = "fleetplan/pool"
 LLM_D_CHART = "llm-d-modelservice"
-MOST_CHART_LETTERS = 55  # llm-d-modelservice cuts the name of a release and its chart to this length.
+MOST_CHART_LETTERS = 55  # The chart cuts the name of its release and itself to this length.
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTarget:
     """A pool as an autoscaler addresses it.
 
-    Its /scale is that of the object `object_name` of this `kind`. `name` is for further objects of the pool,
-    `label` the part of it that is the pool's own.
-
-    `pods` are the labels of the pods that answer GET /metrics on `port` by `scheme`.
+    An autoscaler changes the count of the object `object_name` of this `kind`. `name` is for further objects
+    of the pool; `label` is the pool's own part of `name`. `pods` are the labels of the pods that answer
+    GET /metrics on `port` by `scheme`.
     """
 
     name: str
     label: str
     scaled: ScaledPool
     pool: Pool
-    api_version: str
-    kind: str
     object_name: str
     pods: Document
+    api_version: str = "apps/v1"
+    kind: str = "Deployment"
     port: str | int = "http"
     scheme: str = "http"
 
@@ -70,16 +69,7 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
 
 def kubernetes_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     labels = kubernetes.labels_of(fleet, label, pool)
-    return ScaleTarget(
-        name=labels[PART],
-        label=label,
-        scaled=scaled,
-        pool=pool,
-        api_version="apps/v1",
-        kind="Deployment",
-        object_name=labels[PART],
-        pods=labels,
-    )
+    return ScaleTarget(labels[PART], label, scaled, pool, object_name=labels[PART], pods=labels)
 
 
 def lws_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
@@ -105,33 +95,15 @@ def llm_d_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> Sc
     full_name = name if LLM_D_CHART in name else f"{name}-{LLM_D_CHART}"
     deployment = f"{full_name[:MOST_CHART_LETTERS].removesuffix('-')}-{role}"
     pods = {"llm-d.ai/model": engine_command.llm_label(fleet), POOL_LABEL: name}
-    return ScaleTarget(
-        name=name,
-        label=label,
-        scaled=scaled,
-        pool=pool,
-        api_version="apps/v1",
-        kind="Deployment",
-        object_name=deployment,
-        pods=pods,
-        port="metrics",
-    )
+    return ScaleTarget(name, label, scaled, pool, object_name=deployment, pods=pods, port="metrics")
 
 
 def production_stack_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     release = engine_command.llm_label(fleet)
     pods = {"model": label, "helm-release-name": release}
-    return ScaleTarget(
-        name=f"{release}-{label}",
-        label=label,
-        scaled=scaled,
-        pool=pool,
-        api_version="apps/v1",
-        kind="Deployment",
-        object_name=f"{release}-{label}-deployment-vllm",
-        pods=pods,
-        port="container-port",
-    )
+    name = f"{release}-{label}"
+    deployment = f"{name}-deployment-vllm"  # The chart names it so.
+    return ScaleTarget(name, label, scaled, pool, object_name=deployment, pods=pods, port="container-port")
 
 
 def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
@@ -142,12 +114,10 @@ def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> S
     suffix = "-kserve-prefill" if pool.role == "prefill" else "-kserve"
     name = f"{app}-{label}"
     return ScaleTarget(
-        name=name,
-        label=label,
-        scaled=scaled,
-        pool=pool,
-        api_version="apps/v1",
-        kind="Deployment",
+        name,
+        label,
+        scaled,
+        pool,
         object_name=f"{service}{suffix}",
         pods={POOL_LABEL: name},
         port=engine_command.HTTP_PORT,
@@ -161,12 +131,12 @@ def dynamo_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> S
     graph = next(name for name, pools in graphs.items() if (label, pool) in pools)
     name = f"{graph}-{label}"
     return ScaleTarget(
-        name=name,
-        label=label,
-        scaled=scaled,
-        pool=pool,
+        name,
+        label,
+        scaled,
+        pool,
+        object_name=name,
+        pods={},  # We do not know how to scrape Dynamo's pods (scalable_pools.SCALABLE, is_measured).
         api_version="nvidia.com/v1beta1",
         kind="DynamoGraphDeploymentScalingAdapter",
-        object_name=name,
-        pods={},  # We do not know how to scrape Dynamo's pods (SCALABLE, is_measured).
     )

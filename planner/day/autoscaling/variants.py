@@ -144,7 +144,7 @@ def _metric_source(target: ScaleTarget) -> Document:
 
 
 def _adapter_rule() -> Document:
-    """The rule by which Prometheus' adapter serves that metric to HPAs."""
+    """The rule by which prometheus-adapter serves DESIRED to HPAs."""
     return {
         "seriesQuery": f'{DESIRED}{{variant_name!="",exported_namespace!=""}}',
         "resources": {"overrides": {"exported_namespace": {"resource": "namespace"}}},

@@ -24,8 +24,7 @@ DAY_S = 86400.0
 class CapacityTable:
     """The least pool sizes `sizes` (R, P) that keep the SLO at steady rates `rates_rps` (R,).
 
-    Rates rise, and no size falls. `made` says for the reader how the table was made: which traffic was
-    simulated.
+    Rates rise, and no size falls. `made` says for the reader which traffic was simulated.
     """
 
     rates_rps: Floats
@@ -49,8 +48,8 @@ class CapacityTable:
         """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
-        # Both tolerances are for rounding errors, which could add a row, or below a worker: a rate of the
-        # table must find its own row.
+        # Both tolerances are for rounding errors: a rate of the table finds its own row, not the next one,
+        # and beyond the table no size is rounded up to one worker more.
         row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]
@@ -121,7 +120,7 @@ class LoadRule:
         if covered_frac <= 0 or not self.needs:
             return self
         floor = self.needs[max(least_whole(covered_frac * len(self.needs)), 1) - 1]
-        # Any load is above an edge at 0, so each such edge gives a worker.
+        # Any load is above an edge at 0, so the first `floor - 1` edges at 0 give `floor` workers.
         return replace(self, edges=(0.0,) * (floor - 1) + self.edges[floor - 1 :])
 
     def workers_for_load(self, load: float) -> int:
@@ -132,8 +131,7 @@ class LoadRule:
         return 1 + bisect.bisect_left(self.edges, load)
 
 
-# The load of a window is this quantile of its spans: the largest spans are chance, the mean would hide
-# bursts.
+# The load of a window is this quantile of its spans: the largest spans are chance, and a mean hides bursts.
 PEAK_FRAC = 0.95
 
 
@@ -187,17 +185,19 @@ class Deployment:
         object.__setattr__(self, "front", tuple(i for i, role in enumerate(self.roles) if role != DECODE))
 
     def with_role(self, role: Role) -> tuple[int, ...]:
+        """The numbers of the pools of a role."""
         return tuple(i for i, each in enumerate(self.roles) if each == role)
 
     def price_of(self, pool: int) -> float:
+        """The price of a worker [USD/h]; 1 for all pools where prices are not known."""
         return self.prices_usd_per_h[pool] if self.prices_usd_per_h else 1.0
 
     def rate_rps(self, reading: MetricsReading) -> float:
         """Requests/s that came to the fleet during the reading's interval.
 
-        Requests in limbo, which wait because no pool has a worker, are not counted as arrived at a pool.
+        Requests in limbo wait because no pool has a worker, and have not arrived at a pool. Some may be of
+        earlier intervals, so they are not added: the larger of the two numbers counts.
         """
-        # Limbo counts requests that wait now, perhaps since earlier readings, so it is not added.
         arrived = sum(int(reading.arrived[i]) for i in self.front)
         return max(arrived, reading.limbo) / reading.interval_s
 
@@ -224,8 +224,8 @@ class Deployment:
         filled_sizes = [int(size) for size in sizes]
         for node in dict.fromkeys(node for node in self.nodes if node is not None):
             on_node = [i for i, each in enumerate(self.nodes) if each == node]
-            # The idle GPUs are those from the used ones up to whole nodes.
-            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node[1]
+            _, node_gpus = node
+            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node_gpus  # Up to whole nodes.
             for i in sorted(on_node, key=lambda i: i not in self.front):
                 more = min(idle // self.gpus[i], self.pools[i].most - filled_sizes[i])
                 if filled_sizes[i]:

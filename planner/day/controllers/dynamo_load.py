@@ -114,6 +114,7 @@ class Dynamo:
         return list(self.current)
 
     def _pool_size(self, reading: MetricsReading, pool: int) -> int:
+        """The next size of a pool, at most one worker from the present one."""
         workers, engine = self.current[pool], self.deployment.engines[pool]
         if not workers:  # A pool without workers gains one if requests found no worker.
             return 1 if self.deployment.limbo_of(reading, pool) else 0

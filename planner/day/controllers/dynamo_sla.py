@@ -63,16 +63,16 @@ class ForecastLoad:
 
 
 def prefill_rps(load: ForecastLoad, tokens_per_s: float, correction: float = 1.0) -> float:
-    """Requests/s of a worker that computes so many prompt tokens/s.
+    """Requests/s of a worker that computes `tokens_per_s` prompt tokens/s.
 
-    `correction` is p (module docstring): below 1 prompts took less work than assumed, so the worker carries
+    `correction` is p (module docstring). Below 1, prompts took less work than assumed, and the worker carries
     more.
     """
     return tokens_per_s / (load.input_tokens * min(1.0, correction))
 
 
 def decode_rps(load: ForecastLoad, tokens_per_s: float) -> float:
-    """Requests/s of a worker that generates so many tokens/s within the target."""
+    """Requests/s of a worker that generates `tokens_per_s` tokens/s within the target."""
     return tokens_per_s / max(load.output_tokens, 1.0)
 
 
@@ -82,7 +82,7 @@ def count_replicas(rate_rps: float, worker_rps: float) -> int:
 
 
 def prefill_tokens_per_s(engine: EngineProfile, input_tokens: float) -> float:
-    """Prompt tokens/s of one prompt after the other, as Dynamo's profiler measures it."""
+    """Prompt tokens/s of one prompt after the other, as Dynamo's profiler measures them."""
     return input_tokens / engine.ttft_s(input_tokens)
 
 

@@ -1,8 +1,8 @@
 """Predictive scaling as clouds sell it: the rate forecast for some time ahead, divided by a worker's rate.
 
 The forecast is planner/day/controllers/forecasting.py. The rate of a worker is given, or it is the highest
-rate of the plan's capacity table divided by a pool's workers at that rate. Sizes fall once no forecast of the
-last `hold_s` needs more, as an HPA's do.
+rate of the plan's capacity table divided by a pool's workers at that rate. As under an HPA, a size falls once
+no forecast of the last `hold_s` needs more.
 """
 
 from __future__ import annotations

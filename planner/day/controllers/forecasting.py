@@ -20,7 +20,9 @@ import numpy as np
 from planner.day.controllers.deployment import Deployment
 
 LAST_BUCKETS = 3  # Today is compared with the season over this number of buckets.
-MOST_SEASON_RATIO = 3.0  # The season is scaled by at most this factor, and at least by its reciprocal.
+# The season is scaled by at most this factor, and at least by its reciprocal: a few quiet or busy minutes do
+# not say more of a whole day.
+MOST_SEASON_RATIO = 3.0
 
 
 class RateForecast:
@@ -33,6 +35,8 @@ class RateForecast:
         self.start()
 
     def start(self) -> None:
+        """Forget all rates, and learn the season from the deployment's history."""
+        # Of each bucket of the season: the sum of rates of earlier days, and their number.
         self._sums, self._counts = np.zeros(self.buckets), np.zeros(self.buckets)
         self._recent: deque[tuple[float, float, float]] = deque()  # Time, interval and rate.
         self._open: tuple[int, float, float] | None = None  # The present bucket, its seconds and requests.
@@ -60,9 +64,9 @@ class RateForecast:
         self._counts[bucket] += 1
 
     def add(self, time_s: float, interval_s: float, rate_rps: float) -> None:
-        """The rate of the `interval_s` before `time_s`."""
+        """Add the rate of the `interval_s` before `time_s`."""
         self._recent.append((time_s, interval_s, rate_rps))
-        # The drift needs the last two buckets, or two rates if readings are further apart.
+        # The drift needs the last two buckets, or two rates if intervals are longer than buckets.
         while self._recent[0][0] <= time_s - 2 * self.bucket_s and len(self._recent) > 2:
             self._recent.popleft()
         bucket = self._bucket(time_s - interval_s / 2)
@@ -90,7 +94,7 @@ class RateForecast:
         # The season's rate and today's in each of the last buckets, the open one included.
         recent = [(self._season_rps(bucket), rate) for bucket, rate in self._past]
         recent += [(self._season_rps(self._open[0]), self._open[2] / self._open[1])] if self._open else []
-        rate_pairs = [(was, now) for was, now in recent if was > 0]  # NaN: no season.
+        rate_pairs = [(was, now) for was, now in recent if was > 0]  # Without a season `was` is NaN.
         if rate_pairs and not math.isnan(season):
             ratio = sum(now for _, now in rate_pairs) / sum(was for was, _ in rate_pairs)
             return season * min(max(ratio, 1 / MOST_SEASON_RATIO), MOST_SEASON_RATIO)

@@ -5,14 +5,14 @@ pods and external ones, tolerance, rounding up, pods that are not ready or send 
 of v1.27 to v1.33 (stabilisation and rates of change under `behavior`), and their tests at 003e8629.
 
     usage    = mean metric of the pods that send it / target
-    desired  = ceil(usage x those pods), no change where |usage - 1| <= tolerance
+    desired  = ceil(usage x these pods), no change where |usage - 1| <= tolerance
     missing  pods without metrics (starting ones) count as at the target where usage < 1 and as idle where
-             usage > 1; if with them usage lies on the other side of 1, nothing changes
+             usage > 1; if that brings usage to the other side of 1, nothing changes
     then     within the stabilisation windows (the least of the last `up_window` going up, the most of the
              last `down_window` going down), then within the rates of change, then within least and most
 
-An HPA of `minReplicas: 0` needs an alpha feature and a metric that no pod sends. This HPA keeps one worker at
-least, and leaves a pool that begins empty as it is.
+An HPA of `minReplicas: 0` needs an alpha feature and a metric that no pod sends, so this one keeps at least
+one worker. A pool that begins empty stays empty.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_target(value: object, where: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules(ControllerSettings):
-    """`behavior` of an HPA and how often it looks; the defaults are those of autoscaling/v2."""
+    """`behavior` of an HPA and how often it decides; the defaults are those of autoscaling/v2."""
 
     tolerance_frac: float = settings_field(
         0.1, SHARE, "no change while usage is this near the target", most=1.0
@@ -103,7 +103,9 @@ def check_target(metric: str, target: float | None) -> None:
 def pods_replicas(
     values_of_ready: Sequence[float], missing: int, current: int, target: float, tolerance_frac: float = 0.1
 ) -> int:
-    """Replicas for a metric that every ready pod sends; `missing` pods send none yet (module docstring)."""
+    """The desired replicas of `current`, for a metric that every ready pod sends and `missing` pods do not
+    send yet (module docstring).
+    """
     ready, total = len(values_of_ready), sum(values_of_ready)
     if not ready:
         return current
@@ -116,6 +118,7 @@ def pods_replicas(
     if abs(usage_of_all - 1) <= tolerance_frac or (usage_of_all - 1) * (usage - 1) < 0:
         return current
     replicas = least_whole(usage_of_all * counted)
+    # `counted` may differ from `current`, so high usage could ask for fewer replicas: then nothing changes.
     is_other_direction = (replicas - current) * (usage_of_all - 1) < 0
     return current if is_other_direction else replicas
 
@@ -148,7 +151,7 @@ class Behaviour:
 
     up: Direction
     down: Direction
-    # Each with its time in s; `recommended` are sizes before stabilisation.
+    # Pairs of a time [s] and a number: sizes before stabilisation, pods added, pods removed.
     recommended: list[tuple[float, int]] = field(default_factory=list)
     added: list[tuple[float, int]] = field(default_factory=list)
     removed: list[tuple[float, int]] = field(default_factory=list)
@@ -172,7 +175,7 @@ class Behaviour:
         )
 
     def start(self, size: int) -> None:
-        """Begin at time zero, with the size that is there as the first recommendation."""
+        """Begin at time zero, with the present size as the first recommendation."""
         self.recommended, self.added, self.removed = [(0.0, size)], [], []
 
     def decide(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
@@ -185,7 +188,7 @@ class Behaviour:
         return size
 
     def stabilise(self, time_s: float, current: int, desired: int) -> int:
-        """The size within what was recommended during the stabilisation windows."""
+        """The size nearest to `current` that the recommendations of the stabilisation windows allow."""
         longest_s = max(self.up.window_s, self.down.window_s)
         self.recommended = [(at_s, size) for at_s, size in self.recommended if at_s > time_s - longest_s]
         least = most = desired
@@ -219,11 +222,11 @@ class Behaviour:
 
     def _changed(self, time_s: float, period_s: float) -> int:
         """Pods added less pods removed during the last period."""
-        # Older events are of no policy's period any more.
-        longest_s = max(each[2] for each in (*self.up.policies, *self.down.policies))
-        for events in (self.added, self.removed):
-            while events and events[0][0] <= time_s - longest_s:
-                events.pop(0)
+        # No policy's period reaches further back, so older changes are forgotten.
+        longest_s = max(period for _, _, period in (*self.up.policies, *self.down.policies))
+        for changes in (self.added, self.removed):
+            while changes and changes[0][0] <= time_s - longest_s:
+                changes.pop(0)
         since_s = time_s - period_s
         return sum(n for at_s, n in self.added if at_s > since_s) - sum(
             n for at_s, n in self.removed if at_s > since_s
@@ -245,6 +248,7 @@ class Hpa:
         self.behaviour.start(size)
 
     def decide(self, reading: MetricsReading) -> int:
+        """The size that the pool should have, by the latest reading."""
         if not self.size:
             return 0
         ready = int(reading.ready[self.pool])

@@ -23,7 +23,7 @@ from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, ControllerS
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
 
-ROUNDING = 1e-9  # Without it rounding could ask for one worker more.
+ROUNDING = 1e-9  # Taken off before workers are rounded up, so that a rounding error adds none.
 
 
 @dataclass(frozen=True, slots=True)

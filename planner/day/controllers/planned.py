@@ -60,7 +60,7 @@ class FleetplanSettings(ControllerSettings):
     lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
 
 
-MOST_GROWTH = 3.0  # A forecast of more than this many times the present is taken for this many times.
+MOST_GROWTH = 3.0  # A forecast of higher growth is taken for this factor: it is more likely an error.
 
 
 class Fleetplan:
@@ -88,6 +88,7 @@ class Fleetplan:
     def sizes(self, reading: MetricsReading) -> list[int]:
         settings, now_rps = self.settings, self.deployment.rate_rps(reading)
         if is_before_traffic(reading):
+            # Only a season tells of rates before the first request, and nothing tells of loads.
             if self.is_by_load or not self.forecast.has_season:
                 return list(self.sizes_at_start)
             present_rps = self.forecast.rate_at(0.0)

@@ -25,7 +25,7 @@ class StaticSettings(ControllerSettings):
 class Static:
     """Decides the same sizes every time."""
 
-    lag_s = 0.0
+    lag_s = 0.0  # No metrics are read.
 
     def __init__(self, settings: StaticSettings, deployment: Deployment) -> None:
         pools = len(deployment.pools)

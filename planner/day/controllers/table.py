@@ -38,7 +38,7 @@ from planner.errors import InputError
 from planner.files import document_values
 from planner.simulator.elastic import Controller
 
-SAME_FOR_ALL_POOLS = ("every", "lag")  # No parameters of a role: one clock serves all pools.
+SAME_FOR_ALL_POOLS = ("every", "lag")  # A role cannot have its own: all pools are decided at once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class ChosenController:
     def __call__(self, deployment: Deployment) -> Controller:
         """The controller for this deployment. Raises InputError if that lacks what it needs."""
         row = self.row
-        settings: Any = self.settings  # Any: only settings of controllers by pool have `every_s` and `lag_s`.
+        settings: Any = self.settings  # Any, as ControllerSettings does not declare `every_s` and `lag_s`.
         with document_values.errors_as(InputError, f"controller {row.name!r}"):
             if not row.by_pool:
                 controller: Controller = row.controller(settings, deployment)

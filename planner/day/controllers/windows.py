@@ -15,11 +15,8 @@ _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window from `begin_s` to `end_s`, in seconds of the day, on each of `days` (0: Monday).
-
-    If `end_s` is less than `begin_s`, the window ends on the next day.
-
-    `workers` has one number for all pools, or one for each.
+    """A window from `begin_s` to `end_s`, in seconds of the day, on each of `days` (0: Monday). If `end_s` is
+    less than `begin_s`, it ends on the next day. `workers` has one number for all pools, or one for each.
     """
 
     begin_s: float
@@ -41,9 +38,8 @@ class Window:
 
 
 def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: float) -> list[int]:
-    """The workers of each pool (P,) at a time of the run.
-
-    They are the largest number of all windows that contain the time, or 0.
+    """The workers of each pool (P,) at a time of the run: the most of all windows that contain the time, or
+    0.
     """
     # `clock_s` is the time of the week at the beginning of the run.
     now = [each for each in windows if each.holds(deployment.clock_s + time_s)]

@@ -99,8 +99,8 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
 
     def is_short(load_factor: float) -> bool:
         """Whether too little is spare if every worker has `load_factor` times its load."""
-        # Rounding must not count as a shortage, hence the 1e-12.
         spare_kv, spare_queue = kv - kv_load * load_factor, queue - queue_load * load_factor
+        # What is missing by less than 1e-12 is a rounding error, not a shortage.
         return spare_kv < settings.kv_spare_frac - 1e-12 or spare_queue < settings.queue_spare - 1e-12
 
     if is_short(1.0):
@@ -165,7 +165,7 @@ class Wva(HpaFollowed):
     def _change_by_one(self, reading: MetricsReading, role: Role, sizes: list[int]) -> None:
         """Change the size of one pool of this role by a worker, or of none."""
         pools = self.deployment.with_role(role)
-        # Requests in limbo found no worker at all; the cheapest variant is started for them.
+        # Requests in limbo wait because no pool has a worker; the cheapest pool gets one for them.
         if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(sizes[i] for i in pools):
             sizes[min(pools, key=self.deployment.price_of)] = 1
             return

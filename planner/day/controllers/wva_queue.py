@@ -4,7 +4,9 @@ Read in llm-d/llm-d-workload-variant-autoscaler at 56a651b (2025-10-29): pkg/ana
 mm1modelstatedependent.go. Times of one worker, in ms, with n requests in a batch of at most N:
 
     prefill(n) = gamma + delta in n          decode(n) = alpha + beta n
-    mu(n)      = n / (prefill(n) + (out - 1) decode(n)), mu(N) beyond N, at most N + Q requests
+    mu(n)      = n / (prefill(n) + (out - 1) decode(n)), mu(N) for N < n <= N + Q, and no more requests
+
+Here in and out are the mean tokens of prompts and answers, and Q requests may wait.
 
 With n requests a worker serves mu(n) requests per ms, and requests arrive at random: a Markov chain in n. Its
 stationary distribution gives throughput X and the mean time in service S. The batch n* whose service takes S
@@ -39,10 +41,11 @@ from planner.day.controllers.settings import NUMBER, settings_field
 from planner.day.controllers.wva import HpaFollowed, WvaRules
 from planner.simulator.elastic import Floats, MetricsReading
 
-# Both are constants of the original. Rates are searched from EDGE mu(1) to (1 - EDGE) mu(N).
+# EDGE and QUEUE_PER_SEAT are constants of the original. Rates are searched from EDGE mu(1) to (1 - EDGE)
+# mu(N).
 EDGE = 0.001
 QUEUE_PER_SEAT = 10  # Q / N: so many requests may wait for each seat.
-RATE_TOLERANCE = 1e-6  # The relative error of a root search.
+RATE_TOLERANCE = 1e-6  # The relative error of a root search, far below what a worker more or less shows.
 KEPT_RATES = 4096  # Rates of so many (pool, lengths) are kept, since each takes a root search.
 LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is priced as if it carried this.
 
@@ -57,8 +60,8 @@ class QueueTimes:
     beta: float
     gamma: float
     delta: float
-    input_tokens: float
-    output_tokens: float
+    input_tokens: float  # in; 0 for a decode worker, which computes no prompts.
+    output_tokens: float  # out; 1 for a prefill worker.
 
     @property
     def decodes(self) -> float:

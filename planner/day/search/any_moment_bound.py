@@ -124,7 +124,7 @@ def any_moment_bound(
     # If some workers start warm, which is faster, the bound lets all workers do so.
     quickest = tuple(
         replace(pool, start_s=min(pool.start_s, each.warm_start_s) if each.warm else pool.start_s)
-        for pool, each in zip(runs.terms.pools, runs.elastic_pools, strict=True)
+        for pool, each in zip(runs.terms.pools, runs.given_pools, strict=True)
     )
     terms = replace(runs.terms, pools=quickest)
     slices, least_paid = _Slices(runs), runs.least_paid()

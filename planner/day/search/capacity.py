@@ -1,4 +1,4 @@
-"""Makes the table of rates and the pool sizes that carry them, which controllers of the plan's own read.
+"""Makes the table of rates and the pool sizes that carry them, which some controllers read.
 
 For each of RUNGS rates the table has the cheapest sizes of a fleet's pools that keep the SLO on a sample of
 the traffic. The sample is the busiest part of the traffic, brought to the rate by leaving requests out or by
@@ -26,7 +26,7 @@ from planner.units import show_s
 SAMPLE = "busiest 10 min"
 RUNGS = 12  # Rates of the table, equally spaced; between two the pools are sized for the higher.
 ABOVE_FRAC = 0.3  # The highest rate of the table is this share above the highest rate of the traffic.
-MANY_SEQUENCES = 64  # The second point of the straight line through decode step times.
+MANY_SEQUENCES = 64  # The line through decode step times goes through 1 sequence and this many.
 LEAST_REQUESTS = 200  # A smaller sample says too little about a percentile, so its rate is left out.
 
 
@@ -75,7 +75,7 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
         sum(part) for part in zip(*(each.per_step_s(worker.tp) for each in worker.host), strict=True)
     )
     full = worker.max_num_batched_tokens
-    first_s, full_s = (float(worker.latency.prefill_s(n, full)) for n in (1, full))  # One step each.
+    first_s, full_s = (float(worker.latency.prefill_s(n, full)) for n in (1, full))  # Each is one step.
     token_s = (full_s - first_s) / max(full - 1, 1)
     sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))

@@ -1,9 +1,11 @@
-"""Simulates sequences of pool sizes over a day; the subproblem of day/search/day_optimum.py.
+"""Simulates sequences of pool sizes over a day, for planner/day/search/day_optimum.py: its master problem
+proposes sizes, and the simulations here say which windows of the SLO fail with them.
 
-A whole day is simulated with a timetable of sizes. Whether single sizes make a window fail is simulated on a
-slice of the day. A slice begins some time before the first step in question, with every pool at its largest
-size until this step, and ends a little after the window. If more workers and less earlier work never hurt, a
-window that fails in the slice also fails in the whole day. That a window holds in a slice proves nothing.
+A step is here a stretch of the day with the same sizes, not an engine's step. A whole day is simulated with a
+timetable of sizes. A slice of the day shows that sizes in some steps make a window fail. The slice begins
+some time before the first of these steps, with every pool at its largest size until then, and ends a little
+after the window. If more workers and less earlier work never hurt, a window that fails in the slice also
+fails in the whole day. A window that holds in the slice may still fail in the day.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from planner.traffic.trace import Trace, measured_window
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# A slice begins this long before the first step in question, so that its workers are busy by then.
+# Longer slices find more failures and take longer to simulate; these values were chosen by hand.
+# A slice begins this long before its first step, so that its workers are busy by then.
 RUN_IN_S = 60.0
 # A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most).
 # Workers of this time still serve requests that arrived in the window.
@@ -94,8 +97,8 @@ class DayRuns:
                     "drawn by chance; leave interruptions_per_h out"
                 )
         self.fleet, self.trace, self.slo = fleet, trace, slo
-        self.elastic_pools = tuple(pools)
-        self.pools = [_with_equal_starts(each) for each in pools]
+        self.given_pools = tuple(pools)
+        self.pools = [_with_equal_starts(each) for each in pools]  # What is simulated.
         self.windows_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
         longest_limit_s = max(
@@ -121,12 +124,12 @@ class DayRuns:
         return window == 0
 
     def own_steps(self, window: int) -> range:
-        """The steps that overlap with a window."""
+        """The steps that overlap with a window by more than EDGE_S, at least one."""
         start_s, end_s = self.windows_s[window], self.windows_s[window + 1]
         edges_s = self.terms.edges_s
         first = int(np.searchsorted(edges_s, start_s + EDGE_S, "right")) - 1
         end = int(np.searchsorted(edges_s[:-1], end_s - EDGE_S))
-        return range(max(first, 0), max(end, first + 1))  # A window shorter than a step overlaps with one.
+        return range(max(first, 0), max(end, first + 1))
 
     def later_steps(self, window: int) -> range:
         """The steps after a window that may still decide whether its requests keep their limits."""
@@ -136,8 +139,9 @@ class DayRuns:
 
     def least_paid(self) -> LeastPaid:
         """A lower bound on what any controller pays for this day (solvers/paid_work.py)."""
-        pools = list(zip(self.fleet.pools, self.elastic_pools, strict=True))
+        pools = list(zip(self.fleet.pools, self.given_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
+        # A lower bound takes the cheapest and the fastest start of all pools that can prefill.
         prefilling = [(pool, each) for pool, each in pools if pool.role != "decode"]
         starts_s = [each.start_s for _, each in prefilling]
         starts_s += [each.warm_start_s for _, each in prefilling if each.warm]
@@ -152,7 +156,7 @@ class DayRuns:
         )
 
     def simulate_day(self, workers: Ints) -> DayRun:
-        """Simulate the whole day with these workers (T, C) ready in the steps. Results are remembered."""
+        """Simulate the whole day with these workers (T, P) ready in the steps. Results are remembered."""
         key = workers.tobytes()
         if key not in self._simulated_days:
             run = self._simulate(self.trace, self.terms.edges_s[:-1], workers, self.pools, self.windows_s)
@@ -160,12 +164,15 @@ class DayRuns:
         return self._simulated_days[key]
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
-        """Whether a window is missed with these workers from step `first` on, and with the most before it."""
+        """Whether a window is missed with these `workers` (T, P) from step `first` on, and the
+        most before.
+        """
         edges_s = self.terms.edges_s
-        start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0) if first else 0.0
         end = int(np.searchsorted(edges_s[:-1], self.windows_s[window + 1] + self.reach_s))
         times_s, sizes = edges_s[first:end], workers[first:end]
         if first:
+            start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0)
+            # `most` (T, P) has the same sizes in every step.
             times_s, sizes = np.append(start_s, times_s), np.concatenate((self.terms.most[:1], sizes))
         part = self.simulate_slice(window, times_s, sizes)
         # A part without requests misses nothing.
@@ -174,7 +181,7 @@ class DayRuns:
     def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> Slice | None:
         """Simulate the part of the day from `times_s[0]` to a little after a window.
 
-        These workers (N, C) are ready from each of `times_s` (N,) on. The result is None if no request
+        These workers (N, P) are ready from each of `times_s` (N,) on. The result is None if no request
         arrives in this part.
         """
         start_s, last_s = float(times_s[0]), float(self.windows_s[window + 1])
@@ -200,9 +207,8 @@ class DayRuns:
         return Slice(run, bounds_s - start_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
-        """Simulate a whole day with these workers (N, C) ready from each of `times_s` (N,) on.
-
-        The first of these times must be 0.
+        """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,), the
+        first 0, on.
         """
         run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
         return self._judge_day(workers, run)
@@ -227,7 +233,11 @@ class DayRuns:
 
 
 def _with_equal_starts(pool: ElasticPool) -> ElasticPool:
-    """The pool with one start-up time for all workers: the warm one if all may start warm, else cold."""
+    """The pool with one start-up time for all workers: the warm one if all may start warm, else the cold one.
+
+    The optimum needs one time per pool. Where some workers could start warm, it starts them earlier than
+    needed, so its bill is no lower than what is possible.
+    """
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)
 
@@ -252,11 +262,11 @@ def day_terms(
 ) -> DayTerms:
     """The terms of the master problem for a fleet's pools, with steps of `step_s`, or else the SLO's windows.
 
-    `unit_s`, `stock` and `is_paid_all_day` are those of DayTerms.
+    `unit_s` (bills are in whole units of this time), `stock` and `is_paid_all_day` are those of DayTerms.
     """
     last_s = float(trace.arrival_s[-1])
     if step_s is None:
-        edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))
+        edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))  # The first has the warm-up too.
     elif not step_s > 0:
         raise InputError(f"step_s is {step_s}, must be > 0")
     else:

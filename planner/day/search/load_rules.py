@@ -1,11 +1,11 @@
-"""How many workers a load takes, for the plan's own controller: fitted to windows of earlier traffic.
+"""Fits how many workers a load takes to windows of earlier traffic, for the plan's own controller.
 
-Windows are taken evenly from the traffic, and for each the fewest workers are found that keep the SLO in it,
-by simulation. A rule (`deployment.LoadRule`) maps the load of a window to workers: so many that COVERED of
-the windows with this load need no more. The load is taken over spans; of SPANS_S the rule has the span
-that predicts a pool's workers best. The mean rate of a window predicts little: on a production
-day prompts are five times as long in one hour as in another, and bursts come and go. The busiest windows are
-also simulated with more traffic, so that a rule reaches above the highest load of the day.
+Windows are taken evenly from the traffic. Simulations find the fewest workers that keep the SLO in each. A
+rule (`LoadRule` of planner/day/controllers/deployment.py) maps the load of a window to workers that suffice
+in COVERED of the windows with this load. The load is a percentile over spans of a window; of SPANS_S a rule
+has the span whose loads predict a pool's workers best. The mean rate of a window predicts little: on a
+production day prompts are five times as long in one hour as in another, and bursts come and go. The busiest
+windows are also simulated with more traffic, so that a rule reaches above the highest load of the day.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
-MOST_WINDOWS = 72  # Each takes several simulations, so more would take too long.
-LEAST_WINDOWS = 8  # Through fewer points no rule is fitted.
-LEAST_REQUESTS = 200  # A window with fewer says too little of a percentile.
+MOST_WINDOWS = 72  # Each takes several simulations, so more windows would take too long.
+LEAST_WINDOWS = 8  # No rule is fitted through fewer points.
+LEAST_REQUESTS = 200  # A window with fewer requests says too little of a percentile.
 SPANS_S = (15.0, 60.0, 600.0)  # From a short burst to a whole window.
 COVERED = 0.9  # The share of windows that a rule has enough workers for.
 # The busiest windows are simulated with so many times their traffic. Without these a rule took one worker
@@ -36,14 +36,16 @@ COVERED = 0.9  # The share of windows that a rule has enough workers for.
 # worker, 3 % with them (2026-11-24).
 MORE_TRAFFIC = (1.4, 2.0)
 MOST_BUSY_WINDOWS = 8
-WINDOW_S = 600.0  # Where the SLO names no window (`every`).
+WINDOW_S = 600.0  # The length of windows where the SLO names none (`every`).
 
 
 def load_rules(
     fleet: Fleet, trace: Trace, slo: Slo, engines: Sequence[EngineProfile], *, most: Sequence[int]
 ) -> tuple[LoadRule, ...]:
-    """A rule for each pool, whose workers are between 1 and its entry of `most`; no rules where the traffic
-    has too few windows to fit one. `engines` are the pools' engines, by which their work is counted.
+    """A rule for each of the P pools; none where the traffic has too few windows to fit them.
+
+    A pool has from 1 to its entry of `most` (P,) workers. Its entry of `engines` (P,) says how much work a
+    request is.
     """
     window_s = slo.every_s or WINDOW_S
     windows = _spread_windows(trace, window_s)
@@ -52,7 +54,7 @@ def load_rules(
     own_count = len(windows)
     windows += _busiest_with_more_traffic(windows, engines[0], window_s)
     least = [1] * len(fleet.pools)
-    # Where not even `most` workers keep the SLO in a window, it counts as one that needs all of them.
+    # (windows, P). A window in which not even `most` workers keep the SLO counts as one that needs them all.
     needed = np.array([least_that_keep(fleet, part, slo, least, most) or tuple(most) for part in windows])
     rules = []
     for i, pool in enumerate(fleet.pools):
@@ -86,15 +88,14 @@ def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
 
 
 def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> list[Trace]:
-    """The windows of the highest load, each with MORE_TRAFFIC times its own requests.
-
-    Here `engine` only ranks windows, as if it did prefill and decode.
+    """The windows of the highest load, each with MORE_TRAFFIC times its own requests. `engine` ranks them, as
+    if it did prefill and decode.
     """
     by_load = sorted(parts, key=lambda part: -_peak_load(part, engine, "mixed", window_s, window_s))
     return [
-        rescale(part, times * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
+        rescale(part, factor * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
         for number, part in enumerate(by_load[:MOST_BUSY_WINDOWS])
-        for times in MORE_TRAFFIC
+        for factor in MORE_TRAFFIC
     ]
 
 
@@ -118,12 +119,12 @@ def _peak_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, wi
 def _fit_rule(
     loads: Floats, needed: npt.NDArray[np.int64], span_s: float, window_s: float
 ) -> tuple[float, LoadRule]:
-    """The mean error of a rule in workers, and the rule, which maps these windows' `loads` to the workers
-    `needed`.
+    """Fit a rule to `loads` (n,) of windows and the workers `needed` (n,) in them; returns its mean error in
+    workers, and the rule.
 
-    The n-th edge of the rule is the load above which n workers are too few. It is the smaller of two: the
-    load from which on more than 1 - COVERED of the windows need more than n, by isotonic regression; and the
-    load at which the line below which COVERED of all windows lie passes n.
+    The n-th edge of the rule is the load above which n workers are too few. It is the smaller of two loads:
+    that from which on more than 1 - COVERED of the windows need more than n workers, by isotonic regression;
+    and that at which `_covering_line` reaches n.
     """
     slope, offset = _covering_line(loads, needed)
     ordered = np.sort(loads)
@@ -148,8 +149,8 @@ def _covering_line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float,
     """Slope and offset of the line below which COVERED of the points lie: the quantile regression of Koenker
     and Bassett (Econometrica 1978), as a linear program.
 
-    Workers are the line rounded up, so `needed` are enough where the line is above needed - 1; that is what
-    is fitted.
+    The points are (load, needed - 1). Workers are the line rounded up, so they suffice where the line is
+    above needed - 1.
     """
     n = len(loads)
     # Variables: the slope (>= 0), the offset, and how far each point lies above and below the line (>= 0).

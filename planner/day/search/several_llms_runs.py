@@ -151,7 +151,7 @@ def joint_runs(each: Sequence[DayRuns], terms: DayTerms) -> JointRuns:
             runs.fleet,
             runs.trace,
             runs.slo,
-            runs.elastic_pools,
+            runs.given_pools,
             replace(runs.terms, edges_s=terms.edges_s, stock={}),
         )
         for runs in each
