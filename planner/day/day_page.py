@@ -184,8 +184,8 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
         reacting_words = f"; {with_regret(reacting_usd)} even if it sees a window whole as it begins"
     return [
         "On days of these windows in any order within an hour no controller that cannot see ahead misses "
-        f"{100 * FEW_MISSED_FRAC:g} % for less than {with_regret(hour_usd)} in the mean{unknown_words}: sizes "
-        f"changed between windows, if more workers never hurt{reacting_words}."
+        f"{100 * FEW_MISSED_FRAC:g} % for less than {with_regret(hour_usd)} in the mean{unknown_words}: "
+        f"sizes changed between windows, if more workers never hurt{reacting_words}."
     ]
 
 
