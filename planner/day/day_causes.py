@@ -32,9 +32,10 @@ import numpy.typing as npt
 from planner.day.day_study import ControllerDay, DayAnswer, terms_of, workers_over_time
 from planner.simulator.elastic import ElasticRun
 from planner.solvers.pool_sizes import DayTerms, billed_usd
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
-SAME_WORKERS = 0.01  # Mean numbers of workers in a window that differ by less are equal.
+SAME_WORKERS = 0.01  # Mean numbers of workers in a window that differ by less count as equal.
 RECENT_S = 3600.0  # Workers that the optimum had within this time count as kept, not as unneeded.
 
 
@@ -64,7 +65,7 @@ def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
     """The causes of one day above the optimum; None where no optimum is known."""
     if answer.optimum is None:
         return None
-    # Days are judged on the part of the trace that controllers were not set up on.
+    # The days are of the judged part of the trace alone, without the training part.
     terms = terms_of(replace(answer.question, trace=answer.judged))
     best = answer.optimum.day
     own_usd, best_usd = _bill_parts(terms, row.run), _bill_parts(terms, best.run)
@@ -90,7 +91,7 @@ def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
     prices, starting_usd, draining_usd, paid_usd = terms.prices(), 0.0, 0.0, 0.0
     lives = [(span.pool, span.requested_s, span.gone_s) for span in run.spans]
     for span in run.spans:
-        price_usd_per_s = float(prices[span.pool]) / 3600
+        price_usd_per_s = float(prices[span.pool]) / HOUR_S
         given_up_s = min(span.given_up_s, span.gone_s)
         starting_usd += price_usd_per_s * (min(span.ready_s, given_up_s) - span.requested_s)
         draining_usd += price_usd_per_s * (span.gone_s - given_up_s)
@@ -127,12 +128,12 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
         ready = own_ready[np.searchsorted(own_s, begins_s, "right") - 1]
         end = np.searchsorted(best_s, begins_s, "right")
         first = np.searchsorted(best_s, begins_s - RECENT_S, "right")
-        # `i - 1` is the change that holds when the last hour begins.
+        # The most of the last hour: from change `i - 1`, whose number stands when the hour begins, to now.
         most_recent = np.array([best_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)])
         needed = best_ready[end - 1]
         more = np.maximum(ready - needed, 0)
         kept = np.minimum(more, most_recent - needed)
-        worker_usd = price_usd_per_h * np.diff(times_s) / 3600
+        worker_usd = price_usd_per_h * np.diff(times_s) / HOUR_S
         total_usd += [
             worker_usd @ kept,
             worker_usd @ (more - kept),

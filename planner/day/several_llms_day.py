@@ -57,9 +57,8 @@ class JointDay:
     parts: tuple[ControllerDay, ...]
     usd: float
     most_gpus: Mapping[str, int]  # The most GPUs in use at once, by type.
-    paid_gpus: Mapping[
-        str, int
-    ]  # The most GPUs paid at once: where only whole nodes are sold, all GPUs of these.
+    # The most GPUs paid at once, by type; where only whole nodes are sold, all GPUs of these nodes.
+    paid_gpus: Mapping[str, int]
 
     @property
     def missed_windows(self) -> int:
@@ -120,9 +119,8 @@ class JointAnswer:
 
 
 def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> JointDay:
-    """The day with the least cost, in which each missed window has a price.
-
-    A day in which too many windows of an LLM are missed is worse than one with fewer such LLMs.
+    """The day with the least cost, missed windows included; days that miss fewer windows above the shares
+    that may be missed come first (`MissTerms`).
     """
     miss_terms = [
         MissTerms(missed_usd_of(question, part), question.missed_frac)
@@ -132,6 +130,7 @@ def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> Joi
     def score(row: JointDay) -> tuple[int, float, int]:
         scores = [score_day(part, terms) for part, terms in zip(row.parts, miss_terms, strict=True)]
         too_many, usd, missed = (sum(column) for column in zip(*scores, strict=True))
+        # In `usd` the bills of single LLMs give way to the common one, which counts shared nodes once.
         return int(too_many), usd + row.usd - sum(part.usd for part in row.parts), int(missed)
 
     return min(rows, key=score)
@@ -147,10 +146,9 @@ def study_day_together(
 ) -> JointAnswer:
     """Simulate the fleets that stand all day and every controller, and find the optimum of all LLMs.
 
-    The stock is that of the first question.
-
-    Where a question has training traffic, parameters are tuned for each LLM by itself. Raises InputError
-    where traffic cannot be split as asked, or the traffics of two LLMs end at different times.
+    All questions have the same stock. Where a question has training traffic, parameters are tuned for each
+    LLM by itself. Raises InputError where traffic cannot be split as asked, or the traffics of two LLMs end
+    at different times.
     """
     deadline = time.monotonic() + time_limit_s
     llm_names, llm_questions = list(questions), list(questions.values())
@@ -180,6 +178,7 @@ def study_day_together(
     on_least_gpus = tuple[JointDay, ...]()
     if best_day is not None and terms.is_paid_all_day:
         limited = _limit_to_paid_gpus(best_day, judged)
+        # The first row is the static fleet, whose sizes a limit cannot change.
         on_least_gpus = tuple(_simulate_day(limited, tuned, deployments, terms) for tuned in tuned_by_row[1:])
     winner = _best_row(rows, llm_questions)
     answers = {}

@@ -23,10 +23,10 @@ def render_days(answer: JointAnswer) -> dict[str, str]:
     """The files that `plan day -o DIR` writes: path relative to DIR -> content."""
     answer_json = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
     files = {"day.html": _html(answer), "day.json": answer_json}
-    for name, one in answer.each.items():
-        own = {key: text for key, text in day_page.render_day(one).items() if key.endswith(".csv")}
-        if not one.question.sleep_level:
-            own |= controller_manifests(one)
+    for name, llm_answer in answer.each.items():
+        own = {key: text for key, text in day_page.render_day(llm_answer).items() if key.endswith(".csv")}
+        if not llm_answer.question.sleep_level:  # Manifests start pods; none let engines sleep.
+            own |= controller_manifests(llm_answer)
         files |= {f"{name}/{path}": text for path, text in own.items()}
     return files
 

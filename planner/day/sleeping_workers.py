@@ -7,8 +7,8 @@ minutes. But no node is given back meanwhile: the most GPUs in use at once are p
 
     ready_s = longest fall_asleep_s of any LLM + wake_s of its own          (catalogs/startup.yaml, sleep)
 
-That is the time if the only free GPUs are those of a worker that has just begun to fall asleep; others are
-ready sooner. A GPU counts as in use from the request for the worker on, so both times are included.
+A worker takes this time if the only free GPUs are those of a worker that has just begun to fall asleep; other
+workers are ready sooner. A GPU counts as in use from the request for its worker on.
 """
 
 from __future__ import annotations

@@ -34,32 +34,33 @@ COLUMNS = (
     "silicon_ttft_ms",
     "silicon_tpot_ms",
 )
-ROUNDS = 10  # The requests that each seat of a closed loop is assumed to send: a usual number.
+ROUNDS = 10  # The requests that each seat of a closed loop is assumed to send, as benchmarks usually do.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
-    """Kernel times of steps where no file is given, else runs of a silicon_sample.csv that fit `stated`."""
+    """Kernel times of steps where no file is given, else the runs of a silicon_sample.csv with the LLM, GPU
+    and TP of `stated`.
+    """
     if not paths:
         llm, gpu, tp = foreign_fields.read_setup(stated, catalog, "aiconfigurator")
         if catalog.llm(llm).heads % tp:
             raise InputError(f"aiconfigurator: --tp {tp} does not divide the heads of {llm}")
+        # The name as stated may be a folder with a config.json of its own.
         steps = silicon_table(catalog.llm(stated.llm or llm), catalog.gpu(gpu), tp)
         return StepTable(steps.steps, {**steps.about, "host_overhead": NOT_INCLUDED})
     if len(paths) != 1:
         raise InputError(f"aiconfigurator: expected one silicon_sample.csv, found {len(paths)} files")
     path = paths[0]
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, path)
-    system = SYSTEMS.get(gpu)
     table = read_csv(path, COLUMNS)
-    degrees = {name: as_floats(table[name]) for name in ("tp_size", "pp_size")}
     # Runs of vLLM in which the same workers prefill and decode ("agg"). Those with pipeline stages are left
     # out, because fits are of one stage.
     rows = table[
         (table.backend == "vllm")
         & (table["mode"] == "agg")
-        & (table.system == system)
-        & (degrees["tp_size"] == tp)
-        & (degrees["pp_size"] == 1)
+        & (table.system == SYSTEMS.get(gpu))
+        & (as_floats(table.tp_size) == tp)
+        & (as_floats(table.pp_size) == 1)
     ]
     catalog_names = {name: _catalog_name(str(name), catalog) for name in rows.model_path.unique()}
     rows = rows[rows.model_path.map(catalog_names) == llm] if len(rows) else rows

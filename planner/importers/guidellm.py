@@ -1,7 +1,7 @@
 """guidellm's benchmarks.json: one run per entry of `benchmarks`.
 
-Its inter_token_latency_ms is a request's (last - first) / (n - 1), our tpot; its time_per_output_token_ms
-includes the first token and is not used.
+Its inter_token_latency_ms is, for an answer of n tokens, the time from the first to the last token over n -
+1: our tpot. Its time_per_output_token_ms includes the first token and is not used.
 """
 
 from __future__ import annotations
@@ -56,27 +56,28 @@ def _llm_name(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str 
 
 
 def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
-    """One benchmark, from its requests, or from its statistics where it lists only some requests, or none."""
+    """One benchmark: from its requests if it lists all of them, else from its statistics."""
     requests = benchmark.get("requests")
     by_outcome = requests if isinstance(requests, Mapping) else {}
-    successful = by_outcome.get("successful")
-    succeeded = [
-        check_mapping(row, f"{where}: requests.successful[{i}]")
-        for i, row in enumerate(successful if isinstance(successful, list) else [])
-    ]
-    errored = by_outcome.get("errored")
-    failed = len(errored) if isinstance(errored, list) else 0
+    successful, errored = (
+        rows if isinstance(rows := by_outcome.get(outcome), list) else []
+        for outcome in ("successful", "errored")
+    )
+    succeeded = [check_mapping(row, f"{where}: requests.successful[{i}]") for i, row in enumerate(successful)]
     metrics = check_mapping(benchmark.get("metrics", {}), f"{where}: metrics")
-    totals = metrics.get("request_totals")
     # The lists of requests may be samples (guidellm can limit their length), the totals count all.
-    if isinstance(totals, Mapping) and is_number(totals.get("errored")):
+    totals = metrics.get("request_totals")
+    totals = totals if isinstance(totals, Mapping) else {}
+    failed = len(errored)
+    if is_number(totals.get("errored")):
         failed = max(failed, foreign_fields.read_count(totals["errored"], f"{where}: errored", least=0))
-    total = totals.get("successful") if isinstance(totals, Mapping) else None
+    total = totals.get("successful")
     is_sample = isinstance(total, int) and total > len(succeeded)
+    start_s: tuple[float, ...] = ()
     if succeeded and not is_sample:
         count, lengths, latency, start_s = _from_requests(where, succeeded)
     else:
-        count, lengths, latency, start_s = _from_statistics(where, metrics)
+        count, lengths, latency = _from_statistics(where, metrics)
     if not latency:
         raise InputError(f"{where}: holds no latency; there is nothing to import")
     concurrency, rate_rps = _parse_load(where, benchmark, count)
@@ -98,7 +99,9 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
 def _from_requests(
     where: str, succeeded: Sequence[Mapping[str, Any]]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
-    """Count, (input tokens, output tokens), latencies and start times of the requests that succeeded."""
+    """The number of requests that succeeded, their input and output tokens, statistics of their latencies,
+    and their start times [s] from the first one on; () where a request has none.
+    """
 
     def tokens(*keys: str) -> tuple[float, ...]:
         """The tokens of every request, under the first of `keys` that it has."""
@@ -128,7 +131,7 @@ def _from_requests(
 
 def _from_statistics(
     where: str, metrics: Mapping[str, Any]
-) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
+) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]]]:
     """As `_from_requests`, from the statistics of all requests: one mean length stands for all lengths."""
 
     def statistics_of(*keys: str) -> Mapping[str, Any]:
@@ -163,7 +166,7 @@ def _from_statistics(
 
     input_tokens = mean_of("prompt_token_count", "prompt_tokens")
     output_tokens = mean_of("output_token_count", "output_tokens")
-    return count, (input_tokens, output_tokens), latency, ()
+    return count, (input_tokens, output_tokens), latency
 
 
 def _parse_load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:

@@ -1,8 +1,8 @@
 """inference-perf (kubernetes-sigs): stage_N_lifecycle_metrics.json, one run per stage of its load.
 
-Times are in seconds. Its time_per_output_token is a request's (last - first) / (n - 1), our tpot, and its
-inter_token_latency a gap between tokens. The file names neither LLM nor GPU. A summary_lifecycle_metrics.json
-mixes all stages, so it has no load.
+Times are in seconds. Its time_per_output_token is, for an answer of n tokens, the time from the first to the
+last token over n - 1: our tpot. Its inter_token_latency is a gap between tokens: our tbt. The file names
+neither LLM nor GPU. A summary_lifecycle_metrics.json mixes all stages, so it has no load.
 """
 
 from __future__ import annotations
@@ -70,21 +70,22 @@ def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
             failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
         )
     )
-    if cached := foreign_fields.read_optional(
-        _prompt_tokens(name, succeeded), "cached", f"{name}: prompt_tokens"
-    ):
+    # Older versions write prompt_len and output_len.
+    prompt_tokens, output_tokens = (
+        check_mapping(
+            succeeded.get(f"{side}_tokens") or succeeded.get(f"{side}_len"), f"{name}: {side}_tokens"
+        )
+        for side in ("prompt", "output")
+    )
+    if cached := foreign_fields.read_optional(prompt_tokens, "cached", f"{name}: prompt_tokens"):
         notes.append(f"{cached:g} prompt tokens came from the prefix cache, which is not simulated")
     concurrency, rate_rps = _parse_load(name, document, notes)
     return MeasuredRun(
         name=name,
         requests=requests,
         # One mean stands for the lengths of all requests.
-        input_tokens=(_mean_tokens(name, _prompt_tokens(name, succeeded), "prompt_tokens"),),
-        output_tokens=(
-            _mean_tokens(
-                name, succeeded.get("output_tokens") or succeeded.get("output_len"), "output_tokens"
-            ),
-        ),
+        input_tokens=(_mean_tokens(prompt_tokens, f"{name}: prompt_tokens"),),
+        output_tokens=(_mean_tokens(output_tokens, f"{name}: output_tokens"),),
         latency_s=latency,
         concurrency=concurrency,
         rate_rps=rate_rps,
@@ -94,7 +95,9 @@ def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
 
 
 def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:
-    """(concurrency, None) of a closed loop, (None, rate) of an open one; else (None, None) and a note."""
+    """(concurrency, None) of a closed loop, (None, rate) of an open one; else (None, None) and a further note
+    in `notes`.
+    """
     load = check_mapping(document.get("load_summary") or {}, f"{name}: load_summary")
     if (seats := load.get("concurrency")) is not None:
         return foreign_fields.read_count(seats, f"{name}: load_summary.concurrency"), None
@@ -113,11 +116,6 @@ def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tup
     return None, requested_rps
 
 
-def _prompt_tokens(name: str, succeeded: Mapping[str, Any]) -> Mapping[str, Any]:
-    row = succeeded.get("prompt_tokens") or succeeded.get("prompt_len")  # Older versions call it prompt_len.
-    return check_mapping(row, f"{name}: prompt_tokens")
-
-
-def _mean_tokens(name: str, row: object, key: str) -> float:
-    mean = check_mapping(row, f"{name}: {key}").get("mean")
-    return foreign_fields.read_number(mean, f"{name}: {key}: mean", least=1)
+def _mean_tokens(statistics: Mapping[str, Any], where: str) -> float:
+    """The mean of the statistics of a length, at least 1: a simulated request has a token each way."""
+    return foreign_fields.read_number(statistics.get("mean"), f"{where}: mean", least=1)

@@ -47,8 +47,8 @@ LEAST_EVERY_S = 1.0  # Prometheus does not scrape more often.
 LEAST_GAP_S = 300.0  # Counters are read across gaps of this length even with shorter intervals.
 MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a slip in a time.
 SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is a warning.
-# If the mean by the middles of buckets differs more from the mean by the sum, the histogram is shifted to the
-# latter, and a note says so.
+# A histogram has a mean by the middles of its buckets and one by its sum. If they differ by more than this
+# share, the histogram is shifted to the mean by its sum, and a note says so.
 _SHIFT_FRAC = 0.02
 _WAITED = 1.0  # If so many requests waited on average in an interval, engines were behind.
 # Beginnings of Prometheus' formats: the text format, a dump of promtool, the API's JSON.
@@ -272,11 +272,11 @@ def _more_facts(
     if waiting:
         queue = mean_gauge(waiting, edges_s)
         facts["most_waiting"] = None if np.isnan(queue).all() else float(np.nanmax(queue))
-        behind = float(np.mean(queue[~np.isnan(queue)] >= _WAITED)) if not np.isnan(queue).all() else 0.0
-        if behind > 0:
+        behind_frac = float(np.mean(queue[~np.isnan(queue)] >= _WAITED)) if not np.isnan(queue).all() else 0.0
+        if behind_frac > 0:
             warnings.append(
-                f"requests waited in {behind:.0%} of the intervals (up to {facts['most_waiting']:.3g} at a "
-                "time): what finished then is less than what was asked"
+                f"requests waited in {behind_frac:.0%} of the intervals (up to {facts['most_waiting']:.3g} "
+                "at a time): what finished then is less than what was asked"
             )
     by_name = [[row for row in series if row.name == name] for name in KV_USE]
     kv_use = next((rows for rows in by_name if rows), [])  # The series of the first name that there is.

@@ -33,9 +33,9 @@ Labels = tuple[tuple[str, str], ...]  # Sorted, without __name__.
 NamePredicate = Callable[[str], bool]
 
 GAP_S = 300.0  # A sample holds for this long: Prometheus' lookback.
-MOST_SAMPLES = 50_000_000  # 800 MB of times and values.
+MOST_SAMPLES = 50_000_000  # More are refused: these take 800 MB of times and values.
 _LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
-_SAME_S = 1e-6  # Edges nearer to a sample than this are taken to lie at it.
+_SAME_S = 1e-6  # An edge counts as lying at a sample from which it is no further away.
 # A label `name="value"`; a line `name{labels} value time`, in which the name may be among the labels.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
 _LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
@@ -415,6 +415,8 @@ def interval_histogram(
         raise InputError(f"{name}: instances have different buckets; watch those of one version of an engine")
     if not math.isinf(edges[-1]):
         raise InputError(f'{name}: has no bucket le="+Inf"; query all of its buckets')
+    # A bucket of Prometheus counts all observations up to its edge. Scrapes of buckets at different moments
+    # may differ the wrong way round, so what is less than 0 counts as 0.
     cumulative = np.array([counter_increase(series_by_edge[edge], edges_s, gap_s=gap_s) for edge in edges])
     counts = np.maximum(np.diff(cumulative, axis=0, prepend=0.0), 0.0).T
     sums = counter_increase([row for row in series if row.name == f"{name}_sum"], edges_s, gap_s=gap_s)
@@ -433,5 +435,5 @@ def _parse_edge(le: str, name: str) -> float:
 
 
 def _without_le(row: Series) -> Labels:
-    """The labels of a bucket's series that tell its instance."""
+    """The labels of a bucket's series but for its edge (`le`): those of its instance."""
     return tuple(label for label in row.labels if label[0] != "le")

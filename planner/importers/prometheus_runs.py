@@ -1,8 +1,9 @@
 """Measured runs from a range of a deployment's metrics: an hour each, of loads as different as possible.
 
-Metrics count all engines together and a run is of one engine, so that counts are divided evenly. Lengths are
-drawn from the histograms, in proportion to their buckets and evenly within one, and scaled to the mean by the
-sums; prompt and output of a request are drawn independently.
+Metrics count all engines together and a run is of one engine, so counts are divided by the number of engines.
+Metrics have no single requests. Their lengths are drawn from the histograms, in proportion to the buckets'
+counts and evenly within a bucket, and scaled to the mean that the sums give; prompts and outputs are drawn
+independently.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from planner.importers.foreign_fields import StatedSetup
 from planner.importers.prometheus_range import Floats, SampledHistogram, Series
 from planner.importers.vllm_metrics import LiveTraffic, live_traffic
 
-RUN_S = 3600.0
-MOST_RUNS = 6
+RUN_S = 3600.0  # Within an hour the load hardly changes.
+MOST_RUNS = 6  # Enough to span quiet and busy hours; each is simulated many times when fits are corrected.
 MOST_REQUESTS = 2000  # The most requests of a run; more at the same rate would tell little.
-FEWEST_REQUESTS = 50
+FEWEST_REQUESTS = 50  # With fewer the means of an hour are chance.
 _WINDOW_S = 60.0  # Counters are read in windows of this length.
 # A line of the text format with a time stamp at its end.
 _TIMED = re.compile(r"[A-Za-z_:][\w:]*(?:\{.*\})?\s+\S+\s+(\d+(?:\.\d*)?)")
-_LAST_S = 1e11  # A larger time stamp is in milliseconds.
+_LEAST_MS = 1e11  # A time stamp from here on is in milliseconds: in seconds it would be after the year 5000.
 
 
 def runs_of_range(
@@ -39,12 +40,12 @@ def runs_of_range(
     """
     names = " and ".join(path.name for path in paths)
     live = live_traffic(series, every_s=_WINDOW_S)
-    width = min(int(RUN_S / _WINDOW_S), live.windows)
+    run_windows = min(int(RUN_S / _WINDOW_S), live.windows)
     rng = np.random.default_rng(0)
     measured_runs = [
         run
-        for first in range(0, live.windows - width + 1, width)
-        if (run := _run_of_hour(live, slice(first, first + width), names, rng)) is not None
+        for first in range(0, live.windows - run_windows + 1, run_windows)
+        if (run := _run_of_hour(live, slice(first, first + run_windows), names, rng)) is not None
     ]
     if not measured_runs:
         raise InputError(
@@ -69,14 +70,13 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
     requests = float(live.finished[part][has_counts].sum()) / live.instances
     latency = {}
     for metric, histogram in live.latency.items():
-        sums, counts = histogram.sums[part], histogram.total[part]
-        both = np.isfinite(sums) & np.isfinite(counts)
-        if counts[both].sum() > 0 and sums[both].sum() > 0:
-            latency[metric] = {"mean": float(sums[both].sum() / counts[both].sum())}
+        sum_s, count = _known_totals(histogram, part)
+        if count > 0 and sum_s > 0:
+            latency[metric] = {"mean": sum_s / count}
     if requests < FEWEST_REQUESTS or not latency or not {"prompt", "output"} <= set(live.lengths):
         return None
     count = min(int(requests), MOST_REQUESTS)
-    lengths = [_draw_lengths(live.lengths[what], part, count, rng) for what in ("prompt", "output")]
+    prompts, outputs = (_draw_lengths(live.lengths[side], part, count, rng) for side in ("prompt", "output"))
     hits = float(np.nansum(live.hit_tokens[part]))
     notes = [f"{hits:.3g} prompt tokens came from the prefix cache, which is not simulated"] if hits else []
     if preempted := float(np.nansum(live.preempted[part])):
@@ -84,48 +84,58 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
     return MeasuredRun(
         f"{names}, from {live.edges_s[part.start]:.0f} s",
         count,
-        lengths[0],
-        lengths[1],
+        prompts,
+        outputs,
         latency,
         rate_rps=requests / (float(has_counts.sum()) * _WINDOW_S),
         notes=tuple(notes),
     )
 
 
+def _known_totals(histogram: SampledHistogram, part: slice) -> tuple[float, float]:
+    """The sum of observations and their number, over the windows of `part` in which both are known."""
+    sums, counts = histogram.sums[part], histogram.total[part]
+    is_known = np.isfinite(sums) & np.isfinite(counts)
+    return float(sums[is_known].sum()), float(counts[is_known].sum())
+
+
 def _draw_lengths(
     histogram: SampledHistogram, part: slice, count: int, rng: np.random.Generator
 ) -> tuple[float, ...]:
-    """Draw `count` lengths from a histogram's counts in `part`, in random order."""
+    """Draw `count` lengths [tokens] from a histogram's counts in `part`, in random order."""
     counts = np.nan_to_num(histogram.counts[part]).sum(axis=0)
-    both = np.isfinite(histogram.sums[part]) & np.isfinite(histogram.total[part])
-    mean = float(histogram.sums[part][both].sum() / max(histogram.total[part][both].sum(), 1.0))
-    length_quantiles = bucket_quantiles(histogram.edges, counts, (np.arange(count) + 0.5) / count)
-    for _ in range(3):  # Lengths below 1 are raised to 1, which raises the mean; scaling again corrects that.
-        length_quantiles = np.maximum(length_quantiles * mean / length_quantiles.mean(), 1.0)
-    return tuple(rng.permutation(np.rint(length_quantiles)).tolist())
+    sum_tokens, observations = _known_totals(histogram, part)
+    mean = sum_tokens / max(observations, 1.0)
+    lengths = bucket_quantiles(histogram.edges, counts, (np.arange(count) + 0.5) / count)
+    # Lengths below 1 are raised to 1, which raises the mean. Scaling again corrects that: three rounds
+    # suffice.
+    for _ in range(3):
+        lengths = np.maximum(lengths * mean / lengths.mean(), 1.0)
+    return tuple(rng.permutation(np.rint(lengths)).tolist())
 
 
 def bucket_quantiles(edges: Floats, counts: Floats, at_frac: Floats) -> Floats:
-    """Quantiles at `at_frac` of a histogram whose values are spread evenly within each bucket; values beyond
-    the last finite edge count as that edge.
+    """Quantiles at `at_frac` (n,) of a histogram with `counts` (B,) in buckets with upper `edges` (B,), whose
+    values are spread evenly within each bucket. Values beyond the last finite edge count as that edge.
     """
     low = np.append(0.0, edges[:-1])
     high = np.where(np.isinf(edges), low, edges)
-    upto = np.cumsum(counts) / counts.sum()
-    bucket = np.minimum(np.searchsorted(upto, at_frac), len(edges) - 1)
-    before = np.append(0.0, upto[:-1])[bucket]
-    inside = (at_frac - before) / np.maximum(upto[bucket] - before, 1e-12)  # An empty bucket divides by no 0.
-    return np.asarray(low[bucket] + inside * (high[bucket] - low[bucket]))
+    upto_frac = np.cumsum(counts) / counts.sum()
+    bucket = np.minimum(np.searchsorted(upto_frac, at_frac), len(edges) - 1)
+    before_frac = np.append(0.0, upto_frac[:-1])[bucket]
+    # How far into its bucket a quantile lies, 0 to 1; the maximum keeps empty buckets from dividing by 0.
+    inside_frac = (at_frac - before_frac) / np.maximum(upto_frac[bucket] - before_frac, 1e-12)
+    return np.asarray(low[bucket] + inside_frac * (high[bucket] - low[bucket]))
 
 
 def is_range(text: str) -> bool:
     """Whether a text is a range of samples with their times in seconds, and not one scrape of /metrics.
 
-    A scrape has no times, or if federated times in milliseconds.
+    A scrape has no times; one of Prometheus' /federate has them in milliseconds.
     """
     start = text.lstrip()
     if start.startswith(("{", "[")):
         return True
     first = next((line for line in start.split("\n") if line.strip() and not line.startswith("#")), "")
     match = _TIMED.fullmatch(first.strip())
-    return match is not None and float(match[1]) < _LAST_S
+    return match is not None and float(match[1]) < _LEAST_MS

@@ -49,6 +49,7 @@ import pandas as pd
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.importers import silicon_config
+from planner.importers.silicon_config import BOUNDING_TOKENS
 from planner.importers.silicon_experts import Milliseconds, dispatch_ms, expert_split, operation_ms
 from planner.importers.silicon_sparse import shares_index
 from planner.models.llm import Llm
@@ -83,19 +84,24 @@ GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
 # Names for experts. FP8 with a scale per tensor is left out, as it was measured untuned.
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
 MOST_STEP_TOKENS = 32768  # Most prompt tokens in a step of the grid.
-HALF_MS = 500.0  # Times the seconds of `tp_s`, which has two all-reduces a layer: ms of one of the two.
-# Token counts at which times are looked up: each bounds the times of fewer tokens ("few tokens" above).
-TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
+HALF_MS = 500.0  # `tp_s` has the seconds of two all-reduces a layer: times this, the ms of one of them.
 
 
 def step_grid() -> Iterator[StepShape]:
     """The steps that are fitted: prefills, decodes, and a chunk of a prompt beside decodes."""
-    lengths = [*(tokens for tokens in TOKENS if tokens >= 16), MOST_STEP_TOKENS]
+    lengths = [*(tokens for tokens in BOUNDING_TOKENS if tokens >= 16), MOST_STEP_TOKENS]
     for prompts, new, cached in product((1, 2, 4, 8), lengths, (0, 512, 2048, 8192, 16384, 65536, 122880)):
         if prompts * new <= MOST_STEP_TOKENS:
             yield StepShape(prompts, new, cached, 0, 0)
     batches = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-    contexts = [128, *(tokens for tokens in TOKENS if 256 <= tokens <= 8192), 16384, 32768, 65536, 131072]
+    contexts = [
+        128,
+        *(tokens for tokens in BOUNDING_TOKENS if 256 <= tokens <= 8192),
+        16384,
+        32768,
+        65536,
+        131072,
+    ]
     for decodes, context in product(batches, contexts):
         yield StepShape(0, 0, 0, decodes, context)
     chunks, cached_tokens = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192), (0, 2048, 8192)
@@ -269,10 +275,7 @@ class Kernels:
         decode_names = [name.removeprefix("generation_") for name, *_ in decodes]
         self._decodes, self._head = [decode_names.index("attention")], [decode_names.index("logits_gemm")]
         self._tokens_ms = cache(self._compute_tokens_ms)
-        # Row i: the least time of each operation on TOKENS[i] or more; the last row bounds nothing.
-        self._at_most = np.full((len(TOKENS) + 1, len(self._token_operations)), np.inf)
-        for i in reversed(range(len(TOKENS))):
-            self._at_most[i] = np.minimum(self._operation_ms(TOKENS[i]), self._at_most[i + 1])
+        self._at_most_ms = silicon_config.least_of_more_tokens(self._operation_ms)
 
     def step_ms(self, step: StepShape) -> float:
         """Time of a step [ms]. The step holds Python's ints: AIConfigurator refuses numpy's."""
@@ -299,8 +302,8 @@ class Kernels:
 
     def _compute_tokens_ms(self, tokens: int) -> float:
         """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` remembers it."""
-        at_most = self._at_most[np.searchsorted(TOKENS, tokens)]
-        ms = float(np.minimum(self._operation_ms(tokens), at_most).sum())
+        at_most_ms = self._at_most_ms[np.searchsorted(BOUNDING_TOKENS, tokens)]
+        ms = float(np.minimum(self._operation_ms(tokens), at_most_ms).sum())
         if self._dp > 1:
             return ms + self._attention_reduces_ms(tokens)
         ms += self._experts_ms(tokens)

@@ -30,7 +30,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,7 +65,7 @@ LAUNCHED_FRAC = 0.5  # See "launches" above: a smaller excess counts as an error
 SAME_FRAC = 0.01  # Weights of the same formats differ in bytes by less than this.
 # Formats of dense matrices that were measured without CUDA graphs -> the format whose times are used instead.
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}
-# The times at these token counts bound those of fewer tokens.
+# Times are looked up at these token counts, and each bounds the times of fewer tokens.
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
 QUANTISER = "hf_quant_config.json"
@@ -148,10 +148,7 @@ class ConfigKernels:
             self._launches_ms = self._launch_excess_ms()
             self._weights_ms = self._modules_ms(1, 1)
             self._sparse = SparsePrompts(self._measured_ms, self._weights_ms) if self._is_sparse else None
-            # Row i: the least time of each operation on BOUNDING_TOKENS[i] or more; the last bounds nothing.
-            self._at_most = np.full((len(BOUNDING_TOKENS) + 1, len(self._token_operations)), np.inf)
-            for i in reversed(range(len(BOUNDING_TOKENS))):
-                self._at_most[i] = np.minimum(self._operation_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
+            self._at_most_ms = least_of_more_tokens(self._operation_ms)
             self.step_ms(StepShape(1, 64, 0, 1, 64))  # Raises now if any kind of kernel is lacking.
         except LACKING as error:
             why = str(error)
@@ -227,8 +224,8 @@ class ConfigKernels:
 
     def _compute_tokens_ms(self, tokens: int) -> float:
         """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` remembers it."""
-        at_most = self._at_most[np.searchsorted(BOUNDING_TOKENS, tokens)]
-        each_ms = np.minimum(self._operation_ms(tokens), at_most)
+        at_most_ms = self._at_most_ms[np.searchsorted(BOUNDING_TOKENS, tokens)]
+        each_ms = np.minimum(self._operation_ms(tokens), at_most_ms)
         shared_ms = float(each_ms[self._is_shared].sum())
         experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
         is_parallel = tokens <= MOST_SHARED_STREAM_TOKENS
@@ -292,6 +289,15 @@ class ConfigKernels:
         if not which:
             return 0.0
         return _sum_ms(self._engine.evaluate_generation_ops(which, batch_size=decodes, s=context))
+
+
+def least_of_more_tokens(operation_ms: Callable[[int], Floats]) -> Floats:
+    """(B + 1, O): in row i the least time [ms] of each of O operations on the i-th of the B BOUNDING_TOKENS
+    or more; the last row is infinite and bounds nothing. `operation_ms` gives the times (O,) on N tokens.
+    """
+    at_tokens_ms = np.array([operation_ms(tokens) for tokens in BOUNDING_TOKENS])
+    bounded_ms = np.vstack([at_tokens_ms, np.full((1, at_tokens_ms.shape[1]), np.inf)])
+    return np.asarray(np.minimum.accumulate(bounded_ms[::-1])[::-1])
 
 
 def _sum_ms(operations: Iterable[tuple[Any, ...]]) -> float:

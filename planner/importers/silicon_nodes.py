@@ -28,10 +28,14 @@ from planner.models.all2all import LOW_LATENCY, All2All
 from planner.models.llm import Llm
 from planner.models.roofline import experts_layers
 
-SYSTEMS = {"h100-80g": "h100_sxm", "h200-141g": "h200_sxm"}
+# The GPUs with tables of several nodes, and AIConfigurator's names of their systems.
+NODE_SYSTEMS = {"h100-80g": "h100_sxm", "h200-141g": "h200_sxm"}
 NODES = (2, 4, 8)
-DEEPEP_VERSION, EXPERTS_VERSION = "0.5.6.post2", "0.5.10"  # Of the tables, as versions of SGLang.
-NUM_SMS = 20
+# Versions of SGLang in which the tables of DeepEP and of the experts were measured.
+DEEPEP_VERSION, EXPERTS_VERSION = "0.5.6.post2", "0.5.10"
+NUM_SMS = 20  # See "high throughput" above.
+# The shape of the tables, DeepSeek-V3's: hidden size, experts of a token, experts, width of one, and format.
+SHAPE = (HIDDEN, TOPK, EXPERTS, WIDTH, _) = (7168, 8, 256, 2048, "fp8-block")
 # How tokens choose experts in the tables: some experts more often than others, or all equally often.
 POWER_LAW = "power_law_1.01"
 EVEN = "uniform"
@@ -40,7 +44,7 @@ EVEN = "uniform"
 def why_not_on_nodes(llm: Llm, gpu: Gpu, nodes: int) -> str:
     """Why there are no kernel times of experts on so many nodes; empty if there are."""
     shape = (llm.hidden, llm.experts_per_token, llm.experts, llm.ffn, experts_format(llm))
-    if gpu.name not in SYSTEMS or nodes not in NODES or shape != (7168, 8, 256, 2048, "fp8-block"):
+    if gpu.name not in NODE_SYSTEMS or nodes not in NODES or shape != SHAPE:
         return (
             "AIConfigurator has experts on several nodes for 2, 4 and 8 nodes of H100 and H200, and for the "
             "shape of DeepSeek-V3's alone"
@@ -56,7 +60,7 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
     nodes = gpus // int(gpu.gpus_per_node)
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
-    system, layers, is_low = SYSTEMS[gpu.name], experts_layers(llm), kind == LOW_LATENCY
+    system, layers, is_low = NODE_SYSTEMS[gpu.name], experts_layers(llm), kind == LOW_LATENCY
     way_ms = _interpolated(ways_ms(system, nodes, kind))
     even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, choice) for choice in (EVEN, POWER_LAW))
     if is_low:
@@ -84,7 +88,7 @@ def ways_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
     table = _table(
         system, DEEPEP_VERSION, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data"
     )
-    of_shape = table[nodes][7168][8][256]
+    of_shape = table[nodes][HIDDEN][TOPK][EXPERTS]
     measured_us = _latencies(of_shape if is_low else of_shape[NUM_SMS])
     return {tokens: way_us / 1e3 for tokens, way_us in measured_us.items()}
 
@@ -96,7 +100,7 @@ def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Millisecon
         system, EXPERTS_VERSION, "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data"
     )
     of_format = next(format_table for name, format_table in table.items() if str(name).endswith("fp8_block"))
-    return _interpolated(_latencies(of_format[choice][8][256][7168][2048][1][gpus]))
+    return _interpolated(_latencies(of_format[choice][TOPK][EXPERTS][HIDDEN][WIDTH][1][gpus]))
 
 
 @cache

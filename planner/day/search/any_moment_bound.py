@@ -38,7 +38,7 @@ from planner.solvers.pool_sizes import Cut
 # The sizes from this long before a window on decide whether it is missed. A longer time changed no bound by
 # more than 0.1 % on the five days on which it was tried.
 LAG_FRAC = 0.5
-STEP_FRAC = 1 / 120  # The finest grid of the frontier; it is wider on days with many windows and workers.
+STEP_FRAC = 1 / 120  # The finest grid of the frontier; days with many windows and workers get a wider one.
 EXACT_FRAC = 1 / 150  # Cuts from the master's solutions are shortened to this precision.
 SLICE_WORK = 1000  # The fixed cost of simulating a slice is that of this many requests.
 # The limit of work: requests simulated, plus SLICE_WORK per slice. It takes at most 30 s on an idle core.
@@ -51,8 +51,7 @@ LONGEST_SOLVE_S = 30.0  # The longest time for one solution of the master.
 SAME_FRAC = 1e-6  # Costs that differ by less than this share count as equal.
 LEAST_POINTS = 4.0  # The fewest points of the frontier's grid in a window, however little work it may take.
 ROUNDING_S = 1e-6  # Points of a grid that are nearer than this are one.
-# The first try shortens a need by this many times EXACT_FRAC; each further try that succeeds doubles the
-# step.
+# The first try shortens a need by so many times EXACT_FRAC; each success doubles the step.
 FIRST_STRIDES = 16
 
 
@@ -60,7 +59,7 @@ FIRST_STRIDES = 16
 class AnyMomentBound:
     """A lower bound: no controller that keeps every window costs less than `usd`, if more workers never hurt.
 
-    `up` says when the k-th worker of each pool is ready in the master's last solution.
+    `up` has for each (pool, k) the stretches in which the k-th worker is ready in the master's last solution.
     """
 
     usd: float

@@ -51,7 +51,7 @@ from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-# Windows come in any order within blocks of these lengths.
+# The bound is shown for blocks of these lengths, within which windows come in any order.
 BLOCKS_S = (HOUR_S, 2 * HOUR_S)
 AMONG_S = 12 * HOUR_S  # A block is drawn from those of a half day.
 MOST_SIZES = 4096  # If more sizes may have to be compared in a block, the bound is not computed.
@@ -116,7 +116,7 @@ class CausalBound:
         prices_usd_per_h = np.array([self.price_usd_per_h(each) for each in sizes])
         misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds)
         lines = []
-        # For each s, its probability together with each block j.
+        # For each s (how often each kind of window came so far), its probability together with each block j.
         histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(own)}
         for k in range(max(map(len, group))):
             places = [block.start + k for block in group if len(block) > k]
@@ -174,10 +174,11 @@ def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
             continue
         while len(hull) > 1:
             (first_usd, first_missed), (last_usd, last_missed) = hull[-2:]
+            # Whether the last point lies below the line from the one before it to the new one.
             is_below_line = (first_missed - last_missed) * (usd - first_usd) > (first_missed - missed) * (
                 last_usd - first_usd
             )
-            if is_below_line:  # The last point lies below the line from the first one to the new one.
+            if is_below_line:
                 break
             hull.pop()
         if hull and usd <= hull[-1][0]:  # The new point misses fewer windows at the same cost.

@@ -41,16 +41,18 @@ from planner.day.search.day_runs import DayRun
 from planner.errors import InfeasibleError, PlannerError
 from planner.solvers import pool_sizes
 from planner.solvers.paid_work import LeastPaid
+from planner.units import HOUR_S
 
 Ints = npt.NDArray[np.int64]
 
+# The limits on work below let a day of a few hundred thousand requests end within the default time limit.
 # The costs of all sequences are computed where a grid has at most this many.
 MOST_SEQUENCES = 50_000
 # The sequences that cost less than the best are all simulated where there are at most this many.
 MOST_CHEAPER = 5_000
 # After the first sequence that holds, others of the same cost in the master are simulated, with at most this
 # many requests together. Their simulated bills may be lower, because their workers drain faster.
-MOST_TIES = 2_000_000
+MOST_TIED_REQUESTS = 2_000_000
 # The steps that explain a failure begin one of these numbers of steps before the window. The smallest number
 # that suffices is taken, as the cut with the fewest steps forbids the most sequences.
 LAG_STEPS = (0, 1, 2, 4, 8)
@@ -74,7 +76,7 @@ LEAST_SOLVE_S = 1.0
 class DaySimulations(Protocol):
     """The simulations that the search needs, which day/search/day_runs.py provides.
 
-    `workers` are pool sizes (T, C): of each step of the grid and each pool.
+    `workers` are pool sizes (T, P): of each step of the grid and each pool.
     """
 
     @property
@@ -192,11 +194,11 @@ def cheapest_day(
             _raise_most_fails(search)
         return _optimum_of(search, began, is_exact=True)
     _cut_least_sizes(search)
-    if runs.terms.is_by_unit:
+    if runs.terms.is_by_unit:  # What the least sizes cost in whole units is a first bound.
         search.bound_usd = pool_sizes.units_usd(runs.terms, pool_sizes.least_sizes(runs.terms, search.cuts))
     progress(f"the optimum: {search.bound_usd:.2f} USD or more")
     ties = 0
-    while ties * runs.request_count <= MOST_TIES and (sizes := _next_sequence(search)) is not None:
+    while ties * runs.request_count <= MOST_TIED_REQUESTS and (sizes := _next_sequence(search)) is not None:
         day = search.simulate_day(sizes)
         _fill_paid_units(search, sizes)
         failing = f"{len(day.missed)} of {runs.window_count} windows fail"
@@ -214,6 +216,7 @@ def cheapest_day(
 
 
 def _optimum_of(search: _DaySearch, began_s: float, *, is_exact: bool) -> DayOptimum:
+    """What the search, which began at `began_s` (time.monotonic), knows at its end."""
     proved, best = search.runs.least_paid(), search.best
     assert best is not None
     bound_usd = best.usd if is_exact else min(max(search.bound_usd, proved.usd), best.usd)
@@ -419,7 +422,7 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_siz
         return  # The repair of another window has raised one of these sizes already.
     own = search.runs.own_steps(window)
     nearby = [(t, c, size) for t, c, size in cut if t >= own.start - REPAIR_STEPS] or list(cut)
-    hours, pools = np.diff(terms.edges_s) / 3600, terms.pools
+    hours, pools = np.diff(terms.edges_s) / HOUR_S, terms.pools
     first = max(min(t for t, _, _ in cut), own.start - LAG_STEPS[-1])
 
     def usd(row: tuple[int, int, int]) -> float:
@@ -427,7 +430,7 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_siz
         t, c, size = row
         return float((size + 1 - workers[t, c]) * hours[t] * pools[c].usd_per_h)
 
-    # The only size of a cut must be raised in any case, so that need not be tried.
+    # The only size of a cut must be raised in any case, without a try.
     in_turn = sorted(nearby, key=usd) if len(cut) > 1 else []
     for t, c, size in in_turn:
         more = workers.copy()

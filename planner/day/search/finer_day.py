@@ -9,10 +9,10 @@ The search begins with the lives in the bound's master solution (any_moment_boun
               still hold. The search goes from the highest k down, as those workers are needed the least.
 
 Whether a window holds is simulated on a slice of the day that begins one window earlier
-(day/search/day_runs.py). The resulting timetable is simulated as a whole day. Windows that it misses there,
-because of a queue from further back, are repaired in the whole day: the first of them gets the cheapest
-change with which the day misses fewer windows. The timetable is only used if it then keeps every window. If
-the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
+(day_runs.py). The resulting timetable is simulated as a whole day. Windows that it misses there, because of a
+queue from further back, are repaired in the whole day: the first of them gets the cheapest change with which
+the day misses fewer windows. The timetable is only used if it then keeps every window. If the bound's
+timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from planner.day.search.any_moment_bound import SLICE_WORK
 from planner.day.search.day_runs import DayRun, DayRuns
 from planner.simulator.slo_verdict import attained_in_windows, in_windows
 from planner.solvers.any_moment import LevelStretches
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -38,11 +39,10 @@ Life = tuple[float, float]
 GROW_FRAC = 1 / 30  # A repair lengthens a life by this or by three times as much.
 NEW_LIFE_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this far apart.
 EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
-LASTS_FRAC = (
-    1 / 4
-)  # A change still affects windows that begin this long after it, so they are simulated again.
+# A change may affect windows that begin this long after it, so they are simulated again.
+LASTS_FRAC = 1 / 4
 MOST_REPAIRS = 100  # The most changes to keep one window; a window that needs more stays missed.
-# The most repairs in the whole day. They are few, as most windows that the day misses are missed in slices
+# The most repairs in the whole day. Few are needed: most windows that the day misses are missed in slices
 # too.
 MOST_DAY_REPAIRS = 12
 MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
@@ -50,15 +50,13 @@ MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 # SLICE_WORK per slice. It takes 15 s or less on an idle core. Days of few windows get less.
 MOST_WORK = 25_000_000
 MOST_SLICES_PER_WINDOW = 300
-SAFE_EXCESS = -0.02  # A repair gains nothing by making the `excess` of a window smaller than this.
-# The `excess` of a limit divides by the share that may be late. If (nearly) no request may be, it divides by
-# this.
-LEAST_LATE_FRAC = 1e-3
+SAFE_EXCESS = -0.02  # A window with this `excess` is safe: a repair gains nothing by making it smaller.
+LEAST_LATE_FRAC = 1e-3  # `excess` divides by the share of requests that may be late, or by this if that is 0.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinerDay:
-    """A day, and the sizes (N, C) from each of `times_s` (N,) on."""
+    """A day, and the sizes (N, P) from each of `times_s` (N,) on."""
 
     day: DayRun
     times_s: Floats
@@ -75,7 +73,7 @@ def finer_day(
 ) -> FinerDay | None:
     """The first of the two timetables that keeps every window and is cheaper than the grid's.
 
-    `grid` are the sizes (T, C) on the grid, whose day costs `grid_usd`. None if neither timetable does, or if
+    `grid` are the sizes (T, P) on the grid, whose day costs `grid_usd`. None if neither timetable does, or if
     bills are by the hour. From `deadline` on (time.monotonic) timetables are not changed any more.
     """
     if runs.terms.is_by_unit:
@@ -109,7 +107,7 @@ class _LifeSearch:
         return self.work_left < 0 or time.monotonic() > self.deadline
 
     def lives_of_grid(self, workers: Ints) -> Lives:
-        """The lives of the workers (T, C) beyond each pool's least, which are ready all day."""
+        """The lives of the workers (T, P) beyond each pool's least, which are ready all day."""
         edges_s, lives = self.runs.terms.edges_s.tolist(), Lives()
         for c, pool in enumerate(self.runs.terms.pools):
             for k in range(pool.least + 1, int(workers[:, c].max()) + 1):
@@ -141,11 +139,11 @@ class _LifeSearch:
         for (c, _), own in lives.items():
             start_s = self.runs.terms.pools[c].start_s
             paid_s = sum(end_s - max(begin_s - start_s, 0.0) for begin_s, end_s in own)
-            total_usd += prices[c] * paid_s / 3600
+            total_usd += prices[c] * paid_s / HOUR_S
         return total_usd
 
     def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
-        """Times (N,), the first 0, and the sizes (N, C) from each on.
+        """Times (N,), the first 0, and the sizes (N, P) from each on.
 
         Times are whole microseconds, because moments that differ by a rounding error are one on the clock of
         a slice.
@@ -192,9 +190,8 @@ class _LifeSearch:
         return finer if day.holds and day.fits and day.usd < most_usd else None
 
     def excess(self, lives: Lives, window: int) -> float:
-        """By how much the late requests of a window exceed those that may be late, as a share of the latter.
-
-        It is below 0 if the window holds, and that of the limit with the largest excess.
+        """By how much the late requests of a window exceed those that may be late, as a share of the latter:
+        of the limit with the largest excess, below 0 if the window holds.
         """
         runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
         times_s, workers = self.timetable(lives)
@@ -214,8 +211,7 @@ class _LifeSearch:
         excess = -1.0
         for verdict, frac in shares:
             above = (frac - verdict.kept_frac) / max(1 - frac, LEAST_LATE_FRAC)
-            # With few requests the shares are rounded, so the verdict decides on which side of 0 the excess
-            # is.
+            # Shares of few requests are rounded, so the verdict decides on which side of 0 the excess is.
             excess = max(excess, min(above, -1e-9) if verdict.holds else max(above, 1e-9))
         return excess
 

@@ -20,19 +20,20 @@ from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
 
 Ints = npt.NDArray[np.int64]
-# The traffic of one LLM may end earlier than that of another by at most this share of the longest traffic.
-LATE_FRAC = 0.05
+# The traffic of one LLM may end earlier than that of another by at most this share of the longest traffic:
+# the day is judged to the end of the shortest.
+MOST_EARLIER_FRAC = 0.05
 
 
 def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: float) -> DayTerms:
     """The terms of the master problem with the pools of all LLMs, on one grid of `step_s` to the end of the
     shortest traffic.
 
-    Raises InputError if the traffic of one LLM ends much earlier than that of another (LATE_FRAC).
+    Raises InputError if the traffic of one LLM ends much earlier than that of another (MOST_EARLIER_FRAC).
     """
     ends_s = [float(terms.edges_s[-1]) for terms in each]
     first_s, last_s = min(ends_s), max(ends_s)
-    if last_s - first_s > max(step_s, LATE_FRAC * last_s):
+    if last_s - first_s > max(step_s, MOST_EARLIER_FRAC * last_s):
         raise InputError(
             f"llms: the traffic of one ends after {first_s:g} s, that of another after {last_s:g} s; give "
             "all of them the same span (traffic: window)"
@@ -55,8 +56,9 @@ class JointRuns:
         self.each, self.terms = tuple(each), terms
         ends = np.cumsum([len(runs.fleet.pools) for runs in each]).tolist()
         self.columns = [range(end - len(runs.fleet.pools), end) for runs, end in zip(each, ends, strict=True)]
-        # For each window the numbers of its LLM and of it there; for each LLM the number of its first.
+        # By window: the number of its LLM, and its own number among that LLM's windows.
         self._llm_and_window = [(m, v) for m, runs in enumerate(each) for v in range(runs.window_count)]
+        # By LLM: the number of its first window.
         self._first_window = [0, *np.cumsum([runs.window_count for runs in each]).tolist()]
 
     @property
@@ -82,12 +84,12 @@ class JointRuns:
         return self._llm_and_window[window][1] == 0
 
     def least_paid(self) -> LeastPaid:
-        """The sum of what the LLMs pay at least, because each LLM's work is done by its own workers; of GPUs
-        that are paid all day what the busiest window takes, too. The bound at single moments is not known for
-        the sum, so its arrays are empty.
+        """The sum of what the LLMs pay at least, because each LLM's work is done by its own workers. Where
+        GPUs are paid all day, it is at least what the busiest window takes all day. The bound at single
+        moments is not known for the sum, so its arrays are empty.
         """
         each_llm = [runs.least_paid() for runs in self.each]
-        total_usd, of_slo_usd = sum(one.usd for one in each_llm), sum(one.of_slo_usd for one in each_llm)
+        total_usd, of_slo_usd = sum(llm.usd for llm in each_llm), sum(llm.of_slo_usd for llm in each_llm)
         if self.terms.is_paid_all_day:
             all_day_usd = _busiest_usd_per_s(each_llm) * float(self.terms.edges_s[-1])
             total_usd, of_slo_usd = max(total_usd, all_day_usd), max(of_slo_usd, all_day_usd)
@@ -130,14 +132,15 @@ def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
     """The most that must be paid per second in a window: of one LLM alone, or of all LLMs in a window that
     they have in common.
     """
+    # For each LLM the USD per second of each window, by its edges to the microsecond.
     rates: list[dict[tuple[float, float], float]] = [
         {
             (round(begin_s, 6), round(end_s, 6)): float(usd) / (end_s - begin_s)
             for begin_s, end_s, usd in zip(
-                one.edges_s[:-1].tolist(), one.edges_s[1:].tolist(), one.in_stretch_usd, strict=True
+                llm.edges_s[:-1].tolist(), llm.edges_s[1:].tolist(), llm.in_stretch_usd, strict=True
             )
         }
-        for one in each_llm
+        for llm in each_llm
     ]
     common = set.intersection(*(set(each) for each in rates))
     alone = [rate for each in rates for rate in each.values()]
