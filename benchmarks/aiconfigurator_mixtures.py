@@ -136,7 +136,7 @@ def main() -> None:
         print(f"skipped: {path} is missing; give the path of AzureLLMInferenceTrace_conv.csv")
         return
     catalog, trace = read_catalog(), read_trace(path)
-    compare(catalog, rescale(trace, RATE_RPS, how="compress", rng=np.random.default_rng(0)), "compress")
+    compare(catalog, rescale(trace, RATE_RPS, scale="compress", rng=np.random.default_rng(0)), "compress")
     compare(catalog, rescale(trace, RATE_RPS, rng=np.random.default_rng(0)), "superpose, seed 0")
 
 

@@ -171,7 +171,7 @@ def main() -> None:
         f"AIConfigurator's flags: --max-num-seqs {AIC_MAX_NUM_SEQS} "
         f"--max-num-batched-tokens {AIC_MAX_NUM_BATCHED_TOKENS} --max-model-len {AIC_MAX_MODEL_LEN}"
     )
-    compare(catalog, rescale(trace, RATE_RPS, how="compress", rng=np.random.default_rng(0)), "compress")
+    compare(catalog, rescale(trace, RATE_RPS, scale="compress", rng=np.random.default_rng(0)), "compress")
     by_seed = [rescale(trace, RATE_RPS, rng=np.random.default_rng(seed)) for seed in SEEDS]
     ours = compare(catalog, by_seed[0], "superpose, seed 0")
     print(f"\nboth kept on superposed traffic, seeds {SEEDS[0]} to {SEEDS[-1]}:\n")

@@ -274,7 +274,7 @@ def of_scenarios(plans: dict[str, Asked], arguments: argparse.Namespace) -> None
                 share_text(kept[0], count),
                 shown(made.best),
                 f"{value:.2f} ({100 * (value / found.value - 1):+.0f} %)",
-                f"{said.kept} of {said.futures}" + ("" if made.is_tested else ", not passed"),
+                f"{said.kept} of {said.scenario_count}" + ("" if made.is_tested else ", not passed"),
                 share_text(kept[1], count),
                 ", ".join(f"{100 * n / count:.1f} %" for n in kept[2:]) or "-",
                 "-" if lost.value is None else f"{lost.value:.2f}",

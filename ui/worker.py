@@ -115,7 +115,7 @@ def _trace(request: Request, send: Send) -> tuple[Document, Files]:
     traffic_request = RateRequest(None, part=section.get("window") or "whole")
     if described is None and section.get("rate") is not None:
         traffic_request = replace(
-            traffic_request, rate_rps=section["rate"], how=section.get("scale", "superpose")
+            traffic_request, rate_rps=section["rate"], scale=section.get("scale", "superpose")
         )
     planned = traffic_request.of(trace, seed=request["seed"])
     rate_text = f"{planned.rate_rps:.3g} requests/s" if planned.rate_rps else "no rate"
@@ -133,7 +133,7 @@ def _trace(request: Request, send: Send) -> tuple[Document, Files]:
 def _requests(request: Request, described: Description | None, traffic: Mapping[str, Any]) -> Trace:
     """The requests of the trace, read with the section `traffic`, or drawn from a description."""
     trace = None if described is not None else Path(request["trace"])
-    return requests_of(trace, described, seed=request["seed"], how=reading_of({"traffic": traffic}))
+    return requests_of(trace, described, seed=request["seed"], log_options=reading_of({"traffic": traffic}))
 
 
 def _tenants(trace: Trace) -> list[Document]:

@@ -22,7 +22,7 @@ from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.fleet import Fleet
 from planner.traffic.described import Description, draw_requests
-from planner.traffic.scaling import RateRequest
+from planner.traffic.scaling import RateRequest, checked_scale
 from planner.traffic.trace import Trace
 from planner.units import quantity
 
@@ -47,11 +47,13 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     return catalogs.read_catalog(None if folder is None else Path(folder))
 
 
-def read_trace(trace: TraceLike, *, drop_invalid: bool = False, how: LogOptions | None = None) -> Trace:
+def read_trace(
+    trace: TraceLike, *, drop_invalid: bool = False, log_options: LogOptions | None = None
+) -> Trace:
     """The requests of a file or of a table, checked.
 
-    Coarse stamps stay as they are: callers that have a seed spread them. `how` says which column of a log is
-    what, where the file does not (docs/traces.md).
+    Coarse stamps stay as they are: callers that have a seed spread them. `log_options` say which column of a
+    log is what, where the file does not (docs/traces.md).
 
     Requests without tokens are left out. More than 20 % of these are an error, unless `drop_invalid`.
     """
@@ -60,14 +62,14 @@ def read_trace(trace: TraceLike, *, drop_invalid: bool = False, how: LogOptions 
     if isinstance(trace, str | Path):
         from planner.traffic import trace_reading
 
-        return trace_reading.read_trace(trace, seed=None, drop_invalid=drop_invalid, how=how)
+        return trace_reading.read_trace(trace, seed=None, drop_invalid=drop_invalid, log_options=log_options)
     import pandas as pd
 
     from planner.traffic import frames
 
     if not isinstance(trace, pd.DataFrame):
         raise InputError(f"trace: expected a file, a DataFrame or a Trace, found {type(trace).__name__}")
-    return frames.trace_of(trace, drop_invalid=drop_invalid, how=how)
+    return frames.trace_of(trace, drop_invalid=drop_invalid, log_options=log_options)
 
 
 def requests_of(
@@ -76,11 +78,11 @@ def requests_of(
     *,
     seed: int,
     drop_invalid: bool = False,
-    how: LogOptions | None = None,
+    log_options: LogOptions | None = None,
 ) -> Trace:
     """The requests of a trace, or those that this seed draws from a description.
 
-    All functions get their traffic here. `how` is as in `read_trace`.
+    All functions get their traffic here. `log_options` are as in `read_trace`.
 
     Raises InputError where both are given, or neither.
     """
@@ -90,7 +92,7 @@ def requests_of(
                 "trace: missing; give the traffic (--trace FILE, a file or a DataFrame), or describe it in "
                 "slo.yaml, traffic: {rate: 30, input: 1500, output: 300}"
             )
-        return read_trace(trace, drop_invalid=drop_invalid, how=how)
+        return read_trace(trace, drop_invalid=drop_invalid, log_options=log_options)
     if trace is not None and not (isinstance(trace, Trace) and trace.drawn_from is not None):
         name = trace.name if isinstance(trace, Trace) else getattr(trace, "name", None) or "one"
         raise InputError(
@@ -111,7 +113,7 @@ def requests_meant(
     is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
     if is_given and not is_drawn:
         rate_request = replace(rate_request, described=None)
-    requests = requests_of(trace, rate_request.described, seed=seed, how=rate_request.reading)
+    requests = requests_of(trace, rate_request.described, seed=seed, log_options=rate_request.reading)
     return requests, rate_request
 
 
@@ -198,8 +200,8 @@ def limits_and_rate(
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
         )
     rate_request = rate_request or RateRequest(task.rate_rps, task.scale, task.window or "whole")
-    how = rate_request.reading or reading_of(question.document, question.path)
-    return task.slo, replace(rate_request, described=task.described, reading=how)
+    log_options = rate_request.reading or reading_of(question.document, question.path)
+    return task.slo, replace(rate_request, described=task.described, reading=log_options)
 
 
 def traffic_of(traffic: RateRequest | Section) -> RateRequest:
@@ -214,13 +216,6 @@ def traffic_of(traffic: RateRequest | Section) -> RateRequest:
     refuse_unknown(traffic, ("rate", "scale", "window", *KEYS), "traffic")
     rate = traffic.get("rate")
     rate_rps = None if rate is None else quantity(rate, "rps", where="traffic: rate")
-    how = parse_reading(Section.from_document(traffic, "traffic"))
+    log_options = parse_reading(Section.from_document(traffic, "traffic"))
     part = traffic.get("window") or "whole"
-    return RateRequest(rate_rps, scaling(traffic.get("scale", "superpose")), part, reading=how)
-
-
-def scaling(how: str, where: str = "traffic: scale") -> Any:
-    """The value, checked to be one of the ways to rescale a trace."""
-    if how not in ("superpose", "compress", "thin"):
-        raise InputError(f"{where}: expected superpose, compress or thin, found {how!r}")
-    return how
+    return RateRequest(rate_rps, checked_scale(traffic.get("scale", "superpose")), part, reading=log_options)

@@ -105,7 +105,7 @@ def plan(
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     log_columns = reading_of(question.document, question.path)
-    requests = requests_of(trace, question.task().described, seed=seed, how=log_columns)
+    requests = requests_of(trace, question.task().described, seed=seed, log_options=log_columns)
     study = Study(requests, question.catalog, seed, time_limit_s, report)
     return replace(answer_question(question, study, explain=explain, prove=prove), command=command)
 

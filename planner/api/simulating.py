@@ -390,7 +390,7 @@ def _scenarios_of(
     simulated_task = replace(
         task,
         rate_rps=rate_request.rate_rps,
-        scale=rate_request.how,
+        scale=rate_request.scale,
         window=None if rate_request.part == "whole" else rate_request.part,
         described=rate_request.described,
     )

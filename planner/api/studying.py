@@ -357,7 +357,7 @@ def study_of(
 ) -> Study:
     """A study on the traffic of a question: it plans several questions and keeps what it has simulated."""
     log_options = reading_of(question.document, question.path)
-    requests = inputs.requests_of(trace, question.task().described, seed=seed, how=log_options)
+    requests = inputs.requests_of(trace, question.task().described, seed=seed, log_options=log_options)
     return Study(requests, question.catalog, seed, time_limit_s, shown_progress(progress))
 
 

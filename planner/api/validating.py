@@ -135,7 +135,7 @@ def validate(
     read = (
         inputs.read_trace(traffic_beside_plan(file))
         if trace is None
-        else inputs.read_trace(trace, how=rate_request.reading)
+        else inputs.read_trace(trace, log_options=rate_request.reading)
     )
     requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
     promised = limits or own_slo(file)

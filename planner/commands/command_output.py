@@ -140,7 +140,7 @@ def read_requests(
             param_hint="--trace",
         )
     columns = None if path is None else read_reading(slo)
-    requests = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, how=columns)
+    requests = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, log_options=columns)
     say_first(requests.warnings)
     return requests
 
@@ -189,8 +189,7 @@ def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
 
 def traffic_option(rate: float | None, scale: str, window: str | None) -> RateRequest | None:
     """The traffic that --rate and --window choose; None without either, where the SLO file decides."""
-    from planner.api.inputs import scaling
-    from planner.traffic.scaling import RateRequest
+    from planner.traffic.scaling import RateRequest, checked_scale
 
-    method = scaling(scale, "--scale")  # Raises for an unknown one, even if it is not used.
-    return None if rate is None and window is None else RateRequest(rate, method, window or "whole")
+    way = checked_scale(scale, "--scale")  # Raises for an unknown one, even if it is not used.
+    return None if rate is None and window is None else RateRequest(rate, way, window or "whole")

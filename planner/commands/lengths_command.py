@@ -38,7 +38,7 @@ def tell_lengths(
     from planner.traffic.trace_reading import read_files
 
     with Progress() as progress:
-        trace = read_files(files, seed=seed, drop_invalid=drop_invalid, how=LogOptions()).trace
+        trace = read_files(files, seed=seed, drop_invalid=drop_invalid, log_options=LogOptions()).trace
         if len(trace) < LEAST_REQUESTS:
             raise InputError(
                 f"{trace.name}: found {len(trace)} requests, expected {LEAST_REQUESTS} or more: "

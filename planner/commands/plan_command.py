@@ -128,7 +128,11 @@ def _plan_one(options: PlanOptions) -> None:
         described, reading = question.task().described, reading_of(question.document, question.path)
         with stopped_after(options.time_limit_s, lambda: ": the traffic is not read yet"):
             requests = requests_of(
-                options.trace, described, seed=options.seed, drop_invalid=options.drop_invalid, how=reading
+                options.trace,
+                described,
+                seed=options.seed,
+                drop_invalid=options.drop_invalid,
+                log_options=reading,
             )
         say_first((*requests.warnings, *question.task().doubts))
         progress(f"{counted(len(requests), 'request')} of {requests.name}")

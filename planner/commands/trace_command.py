@@ -87,8 +87,10 @@ def describe_trace(
             _describe_metrics(described, files, out, json_output=json_output)
             return
         salt = salt if salt or not hash_ids else secrets.token_hex(16)
-        how = _log_options(columns, format, timezone, salt)
-        read_traffic = _read_or_ask(files, how, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output)
+        log_options = _log_options(columns, format, timezone, salt)
+        read_traffic = _read_or_ask(
+            files, log_options, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output
+        )
         say_first(read_traffic.trace.warnings)
         progress(f"read {len(read_traffic.trace)} requests")
         _write_trace(read_traffic, out)
@@ -113,22 +115,24 @@ def _log_options(map: str | None, format: str | None, timezone: str | None, salt
     return LogOptions(column_map, format, timezone, None if salt is None else salt.encode())
 
 
-def _read_or_ask(files: list[Path], how: LogOptions, *, seed: int, drop_invalid: bool, may_ask: bool) -> Read:
+def _read_or_ask(
+    files: list[Path], log_options: LogOptions, *, seed: int, drop_invalid: bool, may_ask: bool
+) -> Read:
     """Read the files; if their columns are uncertain, ask a person at a terminal to confirm the guess."""
     from planner.traffic.logs.log_columns_map import parse_columns
     from planner.traffic.logs.times import UnsureError
     from planner.traffic.trace_reading import read_files
 
     try:
-        return read_files(files, seed=seed, drop_invalid=drop_invalid, how=how)
+        return read_files(files, seed=seed, drop_invalid=drop_invalid, log_options=log_options)
     except UnsureError as error:
         if not (may_ask and error.guess and sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         typer.echo(str(error), err=True)
         if not typer.confirm(f"Read it so: {error.guess}?", err=True):
             raise
-        how = replace(how, columns=parse_columns(error.guess))
-        return read_files(files, seed=seed, drop_invalid=drop_invalid, how=how)
+        log_options = replace(log_options, columns=parse_columns(error.guess))
+        return read_files(files, seed=seed, drop_invalid=drop_invalid, log_options=log_options)
 
 
 def _write_trace(read_traffic: Read, out: Path | None) -> None:

@@ -195,7 +195,9 @@ def day(
     # A fleet on paper: no scenarios, as the day itself is simulated once.
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
     study = Study(
-        requests_of(trace, task.described, seed=seed, how=reading_of(question.document, question.path)),
+        requests_of(
+            trace, task.described, seed=seed, log_options=reading_of(question.document, question.path)
+        ),
         question.catalog,
         seed=seed,
         time_limit_s=STATIC_SHARE * time_limit_s,

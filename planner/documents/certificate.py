@@ -69,7 +69,7 @@ class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
     All fields are about the cheapest fleet on paper (traffic and step times as they are written), except
-    `answers`, `futures`, `around`, `commitments`, `repeats` and `routers`.
+    `answers`, `scenarios_drawn`, `around`, `commitments`, `repeats` and `routers`.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
@@ -104,7 +104,7 @@ class Certificate:
     cheaper_simulated: int = 0
     assumed: tuple[facts.Assumed, ...] = ()
     answers: tuple[facts.Answered, ...] = ()  # On paper, in production, with a loss.
-    futures: facts.ScenariosDrawn | None = None  # None: planned on paper alone.
+    scenarios_drawn: facts.ScenariosDrawn | None = None  # None: planned on paper alone.
     # The deployment target whose router fleets were simulated with; None: as the policies say.
     deploy: str | None = None
     # The plan under the router of each deployment target that can run it.
@@ -152,7 +152,7 @@ class Throughput:
 
 def certificate_document(certificate: Certificate, say: Say) -> Document:
     """The part `certificate` of certificate.json, with the facts in IN_SENTENCES as sentences."""
-    document = {each.name: getattr(certificate, each.name) for each in fields(certificate)}
+    document = {written_key(each.name): getattr(certificate, each.name) for each in fields(certificate)}
     return document | {
         "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
         "refuted": [
@@ -164,16 +164,16 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
             for refuted in certificate.refuted
         ],
         "neighbours": [
-            {**_plain_values(neighbour), "reason": say(neighbour)} for neighbour in certificate.neighbours
+            {**plain_values(neighbour), "reason": say(neighbour)} for neighbour in certificate.neighbours
         ],
         **{name: [say(fact) for fact in getattr(certificate, name)] for name in IN_SENTENCES},
-        "answers": [_plain_values(answer) for answer in certificate.answers],
-        "commitments": [_plain_values(each) for each in certificate.commitments],
-        "around": None if certificate.around is None else _plain_values(certificate.around),
-        "futures": None if certificate.futures is None else _plain_values(certificate.futures),
+        "answers": [plain_values(answer) for answer in certificate.answers],
+        "commitments": [plain_values(each) for each in certificate.commitments],
+        "around": None if certificate.around is None else plain_values(certificate.around),
+        "futures": None if certificate.scenarios_drawn is None else plain_values(certificate.scenarios_drawn),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
-        "routers": [{**_plain_values(each), "keeps": each.keeps} for each in certificate.routers],
-        "for_targets": [_plain_values(each) for each in certificate.for_targets],
+        "routers": [{**plain_values(each), "keeps": each.keeps} for each in certificate.routers],
+        "for_targets": [plain_values(each) for each in certificate.for_targets],
         "gap_frac": certificate.gap_frac,
         "level0_gap_frac": certificate.level0_gap_frac,
     }
@@ -188,7 +188,12 @@ def facts_document(**facts_by_name: Iterable[facts.Fact]) -> Document:
 
 def fact_document(fact: facts.Fact) -> Document:
     """A fact as plain values."""
-    return {"kind": fact_kind(type(fact)), **_plain_values(fact)}
+    return {"kind": fact_kind(type(fact)), **plain_values(fact)}
+
+
+def written_key(name: str) -> str:
+    """The key in certificate.json of the field `name` of a fact or of the certificate."""
+    return facts.WRITTEN_KEYS.get(name, name)
 
 
 def fact_kind(fact: type) -> str:
@@ -196,19 +201,19 @@ def fact_kind(fact: type) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "-", fact.__name__).lower()
 
 
-def _plain_values(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """The fields of a fact as plain values; limits also get their names."""
     if isinstance(value, Limit | FleetLimit):
         unit = {"unit": value.unit} if isinstance(value, FleetLimit) else {}
         return {"name": value.name, **dataclasses.asdict(value), **unit}
     if isinstance(value, tuple):
-        return [_plain_values(item) for item in value]
+        return [plain_values(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: _plain_values(item) for key, item in value.items()}
+        return {key: plain_values(item) for key, item in value.items()}
     if isinstance(value, facts.OfLlm):
         return {"llm": value.llm, "warning": fact_document(value.warning)}
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain_values(getattr(value, each.name)) for each in fields(value)}
+        return {written_key(each.name): plain_values(getattr(value, each.name)) for each in fields(value)}
     return value
 
 
@@ -228,7 +233,7 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     around = row.get("around")  # Older certificates lack the key or some fields.
     if around is not None:
         around = {"is_out_of_time": False, **around}
-    if around is not None and not {each.name for each in fields(Around)} <= around.keys():
+    if around is not None and not {written_key(each.name) for each in fields(Around)} <= around.keys():
         around = None
     routers = [{"kept_in": None, "passes": True, **each} for each in row["routers"]]
     given = {
@@ -274,7 +279,13 @@ def dataclass_of(kind: type[Written], row: Any, where: str, **given: Any) -> Wri
             key: null if value is None and hints.get(key) is float else value for key, value in row.items()
         }
     names = [each.name for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
-    return kind(**{name: value_of(hints[name], row[name], f"{where}: {name}") for name in names}, **given)
+    return kind(
+        **{
+            name: value_of(hints[name], row[written_key(name)], f"{where}: {written_key(name)}")
+            for name in names
+        },
+        **given,
+    )
 
 
 def value_of(hint: Any, value: Any, where: str) -> Any:

@@ -2,8 +2,9 @@
 
 The search computes these facts, documents/certificate.py writes them to certificate.json, and only
 reports/fact_sentences.py makes sentences of them. The `kind` of a fact in the file is the name of its class:
-`LimitBinds` is "limit-binds". Where a fact has a `unit`, its costs and savings are in that unit, the one of
-the plan's objective (USD/h, GPUs, ...).
+`LimitBinds` is "limit-binds". The key of a field there is its name, or what WRITTEN_KEYS has for the name.
+Where a fact has a `unit`, its costs and savings are in that unit, the one of the plan's objective (USD/h,
+GPUs, ...).
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from typing import Literal
 from planner.domain import FleetLimit, Limit
 from planner.errors import MostKept
 from planner.solvers.repeats import Decision, Repeats
+
+# Fields of which the key in certificate.json is an older word: field -> key. Files that users keep have them.
+WRITTEN_KEYS = {
+    "scenario_count": "futures",
+    "scenarios_drawn": "futures",
+    "routing_names": "told",
+    "sentence": "said",
+}
 
 # -- what a simulation says --------------------------------------------------------------------------------
 
@@ -713,7 +722,7 @@ class Assumed:
 class OfTraffic:
     """A doubt that arose when the traffic or the question was read, as a sentence for the reader."""
 
-    said: str
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -970,7 +979,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class KeptIn:
-    """The SLO was kept in `kept` of `futures` scenarios that no search has seen.
+    """The SLO was kept in `kept` of `scenario_count` scenarios that no search has seen.
 
     With `after_loss` a scenario counts only if the SLO is kept without any one worker.
 
@@ -979,7 +988,7 @@ class KeptIn:
     """
 
     kept: int
-    futures: int
+    scenario_count: int
     least_frac: float
     most_frac: float
     decision: Decision
@@ -987,7 +996,7 @@ class KeptIn:
 
     @property
     def kept_frac(self) -> float:
-        return self.kept / self.futures if self.futures else 0.0
+        return self.kept / self.scenario_count if self.scenario_count else 0.0
 
 
 AnswerName = Literal["on-paper", "production", "with-a-loss"]
@@ -1056,17 +1065,17 @@ class ScenariosDrawn:
 class UnderRouter:
     """The plan's fleet on its traffic, with the router of a deployment target.
 
-    `told` are the target's own names of its routing policies, for arrivals and, for pairs, for hand-offs.
-    `simulated` are our routings in their place, and `differs` says how the two are unlike. `decides` is the
-    limit that is missed by most, or the one with the least room where none is missed; None if no limit has a
-    figure. `kept_in` counts the scenarios of the plan's own test; it is None without such a test, or if the
-    SLO is missed on the traffic as written. `passes` says whether enough are kept. `needs_priority`: every
-    request must bring the priority by which its prompt is queued.
+    `routing_names` are the target's own names of its routing policies, for arrivals and, for pairs, for
+    hand-offs. `simulated` are our routings in their place, and `differs` says how the two are unlike.
+    `decides` is the limit that is missed by most, or the one with the least room where none is missed; None
+    if no limit has a figure. `kept_in` counts the scenarios of the plan's own test; it is None without such a
+    test, or if the SLO is missed on the traffic as written. `passes` says whether enough are kept.
+    `needs_priority`: every request must bring the priority by which its prompt is queued.
     """
 
     target: str
     router: str
-    told: tuple[str, ...]
+    routing_names: tuple[str, ...]
     simulated: tuple[str, ...]
     differs: tuple[str, ...]
     decides: At | None
@@ -1406,7 +1415,7 @@ class TooFewKept:
 
 @dataclass(frozen=True, slots=True)
 class IdleMisses:
-    """Even an idle worker misses a limit in `missed` of `futures` scenarios, which is more than may be
+    """Even an idle worker misses a limit in `missed` of `scenario_count` scenarios, which is more than may be
     missed.
 
     So no number of workers keeps the SLO in the wanted share, and the plan is the fleet on paper. `fastest`
@@ -1415,7 +1424,7 @@ class IdleMisses:
 
     limit: Limit
     missed: int
-    futures: int
+    scenario_count: int
     asked_frac: float
     enough_s: float
     fastest: str

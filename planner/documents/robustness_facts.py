@@ -1,7 +1,7 @@
 """How the plan fares around its own point: fewer and more workers, more traffic, what breaks it.
 
 The search computes these facts (search/evidence/robustness.py), certificate.json has them as `around`, and
-the report draws them. Fields called `futures` count scenarios; certificate.json has always named them so.
+the report draws them.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class AtWorkers:
 class MoreTraffic:
     """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic: on the traffic as written and, if
     the question wants scenarios, in enough of those of the test and of the search. The verdict is from `kept`
-    of `futures` scenarios; 0 of 0 if the traffic as written decided.
+    of `scenario_count` scenarios; 0 of 0 if the traffic as written decided.
     """
 
     is_carried: bool
     kept: int = 0
-    futures: int = 0
+    scenario_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,13 @@ class PriceTurns:
 class Around:
     """All that is known of the plan's surroundings.
 
-    `futures` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0: only the
-    traffic as written counts. `more_traffic` is None if not simulated. `left_out` names the parts for which
-    the time was too short, or that take more requests than may be simulated around a plan in any time;
+    `scenario_count` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0: only
+    the traffic as written counts. `more_traffic` is None if not simulated. `left_out` names the parts for
+    which the time was too short, or that take more requests than may be simulated around a plan in any time;
     `is_out_of_time` says that the time was over for one of them.
     """
 
-    futures: int
+    scenario_count: int
     may_miss: int
     pools: tuple[str, ...]
     at_workers: tuple[AtWorkers, ...]

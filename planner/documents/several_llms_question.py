@@ -220,8 +220,8 @@ def _with_traces(
         if isinstance(source, Trace):
             read[source] = source
         elif source not in read:  # The first entry of a file says how its columns are read.
-            how = reading_of(entry.own, path)
-            read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid, how=how)
+            log_options = reading_of(entry.own, path)
+            read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid, log_options=log_options)
         llm = _llm_in_trace(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
         # Entries may name the same file as theirs on purpose; the rows of --trace are dealt out once.
         if not is_own and (source, llm) in taken:

@@ -149,7 +149,7 @@ def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
     """
 
     def replayed(rate_rps: float, _least: int, seed: int) -> Trace:
-        return RateRequest(rate_rps, traffic_request.how, traffic_request.part).of(
+        return RateRequest(rate_rps, traffic_request.scale, traffic_request.part).of(
             spread_stamps(requests, seed=seed), seed=seed
         )
 

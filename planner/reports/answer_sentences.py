@@ -93,7 +93,7 @@ def workers_text(workers: Sequence[facts.Workers]) -> str:
 
 def kept_text(kept_in: facts.KeptIn) -> str:
     after = ", after a loss" if kept_in.after_loss else ""
-    return f"{kept_in.kept} of {kept_in.futures} scenarios{after}"
+    return f"{kept_in.kept} of {kept_in.scenario_count} scenarios{after}"
 
 
 def room_text(headroom: facts.Headroom) -> str:
@@ -112,7 +112,7 @@ def first_missed(answer: facts.Answered) -> str:
 
 def futures_lines(plan: Plan) -> list[str]:
     """How scenarios are drawn, and what the test says with 95 % confidence; empty without safety."""
-    drawn = plan.certificate.futures
+    drawn = plan.certificate.scenarios_drawn
     if drawn is None:
         return []
     lines = [_scenario_sentence(drawn)]
@@ -147,7 +147,7 @@ def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
 
 def _decision_sentence(kept_in: facts.KeptIn) -> str:
     least, most = percent(kept_in.least_frac), percent(kept_in.most_frac)
-    text = f"{kept_in.kept} of {kept_in.futures}"
+    text = f"{kept_in.kept} of {kept_in.scenario_count}"
     if kept_in.decision == "holds":
         return f"{text}: with 95 % confidence the SLO is kept in more than {least} of all scenarios."
     if kept_in.decision == "fails":

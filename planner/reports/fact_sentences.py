@@ -289,8 +289,8 @@ def _(fact: facts.RoutersMiss) -> str:
 
 
 def router_text(under: facts.UnderRouter) -> str:
-    """The router and its routing, in the target's own names (`told`): "vllm-router by random"."""
-    return router_name(under.router, under.told)
+    """The router and its routing, in the target's own names (`routing_names`): "vllm-router by random"."""
+    return router_name(under.router, under.routing_names)
 
 
 def decided_text(under: facts.UnderRouter) -> str:
@@ -300,8 +300,10 @@ def decided_text(under: facts.UnderRouter) -> str:
     kept_in = under.kept_in
     # Scenarios alone decide against the fleet, so a figure within its limit would say nothing.
     if kept_in is not None and under.outcome.holds and not under.passes:
-        return f"as written kept, but the test not passed: {kept_in.kept} of {kept_in.futures} scenarios"
-    scenarios = "" if kept_in is None else f", {kept_in.kept} of {kept_in.futures} scenarios"
+        return (
+            f"as written kept, but the test not passed: {kept_in.kept} of {kept_in.scenario_count} scenarios"
+        )
+    scenarios = "" if kept_in is None else f", {kept_in.kept} of {kept_in.scenario_count} scenarios"
     return _written_text(under) + scenarios
 
 
@@ -851,7 +853,7 @@ def _test_failures_text(tested: tuple[facts.Tested, ...]) -> str:
 
 @sentence.register
 def _(fact: facts.OfTraffic) -> str:
-    return fact.said
+    return fact.sentence
 
 
 @sentence.register
@@ -978,11 +980,11 @@ def _(fact: facts.NotCertified) -> str:
             "not certified: how far these step times are from measured ones is not known, so every scenario "
             "has them as predicted"
         )
-    if fact.kept_in is None or not fact.kept_in.futures:
+    if fact.kept_in is None or not fact.kept_in.scenario_count:
         return "not certified: no time was left to test it on scenarios"
     return (
-        f"not certified: kept in {fact.kept_in.kept} of {fact.kept_in.futures} scenarios that the search had "
-        f"not seen, which does not say that it is kept in {requested} of all"
+        f"not certified: kept in {fact.kept_in.kept} of {fact.kept_in.scenario_count} scenarios that the "
+        f"search had not seen, which does not say that it is kept in {requested} of all"
     )
 
 
@@ -1008,10 +1010,10 @@ def _(fact: facts.NoneTogether) -> str:
 def _(fact: facts.IdleMisses) -> str:
     return (
         f"not for production: even an idle worker misses {fact.limit.name} <= {show_s(fact.limit.limit_s)} "
-        f"in {fact.missed} of {fact.futures} scenarios, as steps may take longer than predicted. No number "
-        f"of workers cures that; relax the limit to {show_s(fact.enough_s)} or more (what {fact.fastest}, "
-        "the fastest, needs), measure the steps (plan profile), or add a faster GPU. Planned is the cheapest "
-        "fleet on paper"
+        f"in {fact.missed} of {fact.scenario_count} scenarios, as steps may take longer than predicted. No "
+        f"number of workers cures that; relax the limit to {show_s(fact.enough_s)} or more (what "
+        f"{fact.fastest}, the fastest, needs), measure the steps (plan profile), or add a faster GPU. "
+        "Planned is the cheapest fleet on paper"
     )
 
 

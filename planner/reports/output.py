@@ -214,7 +214,9 @@ def _production(plan: Plan) -> Document:
         return {}
     kept_in = answer.kept_in
     growth_frac = growth_frac_of(plan)
-    return {"production": {"kept": kept_in.kept, "scenarios": kept_in.futures, "growth_frac": growth_frac}}
+    return {
+        "production": {"kept": kept_in.kept, "scenarios": kept_in.scenario_count, "growth_frac": growth_frac}
+    }
 
 
 def _agents_document(plan: Plan) -> Document:

@@ -176,16 +176,16 @@ def _how_sure(plan: Plan) -> str:
     answer = planned_answer(plan)
     room, kept_in = headroom_of(plan), None if answer is None else answer.kept_in
     parts = [] if room is None else [f"as written it holds to {room_text(room)}"]
-    if kept_in is not None and kept_in.futures:
-        parts.append(f"kept in {kept_in.kept} of {kept_in.futures} scenarios{grown_text(plan)}")
+    if kept_in is not None and kept_in.scenario_count:
+        parts.append(f"kept in {kept_in.kept} of {kept_in.scenario_count} scenarios{grown_text(plan)}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def growth_frac_of(plan: Plan) -> float:
     """How much more traffic than is written every scenario of the plan has: `safety: growth`."""
-    futures = plan.certificate.futures
-    return 0.0 if futures is None else futures.growth_frac
+    drawn = plan.certificate.scenarios_drawn
+    return 0.0 if drawn is None else drawn.growth_frac
 
 
 def grown_text(plan: Plan) -> str:
@@ -298,14 +298,16 @@ def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
     """In how many scenarios the answer `name` keeps the SLO. The fleet on paper is counted in the scenarios
     of the search. The others are tested in scenarios that the search had not seen, until the test decides.
     """
-    search = plan.certificate.futures
-    if not kept_in.futures:
+    search = plan.certificate.scenarios_drawn
+    if not kept_in.scenario_count:
         return "no time was left to test it on scenarios"
-    scenarios = f"{kept_in.futures} scenarios"
+    scenarios = f"{kept_in.scenario_count} scenarios"
     # A search on a scale model of the traffic (one request in `one_in`) has other scenarios than either.
     if search is not None and search.one_in == 1:
         is_of_search = name == "on-paper"
-        scenarios = f"the search's {scenarios}" if is_of_search else f"{kept_in.futures} other scenarios"
+        scenarios = (
+            f"the search's {scenarios}" if is_of_search else f"{kept_in.scenario_count} other scenarios"
+        )
     after = " after losing any one worker" if kept_in.after_loss else ""
     return f"kept in {kept_in.kept} of {scenarios}{grown_text(plan)}{after}"
 
@@ -512,7 +514,11 @@ def _more_traffic(plan: Plan, asking: Asking) -> Glance:
     more = None if robustness is None else robustness.more_traffic
     if more is None:
         return Glance(name, "not simulated", _priced_by(plan, asking))
-    kept_text = f"kept in {more.kept} of {more.futures} scenarios with so much more" if more.futures else ""
+    kept_text = (
+        f"kept in {more.kept} of {more.scenario_count} scenarios with so much more"
+        if more.scenario_count
+        else ""
+    )
     if more.is_carried:
         # Bursts of denser traffic fall elsewhere, so a smaller fleet may carry it: no claim on the cost.
         if not kept_text:
@@ -537,7 +543,7 @@ def more_than_written_frac(growth_frac: float) -> float:
 
 def _priced_by(plan: Plan, asking: Asking) -> str:
     """The command or page that prices a fleet for MORE_FRAC more traffic; only such a plan knows its cost."""
-    if plan.certificate.futures is None:
+    if plan.certificate.scenarios_drawn is None:
         return "a plan at that traffic: rate says what it costs"
     growth_frac = more_than_written_frac(growth_frac_of(plan))
     return asking.what_if.format(change=f"safety.growth={100 * growth_frac:.6g} %")
@@ -614,18 +620,23 @@ def why(plan: Plan) -> list[str]:
     fewer = None if robustness is None else _fewer(plan, robustness)
     if robustness is not None and fewer is not None:
         how_often = "no more"
-        if robustness.futures:
-            scenarios = f"the test's first {robustness.futures} scenarios{grown_text(plan)}"
+        if robustness.scenario_count:
+            scenarios = f"the test's first {robustness.scenario_count} scenarios{grown_text(plan)}"
             how_often = f"in {fewer.kept} of {scenarios}"
         workers = f"{counted(fewer.workers, 'worker')}{_counts(plan, fewer)}"
         text.append(f"with {workers} the SLO is kept {how_often}")
     paper = certificate.find_answer("on-paper")
-    if paper is not None and paper.kept_in and paper.kept_in.futures and paper.workers != _workers(plan):
+    if (
+        paper is not None
+        and paper.kept_in
+        and paper.kept_in.scenario_count
+        and paper.workers != _workers(plan)
+    ):
         price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)}"
         kept_text = _kept_text(plan, "on-paper", paper.kept_in)
         text += [f"the cheapest fleet on paper{price}, is {kept_text}", *_not_measured(plan)]
-    if certificate.futures is not None and certificate.futures.cheaper is not None:
-        text.append(sentence(certificate.futures.cheaper))
+    if certificate.scenarios_drawn is not None and certificate.scenarios_drawn.cheaper is not None:
+        text.append(sentence(certificate.scenarios_drawn.cheaper))
     text += [sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)]
     return [*text, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
 
@@ -657,7 +668,7 @@ def _fewer(plan: Plan, robustness: Around) -> AtWorkers | None:
     smaller = [row for row in robustness.at_workers if row.workers < plan.fleet.workers]
     largest = max(smaller, key=lambda row: row.workers, default=None)
     # Without scenarios the traffic as it is written is the only one.
-    required = max(robustness.futures, 1) - robustness.may_miss
+    required = max(robustness.scenario_count, 1) - robustness.may_miss
     return largest if largest is not None and largest.kept < required else None
 
 

@@ -89,7 +89,7 @@ def attainment(plan: Plan) -> Figure | None:
         for share in robustness.at_workers[0].shares
     ]
     # Without scenarios the traffic as it is written is the only one.
-    scenario_count = max(robustness.futures, 1)
+    scenario_count = max(robustness.scenario_count, 1)
     kept_labels = text_layers(
         data_of_columns(
             x=totals,
@@ -119,12 +119,12 @@ def _attainment_caption(rows: Sequence[AtWorkers], plan: Plan) -> str:
         workers = f" ({' + '.join(robustness.pools)}: {counts})"
     text = f"SLO attainment by number of workers{workers}. "
     rules = "Dotted: the shares that must be within the limit; dashed: the plan."
-    if not robustness.futures:
+    if not robustness.scenario_count:
         return f"{text}On the traffic as it is written. {rules}"
-    required_scenarios = robustness.futures - robustness.may_miss
+    required_scenarios = robustness.scenario_count - robustness.may_miss
     return text + (
-        f"Above: in how many of {robustness.futures} scenarios the SLO is kept. Line: the middle scenario; "
-        f"the band holds the best {required_scenarios}. {rules}"
+        f"Above: in how many of {robustness.scenario_count} scenarios the SLO is kept. Line: the middle "
+        f"scenario; the band holds the best {required_scenarios}. {rules}"
     )
 
 

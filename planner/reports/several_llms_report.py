@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from html import escape
 
-from planner.documents.certificate import facts_document
+from planner.documents.certificate import facts_document, plain_values
 from planner.files.checked_files import to_yaml
 from planner.reports import answer_sentences, figures, output, shared_screen
 from planner.reports.fact_sentences import percent, relative_cost_text, sentences
@@ -102,7 +102,7 @@ def _kept_in(plan: Plan) -> Document | None:
     """In how many of the test scenarios the LLM's fleet keeps its SLO; None without safety."""
     production = plan.certificate.find_answer("production")
     kept_in = None if production is None else production.kept_in
-    return None if kept_in is None else dataclasses.asdict(kept_in)
+    return None if kept_in is None else plain_values(kept_in)
 
 
 def _answers(plan: SharedPlan) -> list[Document]:

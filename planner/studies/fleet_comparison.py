@@ -127,7 +127,7 @@ class VariantRow:
             missed_first = ends.by_traffic if is_by_traffic else ends.by_steps
         return {
             "kept": None if kept_in is None else kept_in.kept,
-            "futures": None if kept_in is None else kept_in.futures,
+            "futures": None if kept_in is None else kept_in.scenario_count,
             "holds_to_traffic_frac": None if headroom is None else _rounded(headroom.traffic_frac),
             "holds_to_steps_frac": None if headroom is None else _rounded(headroom.steps_frac),
             "breaks_first": " or ".join(limit.name for limit in missed_first) or None,

@@ -592,7 +592,7 @@ def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
         return trace
     factor = drifts["rate"].now / busiest_rps(plan.references["rate"])
     # A fixed seed: the same drift gives the same replan.
-    return rescale(trace, trace.rate_rps * factor, how="superpose", rng=np.random.default_rng(0))
+    return rescale(trace, trace.rate_rps * factor, scale="superpose", rng=np.random.default_rng(0))
 
 
 def replan_now(study: Study, task: PlanQuestion, plan: Planned, horizon_h: float) -> Replan:

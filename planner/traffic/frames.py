@@ -19,7 +19,9 @@ from planner.traffic.trace_reading import ids_of
 NAME = "DataFrame"  # Errors call a table without a name so.
 
 
-def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False, how: LogOptions | None = None) -> Trace:
+def trace_of(
+    frame: pd.DataFrame, *, drop_invalid: bool = False, log_options: LogOptions | None = None
+) -> Trace:
     """The requests of a table with the columns of any of `formats.FORMATS`, or of a log. `how` is as in
     `trace_reading.read_trace`.
 
@@ -29,9 +31,9 @@ def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False, how: LogOptions
     path = Path(str(frame.attrs.get("name", NAME)))
     if not len(frame):
         raise TraceError(f"{path}: has no row; expected at least one request")
-    how = how or ANY
-    if how.says_something or not is_known_format(map(str, frame.columns)):
-        return read_frame(str(path), frame, how, drop_invalid=drop_invalid)
+    log_options = log_options or ANY
+    if log_options.says_something or not is_known_format(map(str, frame.columns)):
+        return read_frame(str(path), frame, log_options, drop_invalid=drop_invalid)
     rows = TraceRows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
     # Names of columns may be of other types than text, such as numbers.
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))

@@ -1,7 +1,7 @@
 """Another amount of traffic from a trace, or a part of it.
 
-There are three ways to another rate. Each keeps the two lengths of a request together, and the requests of
-one copy in their order of arrival (a shifted copy begins again where its end was):
+There are three ways to another rate. Each keeps a request's input and output length together. Each keeps the
+order of arrivals within a copy, except that a shifted copy begins in its middle and goes on at its start:
 
     superpose   more users: copies of the trace, each shifted in a circle around the trace's duration by a
                 random time of its own, the last copy thinned. A copy keeps its bursts; their sum is smoother,
@@ -13,10 +13,10 @@ A rate is requests / duration everywhere (`Trace.rate_rps`).
 
 Where requests wait for others (planner/traffic/sessions.py) all of this uses nominal arrivals, as if answers
 took no time. In a simulation such requests arrive later. Sessions stay whole: whole sessions are drawn, a
-faster clock shortens the pauses too, and the sessions of a copy wait within that copy. One case is different:
-if a session crosses the edge of a window, or the seam of the circle, its later requests arrive at their
-nominal times and wait no longer. Copies are other users. They share the blocks that several sessions share,
-and none of those that only one session has.
+faster clock shortens the pauses too, and the sessions of a copy wait within that copy. But if a session
+crosses the edge of a window, or the seam of the circle (the end of the trace, where a shifted copy goes on at
+its start), its later requests arrive at their nominal times and wait for nothing. Copies are other users:
+they share the blocks that several sessions share, and none of those that only one session has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 Scaling = Literal["superpose", "compress", "thin"]
 
+# Bounds on the work and the memory of `find_busiest_window` and `_may_be_busiest`; none changes a result.
 # `find_busiest_window` tests so many requests at a time, so that its arrays stay small.
 BLOCK_REQUESTS = 1_000_000
 # A window is cut into at most WINDOW_BINS bins and the trace into at most TRACE_BINS, to see where the
@@ -52,13 +53,13 @@ SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """Which traffic to plan for: a trace at this rate (None: its own), scaled by `how`, and the `part` of it
-    (`select_window`). With `described` there is no trace: requests of that description are drawn. `reading`
-    are the options of slo.yaml for a log.
+    """Which traffic to plan for: a trace at this rate (None: its own), scaled by `scale`, and the `part` of
+    it (`select_window`). With `described` there is no trace: requests of that description are drawn.
+    `reading` are the options of slo.yaml for a log.
     """
 
     rate_rps: float | None = None
-    how: Scaling = "superpose"
+    scale: Scaling = "superpose"
     part: str = "whole"
     described: Description | None = None
     reading: LogOptions | None = None
@@ -72,7 +73,14 @@ class RateRequest:
             return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.part)
         if self.rate_rps is None:
             return select_window(trace, self.part)
-        return busiest_at(trace, self.rate_rps, self.part, how=self.how, rng=np.random.default_rng(seed))
+        return busiest_at(trace, self.rate_rps, self.part, scale=self.scale, rng=np.random.default_rng(seed))
+
+
+def checked_scale(scale: str, where: str = "traffic: scale") -> Any:
+    """The value, if it is one of the ways to rescale a trace; InputError otherwise."""
+    if scale not in get_args(Scaling):
+        raise InputError(f"{where}: expected superpose, compress or thin, found {scale!r}")
+    return scale
 
 
 def same_requests(trace: Trace, other: Trace) -> bool:
@@ -86,44 +94,46 @@ def same_requests(trace: Trace, other: Trace) -> bool:
 def sped_up(trace: Trace, factor: float) -> Trace:
     """The same requests, arriving `factor` times as fast."""
     # A faster clock draws nothing, so the generator is not used.
-    return rescale(trace, trace.rate_rps * factor, how="compress", rng=np.random.default_rng(0))
+    return rescale(trace, trace.rate_rps * factor, scale="compress", rng=np.random.default_rng(0))
 
 
-def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: np.random.Generator) -> Trace:
+def rescale(
+    trace: Trace, rate_rps: float, *, scale: Scaling = "superpose", rng: np.random.Generator
+) -> Trace:
     """The trace at `rate_rps`, by one of the ways above; the trace itself if it has that rate already.
 
-    The rate is met up to one request (or half a session) in the duration, since "superpose" does not shift
-    its first copy, and thinning keeps the first and the last request. "superpose" below the trace's rate
-    thins. Copies keep their tenants. They also keep all prefix ids if there are no sessions, since users
-    share system prompts; this favours prefix caches.
+    The duration stays what it was ("superpose" does not shift its first copy, and thinning keeps the first
+    and the last request), so the rate is met up to one request, or half a session, in the duration.
+    "superpose" below the trace's rate thins. Copies keep their tenants. They also keep all prefix ids if
+    there are no sessions, since users share system prompts; this favours prefix caches.
     """
-    return _rescaled(trace, rate_rps, how, rng)
+    return _rescaled(trace, rate_rps, scale, rng)
 
 
 def busiest_at(
-    trace: Trace, rate_rps: float, spec: str, *, how: Scaling = "superpose", rng: np.random.Generator
+    trace: Trace, rate_rps: float, spec: str, *, scale: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
     """The same as `select_window(rescale(...), spec)`. It is faster if `spec` is a busiest window of copies,
     because only requests that may be in that window are sorted.
     """
     match = _window_spec(spec)
     length_s = _length_s(match) if match is not None and match[1] == "busiest" else np.inf
-    can_skip = how == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
+    # Requests that wait for others must be drawn with their sessions, so none of them can be left out.
+    can_skip = scale == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
     has_enough_bins = length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
-    raises_rate = trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf
+    raises_rate = trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf  # Else nothing is copied.
     if not (can_skip and has_enough_bins and raises_rate):
-        return select_window(rescale(trace, rate_rps, how=how, rng=rng), spec)
-    scaled = _rescaled(trace, rate_rps, how, rng, length_s)
+        return select_window(rescale(trace, rate_rps, scale=scale, rng=rng), spec)
+    scaled = _rescaled(trace, rate_rps, scale, rng, length_s)
     first, requests = find_busiest_window(scaled, length_s), round(rate_rps * trace.duration_s)
     return _cut_window(scaled, spec, first, length_s, requests)
 
 
 def _rescaled(
-    trace: Trace, rate_rps: float, how: Scaling, rng: np.random.Generator, busiest_s: float | None = None
+    trace: Trace, rate_rps: float, scale: Scaling, rng: np.random.Generator, busiest_s: float | None = None
 ) -> Trace:
     """`rescale`; with `busiest_s`, copies hold only what may be in the busiest window of that length."""
-    if how not in ("superpose", "compress", "thin"):
-        raise InputError(f"scale: expected superpose, compress or thin, found {how!r}")
+    checked_scale(scale, "scale")
     if not 0 < rate_rps < np.inf:
         raise InputError(f"rate: expected a number of requests/s > 0, found {rate_rps}")
     if not trace.duration_s > 0:
@@ -134,8 +144,8 @@ def _rescaled(
     factor = rate_rps / trace.rate_rps
     if abs(factor - 1) <= SAME_FRAC:
         return trace
-    note = f"{how}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
-    if how == "compress":
+    note = f"{scale}: {trace.rate_rps:.4g} -> {rate_rps:.4g} requests/s"
+    if scale == "compress":
         return replace(
             trace,
             arrival_s=trace.arrival_s / factor,
@@ -148,9 +158,8 @@ def _rescaled(
             f"rate: {rate_rps:g} requests/s over the {trace.duration_s:.4g} s of {trace.name} are {requests} "
             f"requests, expected 2 to {MAX_REQUESTS}; ask for another rate or window"
         )
-    if how == "superpose" and factor > 1:
+    if scale == "superpose" and factor > 1:
         return _superpose(trace, requests, note, rng, busiest_s)
-    # All that is left is to thin.
     if factor > 1:
         raise InputError(
             f"rate: thin cannot raise {trace.rate_rps:.4g} to {rate_rps:g} requests/s; "
@@ -176,22 +185,22 @@ def _whole_sessions(
     order = rng.permutation(session.max() + 1)
     forced_sessions = session[list(always)]
     order = np.concatenate((np.unique(forced_sessions), order[~np.isin(order, forced_sessions)]))
-    # How many requests the first 0, 1, 2, ... sessions of this order have. The number nearest to `requests`
-    # decides how many sessions are kept.
-    reached = np.concatenate(([0], np.cumsum(np.bincount(session)[order])))
+    # The requests in the first 0, 1, 2, ... sessions of this order: the number nearest to `requests` decides
+    # how many sessions are kept.
+    requests_in_first = np.concatenate(([0], np.cumsum(np.bincount(session)[order])))
     forced = len(np.unique(forced_sessions))
-    kept = forced + int(np.abs(reached[forced:] - requests).argmin())
+    kept = forced + int(np.abs(requests_in_first[forced:] - requests).argmin())
     return np.flatnonzero(np.isin(session, order[:kept]))
 
 
 def _superpose(
-    trace: Trace, requests: int, how_note: str, rng: np.random.Generator, busiest_s: float | None
+    trace: Trace, requests: int, note: str, rng: np.random.Generator, busiest_s: float | None
 ) -> Trace:
-    """Copies of the trace with `requests` requests together; with `busiest_s` only those that may be in the
-    busiest window of that length.
+    """Copies of the trace with `requests` requests together; with `busiest_s` only the requests that may be
+    in the busiest window of that length. `note` says from which rate to which.
     """
-    whole, rest = divmod(requests, len(trace))  # The last copy has `rest` requests.
-    copies = [_Copy(None, None)]  # The first copy is not shifted.
+    whole, rest = divmod(requests, len(trace))  # One more copy, the last, has `rest` requests.
+    copies = [_Copy(None, None)]
     for copy in range(1, whole + (rest > 0)):
         if copy < whole:
             row = None
@@ -205,10 +214,10 @@ def _superpose(
         turned = [copy.turned(trace, row) for copy, row in zip(copies, rows, strict=True)]
         arrival_s, laps = zip(*turned, strict=True)
         superposed = combine_parts(trace, rows, arrival_s, np.concatenate(laps))
-        rest = len(superposed) - whole * len(trace)  # Of whole sessions, not always as many as planned.
+        rest = len(superposed) - whole * len(trace)  # Whole sessions may have other numbers of requests.
     else:
         superposed = combine_parts(trace, *_may_be_busiest(trace, copies, busiest_s))
-    note = f"{how_note}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
+    note = f"{note}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
     if superposed.copies_share_prefixes:
         note += "; copies share their prefixes"
     return replace(superposed, notes=(*trace.notes, note))
@@ -216,16 +225,16 @@ def _superpose(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """The requests `some` of a trace (None: all), shifted by `shift_s` in a circle around its duration (None:
-    not shifted).
+    """A copy of a trace: its requests `chosen` (None: all), shifted by `shift_s` in a circle around the
+    trace's duration (None: not shifted).
     """
 
-    some: IntArray | None
+    chosen: IntArray | None
     shift_s: float | None
 
     def rows(self, trace: Trace) -> IntArray:
-        """The numbers of its requests in the trace."""
-        return np.arange(len(trace)) if self.some is None else self.some
+        """The numbers in the trace of the copy's requests."""
+        return np.arange(len(trace)) if self.chosen is None else self.chosen
 
     def turned(self, trace: Trace, rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """When the requests `rows` arrive after the shift, and for each 1.0 if it passed the seam of the
@@ -266,13 +275,14 @@ def _with_waits(
     """Give `merged_trace` the waits inside each part, except those across the seam of the circle, and give
     each part blocks of its own.
 
-    `rows` are the requests of each part. Part after part, `laps` says how often each went around the circle,
-    and `order` sorts them into `merged_trace`.
+    `rows` are the requests of each part. With all parts laid one behind the other, `laps` (n,) says how often
+    each request went around the circle, and `order` (n,) sorts them into `merged_trace`.
     """
-    position = np.argsort(order, kind="stable")  # In `merged_trace`, of each request part after part.
+    position = np.argsort(order, kind="stable")  # Of each request of all parts, its place in `merged_trace`.
     edges, first = [], 0
     for row in rows:
-        number = np.full(len(trace), -1)  # Of each request of the trace; -1 if it is not in this part.
+        # For each request of the trace its number in all parts; -1 if it is not in this part.
+        number = np.full(len(trace), -1)
         number[row] = np.arange(first, first + len(row))
         pairs = number[trace.after]
         pairs = pairs[(pairs >= 0).all(axis=1)]
@@ -298,22 +308,24 @@ def with_own_blocks(merged_trace: Trace, trace: Trace, copy: IntArray) -> Trace:
     lowest, highest = np.full(len(ids), len(trace)), np.full(len(ids), -1)
     np.minimum.at(lowest, id_of_block, session)
     np.maximum.at(highest, id_of_block, session)
-    is_of_one = (lowest == highest)[np.searchsorted(ids, merged_trace.prefix_ids)]
+    is_of_one_session = (lowest == highest)[np.searchsorted(ids, merged_trace.prefix_ids)]
     # In copy k the ids of such blocks are moved up by k times a number above all ids of the trace.
     copy_of_block = np.repeat(copy, np.diff(merged_trace.prefix_offsets))
     above_all = int(ids[-1]) + 1
-    return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + copy_of_block * is_of_one * above_all)
+    moved_up = copy_of_block * is_of_one_session * above_all
+    return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + moved_up)
 
 
 def _may_be_busiest(
     trace: Trace, copies: Sequence[_Copy], length_s: float
 ) -> tuple[list[IntArray], list[FloatArray]]:
     """Of these copies of a trace, the requests that may be in the busiest window of `length_s`, with their
-    arrivals; as `combine_parts` takes both.
+    arrivals: `rows` and `arrival_s` of `combine_parts`.
 
     Tokens are counted in bins of time. A window that begins in a bin holds at most the tokens of all bins
-    that it touches, and at least those of the bins inside it. A copy moves the trace by whole bins, which
-    counts a request at most one bin before its own; two more bins on either side allow for rounded times
+    that it touches, and at least those of the bins inside it. So only a bin whose most is no less than the
+    best least can have the busiest window. A copy is counted as the trace moved by whole bins, which puts a
+    request at most one bin before its own; two more bins on either side allow for rounded times
     (MOST_BINS_OFF).
     """
     window_bins = min(WINDOW_BINS, int(TRACE_BINS * length_s / trace.duration_s))
@@ -324,8 +336,8 @@ def _may_be_busiest(
     bin_tokens = np.zeros(2 * MOST_BINS_OFF + trace_bins + window_bins)
     for copy in copies:
         copy_since_s, copy_tokens = since_s, tokens
-        if copy.some is not None:
-            copy_since_s, copy_tokens = since_s[copy.some], tokens[copy.some]
+        if copy.chosen is not None:
+            copy_since_s, copy_tokens = since_s[copy.chosen], tokens[copy.chosen]
         for part, shift_s in _split_at_seam(copy_since_s, copy.shift_s, trace.duration_s):
             shift_bins = MOST_BINS_OFF + math.floor(shift_s / bin_s)
             bins = (copy_since_s[part] / bin_s).astype(np.int64) + shift_bins
@@ -351,8 +363,8 @@ def _may_be_busiest(
 
 
 def _split_at_seam(since_s: FloatArray, shift_s: float | None, period_s: float) -> list[tuple[slice, float]]:
-    """Requests at the times `since_s` (n,), in order, that are shifted in a circle of `period_s`: those that
-    stay before its seam and those that pass it, each as a slice with the seconds by which it moves.
+    """Requests at the times `since_s` (n,), in order, are shifted in a circle of `period_s`. Returns those
+    that stay before its seam and those that pass it, each as a slice and the seconds by which it moves.
     """
     if shift_s is None:
         return [(slice(0, len(since_s)), 0.0)]
@@ -368,7 +380,9 @@ def _join_intervals(begins: IntArray, ends: IntArray) -> IntArray:
 
 
 def find_busiest_window(trace: Trace, length_s: float) -> int:
-    """The request at which the earliest of the windows with the most input and output tokens begins."""
+    """The number of the request at which the busiest window of `length_s` begins: the one with the most input
+    and output tokens, the earliest if there are several.
+    """
     arrival_s = trace.arrival_s
     tokens = np.zeros(len(trace) + 1, np.int64)
     np.add(trace.input_tokens, trace.output_tokens, out=tokens[1:])
@@ -403,7 +417,9 @@ def select_window(trace: Trace, spec: str = "whole") -> Trace:
 
 
 def _window_spec(spec: str) -> re.Match[str] | None:
-    """The groups "busiest" or "first", and the length as written; None for the whole."""
+    """A match with the groups "busiest" or "first" and the length as written; None for "whole". Raises
+    InputError for anything else.
+    """
     if spec.strip() == "whole":
         return None
     match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)
@@ -421,8 +437,8 @@ def _length_s(match: re.Match[str]) -> float:
 
 
 def _cut_window(trace: Trace, spec: str, first: int, length_s: float, requests: int) -> Trace:
-    """The requests that arrive within `length_s` from request `first` on. `requests` is how many there are in
-    all, for the note.
+    """The requests that arrive within `length_s` from the arrival of request `first` on. The note names
+    `requests`, the number in all: `trace` may already lack requests that are not in this window.
     """
     arrival_s = trace.arrival_s
     start_s = float(arrival_s[first])
@@ -431,7 +447,7 @@ def _cut_window(trace: Trace, spec: str, first: int, length_s: float, requests: 
     window = trace.select(np.arange(first, max(end, first + 1)))
     measure = " by tokens" if spec.strip().startswith("busiest") else ""
     note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(window)} of {requests} requests"
-    waits = int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum())  # In the whole trace.
-    if cut := waits - len(window.after):
+    waits = int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum())
+    if cut := waits - len(window.after):  # Waits of requests in the window for requests before it.
         note += f"; {cut} waits for what came before the window were cut"
     return replace(window, arrival_s=window.arrival_s - start_s, notes=(*trace.notes, note))

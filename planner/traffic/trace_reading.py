@@ -37,7 +37,11 @@ LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
 
 
 def read_trace(
-    path: str | Path, *, seed: int | None = 0, drop_invalid: bool = False, how: LogOptions | None = None
+    path: str | Path,
+    *,
+    seed: int | None = 0,
+    drop_invalid: bool = False,
+    log_options: LogOptions | None = None,
 ) -> Trace:
     """Read any of FORMATS, or a log. `seed` is for `spread_stamps` of coarse clocks; with None they stay
     coarse. `how` has options for a log that does not explain itself.
@@ -48,11 +52,13 @@ def read_trace(
     Raises TraceError (or its parent InputError for unreadable text) naming file, line and column, and
     UnsureError with a guess if the columns of a log are ambiguous.
     """
-    return read_files([Path(path)], seed=seed, drop_invalid=drop_invalid, how=how or ANY).trace
+    return read_files(
+        [Path(path)], seed=seed, drop_invalid=drop_invalid, log_options=log_options or ANY
+    ).trace
 
 
 def read_files(
-    paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, how: LogOptions = ANY
+    paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, log_options: LogOptions = ANY
 ) -> Read:
     """As `read_trace`, together with the format and columns that were found. Several files are logs of one
     clock.
@@ -61,11 +67,11 @@ def read_files(
         sources = [_open_source(path, stack) for path in paths]
         kind = None
         # With options for logs the user says that the file is a log.
-        if len(sources) == 1 and not how.says_something and sources[0].first[:1] == b"{":
+        if len(sources) == 1 and not log_options.says_something and sources[0].first[:1] == b"{":
             kind = agent_files.kind_of(sources[0].first, sources[0].sample_lines())
         if kind is not None:
             return Read(agent_files.read_agent_file(kind, sources[0].path, sources[0].lines()), kind, None)
-        if len(sources) == 1 and not how.says_something and _has_format(sources[0]):
+        if len(sources) == 1 and not log_options.says_something and _has_format(sources[0]):
             source = sources[0]
             reader = _read_jsonl if source.first[:1] == b"{" else _read_csv
             read_file = partial(
@@ -73,7 +79,7 @@ def read_files(
             )
             result = Read(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
         else:
-            result = read_logs(sources, how, drop_invalid=drop_invalid)
+            result = read_logs(sources, log_options, drop_invalid=drop_invalid)
     return result if seed is None else replace(result, trace=spread_stamps(result.trace, seed=seed))
 
 

@@ -74,7 +74,9 @@ def test_two_counts_of_scenarios_are_not_of_the_same_ones() -> None:
     """3 of 10 of the search beside 191 of 200 of the test: the reader must not compare them."""
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 0.0, True, 10)
-    paper, made, _ = screen.cards(replace(plan, certificate=replace(plan.certificate, futures=futures)))
+    paper, made, _ = screen.cards(
+        replace(plan, certificate=replace(plan.certificate, scenarios_drawn=futures))
+    )
     assert paper.kept == "kept in 3 of the search's 10 scenarios"
     assert made.kept == "kept in 191 of 200 other scenarios"
 
@@ -91,7 +93,7 @@ def test_what_certainty_saves_at_most_is_the_difference_to_paper() -> None:
 def test_growth_is_named_and_its_price_is_not_what_certainty_saves() -> None:
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 0.5, True, 32)
-    plan = replace(plan, certificate=replace(plan.certificate, futures=futures))
+    plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=futures))
     (why,) = [each for each in screen.glance(plan) if each.name == "Why this many"]
     assert "4 more for 50 % more traffic, other traffic of this kind" in why.note
     assert "certainty" not in why.note and why.note.endswith(": 23.92 USD/h")
@@ -162,7 +164,7 @@ def test_more_traffic_has_a_price_only_where_this_fleet_carries_it(
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, growth_frac, True, 32)
     around = replace(an_around(), more_traffic=more)
-    plan = replace(plan, certificate=replace(plan.certificate, around=around, futures=futures))
+    plan = replace(plan, certificate=replace(plan.certificate, around=around, scenarios_drawn=futures))
     name = "32 % more traffic" if growth_frac else "20 % more traffic"
     (found,) = [each for each in screen.glance(plan) if each.name == name]
     assert (found.value, found.note) == (value, note)
@@ -172,7 +174,7 @@ def test_the_growth_that_was_asked_for_is_named_wherever_scenarios_are() -> None
     """Verdict, cards, row of more traffic, plan.yaml and the warning of a short trace say 300 % alike."""
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 3.0, True, 32)
-    plan = replace(plan, certificate=replace(plan.certificate, futures=futures))
+    plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=futures))
     assert re.search(r"kept in \d+ of \d+ scenarios with 300 % more traffic\.", screen.verdict(plan))
     assert all(" scenarios with 300 % more traffic" in card.kept for card in screen.cards(plan) if card.kept)
     assert "380 % more traffic" in {each.name for each in screen.glance(plan)}
@@ -396,7 +398,7 @@ def test_pages_name_a_page_where_a_terminal_names_a_command() -> None:
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 0.0, True, 32)
     around = replace(an_around(), more_traffic=MoreTraffic(False, 12, 18))
-    plan = replace(plan, certificate=replace(plan.certificate, around=around, futures=futures))
+    plan = replace(plan, certificate=replace(plan.certificate, around=around, scenarios_drawn=futures))
     notes = {each.name: each.note for each in screen.glance(plan, screen.BY_PAGE)}
     assert notes["20 % more traffic"].endswith(
         "too few; the page What if, by the key safety.growth=20 %, says what it costs"

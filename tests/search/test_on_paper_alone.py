@@ -35,7 +35,7 @@ def test_a_stock_too_small_for_production_leaves_the_plan_on_paper(tmp_path: Pat
     assert why.most_kept.kept_frac < why.most_kept.asked_frac == 0.9
     on_paper, production = found.certificate.answers
     assert production.value is None and on_paper.kept_in is not None
-    assert on_paper.kept_in.kept < 0.9 * on_paper.kept_in.futures
+    assert on_paper.kept_in.kept < 0.9 * on_paper.kept_in.scenario_count
     assert screen.verdict(found).startswith("NOT for production, on paper alone: Buy")
     assert any(said.startswith("not for production: no fleet within") for said in sentences(found.warnings))
     PlanResult(found).save(tmp_path / "out")
@@ -52,7 +52,7 @@ def test_what_idle_workers_miss_in_too_many_futures_is_said_before_the_search() 
     found = plan(tight, SPARSE, CATALOG, conditions=Conditions(progress=told.append))
     assert "even an idle worker misses ttft p90 <= 130 ms" in told[0] and "on paper alone" in told[0]
     (why,) = [said for said in found.warnings if isinstance(said, IdleMisses)]
-    assert 3 < why.missed <= why.futures == 32 and 0.13 < why.enough_s < 0.2
+    assert 3 < why.missed <= why.scenario_count == 32 and 0.13 < why.enough_s < 0.2
     assert found.status == "not for production" and found.verdict.holds
     assert not any(said.startswith("production") for said in told)
 

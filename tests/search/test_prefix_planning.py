@@ -186,7 +186,7 @@ def planned(catalog: Catalog, sample: Trace) -> Plan:
 
 def test_caches_save_gpus_at_the_same_slo(catalog: Catalog, sample: Trace, planned: Plan) -> None:
     """Both fleets simulated again, each with its own policies: kept, and not kept with one worker fewer."""
-    trace = rescale(sample, 30, how="compress", rng=np.random.default_rng(0))
+    trace = rescale(sample, 30, scale="compress", rng=np.random.default_rng(0))
     plain = next(a for a in planned.alternatives if a.label == "no prefix caches, routing jsq")
     assert plain.fleet is not None
     assert planned.status == "on paper" and planned.fleet.policies.prefix_cache
@@ -222,7 +222,7 @@ def test_a_decode_pool_has_no_prefixes_to_place(catalog: Catalog, worker: Worker
 
 
 def test_fitted_settings_leave_no_less_room(catalog: Catalog, worker: WorkerType, sample: Trace) -> None:
-    trace = rescale(sample, 60, how="compress", rng=np.random.default_rng(0))
+    trace = rescale(sample, 60, scale="compress", rng=np.random.default_rng(0))
     llm, counts = catalog.llm(LLM), ((Option("mixed", worker, 1.0), 4),)
     slo = parse_slo({"ttft": {"p90": "500 ms"}}, where="slo")
     for routing in ("cache-aware", "e2", "min-ttft"):

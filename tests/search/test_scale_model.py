@@ -109,7 +109,7 @@ def test_what_a_model_finds_is_tested_at_full_size() -> None:
 @pytest.mark.slow
 def test_a_plan_says_that_a_model_was_searched() -> None:
     found = plan(large(), traffic(), CATALOG)
-    drawn = found.certificate.futures
+    drawn = found.certificate.scenarios_drawn
     assert drawn is not None and drawn.one_in > 1
     said = f"one request and one worker in {drawn.one_in} of each; the test has them all."
     assert futures_lines(found)[0].endswith(said)

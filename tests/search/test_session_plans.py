@@ -156,7 +156,7 @@ def test_copies_are_other_users_with_whole_sessions() -> None:
 def test_fewer_users_keep_whole_sessions() -> None:
     trace = chats(np.linspace(0, 369, 40).tolist(), 4, 10.0)
     for how in ("thin", "superpose"):
-        found = rescale(trace, trace.rate_rps / 2, how=how, rng=np.random.default_rng(1))
+        found = rescale(trace, trace.rate_rps / 2, scale=how, rng=np.random.default_rng(1))
         assert len(found) == 80 and len(found.after) == 60
         assert found.duration_s == trace.duration_s
 
@@ -170,7 +170,7 @@ def test_a_part_of_a_copy_is_of_whole_sessions() -> None:
 
 def test_a_faster_clock_shortens_pauses_too() -> None:
     trace = chats([0.0, 100.0], 2, 10.0)
-    found = rescale(trace, 2 * trace.rate_rps, how="compress", rng=np.random.default_rng(1))
+    found = rescale(trace, 2 * trace.rate_rps, scale="compress", rng=np.random.default_rng(1))
     assert found.arrival_s.tolist() == [0, 5, 50, 55] and found.think_s.tolist() == [0, 5, 0, 5]
 
 

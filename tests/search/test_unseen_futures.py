@@ -52,7 +52,7 @@ def test_it_asks_what_one_by_one_would_and_says_the_same(seed: int) -> None:
     futures: Any = range(1000)
     said = scenario_test.ScenarioTest(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: False).decide(())
     held, number = one_by_one(kept, most)
-    assert said == replace(said, kept=held, futures=number)
+    assert said == replace(said, kept=held, scenario_count=number)
     assert sorted(oracle.asked) == list(range(number))
 
 
@@ -63,4 +63,6 @@ def test_nothing_is_asked_once_the_time_is_over() -> None:
     said = scenario_test.ScenarioTest(
         oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: len(oracle.asked) > 5
     ).decide(())
-    assert isinstance(said, KeptIn) and said.futures == len(oracle.asked) < 10 and said.decision == "open"
+    assert (
+        isinstance(said, KeptIn) and said.scenario_count == len(oracle.asked) < 10 and said.decision == "open"
+    )

@@ -90,7 +90,7 @@ def test_a_fleet_that_holds_as_simulated_and_misses_as_deployed_is_said_so() -> 
     assert plan.verdict.holds
     routers = {each.target: each for each in plan.certificate.routers}
     at = routers["kubernetes"]
-    assert (at.router, at.told, at.simulated) == (
+    assert (at.router, at.routing_names, at.simulated) == (
         "vllm-router",
         ("power_of_two",),
         ("power-of-two-requests",),
@@ -214,9 +214,9 @@ def test_a_router_that_keeps_what_is_written_and_misses_futures_does_not_keep_th
     routers = {each.target: each for each in plan.certificate.routers}
     kubernetes, llm_d = routers["kubernetes"], routers["llm-d"]
     assert kubernetes.outcome.holds and kubernetes.kept_in is not None and not kubernetes.keeps
-    assert kubernetes.kept_in.kept < 0.9 * kubernetes.kept_in.futures
+    assert kubernetes.kept_in.kept < 0.9 * kubernetes.kept_in.scenario_count
     assert llm_d.keeps and llm_d.kept_in is not None
-    assert llm_d.kept_in.kept >= 0.9 * llm_d.kept_in.futures > 20
+    assert llm_d.kept_in.kept >= 0.9 * llm_d.kept_in.scenario_count > 20
     (warned,) = [each for each in plan.warnings if isinstance(each, RoutersMiss)]
     assert kubernetes in warned.missed and llm_d not in warned.missed
     said = targets_text(plan)

@@ -24,7 +24,7 @@ def test_each_setting_is_the_simulation_of_that_setting(monkeypatch: pytest.Monk
     own = found.sizes[found.plan]
     for t, traffic in enumerate(sliders.TRAFFIC):
         rate_rps = traffic * plan.trace.rate_rps
-        trace = rescale(plan.trace, rate_rps, how="compress", rng=np.random.default_rng(0))
+        trace = rescale(plan.trace, rate_rps, scale="compress", rng=np.random.default_rng(0))
         for s, steps in enumerate(sliders.STEPS):
             pools = [replace(pool, type=pool.type.with_longer_steps(steps - 1)) for pool in plan.fleet.pools]
             fleet = replace(plan.fleet, pools=tuple(pools))

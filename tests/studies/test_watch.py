@@ -170,7 +170,9 @@ def test_how_far_a_plan_holds_is_simulated(known: Planned) -> None:
     factor = most_carried_traffic(tight.fleet, tight, tight.trace)
 
     def holds(at: float) -> bool:
-        asked = rescale(tight.trace, tight.trace.rate_rps * at, how="compress", rng=np.random.default_rng(0))
+        asked = rescale(
+            tight.trace, tight.trace.rate_rps * at, scale="compress", rng=np.random.default_rng(0)
+        )
         return judge(simulate(tight.fleet, asked, limits=tight.slo.limits, record=True), tight.slo).holds
 
     assert 0 < factor < 2

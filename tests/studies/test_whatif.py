@@ -192,7 +192,7 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
         requests = traffic()
         if traffic_frac:
             rate_rps = requests.rate_rps * (1 + traffic_frac)
-            requests = rescale(requests, rate_rps, how="compress", rng=np.random.default_rng(0))
+            requests = rescale(requests, rate_rps, scale="compress", rng=np.random.default_rng(0))
         simulation = simulate(replace(before.fleet, pools=pools), requests, limits=before.problem.slo.limits)
         return judge(simulation, before.problem.slo).holds
 

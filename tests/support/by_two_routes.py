@@ -197,8 +197,8 @@ def more_traffic(asked: TwoRoutes) -> list[str]:
     around, answer = made.certificate.around, more.certificate.find_answer("production")
     assert around is not None and around.more_traffic is not None
     if answer is not None and answer.kept_in is not None and more.fleet == made.fleet:
-        kept = around.more_traffic.kept, around.more_traffic.futures
-        if kept != (answer.kept_in.kept, answer.kept_in.futures):
+        kept = around.more_traffic.kept, around.more_traffic.scenario_count
+        if kept != (answer.kept_in.kept, answer.kept_in.scenario_count):
             wrong.append(f"kept in {kept}, plan: {answer.kept_in}")
     return wrong
 

@@ -121,7 +121,7 @@ def an_around() -> Around:
         )
 
     return Around(
-        futures=10,
+        scenario_count=10,
         may_miss=1,
         pools=("pre", "dec"),
         at_workers=(at((4, 2), 6, 0.4), at((4, 3), 9, 0.92), at((5, 3), 10, 1.0)),

@@ -38,7 +38,7 @@ def read(tmp_path: Path) -> Read:
     ) -> Trace:
         path = tmp_path / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return read_trace(path, seed=None, how=how or LogOptions(), drop_invalid=drop)
+        return read_trace(path, seed=None, log_options=how or LogOptions(), drop_invalid=drop)
 
     return read_content
 
@@ -187,12 +187,12 @@ def test_ids_are_hashed_with_a_salt(read: Read) -> None:
     text = "created_at,prompt_tokens,completion_tokens,tenant\n" + "".join(
         f"{date(k)},5,4,{'ann' if k % 2 else 'bob'}\n" for k in range(4)
     )
-    one, two = (read(text, how=LogOptions(salt=salt)) for salt in (b"1", b"2"))
+    one, two = (read(text, log_options=LogOptions(salt=salt)) for salt in (b"1", b"2"))
     assert read(text).tenants == ("bob", "ann")
     assert one.tenant.tolist() == [0, 1, 0, 1]
     assert len({*one.tenants, *two.tenants, "ann", "bob"}) == 6
     keys = parse_columns("arrival=created_at,input=prompt_tokens,output=completion_tokens,tenant=api_key")
-    assert "ann" not in read(text.replace("tenant", "api_key"), how=LogOptions(keys)).tenants
+    assert "ann" not in read(text.replace("tenant", "api_key"), log_options=LogOptions(keys)).tenants
 
 
 # ---------------------------------------------------------------- vLLM's log
@@ -439,5 +439,5 @@ def test_thousands_separators_are_refused_with_what_to_write(tmp_path: Path, row
     with pytest.raises(
         InputError, match=r"prompt_tokens.* may hold thousands separators: write 1096"
     ) as error:
-        read_trace(path, seed=None, how=LogOptions(), drop_invalid=False)
+        read_trace(path, seed=None, log_options=LogOptions(), drop_invalid=False)
     assert "--map" not in str(error.value)

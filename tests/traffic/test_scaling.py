@@ -46,12 +46,12 @@ def rng(seed: int = 0) -> np.random.Generator:
 def test_the_same_rate_gives_the_same_trace(how: str) -> None:
     """Factor 1 to within 1e-9: not even a copy."""
     trace = poisson(50)
-    assert rescale(trace, trace.rate_rps * (1 + 1e-10), how=how, rng=rng()) is trace  # type: ignore[arg-type]
+    assert rescale(trace, trace.rate_rps * (1 + 1e-10), scale=how, rng=rng()) is trace  # type: ignore[arg-type]
 
 
 def test_compress_turns_the_clock() -> None:
     """Four requests in 6 s are 2/3 requests/s; at 2 requests/s all times are a third."""
-    trace = rescale(numbered([0.0, 1.0, 2.0, 6.0]), 2.0, how="compress", rng=rng())
+    trace = rescale(numbered([0.0, 1.0, 2.0, 6.0]), 2.0, scale="compress", rng=rng())
     assert trace.arrival_s == pytest.approx([0.0, 1 / 3, 2 / 3, 2.0])
     assert (trace.rate_rps, trace.input_tokens.tolist()) == (2.0, [1, 2, 3, 4])
     assert trace.notes == ("compress: 0.6667 -> 2 requests/s, clock times 3",)
@@ -107,7 +107,7 @@ def test_thin_keeps_some_requests_as_they_are(n: int, share: float, seed: int) -
     requests = round(share * trace.rate_rps * trace.duration_s)
     if requests < 2:
         return
-    thinned = rescale(trace, share * trace.rate_rps, how="thin", rng=rng(seed))
+    thinned = rescale(trace, share * trace.rate_rps, scale="thin", rng=rng(seed))
     assert len(thinned) == requests
     assert (thinned.arrival_s == trace.arrival_s[thinned.input_tokens - 1]).all()
     assert (np.diff(thinned.input_tokens) > 0).all()
@@ -118,7 +118,7 @@ def test_thin_keeps_some_requests_as_they_are(n: int, share: float, seed: int) -
 def test_equal_seeds_give_equal_traces(how: str) -> None:
     factor = 2.5 if how == "superpose" else 0.4
     one, two, other = (
-        rescale(poisson(200), factor * poisson(200).rate_rps, how=how, rng=rng(seed))  # type: ignore[arg-type]
+        rescale(poisson(200), factor * poisson(200).rate_rps, scale=how, rng=rng(seed))  # type: ignore[arg-type]
         for seed in (1, 1, 2)
     )
     assert (one.arrival_s == two.arrival_s).all() and (one.input_tokens == two.input_tokens).all()
@@ -133,7 +133,7 @@ def test_users_smooth_what_a_faster_clock_sharpens() -> None:
     """
     trace = synthesise(4000, 1.0, gap_cv=4.0, input_tokens=fixed(1), output_tokens=fixed(1), rng=rng())
     users = rescale(trace, 5 * trace.rate_rps, rng=rng(1))
-    clock = rescale(trace, 5 * trace.rate_rps, how="compress", rng=rng(1))
+    clock = rescale(trace, 5 * trace.rate_rps, scale="compress", rng=rng(1))
     before, summed, sharpened = (count_dispersion(t.arrival_s, 10.0) for t in (trace, users, clock))
     assert before and summed and sharpened
     assert summed == pytest.approx(before, rel=0.3)
@@ -154,7 +154,7 @@ def test_users_smooth_what_a_faster_clock_sharpens() -> None:
 )
 def test_rescale_refuses(rate_rps: float, how: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        rescale(numbered([0.0, 1.0, 2.0, 6.0]), rate_rps, how=how, rng=rng())  # type: ignore[arg-type]
+        rescale(numbered([0.0, 1.0, 2.0, 6.0]), rate_rps, scale=how, rng=rng())  # type: ignore[arg-type]
 
 
 def test_requests_that_arrive_at_once_have_no_rate_to_scale() -> None:

@@ -574,5 +574,5 @@ def _certificate_of(
             set().union(*(search.assumed for search in searches)), problem.oracle.verdicts
         ),
         answers=() if production is None else production.answers,
-        futures=None if production is None else production.scenarios,
+        scenarios_drawn=None if production is None else production.scenarios,
     )

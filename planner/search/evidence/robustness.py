@@ -109,7 +109,7 @@ class _RobustnessSearch:
         at_workers = self._in_time("workers", self._find_at_workers) or ()
         more_traffic = self._in_time("traffic", lambda: self._find_more_traffic(headroom_facts))
         return Around(
-            futures=0 if tested is None else scenarios,
+            scenario_count=0 if tested is None else scenarios,
             may_miss=self.may_miss,
             pools=tuple(pool.name for pool in problem.oracle.fleet(self.best).running_pools),
             at_workers=at_workers,
@@ -226,8 +226,8 @@ class _RobustnessSearch:
         )
         kept_in = test.decide(self.best)
         self._stop_in_time()
-        self.simulations += kept_in.futures
-        return MoreTraffic(is_test_passed(kept_in, safety), kept_in.kept, kept_in.futures)
+        self.simulations += kept_in.scenario_count
+        return MoreTraffic(is_test_passed(kept_in, safety), kept_in.kept, kept_in.scenario_count)
 
     def _find_headroom(self) -> tuple[HeadroomFact, ...]:
         """The headroom of the fleet, which a plan for production has computed already."""

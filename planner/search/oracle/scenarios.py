@@ -169,7 +169,7 @@ class Scenarios:
 
 def one_of(trace: Trace, many: int, rng: np.random.Generator) -> Trace:
     """One request in `many`, drawn at random; sessions stay whole."""
-    return trace if many == 1 else rescale(trace, trace.rate_rps / many, how="thin", rng=rng)
+    return trace if many == 1 else rescale(trace, trace.rate_rps / many, scale="thin", rng=rng)
 
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:

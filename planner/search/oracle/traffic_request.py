@@ -104,7 +104,7 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
             note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
     part = task.window or "whole"
     if task.described is None and rate_rps is not None:
-        requests = busiest_at(requests, rate_rps, part, how=task.scale, rng=np.random.default_rng(seed))
+        requests = busiest_at(requests, rate_rps, part, scale=task.scale, rng=np.random.default_rng(seed))
     else:
         requests = select_window(requests, part)
     if (robust := task.robust).traffic_frac != robust.traffic_from_frac:

@@ -71,7 +71,7 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
     return IdleMisses(
         limit=limit,
         missed=len(misses),
-        futures=len(scenarios),
+        scenario_count=len(scenarios),
         asked_frac=problem.task.safety.kept_in_frac,
         enough_s=enough_s,
         fastest=fastest,
@@ -95,13 +95,14 @@ def _unreachable_limits(
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:
     """The error for idle misses, which says what would help."""
-    limit, share = idle.limit, int(100 * (1 - idle.missed / idle.futures)) / 100
+    limit, share = idle.limit, int(100 * (1 - idle.missed / idle.scenario_count)) / 100
     lower = f", or safety: {{kept_in: {share:g}}}" if share > 0 else ""
     return InfeasibleError(
-        f"latency: in {idle.missed} of {idle.futures} scenarios even an idle worker misses {limit.name} <= "
-        f"{show_s(limit.limit_s)}, as steps may take longer than predicted: no number of workers keeps it in "
-        f"{100 * idle.asked_frac:g} % of scenarios. Relax it to {show_s(idle.enough_s)} or more (what "
-        f"{idle.fastest}, the fastest, needs){lower}, measure the steps (plan profile), or add a faster GPU",
+        f"latency: in {idle.missed} of {idle.scenario_count} scenarios even an idle worker misses "
+        f"{limit.name} <= {show_s(limit.limit_s)}, as steps may take longer than predicted: no "
+        f"number of workers keeps it in {100 * idle.asked_frac:g} % of scenarios. Relax it to "
+        f"{show_s(idle.enough_s)} or more (what {idle.fastest}, the fastest, needs){lower}, measure the "
+        "steps (plan profile), or add a faster GPU",
         kind="latency",
         constraint=limit.name,
         relaxation=f"{limit.name} >= {idle.enough_s:.6g} s{lower}",

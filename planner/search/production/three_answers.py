@@ -194,7 +194,7 @@ def _find_production_fleet(
         )
         if is_test_passed(kept_in, safety) or attempt + 1 == MOST_TESTS or problem.out_of_time():
             break
-        scenarios = (*scenarios, *(model.tested[first + i] for i in range(kept_in.futures)))
+        scenarios = (*scenarios, *(model.tested[first + i] for i in range(kept_in.scenario_count)))
         scenario_problem = with_scenarios(model, scenarios, safety.most_missed(len(scenarios)))
         unused_owned = owned_beside(scenario_problem, paper.level0, best)
         scenario_problem, least = in_time(
@@ -207,7 +207,7 @@ def _find_production_fleet(
             least = cheapest_kept.find_cheaper_kept(
                 scenario_problem, paper, next(iter(grown), None), start, refuted=objective(best)
             )
-        first += kept_in.futures
+        first += kept_in.scenario_count
     if trial is None:
         return None
     return _with_polished_pins(_with_cheaper_fleets(_with_other_roles(trial, paper), paper))
@@ -598,7 +598,7 @@ def _answer_with_a_loss(
             return _answer_with_headroom(lossy, "with-a-loss", lossy_best, kept_in), lossy_best, first_lossy
         failed.add(names_of(lossy_best))
         scenarios = (*missed, *scenarios, *kept_scenarios)  # The hardest come first.
-        test = replace(test, first=test.first + kept_in.futures)
+        test = replace(test, first=test.first + kept_in.scenario_count)
     return missing, None, first_lossy
 
 

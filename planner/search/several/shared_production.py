@@ -99,7 +99,7 @@ class _LlmProduction:
         scenario after them, so that no test uses a scenario that the search has seen.
         """
         assert self.test is not None and self.kept_in is not None
-        tested_count = self.kept_in.futures
+        tested_count = self.kept_in.scenario_count
         scenarios = [self.test.scenarios[self.test.first + i] for i in range(tested_count)]
         scenarios += self.problem.oracle.scenarios
         self.problem = with_scenarios(

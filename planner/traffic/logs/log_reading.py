@@ -134,7 +134,7 @@ class Read:
     columns: Columns | None
 
 
-def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
+def read_logs(sources: list[LogSource], options: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
     """Read files of one clock that are no trace of `formats.FORMATS`, as one trace.
 
     Raises UnsureError with the likeliest map if a column may have several roles, and TraceError with file,
@@ -144,9 +144,9 @@ def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: 
     log: _Log | None = None
     tree = SpanTree()
     for source in sources:
-        log = _parquet(source.path, how) if source.stream is None else _opened(source, how, tree)
+        log = _parquet(source.path, options) if source.stream is None else _opened(source, options, tree)
         if gatherer is None:
-            gatherer = Gatherer(log.columns, how.zone, how.salt, drop_invalid)
+            gatherer = Gatherer(log.columns, options.zone, options.salt, drop_invalid)
         elif gatherer.columns != log.columns:
             raise TraceError(
                 f"{source.path}: has other columns than {sources[0].path.name} ({log.columns.map_text()}); "
@@ -184,23 +184,25 @@ def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
     )
 
 
-def _opened(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
-    """The log with its columns. The content decides its format, unless `how` names it. Spans go into `tree`,
-    which later finds the requests that wait for others.
+def _opened(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
+    """The log with its columns. The content decides its format, unless `options` names it. Spans go into
+    `tree`, which later finds the requests that wait for others.
     """
     text = source.first
     # All formats of NAMES but vllm and access-log may be JSON.
-    if how.format in (None, "otlp", *NAMES[3:-1], COLUMN_MAP) and text[:1] in (b"{", b"["):
-        if how.format is None and vllm_log.is_log([text]):
+    if options.format in (None, "otlp", *NAMES[3:-1], COLUMN_MAP) and text[:1] in (b"{", b"["):
+        if options.format is None and vllm_log.is_log([text]):
             return _vllm(source)
-        return _json(source, how, tree)
+        return _json(source, options, tree)
     sample = source.sample_lines()
-    if how.format == "vllm" or (how.format is None and how.columns is None and vllm_log.is_log(sample)):
+    if options.format == "vllm" or (
+        options.format is None and options.columns is None and vllm_log.is_log(sample)
+    ):
         return _vllm(source)
     kind = access.kind_of(sample)
-    if how.format == "access-log" or (how.format is None and kind):
-        return _access(source, how, kind)
-    return _csv(source, how)
+    if options.format == "access-log" or (options.format is None and kind):
+        return _access(source, options, kind)
+    return _csv(source, options)
 
 
 def _vllm(source: LogSource) -> _Log:
@@ -214,7 +216,7 @@ def _vllm(source: LogSource) -> _Log:
     return _Log("vllm", vllm_log.COLUMNS, blocks(), notes=log.notes)
 
 
-def _access(source: LogSource, how: LogOptions, kind: str) -> _Log:
+def _access(source: LogSource, options: LogOptions, kind: str) -> _Log:
     """The access log of a proxy; `kind` is that of access.py, empty if the lines are of no kind."""
     if not kind:
         raise TraceError(
@@ -224,16 +226,16 @@ def _access(source: LogSource, how: LogOptions, kind: str) -> _Log:
     # One line less is parsed than was read, since a file that is being written may end within a line.
     sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
-    columns = how.columns or access.columns_of(
+    columns = options.columns or access.columns_of(
         kind, log_tables.json_sample(rows), f"{source.path}, line {source.at}"
     )
     blocks = log_tables.object_blocks(
         access.access_rows(kind, source.lines(), source.path), set(columns.by_role().values())
     )
-    return _Log("access-log", columns, blocks, is_guess=how.columns is None)
+    return _Log("access-log", columns, blocks, is_guess=options.columns is None)
 
 
-def _parquet(path: Path, how: LogOptions) -> _Log:
+def _parquet(path: Path, options: LogOptions) -> _Log:
     """A log in Parquet."""
     file = log_tables.parquet_file(path)
     names = log_tables.parquet_names(file)
@@ -241,29 +243,29 @@ def _parquet(path: Path, how: LogOptions) -> _Log:
     if sample_of is None:
         raise TraceError(f"{path}: has no row; expected at least one request")
     where = f"{path}, row 1"
-    table = _table(names, how)
+    table = _table(names, options)
     # Programs whose tables need `prepare` write JSON or CSV, not Parquet.
     table_columns = table.columns(names) if table is not None and table.prepare is None else None
     if table_columns is None:
-        _refuse_format(how, where)
+        _refuse_format(options, where)
         _refuse_sums(names, where)
-        table_columns = how.columns or guess_columns(
+        table_columns = options.columns or guess_columns(
             pd.DataFrame(sample_of[1]).iloc[: log_tables.SAMPLE_ROWS], where
         )
     _check_there(table_columns, names, where)
     blocks = log_tables.parquet_blocks(
         path, log_tables.parquet_file(path), set(table_columns.by_role().values())
     )
-    is_guess = how.columns is None and table is None
+    is_guess = options.columns is None and table is None
     name = table.name if table else COLUMN_MAP
     return _Log(name, table_columns, blocks, "row", is_guess, _not_read(file.schema_arrow.names))
 
 
-def _csv(source: LogSource, how: LogOptions) -> _Log:
+def _csv(source: LogSource, options: LogOptions) -> _Log:
     """A log in CSV: the table of a known program, or columns that are mapped or guessed."""
     names = log_tables.csv_names(source.path, source.first, source.at)
     doubts: list[str] = []
-    table = _table(names, how)
+    table = _table(names, options)
     where = f"{source.path}, line {source.at}"
     if table is not None:
         columns = table.columns(names)
@@ -274,19 +276,19 @@ def _csv(source: LogSource, how: LogOptions) -> _Log:
         if table.prepare is not None:
             blocks = _prepared(blocks, columns, table)
         return _Log(table.name, columns, blocks, doubts=doubts)
-    _refuse_format(how, where)
+    _refuse_format(options, where)
     _refuse_sums(names, where)
     # Names that are all numbers are no header but a row.
-    if how.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
+    if options.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
         raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
-    columns = how.columns or guess_columns(log_tables.csv_sample(names, source.peek()), where)
+    columns = options.columns or guess_columns(log_tables.csv_sample(names, source.peek()), where)
     _check_there(columns, names, where)
     given = columns.by_role()
     figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
     lengths = [given[role] for role in ("input", "output") if role in given]
     blocks = _csv_blocks(source, names, set(given.values()), figures, lengths, doubts)
     notes = _not_read(names)
-    return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, notes=notes, doubts=doubts)
+    return _Log(COLUMN_MAP, columns, blocks, is_guess=options.columns is None, notes=notes, doubts=doubts)
 
 
 def _csv_blocks(
@@ -332,32 +334,34 @@ def _prepared(
         yield line, {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in wanted}
 
 
-def _table(names: Collection[str], how: LogOptions) -> known.ProgramTable | None:
-    """The known program whose table has these columns; None if there is none, or if `how` names another
+def _table(names: Collection[str], options: LogOptions) -> known.ProgramTable | None:
+    """The known program whose table has these columns; None if there is none, or if `options` names another
     format or maps the columns.
     """
-    if how.columns is not None or how.format == COLUMN_MAP:
+    if options.columns is not None or options.format == COLUMN_MAP:
         return None
     for program in known.TABLES:
-        is_allowed = how.format in (None, program.name.lower().replace(" ", "-"))
+        is_allowed = options.format in (None, program.name.lower().replace(" ", "-"))
         if is_allowed and program.columns(names) is not None:
             return program
     return None
 
 
-def read_frame(name: str, frame: pd.DataFrame, how: LogOptions = ANY, *, drop_invalid: bool = False) -> Trace:
+def read_frame(
+    name: str, frame: pd.DataFrame, options: LogOptions = ANY, *, drop_invalid: bool = False
+) -> Trace:
     """Read a table in memory whose columns are those of a log. Errors count its rows from 0."""
     names = [str(column) for column in frame.columns]
     frame = frame.set_axis(names, axis=1).reset_index(drop=True)
     _refuse_sums(names, name)
-    _refuse_format(how, name)
-    columns = how.columns or guess_columns(frame.iloc[: log_tables.SAMPLE_ROWS], name)
+    _refuse_format(options, name)
+    columns = options.columns or guess_columns(frame.iloc[: log_tables.SAMPLE_ROWS], name)
     _check_there(columns, names, name)
-    gatherer = Gatherer(columns, how.zone, how.salt, drop_invalid)
+    gatherer = Gatherer(columns, options.zone, options.salt, drop_invalid)
     gatherer.add(
         np.arange(len(frame)), {each: frame[each] for each in columns.by_role().values()}, f"{name}, row"
     )
-    gatherer.notes = [*([] if how.columns else [_taken_as(columns, gatherer)]), *_not_read(names)]
+    gatherer.notes = [*([] if options.columns else [_taken_as(columns, gatherer)]), *_not_read(names)]
     return gatherer.trace(name)
 
 
@@ -378,11 +382,11 @@ def _refuse_sums(names: Collection[str], where: str) -> None:
         )
 
 
-def _refuse_format(how: LogOptions, where: str) -> None:
+def _refuse_format(options: LogOptions, where: str) -> None:
     """Raise TraceError if the user named a format that the file is not."""
-    if how.format not in (None, COLUMN_MAP):
+    if options.format not in (None, COLUMN_MAP):
         raise TraceError(
-            f"{where}: lacks what tells {how.format}; leave --format out to have it told, or say --map"
+            f"{where}: lacks what tells {options.format}; leave --format out to have it told, or say --map"
         )
 
 
@@ -397,30 +401,30 @@ def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
             )
 
 
-def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
+def _json(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
     """A log of JSON objects: one on each line, in a list, or within one document."""
     rows, sample, counted = _json_objects(source)
-    if any(otlp.MARK in row for row in sample[:1]) or how.format == "otlp":
+    if any(otlp.MARK in row for row in sample[:1]) or options.format == "otlp":
         if not any(otlp.MARK in row for row in sample):
             raise TraceError(f"{source.path}: holds no {otlp.MARK}; expected spans in OTLP's JSON")
         spans = otlp.span_rows(rows, source.path, tree)
         wanted = {*otlp.COLUMNS.by_role().values(), SERIAL}
         return _Log("otlp", otlp.COLUMNS, log_tables.object_blocks(spans, wanted))
     names = list(dict.fromkeys(name for row in sample for name in (*row, *log_tables.flatten_row(row))))
-    table = _table(names, how)
+    table = _table(names, options)
     where = f"{source.path}, {counted} {source.at if counted == 'line' else 1}"
     if table is not None:
         columns = table.columns(names)
         assert columns is not None
         blocks = log_tables.object_blocks(rows, set(columns.by_role().values()), table.prepare)
         return _Log(table.name, columns, blocks, counted)
-    _refuse_format(how, where)
+    _refuse_format(options, where)
     _refuse_sums(names, where)
-    columns = how.columns or guess_columns(log_tables.json_sample(sample), where)
-    if how.columns is not None:  # A guess names columns that the sample has, so it needs no check.
+    columns = options.columns or guess_columns(log_tables.json_sample(sample), where)
+    if options.columns is not None:  # A guess names columns that the sample has, so it needs no check.
         _check_there(columns, names, where)
     blocks = log_tables.object_blocks(rows, set(columns.by_role().values()))
-    return _Log(COLUMN_MAP, columns, blocks, counted, how.columns is None, _not_read(names))
+    return _Log(COLUMN_MAP, columns, blocks, counted, options.columns is None, _not_read(names))
 
 
 def _json_objects(
