@@ -1,10 +1,10 @@
-"""A question as keys and values: those of slo.yaml, read, checked, and changed for another question."""
+"""A question as the keys and values of slo.yaml: read, checked, and changed to make another question."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from dataclasses import replace as changed
+from dataclasses import replace as changed  # `replace` is a function for users below.
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -17,11 +17,13 @@ from planner.errors import InputError
 from planner.files.checked_files import read_yaml, to_yaml
 from planner.files.document_values import nearest_names
 
-UNNAMED = Path("slo.yaml")  # Errors name a question without a file like this.
+UNNAMED = Path("slo.yaml")  # Error messages give this name to a question that is in no file.
 
 
 class KeysWithoutLimits(TypedDict, total=False):
-    """The keys of slo.yaml apart from `slo` and `limits`, for functions whose `limits` are something else."""
+    """The keys of slo.yaml apart from `slo` and `limits`, for functions that have `limits` of another
+    meaning.
+    """
 
     llm: str
     llms: Mapping[str, Mapping[str, Any]] | list[Mapping[str, Any]]
@@ -48,7 +50,7 @@ class TaskDocument:
     """What slo.yaml says, checked against a catalog.
 
     Error messages begin with `path`, and files that the document names are looked for beside it.
-    `is_as_read`: the file at `path` says the same.
+    `is_as_read` says that `document` is what stands in the file at `path`, unchanged.
     """
 
     document: Mapping[str, Any]
@@ -90,15 +92,17 @@ def read_task(
     catalog: Catalog | str | Path | None = None,
     **keys: Unpack[TaskKeys],
 ) -> TaskDocument:
-    """The question in slo.yaml, or in keys and values; `keys` of slo.yaml take the place of its own.
+    """The question in a file slo.yaml or in a mapping of its keys. `keys` replace the question's own keys of
+    these names.
 
     A mapping without `llm` is the section `slo` alone: read_task({"ttft": {"p90": "2 s"}}, llm="...").
+    Raises InputError for what slo.yaml does not know or refuses.
     """
     if isinstance(task, TaskDocument):
         question = task if catalog is None else changed(task, catalog=_catalog(catalog))
     elif task is None or isinstance(task, Mapping):
         catalog_rows = _catalog(catalog)
-        question = TaskDocument(with_config(_whole(task), Path(), catalog_rows), catalog_rows)
+        question = TaskDocument(with_config(_all_keys(task), Path(), catalog_rows), catalog_rows)
     elif isinstance(task, str | Path):
         catalog_rows, path = _catalog(catalog), Path(task)
         document = with_config(read_yaml(path), path.parent, catalog_rows)
@@ -117,7 +121,7 @@ def replace(task: Any, changes: Mapping[str, Any] | str, value: Any = None) -> T
     `task` is what `read_task` takes, or a plan that `plan` found, whose question it changes. Several values
     at once: replace(task, {"slo.ttft.p90": "3 s", "objective": "power"}).
     """
-    question = task.question if hasattr(task, "question") else read_task(task)
+    question = task.question if hasattr(task, "question") else read_task(task)  # Only plans have a question.
     if question is None:
         raise InputError(
             "replace: this plan was read back, and does not hold its question; give its slo.yaml"
@@ -131,8 +135,8 @@ def is_question(document: Mapping[str, Any]) -> bool:
     return not {"llm", "llms", "slo", "preset"}.isdisjoint(document)
 
 
-def _whole(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The keys of slo.yaml, where `document` may be its section `slo` alone."""
+def _all_keys(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The mapping with the keys of slo.yaml at its top; `document` may be the section `slo` alone."""
     if document is None or is_question(document):
         return document or {}
     return {"slo": document}
@@ -154,18 +158,21 @@ def _checked(question: TaskDocument) -> TaskDocument:
 
 
 def _without_traces_in_memory(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document without traces of `llms` that are DataFrames, which `plan` takes out itself."""
+    """The document without traces of `llms` that are DataFrames: the parser knows files alone, and `plan`
+    takes such traces out itself.
+    """
     entries = document["llms"]
     if not isinstance(entries, Mapping):
-        return dict(document)
+        return dict(document)  # The parser says what is wrong with it.
     llms = {}
     for name, entry in entries.items():
-        is_in_memory = isinstance(entry, Mapping) and not isinstance(entry.get("trace", ""), str)
-        llms[name] = {key: entry[key] for key in entry if key != "trace"} if is_in_memory else entry
+        is_mapping_with_frame = isinstance(entry, Mapping) and not isinstance(entry.get("trace", ""), str)
+        llms[name] = {key: entry[key] for key in entry if key != "trace"} if is_mapping_with_frame else entry
     return {**document, "llms": llms}
 
 
 def _check_key_exists(document: Mapping[str, Any], path: str, where: str) -> None:
+    """Raise InputError if there is no key at the dotted `path`, naming the nearest one."""
     section: Any = document
     for key in spelled_keys(document, path):
         if not isinstance(section, Mapping) or key not in section:

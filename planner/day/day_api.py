@@ -194,10 +194,9 @@ def day(
     every_s = task.slo.every_s or USUAL_EVERY_S
     # A fleet on paper: no scenarios, as the day itself is simulated once.
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
+    log_options = reading_of(question.document, question.path)
     study = Study(
-        requests_of(
-            trace, task.described, seed=seed, log_options=reading_of(question.document, question.path)
-        ),
+        requests_of(trace, task.described, seed=seed, log_options=log_options),
         question.catalog,
         seed=seed,
         time_limit_s=STATIC_SHARE * time_limit_s,

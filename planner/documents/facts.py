@@ -23,6 +23,7 @@ WRITTEN_KEYS = {
     "scenarios_drawn": "futures",
     "routing_names": "told",
     "sentence": "said",
+    "tightest": "decides",
 }
 
 # -- what a simulation says --------------------------------------------------------------------------------
@@ -1067,7 +1068,7 @@ class UnderRouter:
 
     `routing_names` are the target's own names of its routing policies, for arrivals and, for pairs, for
     hand-offs. `simulated` are our routings in their place, and `differs` says how the two are unlike.
-    `decides` is the limit that is missed by most, or the one with the least room where none is missed; None
+    `tightest` is the limit that is missed by most, or the one with the least room where none is missed; None
     if no limit has a figure. `kept_in` counts the scenarios of the plan's own test; it is None without such a
     test, or if the SLO is missed on the traffic as written. `passes` says whether enough are kept.
     `needs_priority`: every request must bring the priority by which its prompt is queued.
@@ -1078,7 +1079,7 @@ class UnderRouter:
     routing_names: tuple[str, ...]
     simulated: tuple[str, ...]
     differs: tuple[str, ...]
-    decides: At | None
+    tightest: At | None
     outcome: Outcome
     kept_in: KeptIn | None = None
     passes: bool = True

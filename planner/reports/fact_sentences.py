@@ -309,7 +309,7 @@ def decided_text(under: facts.UnderRouter) -> str:
 
 def _written_text(under: facts.UnderRouter) -> str:
     """The figure that decides behind this router with the traffic as it is written."""
-    outcome, line = under.outcome, under.decides
+    outcome, line = under.outcome, under.tightest
     # Every line of the SLO holds: the fleet fails by its attainment, its backlog or a tenant's share.
     if not outcome.holds and not outcome.missed:
         return sentence(outcome)

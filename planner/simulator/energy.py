@@ -22,6 +22,7 @@ from planner.simulator.layout import run_seconds
 from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
+LEAST_WINDOW_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,13 +33,13 @@ class ExpectedPower:
     fleet is shared among them.
     """
 
-    worker_w: Floats  # (W,) all GPUs of a worker together
-    worker_idle_w: Floats  # (W,) The part of it that is drawn while no step runs.
-    provisioned_w: float
+    worker_w: Floats  # (W,) All GPUs of a worker together.
+    worker_idle_w: Floats  # (W,) The part of `worker_w` that is drawn while no step runs.
+    provisioned_w: float  # What the data centre must be able to give the fleet (`Fleet.power_w`).
     window_s: tuple[float, float]
     requests: int
     output_tokens: int
-    basis: str
+    basis: str  # What the fit of the power model was measured on.
 
     @property
     def mean_w(self) -> float:
@@ -58,7 +59,7 @@ class ExpectedPower:
 
     @property
     def thousand_tokens_j(self) -> float:
-        """Per 1000 output tokens."""
+        """Joules per 1000 output tokens."""
         return 1000 * self.energy_j / self.output_tokens if self.output_tokens else float("nan")
 
 
@@ -71,17 +72,19 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     runs, inside_s, (start_s, end_s) = measured_runs(simulation)
     seconds = run_seconds(runs)
     gpu_w = np.zeros(len(runs))
-    # The first worker of the same type stands for it.
-    owner = np.array([types.index(worker) for worker in types])[runs["worker"]]
-    for first in np.unique(owner):
-        of_type = owner == first
-        gpu_w[of_type] = run_w(fleet.llm, types[first], runs[of_type], seconds[of_type], power)
+    # Runs of one worker type are computed together; the type's first worker names it.
+    first_of_type = np.array([types.index(worker) for worker in types])
+    type_of_run = first_of_type[runs["worker"]]
+    for first in np.unique(type_of_run):
+        is_of_type = type_of_run == first
+        gpu_w[is_of_type] = run_w(fleet.llm, types[first], runs[is_of_type], seconds[is_of_type], power)
 
     count, window_s = len(types), end_s - start_s
-    # GPUs of a rank, as each has its own runs.
-    gpus = np.array([worker.gpus / worker.dp for worker in types])
-    busy_j = np.bincount(runs["worker"], weights=gpu_w * inside_s, minlength=count) * gpus
-    busy_s = np.bincount(runs["worker"], weights=inside_s, minlength=count) / [worker.dp for worker in types]
+    # Each data-parallel rank of a worker has runs of its own.
+    ranks = np.array([worker.dp for worker in types])
+    gpus_per_rank = np.array([worker.gpus for worker in types]) / ranks
+    busy_j = np.bincount(runs["worker"], weights=gpu_w * inside_s, minlength=count) * gpus_per_rank
+    busy_s = np.bincount(runs["worker"], weights=inside_s, minlength=count) / ranks
     idle_w = np.array([worker.gpus * power.idle_w(worker.gpu) for worker in types])
     idle_w *= np.maximum(1 - busy_s / window_s, 0.0)  # Never below 0 by rounding.
     finish_s = simulation.arrival_s + simulation.e2e_s
@@ -98,7 +101,7 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
 
 
 def is_engine_step(simulation: Simulation) -> npt.NDArray[np.bool_]:
-    """(R,) which recorded runs are steps of an engine; the others are gaps of single requests."""
+    """Which recorded runs (R,) are steps of an engine; the others are gaps of single requests."""
     return np.asarray((simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0))
 
 
@@ -110,31 +113,31 @@ def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats,
     """
     start_s, end_s = simulation.window_s
     if not end_s > start_s:
-        end_s = max(simulation.end_s, start_s + 1e-9)  # All requests came at once: up to the last token.
+        # All requests came at once, so the window lasts to their last token. Times are divided by its length.
+        end_s = max(simulation.end_s, start_s + LEAST_WINDOW_S)
     runs = simulation.runs[is_engine_step(simulation)]
     starts_s, ends_s = runs["start_s"], runs["start_s"] + run_seconds(runs)
     if not len(simulation.sampled_s):
         return runs, np.clip(ends_s, start_s, end_s) - np.clip(starts_s, start_s, end_s), (start_s, end_s)
-    parts_s = np.clip(simulation.sampled_s, start_s, end_s)
+    parts_s = np.clip(simulation.sampled_s, start_s, end_s)  # (P, 2): the recorded parts of the window.
     edges_s, lengths_s = parts_s.ravel(), np.diff(parts_s, axis=1).ravel()
-    # Edges and lengths of the recorded parts: seconds recorded up to each edge.
-    elapsed_s = np.cumsum(np.stack([np.zeros(len(lengths_s)), lengths_s], axis=1).ravel())
-    inside_s = np.interp(ends_s, edges_s, elapsed_s) - np.interp(starts_s, edges_s, elapsed_s)
+    # Seconds that were recorded up to each edge: nothing is added from the end of a part to the next start.
+    recorded_s = np.cumsum(np.stack([np.zeros(len(lengths_s)), lengths_s], axis=1).ravel())
+    inside_s = np.interp(ends_s, edges_s, recorded_s) - np.interp(starts_s, edges_s, recorded_s)
     return runs, inside_s * ((end_s - start_s) / lengths_s.sum()), (start_s, end_s)
 
 
 def run_load(
     worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Mean seconds, tokens and KV tokens read of a step of `worker` in each of its runs."""
+    """The mean step of each run (R,) of `worker`: its seconds, its tokens, and the KV tokens that it reads.
+    `seconds` (R,) are those of the whole runs.
+    """
     steps, sequences = runs["steps"], runs["decodes"]
-    kv_tokens = np.where(
-        # Over the run a decode has (steps - 1) / 2 tokens more on average than at its beginning.
-        sequences > 0,
-        runs["blocks"] * float(KV_BLOCK_TOKENS) + sequences * (steps - 1) / 2,
-        0.0,
-    )
-    # The other ranks of the worker are taken to have as much.
+    # `blocks` are those at the run's first step; each later step reads one token more of every decode.
+    later_kv_tokens = sequences * (steps - 1) / 2
+    kv_tokens = np.where(sequences > 0, runs["blocks"] * float(KV_BLOCK_TOKENS) + later_kv_tokens, 0.0)
+    # A run is of one data-parallel rank. The other ranks of the worker are taken to have as much.
     tokens = worker.dp * (runs["prefill_tokens"] + worker.step_tokens * sequences)
     return seconds / steps, tokens, worker.dp * kv_tokens
 

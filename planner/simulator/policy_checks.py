@@ -32,7 +32,7 @@ from planner.policies import (
     Batching,
 )
 
-# Routings that look at sums over a whole worker, and so need not know of its data-parallel ranks.
+# Codes of routings that look at sums over a whole worker, and so need not know of its data-parallel ranks.
 RANK_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 
 
@@ -59,7 +59,7 @@ def check(fleet: Fleet) -> None:
             raise InputError(
                 f"policies.routing is {name!r}, which needs step times of the planner's own form"
             )
-    _check_engine(policies, batching)
+    _check_engine_has(policies, batching)
     _check_pools(policies)
     _check_places(fleet, batching)
     if fleet.engine is not None and batching.code != VLLM_V1:
@@ -86,6 +86,19 @@ def check(fleet: Fleet) -> None:
         )
 
 
+def _require_vllm(where: str, batching: Batching) -> None:
+    """Raise InputError where steps are not formed as vLLM forms them."""
+    if batching.code != VLLM_V1:
+        raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
+
+
+def _require_usual(where: str, policies: Policies, *names: str) -> None:
+    """Raise InputError where one of these policies is not the usual one."""
+    for name in names:
+        if (value := getattr(policies, name)) != (usual := getattr(Policies(), name)):
+            raise InputError(f"{where}: needs {name} {usual}, found {value!r}")
+
+
 def _check_places(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for policies that are not simulated with a `network.topology`."""
     topology, policies = fleet.network.topology, fleet.policies
@@ -103,9 +116,9 @@ def _check_places(fleet: Fleet, batching: Batching) -> None:
 
 def _check_drafts(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for settings that are not simulated with speculative decoding."""
-    # By method and model; None for a pool without speculation. A mixed worker hands nothing over.
+    # A drafter's key is its method and model; None for a pool without one. Mixed workers hand nothing over.
     drafters = {
-        pool.type.speculation and pool.type.speculation.drafter_key
+        None if pool.type.speculation is None else pool.type.speculation.drafter_key
         for pool in fleet.running_pools
         if pool.role != "mixed"
     }
@@ -119,12 +132,8 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
         if worker.speculation is None:
             continue
         where = f"{pool.name}: speculative"
-        if batching.code != VLLM_V1:
-            raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
-        if fleet.policies.admission != Policies().admission:
-            raise InputError(
-                f"{where}: needs admission {Policies().admission}, found {fleet.policies.admission!r}"
-            )
+        _require_vllm(where, batching)
+        _require_usual(where, fleet.policies, "admission")
         if worker.pp > 1:
             raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker.pp}")
         if worker.form is not None:
@@ -144,12 +153,9 @@ def _check_ranks(fleet: Fleet, batching: Batching) -> None:
     ranked_pool = next((pool for pool in fleet.running_pools if pool.type.dp > 1), None)
     if ranked_pool is None:
         return
-    policies, usual, where = fleet.policies, Policies(), f"{ranked_pool.name}: dp {ranked_pool.type.dp}"
-    if batching.code != VLLM_V1:
-        raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
-    for name in ("admission", "pools"):
-        if (value := getattr(policies, name)) != getattr(usual, name):
-            raise InputError(f"{where}: needs {name} {getattr(usual, name)}, found {value!r}")
+    policies, where = fleet.policies, f"{ranked_pool.name}: dp {ranked_pool.type.dp}"
+    _require_vllm(where, batching)
+    _require_usual(where, policies, "admission", "pools")
     for name in ("routing", "decode_routing"):
         if ROUTING[value := getattr(policies, name)].code not in RANK_ROUTINGS:
             known = ", ".join(row.name for row in ROUTING.values() if row.code in RANK_ROUTINGS)
@@ -160,16 +166,16 @@ def _check_ranks(fleet: Fleet, batching: Batching) -> None:
 
 def _check_lora(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for settings that are not simulated with LoRA."""
-    adapter_sets = {pool.type.lora and pool.type.lora.lora.adapters for pool in fleet.running_pools}
+    adapter_sets = {
+        None if pool.type.lora is None else pool.type.lora.lora.adapters for pool in fleet.running_pools
+    }
     if adapter_sets == {None}:
         return
     if len(adapter_sets) > 1:
         raise InputError("lora: is of the whole fleet, found workers with other adapters, or none")
-    if batching.code != VLLM_V1:
-        raise InputError(f"lora: needs batching vllm-v1, found {batching.name!r}")
+    _require_vllm("lora", batching)
     policies = fleet.policies
-    if policies.admission != Policies().admission:
-        raise InputError(f"lora: needs admission {Policies().admission}, found {policies.admission!r}")
+    _require_usual("lora", policies, "admission")
     if QUEUE[policies.queue].needs_caches:
         raise InputError(f"lora: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt")
     for pool in fleet.running_pools:
@@ -193,15 +199,13 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
         return
     if not policies.prefix_cache:
         raise InputError(f"{where}: keeps what leaves prefix caches, which needs prefix_cache: true")
-    if batching.code != VLLM_V1:
-        raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
-    if policies.admission != Policies().admission:
-        raise InputError(f"{where}: needs admission {Policies().admission}, found {policies.admission!r}")
+    _require_vllm(where, batching)
+    _require_usual(where, policies, "admission")
     if QUEUE[policies.queue].needs_caches:
         raise InputError(
             f"{where}: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt"
         )
-    # Decode workers load nothing.
+    # Decode workers load no blocks, so their tp does not matter.
     degrees = sorted({pool.type.tp for pool in fleet.running_pools if pool.role != "decode"})
     if policies.kv_offload.is_shared and not is_common(fleet.llm, degrees):
         raise InputError(
@@ -223,13 +227,13 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
             )
 
 
-def _check_engine(policies: Policies, batching: Batching) -> None:
+def _check_engine_has(policies: Policies, batching: Batching) -> None:
     """Raise InputError for policies that the engine of the batching does not have."""
     for name, known in BY_FIELD.items():
         row = known[getattr(policies, name)]
         if batching.engine in row.engines:
             continue
-        # A policy that step-by-step engines lack is of one batching's own engine.
+        # A policy that no engine of single steps (vLLM's kind) has belongs to the engine of one batching.
         if STEPWISE not in row.engines:
             needed = " or ".join(repr(b.name) for b in BATCHING.values() if b.engine in row.engines)
             raise InputError(f"policies.{name} is {row.name!r}, which needs batching {needed}")
@@ -258,7 +262,9 @@ def _check_engine(policies: Policies, batching: Batching) -> None:
 
 
 def _check_pools(policies: Policies) -> None:
-    """Raise InputError where `repurpose_after` is given for pools that do not use it, or missing."""
+    """Raise InputError where `repurpose_after` is given for pools that do not use it, or missing for pools
+    that need it.
+    """
     pools, is_given = POOLS[policies.pools], policies.repurpose_after_s < math.inf
     if pools.code not in (MIXED_POOL, REPURPOSE) and is_given:
         raise InputError(

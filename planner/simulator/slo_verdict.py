@@ -27,6 +27,7 @@ from planner.slo_metrics import METRICS
 from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
+BISECTED_FRAC = 1e-9  # `gap_percentile_s` bisects down to an interval of this share of its upper end.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,14 @@ class Line:
     worst: InWindow | None = None
 
     @property
-    def decides(self) -> tuple[float, float]:
-        """The value and the share within the limit that decide: of the worst window, else of the whole."""
-        if self.worst is None:
-            return self.value_s, self.kept_frac
-        return self.worst.value_s, self.worst.kept_frac
+    def deciding_s(self) -> float:
+        """The value that decides whether the line holds: of the worst window, else of the whole."""
+        return self.value_s if self.worst is None else self.worst.value_s
+
+    @property
+    def deciding_frac(self) -> float:
+        """The share within the limit that decides: of the worst window, else of the whole."""
+        return self.kept_frac if self.worst is None else self.worst.kept_frac
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,15 @@ class Verdict:
 
     `is_steady` is the backlog test: of the requests that arrived in the last tenth of the window at least
     half (`patient_frac`) waited no longer than `patience_s`, neither for their first token nor between two
-    tokens. `patience_s` is the loosest TTFT limit, 60 s where the SLO has none. A fleet whose queue grows,
-    before prefill or before decode, fails the test whatever its percentiles are. Each class of requests is
-    tested by itself, with a patience of its own (`Slo.patience_of`). With sessions the window of
-    this test ends with the last nominal arrival (what would arrive if answers took no time), because after it
-    no session begins and any queue gets shorter.
+    tokens. `patience_s` is the loosest TTFT limit, BACKLOG_LIMIT_S where the SLO has none. A fleet whose
+    queue grows, before prefill or before decode, fails the test whatever its percentiles are. Each class of
+    requests is tested by itself, with a patience of its own (`Slo.patience_of`). With sessions this test ends
+    at the last nominal arrival (the time of arrival if answers took no time), because after it no session
+    begins and any queue gets shorter.
 
     With `slo: {every: ...}` the limits and the attainment are judged in each of the `windows`, the backlog
     over the whole. A fleet that rejects a request does not hold. `attainment_worst` is the window in which
-    the fewest keep all limits. `guarantees` are those to tenants.
+    the smallest share keeps all limits. `guarantees` are those to tenants.
     """
 
     lines: tuple[Line, ...]
@@ -117,20 +121,22 @@ class Verdict:
 
 
 def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | None = None) -> float:
-    """Smallest value such that at least this share of all lies at or below it; NaN for no values."""
+    """Smallest value such that at least this share of all lies at or below it; NaN for no values.
+
+    With `weights` (n,) a value counts as often as its weight says.
+    """
     if weights is None:
-        return _own_percentile_s(np.array(values_s), percentile_frac)  # A copy: partition works in place.
+        return _percentile_in_place_s(np.array(values_s), percentile_frac)  # np.array makes a copy.
     if len(values_s) == 0:
         return float("nan")
     order = np.argsort(values_s, kind="stable")
     cumulated = np.cumsum(weights[order])
-    # The nearest rank, where a value counts as often as its weight says; at least the first.
     rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
     return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
 
 
-def _own_percentile_s(values_s: Floats, percentile_frac: float) -> float:
-    """As `percentile_s`, for values that may be reordered: partition works in place."""
+def _percentile_in_place_s(values_s: Floats, percentile_frac: float) -> float:
+    """As `percentile_s` without weights; reorders `values_s`."""
     if len(values_s) == 0:
         return float("nan")
     at = nearest_rank(percentile_frac, len(values_s)) - 1
@@ -139,7 +145,7 @@ def _own_percentile_s(values_s: Floats, percentile_frac: float) -> float:
 
 
 def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
-    """Requests that count: they arrived inside the window."""
+    """Which requests (n,) count: those that arrived inside the measured window."""
     start, end = simulation.window_s
     inside = np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
     release_memory(simulation.arrival_s)  # Pages of a mapped file are given back; the array stays readable.
@@ -149,7 +155,8 @@ def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
 def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
     """values[mask]; a view without a copy where the mask is one contiguous part, as it mostly is."""
     first = int(mask.argmax())
-    end = len(mask) - int(mask[::-1].argmax())  # If none is True, values[mask] is empty.
+    end = len(mask) - int(mask[::-1].argmax())
+    # If none is True, `first` to `end` is everything, and `values[mask]` is empty, as it should be.
     return values[first:end] if mask[first:end].all() else values[mask]
 
 
@@ -190,7 +197,7 @@ def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[n
     """
     runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
     start_s, end_s = simulation.window_s
-    # A run that ends before the window or begins after it is in neither.
+    # Runs that end before the window or begin after it are left out of both.
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
     crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
     return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])
@@ -253,14 +260,14 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     if counting.gaps_at_most(runs, 0.0) >= rank:  # Tokens of one step have gaps of nothing between them.
         return 0.0
     low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
-    # Bisection comes near the gap; the last step, between `low` and `high`, is by single gaps.
-    while high - low > 1e-9 * high:
+    # Bisection comes near the gap, and then the few gaps between `low` and `high` are tried one by one.
+    while high - low > BISECTED_FRAC * high:
         middle = (low + high) / 2
         if counting.gaps_at_most(runs, middle) >= rank:
             high = middle
         else:
             low = middle
-    gap_s = float(counting.next_gap_s(runs, low))  # The gaps in (low, high] are looked at one by one.
+    gap_s = float(counting.next_gap_s(runs, low))
     while counting.gaps_at_most(runs, gap_s) < rank:
         gap_s = float(counting.next_gap_s(runs, gap_s))
     return gap_s
@@ -292,7 +299,7 @@ def value_s(
             return float("nan")
         of_class = simulation.class_of(None if limit is None else limit.selector)
         return gap_percentile_s(gap_runs(simulation, of_class=of_class), percentile_frac)
-    return _own_percentile_s(request_values_s(simulation, metric, limit), percentile_frac)
+    return _percentile_in_place_s(request_values_s(simulation, metric, limit), percentile_frac)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,7 +337,7 @@ def tenant_service(simulation: Simulation) -> ServiceOfTenants:
 
 
 def jain_index(values: Floats) -> float:
-    """(sum x)^2 / (n sum x^2), NaN where nothing is above 0."""
+    """Jain's fairness index (sum x)^2 / (n sum x^2); NaN where nothing is above 0."""
     squares = float((values**2).sum())
     return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else float("nan")
 
@@ -349,7 +356,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     for k, limit in enumerate(slo.limits):
         # The kernel counts gaps, and stops when a limit on them is lost; other metrics are counted here.
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
-        if not limit.metric_row.is_of_gaps:  # Requests that never got that far violate it too.
+        if not limit.metric_row.is_of_gaps:  # Requests without a value have an infinite one and violate too.
             seen_s = request_values_s(simulation, limit.metric, limit)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
         # A simulation that was stopped early, since its SLO was lost, is not complete.
@@ -389,16 +396,15 @@ def windows_s(simulation: Simulation, every_s: float) -> Floats:
 
 def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow]:
     """What limit `k` comes to in each window, without the percentiles."""
-    limit, many = simulation.limits[k], len(edges_s) - 1
-    # No gap to a class leaves no run, and is no reason to ask for a recording.
+    limit, window_count = simulation.limits[k], len(edges_s) - 1
+    # Where the kernel counted no gap (`counted`), there are no runs although gaps were recorded.
     has_gap_runs = simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k])
     if not limit.metric_row.is_of_gaps:
         is_late = request_values_s(simulation, limit.metric, limit) > limit.limit_s
         window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
-        counted = np.bincount(window_of, minlength=many)
-        violations = np.bincount(window_of[is_late], minlength=many)
-    # The kernel counted gaps in these windows already.
-    elif np.array_equal(edges_s, simulation.edges_s):
+        counted = np.bincount(window_of, minlength=window_count)
+        violations = np.bincount(window_of[is_late], minlength=window_count)
+    elif np.array_equal(edges_s, simulation.edges_s):  # The kernel counted gaps in these windows already.
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
     elif has_gap_runs:
         of_windows = _gap_runs_in(simulation, edges_s, simulation.class_of(limit.selector))
@@ -447,9 +453,13 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
             for runs in _gap_runs_in(simulation, edges_s, simulation.class_of(limit.selector))
         ]
     else:
-        return min(windows, key=lambda each: (each.holds, each.kept_frac))  # False first.
-    # An empty window has no percentile: it is the worst only if all are empty.
-    v = max(range(len(windows)), key=lambda v: (np.nan_to_num(values_s[v], nan=-1.0), -windows[v].kept_frac))
+        return min(windows, key=lambda each: (each.holds, each.kept_frac))  # False comes before True.
+    # An empty window has no percentile (NaN). As -1 s it is the worst only if all windows are empty.
+    ranks = [
+        (-1.0 if math.isnan(value) else value, -window.kept_frac)
+        for value, window in zip(values_s, windows, strict=True)
+    ]
+    v = max(range(len(windows)), key=lambda window: ranks[window])
     return replace(windows[v], value_s=values_s[v])
 
 
@@ -459,9 +469,8 @@ def _arrivals_s(simulation: Simulation, metric: Metric, limit: Limit) -> Floats:
 
 
 def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:
-    """First and last moment of each window.
-
-    A window ends just before the next one begins, the last one with the measured window.
+    """First and last moment [s] of each window: a window ends just before the next one begins, and the last
+    one at the end of the measured window.
     """
     ends_s = [*(math.nextafter(edge_s, -math.inf) for edge_s in edges_s[1:-1]), simulation.window_s[1]]
     return list(zip(edges_s[:-1].tolist(), ends_s, strict=True))
@@ -476,8 +485,8 @@ def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> li
     window_of = window_numbers(simulation.arrival_s[measured(simulation)], edges_s)
     kept, windows = _measured_keep_all(simulation, slo), []
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
-        # No request: nothing is missed.
-        share = float(kept[window_of == v].mean()) if (window_of == v).any() else 1.0
+        is_here = window_of == v
+        share = float(kept[is_here].mean()) if is_here.any() else 1.0  # Without requests nothing is missed.
         windows.append(InWindow(start_s, end_s, float("nan"), share, share >= (slo.attainment_frac or 0.0)))
     return windows
 
@@ -503,8 +512,8 @@ def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
 
 
 def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
-    """(share, patience_s): of the requests that arrived last, the share that waited at most `patience_s`; of
-    several classes those of the one with the smallest share.
+    """The share of the last requests that waited at most `patience_s`, and `patience_s`: of all requests, or
+    of the class with the smallest share. The last requests arrived in the last tenth of the window.
     """
     start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
     last = (simulation.arrival_s >= last_tenth_s(start, end)) & (simulation.arrival_s <= end)
@@ -521,8 +530,8 @@ def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
 
 
 def _patient(simulation: Simulation, last: npt.NDArray[np.bool_], patience_s: float) -> tuple[float, float]:
-    """The share of the requests `last` that waited at most `patience_s`, and that patience."""
-    # fmax ignores the NaN of answers of one token.
+    """The share of the requests `last` that waited at most `patience_s` for each token, and `patience_s`."""
+    # An answer of one token has no gap, so its longest gap is NaN, which fmax ignores.
     waited_s = np.fmax(simulation.ttft_s[last], simulation.tbt_max_s[last])
     waited_s[simulation.status[last] != FINISHED] = np.inf  # Never served.
     return float((waited_s <= patience_s).mean()) if last.any() else 1.0, patience_s

@@ -209,7 +209,7 @@ def _bound_by_rows(
     """
     arrival_s, latest_s = trace.arrival_s[requests.index], requests.latest_s
     output, spared = trace.output_tokens[requests.index], requests.spared
-    whole_s = due.whole_s(output) if whole else np.full(len(pi), due.prefill_s)
+    whole_s = due.due_s(output) if whole else np.full(len(pi), due.prefill_s)
     slacks_s = np.unique(np.quantile(latest_s - arrival_s + whole_s, SLACK_QUANTILES))
     after_last_s = [
         float(arrival_s[-1] + due.prefill_s + frac * (slacks_s[-1] - due.prefill_s))

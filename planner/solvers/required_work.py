@@ -8,22 +8,24 @@ measured. Of m measured requests,
     TTFT at p and TPOT at q           oblige all work of (p + q - 1) m requests, by the last arrival + the
                                       limit on TTFT + the longest output at the limit on TPOT
     any other metric                  obliges nothing, as far as we can prove
-    an attainment a                   obliges a m requests to all of that; with limits on TTFT and TBT too,
-                                      since then a request's longest gap counts
+    an attainment a                   obliges the work above of a m requests; beside TTFT also where the
+                                      other limit is on TBT, as attainment judges each request by its
+                                      longest gap
 
-A limit on TBT at a percentile obliges nothing, not even beside one on TTFT. It counts all gaps that end in
-the window together: a hand-off that takes a minute is one gap among the 800 of its answer, and a gap that
-ends after the window does not count. So a request may keep its TTFT and decode after the window. Gaps oblige
-only through the backlog test (`find_backlog_deadlines`): at least half of the requests of the last tenth of
-the window wait no longer than the loosest limit on TTFT, for their first token and for every other one.
+Without an attainment a limit on TBT obliges nothing, not even beside one on TTFT. Its percentile is over all
+gaps that end in the window: a hand-off that takes a minute is one gap among hundreds, and a gap that ends
+after the window does not count. So a request may keep its TTFT and decode after the window. Gaps oblige only
+through the backlog test (`find_backlog_deadlines`): of the requests that arrive in the last tenth of the
+window, at least half wait no longer than the loosest limit on TTFT, for the first token and for each later
+one.
 
 `guess_slo_work` takes for granted that a request that keeps TTFT decodes at the pace of the limit on TBT.
 Searches begin with this guess. No bound and no refutation may rest on it.
 
 In a session (planner/traffic/sessions.py) a request arrives after the answer it waits for, so one late answer
-may delay all later requests of its session. For each request that a percentile lets be late, we therefore
-require nothing of its whole session. A request of another session arrives at the latest when each request
-before it has used up the time that the SLO gives it.
+may delay all later requests of its session. So where a percentile lets a request be late, nothing is required
+of its whole session. In all other sessions a request arrives at the latest when each request before it has
+used up the time that the SLO gives it.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ class SloWork:
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """Until when the requests that arrive in `window_s` (from, to) must be done. Their prefill is due
-    `prefill_s` after the arrival, the whole request after `whole_s()`: a gap of `gap_s` for each token, or
-    `e2e_s` if that is longer.
+    `prefill_s` after the arrival, the whole request after `due_s()`.
 
+    `gap_s` is the time for each token and `e2e_s` that for the whole request, both 0 without such a limit.
     `prefill_frac` and `whole_frac` are the shares of these requests that must be done in time. With
     `is_paced` each token has a deadline, `gap_s` after the token before it; otherwise only the last token has
     one.
@@ -78,8 +80,10 @@ class Deadlines:
         start_s, end_s = self.window_s
         return np.asarray((trace.arrival_s >= start_s) & (trace.arrival_s <= end_s))
 
-    def whole_s(self, output_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Seconds after its arrival by which a request with so many output tokens must be done."""
+    def due_s(self, output_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Seconds (n,) after its arrival by which a request with so many output tokens must be done: the
+        looser of its limits, since a lower bound may require too little, and never too much.
+        """
         return np.asarray(np.maximum(self.prefill_s + self.gap_s * output_tokens, self.e2e_s))
 
     def tokens_frac(
@@ -88,17 +92,19 @@ class Deadlines:
         """The least share (n,) of a request's tokens that is due `passed_s` (n,) after its arrival."""
         frac = np.zeros(len(passed_s))
         if self.is_paced:
-            frac = np.clip((passed_s - self.prefill_s - self.gap_s) / (self.gap_s * output_tokens), 0.0, 1.0)
-        return np.asarray(np.where(passed_s >= self.whole_s(output_tokens), 1.0, frac))
+            # One gap less, because a token is due only at the end of its gap.
+            decoding_s = passed_s - self.prefill_s - self.gap_s
+            frac = np.clip(decoding_s / (self.gap_s * output_tokens), 0.0, 1.0)
+        return np.asarray(np.where(passed_s >= self.due_s(output_tokens), 1.0, frac))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundRequests:
-    """The requests (m,) of a trace, by `index`, that have a deadline as long as no request they wait for is
-    late.
+    """The requests of a trace whose deadline stands if every request that they wait for is in time: their
+    numbers `index` (m,).
 
-    `latest_s` is when each arrives at the latest in that case. At most `spared` of them may miss their
-    deadline, so at least `kept` are done in time.
+    `latest_s` (m,) is when each then arrives at the latest. At most `spared` of them may miss their deadline,
+    so at least `kept` are done in time (a fraction without sessions: the share that is required).
     """
 
     index: npt.NDArray[np.int64]
@@ -120,15 +126,15 @@ def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> B
     # and then the most may be late.
     waits = waits_for_others(trace)
     late = allowed_above(share, int((is_measured | waits).sum()))
-    if not whole:  # When a request arrives that waits for others is not known here, so it binds nothing.
+    if not whole:  # A request that waits for others arrives at a time not known here, so it has no deadline.
         index = np.flatnonzero(is_measured & ~waits)
         return BoundRequests(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
     # Requests of the warm-up have no deadline, so those that wait for them may arrive at any time.
-    latest_s = arrivals_s(trace, np.where(is_measured, deadlines.whole_s(trace.output_tokens), np.inf))
+    latest_s = arrivals_s(trace, np.where(is_measured, deadlines.due_s(trace.output_tokens), np.inf))
     index = np.flatnonzero(is_measured & (latest_s < np.inf))
     # Each late request may delay its whole session. At worst the late ones are in the largest sessions.
     sizes = np.sort(np.bincount(session_numbers(trace)[index])) if index.size else np.zeros(0, np.int64)
-    spared = int(sizes[len(sizes) - min(late, len(sizes)) :].sum())
+    spared = int(sizes[::-1][:late].sum())
     return BoundRequests(index, latest_s[index], spared, len(index) - spared)
 
 
@@ -156,6 +162,7 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     prefills = wholes = 0
     for selector in slo.selectors:
         own = tuple(replace(limit, selector=None) for limit in slo.limits if limit.selector == selector)
+        # An attainment is of all requests together, so the lines of a class have none.
         of_class = _deadlines_of(Slo(own), trace, guess_pace=guess_pace)
         requests = int((is_measured & select_requests(selector, trace)).sum())
         prefills += requests - allowed_above(of_class.prefill_frac, requests)
@@ -170,14 +177,13 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
         whole_frac=max(deadlines.whole_frac, wholes / measured),
         gap_s=max(each.gap_s for each in each_deadlines),
         e2e_s=max(each.e2e_s for each in each_deadlines),
-        is_paced=False,
+        is_paced=False,  # Classes differ in their pace, so only the last token has a deadline.
     )
 
 
 def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """The deadlines that these lines set to all requests of the trace. The kinds of `Work`, which
-    planner/slo_metrics.py gives each metric: "prefill" for TTFT, "mean pace" for TPOT, "every gap" for TBT,
-    "all" for E2E.
+    """The deadlines that these lines set to all requests of the trace. planner/slo_metrics.py says which kind
+    of `Work` each metric requires: TTFT "prefill", TPOT "mean pace", TBT "every gap", E2E "all".
     """
 
     def share(work: Work) -> float:
@@ -208,6 +214,7 @@ def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
         whole_frac=max(whole_frac, 0.0),
         gap_s=loosest_s("mean pace", "every gap"),
         e2e_s=loosest_s("all"),
+        # Used where an attainment or the guess makes TBT oblige: `whole_frac` is 0 otherwise.
         is_paced=has_gaps and not has_mean_pace and not has_all,
     )
 
@@ -244,10 +251,11 @@ def guess_slo_work(slo: Slo, trace: Trace) -> SloWork:
 def _sum_work(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
     """The deadlines of single requests as shares of the trace that are done by the last deadline."""
     prefill, whole = (find_bound_requests(deadlines, trace, whole=whole) for whole in (False, True))
+    # `deadlines.prefill_s` may be a limit on E2E, which already covers the decoding.
     ttft_s = max(
         (limit.limit_s for limit in slo.limits if limit.metric_row.obliges == "prefill"), default=0.0
     )
-    if slo.selectors:  # `prefill_s` is the loosest deadline of all classes.
+    if slo.selectors:  # Then it is the loosest deadline of any class, and the bound must allow that one.
         ttft_s = max(ttft_s, deadlines.prefill_s)
     decoding_s = deadlines.gap_s * float(trace.output_tokens.max())
 

@@ -222,7 +222,7 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
         return replace(task, slo=replace(task.slo, limits=moved))
 
     def corner(answer: StudyAnswer, at_s: float, tightest_s: float) -> tuple[float, float]:
-        simulated_s = answer.verdict.lines[k].decides[0] * (1 + ROUNDING)
+        simulated_s = answer.verdict.lines[k].deciding_s * (1 + ROUNDING)
         if math.isnan(simulated_s):
             # No value of this metric occurred (for instance no gap between tokens), so any limit is kept.
             return tightest_s, tightest_s * (1 - NEXT_FRAC)

@@ -367,8 +367,7 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
         ask_again(study, before, changed_task, label)
         for label, changed_task in limit_changes(before, BY_FRAC)
     ]
-    # What decides a line is a value and a share.
-    values_s = ((line.limit, line.decides[0]) for line in before.verdict.lines)
+    values_s = ((line.limit, line.deciding_s) for line in before.verdict.lines)
     tightest = tuple(PromisedAt(limit, value_s) for limit, value_s in values_s if math.isfinite(value_s))
     unit = OBJECTIVE_UNITS[before.problem.task.objective]
     costs = []

@@ -38,7 +38,7 @@ def test_a_bad_hour_that_the_whole_hides() -> None:
     inside = (arrival_s >= 7320) & (arrival_s < 10920)
     assert worst.kept_frac == pytest.approx(1 - late[inside].sum() / inside.sum())
     assert worst.value_s == percentile_s(simulation.ttft_s[inside], 0.8) == 4.0
-    assert line.decides == (4.0, worst.kept_frac)
+    assert (line.deciding_s, line.deciding_frac) == (4.0, worst.kept_frac)
 
 
 def test_an_attainment_must_hold_in_every_window_too() -> None:

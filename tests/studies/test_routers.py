@@ -99,9 +99,9 @@ def test_a_fleet_that_holds_as_simulated_and_misses_as_deployed_is_said_so() -> 
     again = judge(
         simulate(replace(plan.fleet, policies=policies), plan.trace, limits=plan.slo.limits), plan.slo
     )
-    assert not again.holds and not at.keeps and at.decides is not None
-    assert at.decides.limit == Limit("ttft", 0.9, 1.0)
-    assert at.decides.value_s == again.lines[0].value_s > 1.0
+    assert not again.holds and not at.keeps and at.tightest is not None
+    assert at.tightest.limit == Limit("ttft", 0.9, 1.0)
+    assert at.tightest.value_s == again.lines[0].value_s > 1.0
     (warned,) = [each for each in plan.warnings if isinstance(each, RoutersMiss)]
     assert at in warned.missed and all(not each.keeps for each in warned.missed)
     said = sentence(warned)
@@ -114,7 +114,7 @@ def test_a_fleet_that_holds_as_simulated_and_misses_as_deployed_is_said_so() -> 
 def test_routers_that_keep_the_slo_are_said_too_and_equal_ones_share_a_simulation() -> None:
     routers = {each.target: each for each in made().certificate.routers}
     assert routers["llm-d"].keeps and "not kept" not in sentence(routers["llm-d"])
-    assert routers["compose"].decides == routers["kubernetes"].decides == routers["ray-serve"].decides
+    assert routers["compose"].tightest == routers["kubernetes"].tightest == routers["ray-serve"].tightest
     assert "disaggregatedset" not in routers  # it cannot run mixed pools
 
 
@@ -200,7 +200,7 @@ def test_one_worker_in_each_role_leaves_no_choice() -> None:
     fleet = pairs()
     alone = replace(fleet, pools=tuple(replace(pool, count=1) for pool in fleet.pools))
     plan = simulate_routers(a_plan(alone))
-    assert len({each.decides for each in plan.certificate.routers}) == 1
+    assert len({each.tightest for each in plan.certificate.routers}) == 1
     assert {each.outcome.holds for each in plan.certificate.routers} == {plan.verdict.holds}
 
 

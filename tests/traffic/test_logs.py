@@ -34,11 +34,11 @@ def read(tmp_path: Path) -> Read:
     """Writes `content` to a file and reads it."""
 
     def read_content(
-        content: bytes | str, name: str = "log.csv", how: LogOptions | None = None, drop: bool = False
+        content: bytes | str, name: str = "log.csv", log_options: LogOptions | None = None, drop: bool = False
     ) -> Trace:
         path = tmp_path / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return read_trace(path, seed=None, log_options=how or LogOptions(), drop_invalid=drop)
+        return read_trace(path, seed=None, log_options=log_options or LogOptions(), drop_invalid=drop)
 
     return read_content
 

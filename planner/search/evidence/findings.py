@@ -322,7 +322,7 @@ def simulate_neighbours(
         # With losses or several draws, the fleet may miss other limits in other simulations.
         if fails_by_one_limit and not problem.oracle.has_losses and not problem.draws:
             line = failing[0]
-            value_s, _ = line.decides
+            value_s = line.deciding_s
             if value_s <= MOST_RELAXED * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]
                 if (saves := objective_paid(problem, best) - objective_paid(problem, fewer)) > 0:
@@ -514,7 +514,7 @@ def outcome_of(verdict: Verdict, slo: Slo) -> facts.Outcome:
 def limit_fact(line: Line) -> facts.At:
     """The value and kept share of a limit, in its worst window where the SLO is judged in windows."""
     worst = line.worst
-    return facts.At(line.limit, *line.decides, worst.span_s if worst else None)
+    return facts.At(line.limit, line.deciding_s, line.deciding_frac, worst.span_s if worst else None)
 
 
 def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:

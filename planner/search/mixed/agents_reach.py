@@ -42,7 +42,7 @@ class NearFleet:
     @property
     def excess(self) -> float:
         """By how much its limits are exceeded: the logarithm of all factors together."""
-        return sum(math.log(line.decides[0] / line.limit.limit_s) for line in self.lines if not line.holds)
+        return sum(math.log(line.deciding_s / line.limit.limit_s) for line in self.lines if not line.holds)
 
 
 def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
@@ -110,9 +110,9 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     first = min(allowed or near, key=lambda each: each.excess)
     missed = [line for line in first.lines if not line.holds]
     ((option, count),) = first.counts
-    best = " and ".join(f"{line.limit.name} of {show_s(line.decides[0])}" for line in missed)
+    best = " and ".join(f"{line.limit.name} of {show_s(line.deciding_s)}" for line in missed)
     asked = " and ".join(f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed)
-    relaxed_s = {line.limit.name: rounded_up(line.decides[0]) for line in missed}
+    relaxed_s = {line.limit.name: rounded_up(line.deciding_s) for line in missed}
     is_kept = bool(allowed) and with_limits(first.problem, relaxed_s).oracle.holds([first.counts])[0]
     enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
     help_ = f"relax {enough}, with which a fleet was found" if is_kept else "relax the SLO"

@@ -167,7 +167,7 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
             _, verdict = query.oracle.verdict(
                 simulated, record=any(limit.metric_row.is_of_gaps for limit, _, _ in floors)
             )
-            attained_s = {line.limit.name: line.decides[0] for line in verdict.lines}
+            attained_s = {line.limit.name: line.deciding_s for line in verdict.lines}
             if not verdict.holds:
                 continue
             relaxed_s = {

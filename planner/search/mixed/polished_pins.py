@@ -117,7 +117,7 @@ def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
     simulation, verdict = oracle.verdict(oracle.fleet(counts), record=False)
     # decides[1] is the share of requests within the limit.
     misses = [
-        (1 - line.decides[1]) / max(1 - line.limit.percentile_frac, LEAST_ALLOWED_FRAC)
+        (1 - line.deciding_frac) / max(1 - line.limit.percentile_frac, LEAST_ALLOWED_FRAC)
         for line in verdict.lines
     ]
     mean_s = float(np.nanmean(simulation.ttft_s))

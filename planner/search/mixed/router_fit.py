@@ -63,7 +63,7 @@ def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
     if not verdict.is_steady:
         return -float("inf")  # The backlog grows, so the fleet misses the SLO whatever its percentiles are.
     # (share of requests within the limit, share that must be) of each line.
-    shares = [(line.decides[1], line.limit.percentile_frac) for line in verdict.lines]
+    shares = [(line.deciding_frac, line.limit.percentile_frac) for line in verdict.lines]
     if oracle.slo.attainment_frac is not None:
         worst = verdict.attainment_worst
         attained = verdict.attainment_frac if worst is None else worst.kept_frac
