@@ -1,8 +1,11 @@
 """Simulates a fleet on a trace.
 
-The kernel's arrays (layout.py) are laid out, the kernel runs, and what became of every request is read from
-them. `simulate` runs to the last token; the search calls `simulate_if_kept`, which stops when an SLO is
+The kernel's arrays (layout.py) are filled, the kernel runs on them, and what became of every request is read
+from them. `simulate` runs to the last token; the search calls `simulate_if_kept`, which stops when an SLO is
 missed.
+
+Letters of array shapes: n requests, W the kernel's workers (each data-parallel rank is one), P running pools,
+L limits, V windows.
 """
 
 from __future__ import annotations
@@ -59,10 +62,10 @@ from planner.traffic.trace import Trace, last_tenth_s, measured_window, slo_wind
 from planner.units import counted
 
 ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECODE}
+# The kernel counts the values of these metrics as they come, so that a run may stop early.
 COUNTED_WHILE_RUNNING = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
-"""The metrics of which the kernel counts each value as it comes, so that a run may stop early."""
 # Steps until a worker knows of KV that has arrived, by whether its engine schedules asynchronously: such an
-# engine sends a step to the workers as the one before begins.
+# engine sends a step to the workers when the step before begins, so it learns of KV later.
 KV_DELAY_STEPS = {False: 1, True: 3}
 RUNS_PER_REQUEST, LEAST_RUNS = 8, 1024  # Room for recorded runs of steps, which suffices for most traces.
 REMEMBERED_TOKENS = 20_000  # Tables of step times up to so many tokens are remembered between simulations.
@@ -72,14 +75,16 @@ EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": lay
 
 Result = TypeVar("Result")
 
+# Of workers with equal scores a router takes the one whose type has the smallest of these keys (`_rank`).
 Rank = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
-"""A key by which worker types are sorted that have equal scores: a router takes the smallest (`_rank`)."""
 
 
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
-    """How many violations `limit` allows on this trace; for gaps between tokens an upper bound of that."""
+    """How many violations `limit` allows on this trace; for gaps between tokens an upper bound of that, since
+    the fleet decides which gaps end in the window.
+    """
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
-    inside[trace.after[:, 0]] = True  # Requests that wait for others may arrive later, so all may count.
+    inside[trace.after[:, 0]] = True  # Requests that wait for others may arrive in the window, so all count.
     if limit.metric_row.is_of_gaps:
         gaps = trace.output_tokens - 1
         if limit.selector is not None:
@@ -91,7 +96,7 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
 
 
 def _has_value(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
-    """(n,): which requests the limit is of, and have a value of its metric."""
+    """(n,): which requests are of the limit's class and have a value of its metric."""
     if limit.selector is not None:
         has_value = _has_value(replace(limit, selector=None), trace)
         return np.asarray(has_value & select_requests(limit.selector, trace))
@@ -116,10 +121,10 @@ def simulate(
 
     `limits` are counted while running; with `stop_early` the run ends once one of them cannot hold any more.
     `record` keeps every run of engine steps, for gap percentiles and load over time; of a long trace it keeps
-    some of them and a histogram of all gaps. `record_parts` also keeps which prompts a step computes and
+    some of the runs and a histogram of all gaps. `record_parts` also keeps which prompts a step computes and
     which requests are preempted. `closed_loop` > 0 ignores the arrival times and keeps that many requests in
-    flight. On long traces limits are also counted in windows of `every_s`; on others the records tell as
-    much. Raises InputError for unknown policies, and for a trace that this fleet cannot serve.
+    flight. On long traces limits are also counted in windows of `every_s`; on other traces windows are judged
+    from the records. Raises InputError for unknown policies, and for a trace that this fleet cannot serve.
     """
     check_traffic(fleet, trace)
     if trace.after.size and (closed_loop or engine_of(fleet) != STEPWISE):
@@ -130,10 +135,11 @@ def simulate(
         )
     if is_long(fleet, trace, limits) and not closed_loop and not record_parts:
         return _simulate_streamed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
-    # In a closed loop all requests count: arrivals mean nothing.
+    # In a closed loop arrival times mean nothing, so all requests are measured.
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     record = record or record_parts
-    runs = room_for_runs(trace) if record else 0  # If a trace needs more, the kernel counts how many.
+    # If there is too little room, the kernel counts on, and the run is repeated with as much as it needs.
+    runs = room_for_runs(trace) if record else 0
     parts = runs if record_parts else 0
     while True:
         state = _state(
@@ -160,7 +166,8 @@ def room_for_runs(trace: Trace) -> int:
 
 def is_long(fleet: Fleet, trace: Trace, limits: Sequence[Limit] = (), least: int | None = None) -> bool:
     """Whether requests are streamed through the kernel's memory (streaming_requests.py): on traces with more
-    than `least` requests, if none of them depends on another's record or is of a class.
+    than `least` requests (default: LONG_REQUESTS), if no request depends on another's record or is of a
+    class.
     """
     policies = fleet.policies
     return (
@@ -184,8 +191,8 @@ def simulate_until(
     record: bool = False,
     every_s: float | None = None,
 ) -> Simulation:
-    """`simulate`, which raises streaming_requests.OutOfTime soon after `deadline`, on time.monotonic's clock,
-    if requests can be streamed. It records a histogram of gaps then, as of long traces.
+    """As `simulate`, but where requests can be streamed it raises streaming_requests.OutOfTime soon after
+    `deadline`, on time.monotonic's clock, and records a histogram of gaps as for long traces.
     """
     if is_long(fleet, trace, limits, streaming_requests.CHUNK_REQUESTS):
         return _simulate_streamed(
@@ -207,7 +214,11 @@ def _simulate_streamed(
     predicted_tokens: Ints | None = None,
     deadline: float = np.inf,
 ) -> tuple[Simulation, State]:
-    """The simulation of a long trace, and the kernel's arrays at its end, without the requests."""
+    """The simulation of a long trace, and the kernel's arrays at its end, without the requests.
+
+    `predicted_tokens` (n,) are output lengths that schedulers predict, by default the true ones;
+    `patience_s` and `is_prefilled` are as in `simulate_if_kept`.
+    """
     per_request = streaming_requests.RUNS_PER_REQUEST
 
     def lay_out(first: int, records: npt.NDArray[np.void]) -> None:
@@ -298,17 +309,16 @@ def check_images(llm: Llm, trace: Trace) -> None:
 
 
 class RequestRecords:
-    """The kernel's records of a trace's requests, which many simulations use one after the other, from any
-    thread.
+    """The kernel's records of a trace's requests, used by many simulations in turn, from any thread.
 
-    A simulation that fails early has changed few records, and only those are written anew for the next one.
-    If records are not `reused`, every simulation gets new ones.
+    A simulation that stops early has changed few records, and only those are written anew for the next
+    simulation. If records are not `reused`, every simulation gets new ones.
     """
 
     def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, reused: bool = True):
         """`predicted_tokens` (n,) are output lengths that schedulers predict, by default the true ones."""
         self._trace, self.predicted_tokens, self._reused = trace, predicted_tokens, reused
-        # Arrays that no simulation uses now, and how many of their first records were changed.
+        # Arrays that no simulation uses now, each with how many of its first records were changed.
         self._spare: list[tuple[npt.NDArray[np.void], int]] = []
         self._lock, self._last = threading.Lock(), threading.local()
         # How many simulations there were, and how many requests arrived in them before they ended.
@@ -329,7 +339,7 @@ class RequestRecords:
         return requests
 
     def give_back(self, requests: npt.NDArray[np.void], touched: int) -> None:
-        """A simulation does not need what `take` gave any more; only the first `touched` may have changed."""
+        """Take back the records that `take` gave; of these only the first `touched` may have changed."""
         if self._reused:
             self._spare.append((requests, touched))
         self.count(touched)
@@ -360,10 +370,9 @@ def simulate_if_kept(
     than `patience_s` (`Slo.patience_s`).
 
     A simulation that is returned may still miss a window or the backlog test: `slo_verdict.judge` decides. A
-    limit that is broken over the whole trace is broken in some window too, so with `every_s` as well it ends
-    the run.
-    `requests` are the records of `trace`, used for many fleets. If `is_prefilled`, every prompt arrives
-    computed, on the first of the fleet's workers.
+    limit that is broken over the whole trace is broken in some window too, so it ends the run with `every_s`
+    as well. `requests` are the records of `trace`, used for many fleets. If `is_prefilled`, every prompt
+    arrives computed, on the first of the fleet's workers.
     """
     if is_long(fleet, trace, limits):
         predicted = requests.predicted_tokens
@@ -402,8 +411,8 @@ def read_if_kept(
     patience_s: float = np.inf,
     is_prefilled: bool = False,
 ) -> Result | None:
-    """As `simulate_if_kept` for a trace that is not long (`is_long`), but returns what `read` makes of the
-    kernel's arrays. `read` must not keep the arrays: the next simulation uses them.
+    """What `read` makes of the kernel's arrays after the run of `simulate_if_kept`, or None as there; for a
+    trace that is not long (`is_long`). `read` must not keep the arrays: the next simulation uses them.
     """
     state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     if every_s is not None:
@@ -413,7 +422,7 @@ def read_if_kept(
     _run(state, fleet, 0, True)
     n = len(trace)
     result = read(state) if _holds_over_the_whole(state, n, limits) else None
-    # Only requests that have entered were changed, if they enter by arrival and no predictions were written.
+    # If requests enter by arrival and no predictions were written, only those that have entered were changed.
     by_arrival = engine_of(fleet) == STEPWISE and not trace.after.size
     has_no_predictions = (
         fleet.policies.prediction_accuracy_frac is None and not fleet.policies.prediction_buckets
@@ -438,15 +447,15 @@ def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
     token and in every gap. A request of more than one token that does not decode two patiences after the last
     arrival has waited longer than one of them, before its first token or after it.
     """
-    # With sessions the last arrival depends on the fleet.
-    if trace.after.size:
+    if trace.after.size:  # The last arrival depends on the fleet, so the kernel cannot stop before the end.
         return
     first = int(np.searchsorted(trace.arrival_s, last_tenth_s(*state.window.tolist())))
     requests_with_gaps = int((trace.output_tokens[first:] > 1).sum())
     state.policy[layout.LAST_S] = trace.arrival_s[first]
     latest_s = float(trace.arrival_s[-1]) + 2 * patience_s
     state.policy[layout.LATEST_S] = latest_s * (1 + 1e-9)  # Rounding must not fail a fleet that just passes.
-    # Half of the last tenth may fail (STEADY_FRAC); the others with gaps must decode by LATEST_S.
+    # Half of the last tenth may fail (STEADY_FRAC), so all but so many of those with gaps must decode by
+    # then.
     state.counters[layout.IN_DOUBT] = requests_with_gaps - (len(trace) - first) // 2
 
 
@@ -574,8 +583,8 @@ def _state(
     if sizes is not None:
         workers["is_up"] = _index_in_pool(pools) < np.asarray(sizes)[kinds]
     count, order = len(workers), _routing_order(pools, pool_ranks, kinds)
-    # What has events: first each lane, last the disturbances of the outside world, and between the two what
-    # an engine of the simulator has of its own.
+    # Entities have events: first each lane, then what the simulator's engine has of its own (one entity in a
+    # stepwise engine, else one for each request), last the disturbances of the outside world.
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
     worker_types = [pool.type for pool in pools]
     offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
@@ -623,15 +632,17 @@ def _state(
 
 
 def _index_in_pool(pools: Sequence[Pool]) -> npt.NDArray[np.int64]:
-    """For every rank of data parallelism (W,) the index of its worker within its pool."""
+    """For each of the kernel's workers (W,), a data-parallel rank, the index of its worker in the pool."""
     return np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
 
 
 def _with_first_hand_offs(state: State) -> State:
-    """The state with `met_s`, where workers that hand over have to get to know each other."""
+    """The state with `met_s` (W, W), the time at which two workers are connected, where the first hand-off
+    between two workers takes extra time. Infinite means not yet.
+    """
     if not (state.types["first_hand_off_s"] > 0).any() or not (state.workers["role"] == layout.DECODE).any():
         return state
-    return state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))  # No two have met.
+    return state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))
 
 
 def _request_classes(
@@ -659,10 +670,8 @@ def _request_classes(
 
 
 def _await_disturbance(state: State, *, outside: int) -> None:
-    """Put the outside world into the heap of events, due at the first disturbance, after all others of that
-    time.
-    """
-    state.sequence[outside] = np.iinfo(np.int64).max  # After all events of its moment.
+    """Put the entity `outside`, which causes disturbances, into the heap of events, due at the first one."""
+    state.sequence[outside] = np.iinfo(np.int64).max  # It comes after all other events of its moment.
     state.due_s[outside] = state.disturbances[0]["time_s"]
     state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
 
@@ -680,9 +689,9 @@ def _routing_order(pools: Sequence[Pool], pool_ranks: Sequence[Rank], kinds: Int
 
 
 def _rank(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[Floats]) -> Rank:
-    """The key of a worker type among those of equal score: first by the seconds that a request adds in
-    routing jsq, as a prefill and as a decode worker, then the more room the earlier, then by any difference
-    at all.
+    """The key by which types of equal score are sorted: first by the seconds that a request adds in routing
+    jsq, as a prefill and as a decode worker; then by KV blocks and seats, the most first; then by all other
+    numbers of the type, so that no two types are equal.
     """
     added_s = tuple(TIES_BY.weights(worker_type, decodes) for decodes in (False, True))
     room = -int(row["kv_blocks"][0]), -int(row["seats"][0])
@@ -692,7 +701,9 @@ def _rank(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[F
 def _sequence(
     workers: npt.NDArray[np.void], lanes: npt.NDArray[np.void], order: npt.NDArray[np.int64], entities: int
 ) -> npt.NDArray[np.int64]:
-    """The order (entities,) of events of one moment: lanes by workers' order, then others by index."""
+    """The order (entities,) of events of one moment: lanes in the `order` (W,) of their workers, then the
+    other entities.
+    """
     sequence = np.arange(entities)
     position = np.empty(len(workers), np.int64)
     position[order] = np.arange(len(workers))
@@ -701,7 +712,9 @@ def _sequence(
 
 
 def _list_pools(state: State) -> None:
-    """List the workers that are up and take arrivals, and those that take hand-offs (`routing.set_pools`)."""
+    """List the workers that are up: those that take arrivals (FRONT) and those that take hand-offs (BACK). Of
+    a worker with data-parallel ranks only the first is listed. `routing.set_pools` does the same in the run.
+    """
     workers, dp_ranks = state.workers, state.dp_ranks
     for pool, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
         is_member = (workers["role"] == layout.DECODE) == is_decode
@@ -802,7 +815,7 @@ def _dp_ranks(pools: Sequence[Pool]) -> npt.NDArray[np.void] | None:
 def _disturbances(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
     """The disturbances in order of time; one of a worker names its first rank.
 
-    `first_ranks` (W,) is that of each of the kernel's workers.
+    `first_ranks` (W,) has the first rank of each of the kernel's workers.
     """
     firsts = np.unique(first_ranks) if fleet.disturbances else first_ranks
     workers = len(firsts)
@@ -883,7 +896,7 @@ def _limits_as_counted(
         row["metric"] = COUNTED_WHILE_RUNNING.get(limit.metric, layout.NONE)
         row["limit_s"], row["seen_s"] = limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
-        # At percentile 0 no request has to keep the limit, so all count as seen from the start.
+        # At percentile 0 no request has to keep the limit, so the first that may be late is past the last.
         row["seen"] = len(trace) if limit.percentile_frac == 0 else 0
     return rows
 
@@ -893,7 +906,8 @@ def _counters(policies: Policies, released: int) -> Ints:
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
     counters[layout.RELEASED] = released
     counters[[layout.LIMBO, layout.LOST, layout.FREED, layout.HELD, layout.READING]] = layout.NONE
-    # An odd number is never 0, a state that the kernel's generator (routing.py) would not leave.
+    # Twice the seed plus an odd constant (digits of the golden ratio) is never 0, a state that the kernel's
+    # generator (routing.py) would not leave.
     counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
     counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing].code
     counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing].code
@@ -901,14 +915,15 @@ def _counters(policies: Policies, released: int) -> Ints:
 
 
 def _policy_numbers(fleet: Fleet) -> Floats:
-    """The parameters of policies that the kernel reads, and what it notes of them as it runs."""
+    """The parameters of policies that the kernel reads, and the times that it notes in the same array."""
     numbers, policies = np.zeros(layout.POLICY), fleet.policies
     numbers[layout.GAMMA], numbers[layout.THETA] = policies.context_weight, policies.headroom_frac
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
     numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
     numbers[layout.RESTART_S] = policies.flip_restart_s
     numbers[layout.REPURPOSE_S] = policies.repurpose_after_s
-    # From here on times that have not come yet; those of them that have a value are set below.
+    # From SHORT_SINCE_S on the array has times, infinite until the kernel sets them; parameters among them
+    # follow here.
     numbers[layout.SHORT_SINCE_S :] = np.inf
     numbers[layout.FRONT_END_S] = fleet.front_end_s
     numbers[layout.HEAVY_TOKENS] = policies.heavy_tokens
@@ -935,10 +950,10 @@ def _after(trace: Trace) -> npt.NDArray[np.void]:
 
 
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
-    """Prefill tokens of the largest step.
+    """Prefill tokens of the largest step, for the length of step-time tables.
 
-    Without chunks a prompt is computed as a whole, and after a preemption with its output so far. It is at
-    least the token budget, whose step time best-fit routing looks up.
+    Without chunks a prompt is computed as a whole, and after a preemption with its output so far. The result
+    is at least the token budget, because best-fit routing looks up the step time of a full budget.
     """
     if BATCHING[batching].is_chunked:
         return worker_type.max_num_batched_tokens
@@ -963,8 +978,7 @@ def _fill_type(
             f"batching {policies.batching}: counts KV by tokens alone, and {llm} has layers with "
             "windows or states; choose vllm-v1"
         )
-    # The most blocks of one request; with reserved blocks all have the same, and none fits if that is too
-    # much.
+    # A request may have so many blocks; if all requests reserve more than there are, none fits.
     longest_blocks = blocks - watermark
     if reserves:
         longest_blocks = reserved if reserved <= blocks else 0
@@ -999,7 +1013,7 @@ def _fill_type(
         row["prompt_token_s"], row["hand_off_s"] = engine.prompt_token_s, engine.hand_off_s
         row["first_hand_off_s"] = engine.first_hand_off_s
         row["discards_token"] = engine.first_token == "decode"
-        if worker_type.pp == 1:  # A pipeline has several steps in flight anyway.
+        if worker_type.pp == 1:  # A pipeline always has several steps in flight, so neither applies to it.
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]
         row["host_s"][0], row["rest_s"][0] = (part.per_step_s(worker_type.tp) for part in worker_type.host)
@@ -1024,12 +1038,14 @@ def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) ->
     ordered = np.sort(outputs)
     above = np.searchsorted(ordered, requests["predicted_tokens"], side="right")
     longer = len(ordered) - above
-    sums = np.concatenate((np.cumsum(ordered[::-1])[::-1], [0]))  # sums[i] is that of ordered[i:].
+    sums = np.concatenate((np.cumsum(ordered[::-1])[::-1], [0]))  # sums[i] is the sum of ordered[i:].
     requests["predicted_later_tokens"] = np.where(longer > 0, sums[above] // np.maximum(longer, 1), outputs)
 
 
 def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str, npt.NDArray[Any]]:
-    """Results in the records of these requests, (n,) each; `last_finish_s` (1,) is NaN if none finished."""
+    """The results in the records of these requests, columns (n,) by name; `last_finish_s` (1,) is the end of
+    the last request, NaN if none finished.
+    """
     arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s = (
         requests[name].copy()  # Each column is read once, as the records are far apart in memory.
         for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s")
@@ -1129,10 +1145,11 @@ def results(
 
 
 def _merge_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:
-    """(records of the workers (W,), worker of each rank).
+    """The records of the fleet's workers, and for each of the kernel's workers (a rank) its worker.
 
     All ranks of a worker are busy in the same steps, so a worker has the record of its first rank, with the
-    tokens of all. The second array ends with NONE, so that the rank NONE (-1) has the worker NONE.
+    tokens of all ranks. The second array has one entry more, NONE at its end: the index NONE (-1) of a
+    request without a worker then gives NONE.
     """
     assert state.dp_ranks is not None
     firsts, worker_of = np.unique(state.dp_ranks["first"], return_inverse=True)

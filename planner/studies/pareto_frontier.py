@@ -272,7 +272,7 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
     def corner(answer: StudyAnswer, at_rps: float, most_rps: float) -> tuple[float, float]:
         def carries(rate_rps: float) -> bool:
             """Whether the fleet keeps the SLO on the traffic of this rate."""
-            problem = study.pose(at(rate_rps))
+            problem = study.problem_of(at(rate_rps))
             fleet = workers_in_question(problem, answer.fleet)
             return fleet is not None and is_kept(problem, fleet)
 

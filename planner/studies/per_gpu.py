@@ -1,9 +1,9 @@
 """The best fleet of each GPU type alone, searched for and simulated as the plan is.
 
 Fleets that the plan's search simulated are not simulated again (`study.answers` has them). If the plan's own
-fleet uses one GPU type alone, that type is not searched. These rows are not called exact, so the cheaper
-fleets of a type are not simulated one by one (`walks=False`). Beside a plan for production they are fleets on
-paper, since one for production would take about as long as the plan; `fleet: per_gpu` asks for that too.
+fleet uses one GPU type alone, that type is not searched. The rows are not called exact, so the cheaper fleets
+of a type are not simulated one by one. Beside a plan for production the rows are fleets on paper, because a
+fleet for production of each type would take about as long as the plan; `fleet: per_gpu` asks for these too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEAST_S = 1.0  # Each GPU type is searched for this long at least, however littl
 
 
 def gpu_types(task: PlanQuestion, study: Study) -> dict[str, dict[str, int | None]]:
-    """The task's stock, by GPU type: power-capped rows of the catalog belong to the type without a cap."""
+    """The task's stock by GPU type. A power-capped row of the catalog belongs to the type without a cap."""
     types: dict[str, dict[str, int | None]] = {}
     for name, count in task.stock.items():
         if count != 0:
@@ -53,7 +53,7 @@ def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float
         # A plan for the most traffic has one cost; the rows say what the same traffic costs on each GPU type.
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     types = gpu_types(task, study)
-    rounds = math.ceil(len(types) / AT_ONCE)  # AT_ONCE types are searched at a time.
+    rounds = math.ceil(len(types) / AT_ONCE)  # `run_each` searches AT_ONCE types at a time.
     share_s = max(seconds / rounds, LEAST_S)
     study.progress(Stage(f"{' and '.join(types)}, each alone", "each GPU"))
     for stock in types.values():
@@ -104,7 +104,7 @@ def _plan_on_gpu(
         and {pool.type.gpu.base for pool in paper_fleet.running_pools} == {name}
     ):
         notes_of_plan = (Remarked("is-the-plan"),) if production_answer is None else ()
-        return Alternative(label, paper_fleet, plan_value, notes_of_plan)
+        return Alternative(label, paper_fleet, plan_value, notes_of_plan)  # No search is needed.
     alone = replace(task, stock=stock)
     try:
         problem, best = study.find_paper_fleet(alone, seconds)

@@ -488,7 +488,7 @@ def change_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
                 "total_usd": way.total_usd,
                 "holds": way.holds,
                 "kept": None if way.kept_in is None else way.kept_in.kept,
-                "futures": None if way.kept_in is None else way.kept_in.scenario_count,  # How many scenarios.
+                "futures": None if way.kept_in is None else way.kept_in.scenario_count,
             }
             for way in (answer.best, *answer.ways)
         ],

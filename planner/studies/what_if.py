@@ -2,12 +2,13 @@
 costs.
 
 Searches share their simulations (`fleet_oracle.Answers`). A search for a changed question starts from the
-fleet of the question before, and keeps it among fleets of equal cost, so that no change is without a reason.
+fleet of the question before, and keeps that fleet if no other costs less, so that no change is without a
+reason.
 
 `change_question` edits slo.yaml. `sensitivity` answers the questions around one: step times, traffic and
-prices that are wrong by a share, limits that are tighter or looser, more GPUs of each kind. The differences
-in cost are shadow prices found by planning again; they are as exact as the plans, and hold for changes of
-just this size. `headroom` says how much more traffic, or how much longer steps, the fleet itself stands.
+prices that are wrong by a share, limits that are tighter or looser, more GPUs of each kind. Each is planned
+again, so the differences in cost are as exact as the plans, and hold for changes of just this size.
+`headroom` says how much more traffic, or how much longer steps, the fleet itself stands.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
 BY_FRAC = 0.1  # The questions of `sensitivity` differ by this share unless the user names another.
-PACE_MOVE_S = 0.010  # By this much limits between tokens are moved.
+PACE_MOVE_S = 0.010  # Limits on the time between tokens are moved by this much.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,8 +97,8 @@ LEAST_FRAC = 0.1
 class Study:
     """One trace and the simulations of it.
 
-    Every question has `time_limit_s`; for a plan, `taken_s` of this is used up by reading the input and
-    writing the report.
+    Every question has `time_limit_s`. For a plan, reading the input and writing the report take `taken_s` of
+    it.
     """
 
     trace: Trace
@@ -107,13 +108,14 @@ class Study:
     progress: plan_problem.Progress = plan_problem.report_nothing
     answers: Answers = field(default_factory=Answers)
     taken_s: float = 0.0
-    # A further limit of each question, on the search's clock (oracle/work_clock.py).
-    work_s: float = math.inf
+    work_s: float = math.inf  # A further limit of each question, on the search's clock (work_clock.py).
     _requests_by_task: dict[tuple[object, ...], TrafficRequest] = field(default_factory=dict)
 
     @property
     def work_limit_s(self) -> float:
-        """The limit of each question on the search's clock: that of `time_limit_s` there, or `work_s`."""
+        """The limit of each question on the search's clock: what `time_limit_s` is there, or `work_s` if that
+        is less.
+        """
         return min(work_limit_s(self.time_limit_s), self.work_s)
 
     @property
@@ -125,23 +127,22 @@ class Study:
         return max(self.time_limit_s - self.taken_s, least_s)
 
     def on_part(self, trace: Trace, work_s: float) -> Study:
-        """A study of a part of the trace, with a limit per question of `work_s` on the search's clock.
-
-        It shares no simulations, as these are of other requests.
+        """A study of a part of the trace, with a limit per question of `work_s` on the search's clock. It
+        shares no simulations with this study, because they are of other requests.
         """
         return replace(self, trace=trace, work_s=work_s, answers=self.answers.fresh(), _requests_by_task={})
 
     def traffic_request(self, task: PlanQuestion) -> TrafficRequest:
         """The requests that a question is about. They are remembered by what they depend on."""
-        robust = task.robust
         traffic_key = (task.described, task.rate_rps, task.scale, task.window)
-        key_without_draws = (*traffic_key, robust.traffic_frac, robust.traffic_from_frac)
+        key_without_draws = (*traffic_key, task.robust.traffic_frac, task.robust.traffic_from_frac)
         key = (*key_without_draws, task.draws)
         if key not in self._requests_by_task:
             same_traffic = (
                 each for other, each in self._requests_by_task.items() if other[:-1] == key_without_draws
             )
-            # Simulations are remembered by the trace object, so another number of draws must not make a copy.
+            # Simulations are cached by the identity of the trace, so a question that differs in its number of
+            # draws alone uses the same object.
             if (same := next(same_traffic, None)) is not None:
                 requests, note = same.requests, same.note
             else:
@@ -152,7 +153,9 @@ class Study:
 
     @property
     def cached_requests(self) -> int:
-        """How many requests all remembered traffic has; each takes 24 bytes and its simulated times."""
+        """How many requests all remembered traffic has, as a measure of memory: a request takes 24 bytes, and
+        more for its simulated times.
+        """
         traces = {
             id(trace): trace
             for each in self._requests_by_task.values()
@@ -160,7 +163,7 @@ class Study:
         }
         return sum(map(len, traces.values()))
 
-    def pose(self, task: PlanQuestion) -> plan_problem.Problem:
+    def problem_of(self, task: PlanQuestion) -> plan_problem.Problem:
         """The problem that a search for this question solves.
 
         Raises InfeasibleError, with the limit that would have to be relaxed, if no worker type can keep the
@@ -200,7 +203,7 @@ class Study:
             return self._ask(task, start)
 
     def _ask(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
-        problem, search_result = best_of(search_policies(self.pose(task), start))
+        problem, search_result = best_of(search_policies(self.problem_of(task), start))
         answers: tuple[Answered, ...] = ()
         if task.safety is not None:
             if (trial := find_production_fleet(problem, search_result, start)) is None:
@@ -230,9 +233,9 @@ _KEY_TIMES_FACTOR = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
 
 
 def _times_hint(document: Mapping[str, Any], path: str, written: str) -> str:
-    """What to write for "+30 %", of which it is not clear whether it is a value or a change of one."""
+    """What to write in place of "+30 %", which may mean a value or a change of one."""
     factor = 1 + float(written.replace(" ", "").rstrip("%")) / 100
-    changed = multiply_value(document, path, factor)  # Raises InputError where no number is.
+    changed = multiply_value(document, path, factor)  # Raises InputError if there is no number at `path`.
     text = written.strip()
     return f"{text} of what is there is {changed}: write {path.strip()}=x{factor:g}, or the value itself"
 
@@ -258,11 +261,12 @@ def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """A changed question: whether the fleet of the question before still keeps it, and the best fleet now.
+    """A changed question: whether the fleet of the question before still keeps its SLO, and the best fleet
+    now.
 
-    `kept` is None if the changed question does not offer the worker types of that fleet. `answer` is None if
-    no fleet was found, and `why` then says what is in the way. `under` names the policies with which the old
-    workers keep the changed question, and is empty if these are the fleet's own.
+    `kept` is None if the changed question does not offer the worker types of the fleet before. `answer` is
+    None if no fleet was found, and `why` then says what is in the way. `under` names the policies with which
+    the workers of before keep the SLO, and is empty if these are that fleet's own.
     """
 
     label: str
@@ -277,7 +281,7 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
     """Answer the changed question, starting the search from the fleet of the question before."""
     study.progress(label)
     try:
-        problem = study.pose(task)
+        problem = study.problem_of(task)
     except InfeasibleError as error:
         return Moved(label, task, False, None, str(error))
     fleet = workers_in_question(problem, before.fleet)
@@ -300,8 +304,8 @@ def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | 
     pools = fleet.running_pools
     if any(pool.type.name not in types for pool in pools):
         return None
-    own_pools = tuple(replace(pool, type=types[pool.type.name]) for pool in pools)
-    return replace(fleet, pools=own_pools, network=problem.task.network)
+    pools_now = tuple(replace(pool, type=types[pool.type.name]) for pool in pools)
+    return replace(fleet, pools=pools_now, network=problem.task.network)
 
 
 def is_kept(problem: plan_problem.Problem, fleet: Fleet) -> bool:
@@ -315,8 +319,8 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
     """The first policies with which a fleet's workers keep limits and SLO: on every draw and rate of the
     question, and after the losses that must be survived. None if there are no such policies.
 
-    The fleet's own policies are simulated if the question still allows them, else all that it allows, in
-    order: other policies move no worker.
+    Only the fleet's own policies are simulated if the question still allows them, else all that it allows, in
+    order: to change a policy moves no worker, so the fleet still counts as the same.
     """
     counts = problem.oracle.counts(fleet)
     if not problem.allows(counts):
@@ -353,7 +357,7 @@ def sensitivity(study: Study, before: StudyAnswer, *, by_frac: float = BY_FRAC) 
 
 
 def headroom(study: Study, before: StudyAnswer) -> Headroom:
-    """The headroom of the fleet, found as for a plan (planner/search/oracle/headroom.py)."""
+    """The headroom of the fleet, as a plan has it (planner/search/oracle/headroom.py)."""
     study.progress("how far the plan holds")
     return find_headroom(before.problem.oracle, before.search_result.best).headroom
 
@@ -381,7 +385,7 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
 
 def uncertain_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
     """Questions with step times or traffic off by a share in either direction, and one with both off to the
-    worse side, where the SLO must be kept with all traffic up to that share more.
+    worse side, in which the SLO must be kept at every rate from today's to the higher one.
     """
     percent = f"{100 * by_frac:g} %"
     for label, steps_frac, traffic_frac in (
@@ -398,9 +402,9 @@ def uncertain_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str
 def _wrong_by(
     before: StudyAnswer, steps_frac: float, traffic_frac: float, *, up_to: bool = False
 ) -> PlanQuestion:
-    """The question with steps and traffic off by shares, on top of what it has itself.
+    """The question with steps and traffic off by shares, on top of the shares in its own `robust`.
 
-    With `up_to` its lightest traffic stays, so that all traffic from there to the heaviest must be kept.
+    With `up_to` its lightest traffic stays, so that the SLO must be kept from there to the heaviest.
     """
     task, robust = before.problem.task, before.problem.task.robust
     lightest_frac = (1 + robust.traffic_from_frac) * (1 + traffic_frac) - 1
@@ -451,16 +455,17 @@ def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
             more = min(sizes)
             label = f"{'one' if more == 1 else more} more {name}"
             yield label, replace(task, stock={**task.stock, name: count + more})
-    for what, key in (("power", "power_limit_w"), ("money", "cost_limit_usd_per_h")):
-        amount = getattr(task, key)
-        if amount is not None:
-            changed: dict[str, Any] = {key: amount * (1 + by_frac)}
-            yield f"{100 * by_frac:g} % more {what} allowed", replace(task, **changed)
+    if task.power_limit_w is not None:
+        more_power = replace(task, power_limit_w=task.power_limit_w * (1 + by_frac))
+        yield f"{100 * by_frac:g} % more power allowed", more_power
+    if task.cost_limit_usd_per_h is not None:
+        more_money = replace(task, cost_limit_usd_per_h=task.cost_limit_usd_per_h * (1 + by_frac))
+        yield f"{100 * by_frac:g} % more money allowed", more_money
 
 
 def _limit_move_s(limit: Limit, by_frac: float) -> float:
-    """How far a limit is moved: by a share of itself; for limits between tokens by PACE_MOVE_S, which users
-    can judge better, but by no more than twice the share.
+    """How far a limit is moved: by a share of itself. Limits on the time between tokens are moved by
+    PACE_MOVE_S, a round number that users can judge, but by no more than twice the share.
     """
     share_s = by_frac * limit.limit_s
     return min(PACE_MOVE_S, 2 * share_s) if limit.metric_row.is_pace else share_s
@@ -514,7 +519,7 @@ def answer_document(answer: Answered) -> dict[str, Any]:
         "value": answer.value,
         "cost_usd_per_h": answer.paid_usd_per_h,
         "kept": None if kept_in is None else kept_in.kept,
-        "futures": None if kept_in is None else kept_in.scenario_count,  # How many scenarios.
+        "futures": None if kept_in is None else kept_in.scenario_count,
     }
 
 
@@ -537,7 +542,7 @@ def difference(moved: Moved, before: StudyAnswer) -> str:
 
 
 def fleet_text(answer: StudyAnswer, before: StudyAnswer) -> str:
-    """The fleet in words, with its tokens per step where these alone tell it from the fleet of before."""
+    """The fleet in words. Its tokens per step are added if nothing else tells it from the fleet of before."""
     text = describe(answer.fleet)
     tokens, tokens_before = _step_tokens_text(answer.fleet), _step_tokens_text(before.fleet)
     if text != describe(before.fleet) or tokens == tokens_before:

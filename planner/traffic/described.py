@@ -4,9 +4,9 @@
     draw_requests(description, seed=0)
 
 Requests come from clients, as ServeGen finds them in production (Xiang et al. 2025, arXiv:2505.09999): a few
-clients send most of the requests. Each sends in bursts of its own (Gamma gaps), at a rate that moves over
-minutes, and with lengths of its own. Their sum is burstier than a Poisson process by as much as the largest
-clients are.
+clients send most of the requests. Each client sends in bursts of its own (Gamma gaps), at a rate that moves
+over minutes, and with lengths of its own. So the bursts of the largest clients make the sum burstier than a
+Poisson process.
 
 Where the burstiness of the sum is given (`gap_cv`, `fano`), the sum is drawn first and then shared among the
 clients. Its gaps are Gamma distributed with the coefficient of variation cv = `gap_cv`, in units of a rate
@@ -19,8 +19,8 @@ sigma_tau^2. The mean of the product over a window T has the variance
 and the counts of requests in windows T have the Fano factor (variance / mean)  F(T) = cv^2 + rate * T * v(T).
 The sigmas are fitted to the factors that are given in `fano`.
 
-Bursts move requests within an interval of the rate curve only. So after bursts are drawn, the rate of each
-interval is scaled until it expects as many requests as the curve says (`_curve_corrections`).
+Bursts only move requests within an interval of the rate curve. So after bursts are drawn, the rate of each
+interval is scaled to the number of requests that the curve says (`_curve_corrections`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 
 MOST_DRAWN = 20_000_000  # One description may draw no more requests than this.
 MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
-# A client's rate, relative to its mean, has the variance CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S.
+# A client's rate, relative to its mean, has the variance CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S:
+# our assumption for "moves over minutes", where a description gives no burstiness.
 CLIENT_RATE_VAR = 0.25
 CLIENT_RATE_S = (60.0, 600.0)
 # Time is cut into cells in which a rate is constant. The rates of clients have at most CLIENT_CELLS cells,
@@ -56,7 +57,7 @@ LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
 # at time 0 as many are under way as later.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, 86_400.0
 LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
-# Second seeds: they make these random numbers differ from others drawn with the user's seed.
+# Each kind of draw has a number of its own beside the user's seed, so that no two draws are alike.
 CLIENT_STREAM, TENANT_STREAM = 20, 21
 _EDGE = 1e-9  # A duration that is a whole number of intervals but for rounding counts as whole.
 _OPEN = 1e-12  # Probabilities are kept so far from 0 and 1, where normal scores are infinite.
@@ -67,8 +68,8 @@ BoolArray = npt.NDArray[np.bool_]
 class Clients:
     """The k-th of `count` clients sends a share of the requests in proportion to k^-skew.
 
-    Gaps between the requests of a client have the coefficient of variation `gap_cv`. The share `lengths_frac`
-    of the variance of lengths lies between clients, the rest within each.
+    Gaps between the requests of a client have the coefficient of variation `gap_cv`. Of the variance of
+    lengths the share `lengths_frac` is between the means of clients, the rest within each client.
     """
 
     count: int = 100
@@ -108,8 +109,9 @@ class Description:
     """What is known of traffic before there is a trace.
 
     `rate_rps` are requests/s in intervals of `every_s`; one number is a constant rate. If `duration_s` is
-    shorter than this curve, its busiest part is drawn; if it is longer, the curve begins again. `growth` is a
-    factor on all rates. `input` are the tokens of prompts, or in sessions the tokens that a turn adds.
+    shorter than this curve, the curve's busiest part is drawn; if it is longer, the curve begins again.
+    `growth` is a factor on all rates. `input` are the tokens of prompts, or in sessions the tokens that a
+    turn adds.
 
     `joint` is the rank correlation of input and output. `joint_table` says more and takes its place: it
     counts requests by classes of input (rows, the shortest first) and of output (columns). `drift` has two
@@ -118,9 +120,10 @@ class Description:
 
     `name` is the trace's name, `basis` the assumptions that its notes list.
 
-    `by_tenant` has tenants whose requests differ in kind, each by name with a description of its own. Each is
-    drawn by itself, at `growth` times its rate. Then `rate_rps` is the sum of their rates, `duration_s` holds
-    for all, and the other fields are not used.
+    `by_tenant` has tenants whose requests differ in kind: names, each with a description of its own. Each
+    tenant is drawn by itself, at `growth` times its rate. Then `rate_rps` is the sum of their rates,
+    `duration_s` holds for all, and the other fields are not used. `tenants` is the number of tenants whose
+    requests are alike.
     """
 
     rate_rps: tuple[float, ...]
@@ -150,7 +153,7 @@ class Description:
         return float(self.expected_requests(np.array([0.0, self.duration_s])).sum()) / self.duration_s
 
     def at_rate(self, rate_rps: float) -> Description:
-        """The same traffic at another mean rate; its Fano factors follow F(T) at the top of this module."""
+        """The same traffic at another mean rate; its Fano factors follow F(T) in the module's docstring."""
         factor = rate_rps / self.mean_rps
         return self if factor == 1 else self._scaled_by(factor)
 
@@ -179,12 +182,12 @@ class Description:
     def from_s(self) -> float:
         """How many seconds after its start the curve's busiest part of `duration_s` begins."""
         intervals = len(self.rate_rps)
-        whole = math.ceil(self.duration_s / self.every_s - _EDGE)
-        if not self.is_curve or whole >= intervals:
+        drawn = math.ceil(self.duration_s / self.every_s - _EDGE)  # Intervals of the part that is drawn.
+        if not self.is_curve or drawn >= intervals:
             return 0.0
         # The curve stands twice in a row, since the busiest part may run past its end.
         sums = np.cumsum(np.concatenate(([0.0], self.rate_rps, self.rate_rps)))
-        return self.every_s * int(np.argmax(sums[whole : whole + intervals] - sums[:intervals]))
+        return self.every_s * int(np.argmax(sums[drawn : drawn + intervals] - sums[:intervals]))
 
 
 def fit_context(description: Description, most_tokens: int) -> Description:
@@ -210,7 +213,9 @@ def fit_context(description: Description, most_tokens: int) -> Description:
 
 
 def check_description(description: Description) -> None:
-    """Raise InputError for a description with too few or too many requests, or impossible Fano factors."""
+    """Raise InputError for a description with too few or too many requests, or with Fano factors that no
+    bursts can have: below that of the gaps, or over windows whose counts the rate already fixes.
+    """
     requests = description.mean_rps * description.duration_s
     if not LEAST_DRAWN <= requests <= MOST_DRAWN:
         raise InputError(
@@ -243,12 +248,13 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
     check_description(description)
     if description.agents is not None:
         return _draw_agents(description, description.agents, seed)
-    # Tenants keep the proportions of their rates when the sum grows.
     return _draw_tenants(description, seed) if description.by_tenant else _draw_clients(description, seed)
 
 
 def _draw_tenants(description: Description, seed: int) -> Trace:
-    """The requests of tenants that differ in kind, in order of arrival."""
+    """The requests of tenants that differ in kind, in order of arrival. With growth all rates grow in
+    proportion.
+    """
     seeds = np.random.SeedSequence([seed, TENANT_STREAM]).generate_state(len(description.by_tenant)).tolist()
     drawn = [
         _draw_clients(each.at_rate(each.mean_rps * description.growth), tenant_seed)
@@ -293,11 +299,11 @@ def _draw_clients(description: Description, seed: int) -> Trace:
     if description.sessions is None and description.most_tokens:
         inputs, outputs, warnings = _cut_to_fit(inputs, outputs, description.most_tokens)
     if description.sessions is not None:
-        # Each kept turn's prompt is the whole conversation before it, and the shared text once.
+        # The prompt of a turn is the whole conversation before it, and the shared text once.
         inputs = _context_tokens(added, outputs, session, turn) + shared
         fits = inputs + outputs <= description.sessions.most_tokens
         # A session ends before its first turn that is too long, so later turns go with it.
-        fits &= ~_after_a_long_one(fits, session)
+        fits &= ~_is_from_long_turn(fits, session)
     else:
         fits = np.ones(len(at_s), dtype=bool)
     keep = np.flatnonzero(fits & (at_s >= 0) & (at_s < description.duration_s))
@@ -308,7 +314,7 @@ def _draw_clients(description: Description, seed: int) -> Trace:
     offsets, ids, block = _prompt_blocks(
         inputs, session, prefix, shared, keep, description.sessions is not None
     )
-    drawn = Trace(
+    return Trace(
         name=description.name,
         arrival_s=at_s[keep] - at_s[keep[0]],
         input_tokens=inputs[keep],
@@ -325,17 +331,18 @@ def _draw_clients(description: Description, seed: int) -> Trace:
         warnings=warnings,
         drawn_from=description,
     )
-    return drawn
 
 
 def _cut_to_fit(
     inputs: IntArray, outputs: IntArray, most_tokens: int
 ) -> tuple[IntArray, IntArray, tuple[str, ...]]:
-    """Prompts and answers cut to at most `most_tokens` together, prompts first, and a warning if any is."""
+    """Prompts and answers cut to at most `most_tokens` together, the prompts first, and a warning if any was
+    cut.
+    """
     cut = int((inputs + outputs > most_tokens).sum())
     if not cut:
         return inputs, outputs, ()
-    outputs = np.minimum(outputs, most_tokens - 1)
+    outputs = np.minimum(outputs, most_tokens - 1)  # A prompt keeps one token at least.
     warning = (
         f"{cut} of {len(inputs)} requests were drawn with more than the {most_tokens} tokens that the LLM "
         "accepts, and are cut to that; traffic: input: {mean: .., p95: .., max: ..} describes the longest"
@@ -370,13 +377,12 @@ def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[
     has_known_bursts = description.gap_cv is not None or bool(description.fano)
     coarse_cells = _cell_count(length_s, CLIENT_CELL_S, CLIENT_CELLS)
     coarse_s = np.linspace(-warm_s, description.duration_s, coarse_cells + 1)
-    # If no burstiness is given each client has arrivals of its own; else the sum is drawn, then dealt out.
     shares = _client_rates(description, coarse_s, rng)
-    if not has_known_bursts:
+    if not has_known_bursts:  # Each client has arrivals of its own.
         expected = description.expected_requests(coarse_s) / per_start
         expected = expected * _curve_corrections(shares.sum(axis=0), expected, description, coarse_s)
-        of_clients = expected * shares
-        return _gamma_arrivals(of_clients, coarse_s, description.clients.gap_cv, rng)
+        return _gamma_arrivals(expected * shares, coarse_s, description.clients.gap_cv, rng)
+    # The sum of all clients is drawn, and then dealt out among them.
     shortest_s = min((window_s for window_s, _ in description.fano), default=CLIENT_CELL_S)
     edges_s = np.linspace(
         -warm_s,
@@ -387,7 +393,7 @@ def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[
     bursts = _burst_factors(description, edges_s, rng)
     expected = expected * bursts * _curve_corrections(bursts, expected, description, edges_s)
     cv = 1.0 if description.gap_cv is None else description.gap_cv
-    at_s, _ = _gamma_arrivals(expected[None, :], edges_s, cv, rng)
+    at_s, _ = _gamma_arrivals(expected[None, :], edges_s, cv, rng)  # One process, so one row.
     return at_s, _client_of_requests(at_s, shares, coarse_s, rng)
 
 
@@ -399,8 +405,8 @@ def _cell_count(length_s: float, cell_s: float, most: int) -> int:
 def _curve_corrections(
     factor: FloatArray, expected: FloatArray, description: Description, edges_s: FloatArray
 ) -> FloatArray:
-    """(cells,): what `expected * factor` must be multiplied by, so that each interval of the curve has as
-    many expected requests as `expected` alone; with a constant rate, so that the whole has.
+    """Factors (cells,) on `expected * factor` with which each interval of the curve expects as many requests
+    as `expected` alone says; with a constant rate one factor for the whole duration.
     """
     if not description.is_curve:
         return np.full(len(expected), expected.sum() / (expected * factor).sum())
@@ -412,8 +418,8 @@ def _curve_corrections(
 
 
 def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """(clients, cells): the rate of each client as a share of the mean rate of all. It moves over minutes, so
-    the sum over clients is not 1 in every cell.
+    """(clients, cells): the rate of each client as a share of the mean rate of all. Each share moves over
+    minutes by itself, so the sum over clients is not 1 in every cell.
     """
     clients = description.clients
     rates = np.repeat(clients.rate_shares()[:, None], len(edges_s) - 1, axis=1)
@@ -439,19 +445,19 @@ def _gamma_arrivals(
     # Requests expected until each edge of the cells, by row: (rows, cells + 1).
     until = np.concatenate((np.zeros((len(expected), 1)), np.cumsum(expected, axis=1)), axis=1)
     ends = until[:, -1]
-    # Each process begins this many mean gaps early, so that at 0 it is in the middle of a gap like any other.
+    # Each process begins this many mean gaps before 0, long enough that 0 falls into a gap like any other.
     before = 10 * max(cv, cv**2)
     span = ends + before
-    # The gaps to draw: those expected and six standard deviations more, so that they do not run out.
+    # So many gaps are drawn: those expected, and six standard deviations more so that they do not run out.
     counts = np.ceil(span + 6 * cv * np.sqrt(span) + 6 * cv**2 + 10).astype(np.int64)
     row = np.repeat(np.arange(len(expected)), counts)
     total = int(counts.sum())
     gaps = np.ones(total) if cv == 0 else rng.gamma(cv**-2, cv**2, total)
     first = np.cumsum(counts) - counts
-    # The processes begin at different places within their first gap.
+    # Processes begin at random places within their first gap, so that they do not begin together.
     gaps[first] *= rng.uniform(size=len(expected))
     times = np.cumsum(gaps)
-    # The sum runs over all rows, so what it was before the row is subtracted.
+    # The sum runs over all rows, so each row subtracts the sum of the rows before it.
     times -= np.repeat(times[first] - gaps[first], counts) + before
     inside = (times >= 0) & (times < ends[row])
     times, row = times[inside], row[inside]
@@ -469,8 +475,8 @@ def _gamma_arrivals(
 def _client_of_requests(
     at_s: FloatArray, shares: FloatArray, edges_s: FloatArray, rng: np.random.Generator
 ) -> IntArray:
-    """(n,): the client of each request, drawn with the probabilities `shares` (clients, cells) of its
-    cell.
+    """(n,): the client of each request, drawn with the probabilities that `shares` (clients, cells) gives for
+    the cell of time in which the request arrives.
     """
     clients, cells = shares.shape
     cumulative = np.cumsum(shares, axis=0)
@@ -519,7 +525,7 @@ def _fit_scales(
     """The scales and variances of `time_scales`, fitted to the formula of v(T), where cv^2 is `base`.
 
     `_curve_corrections` fixes the requests of each interval, `evened_s` long, which takes away some variance.
-    So the target of the fit is raised until a rate that was drawn and corrected has the variances wanted.
+    So the target of the fit is raised until a rate that was drawn and corrected has the variances of `fano`.
     """
     windows_s = np.array([window_s for window_s, _ in fano])
     wanted = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
@@ -533,10 +539,9 @@ def _fit_scales(
     for _ in range(FIT_ROUNDS):
         fitted = _fit_variances(target, windows_s, taus_s)
         reached = _variances_over_windows(fitted, windows_s, taus_s, evened_s)
-        # Steps of at most a factor of 2 keep the correction stable; it is 1 where nothing is reached.
-        target = target * np.clip(
-            np.divide(wanted, reached, out=np.ones(len(reached)), where=reached > 0), 0.5, 2.0
-        )
+        # The target grows by the factor that is missing; one of at most 2 a round keeps the rounds stable.
+        missing = np.divide(wanted, reached, out=np.ones(len(reached)), where=reached > 0)
+        target = target * np.clip(missing, 0.5, 2.0)
     pairs = zip(taus_s, fitted, strict=True)
     return [(float(tau_s), float(variance)) for tau_s, variance in pairs if variance > LEAST_VARIANCE]
 
@@ -547,14 +552,14 @@ def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray
 
     lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
     triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]
-    # Relative errors count, but not of targets that are next to nothing.
+    # Errors are relative to the target, or to a thousandth of the largest target where that is more.
     weight = 1 / np.maximum(wanted, 1e-3 * wanted.max())
 
-    def residuals(root: FloatArray) -> FloatArray:
+    def residuals(sigma: FloatArray) -> FloatArray:
         variances = []
         for lag, triangle in zip(lags, triangles, strict=True):
-            together = np.prod(1 + root**2 * triangle, axis=1) - 1
-            variances.append(2 / lag[-1] ** 2 * np.trapezoid((lag[-1] - lag) * together, lag))
+            covariance = np.prod(1 + sigma**2 * triangle, axis=1) - 1
+            variances.append(2 / lag[-1] ** 2 * np.trapezoid((lag[-1] - lag) * covariance, lag))
         return np.asarray((np.array(variances) - wanted) * weight)
 
     start = np.full(len(taus_s), math.sqrt(max(wanted.max() / len(taus_s), 1e-3)))
@@ -613,18 +618,18 @@ def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn:
     """(n,): tokens of the prompt of each turn: all earlier prompts and answers, and what the turn adds. Rows
     of a session are adjacent.
     """
-    # The sum runs over all sessions, so what it was before the session is subtracted.
+    # The sum runs over all sessions, so each session subtracts the sum of those before it.
     tokens_so_far = np.cumsum(added + outputs)
     first = np.flatnonzero(turn == 0)
     before_session = tokens_so_far[first] - (added + outputs)[first]
     return np.asarray(tokens_so_far - outputs - before_session[session])
 
 
-def _after_a_long_one(fits: BoolArray, session: IntArray) -> BoolArray:
+def _is_from_long_turn(fits: BoolArray, session: IntArray) -> BoolArray:
     """(n,): whether the turn or an earlier turn of its session does not fit. Rows of a session are
     adjacent.
     """
-    # The count runs over all sessions, so what it was before the session is subtracted.
+    # The count runs over all sessions, so each session subtracts the count of those before it.
     too_long = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))
     before_session: IntArray = too_long[first] - ~fits[first]
@@ -650,8 +655,8 @@ def _with_drift(scores: FloatArray, drift: Sequence[float], interval: IntArray) 
     """Normal scores (n,), moved by the `drift` of each request's interval; the same scores if `drift` is
     empty.
 
-    The drift adds variance between intervals. As much is taken from the variance within them, so that all
-    scores together keep theirs.
+    The drift adds variance between intervals. As much is taken from the variance within intervals, so that
+    the variance of all scores stays 1.
     """
     if not drift:
         return scores
@@ -676,7 +681,7 @@ def _draw_lengths(
     if description.joint_table:
         second = _scores_by_table(description.joint_table, first, second)
     elif description.joint:
-        # `joint` is Spearman's rank correlation. For normal scores it means this correlation of Pearson.
+        # `joint` is Spearman's rank correlation; two normal scores have it at this correlation of Pearson.
         pearson = 2 * math.sin(math.pi * description.joint / 6)
         second = pearson * first + math.sqrt(1 - pearson**2) * second
     return tuple(
@@ -686,8 +691,8 @@ def _draw_lengths(
 
 
 def _to_normal(scores: FloatArray) -> FloatArray:
-    """Scores (n,) in the same order that are standard normal as a whole. Scores that differ by client need
-    it: their distribution is normal only if each client sends its share, and clients' rates move.
+    """Scores (n,) of the same ranks that are standard normal as a whole. Scores that differ by client are
+    normal only if each client sends exactly its share, which it does not, as clients' rates move.
     """
     from scipy.special import ndtri
 
@@ -700,10 +705,10 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
     """(n,): standard normal scores with a share `frac` of their variance between clients."""
     from scipy.special import ndtr, ndtri
 
-    of_client, own = rng.standard_normal(len(shares)), rng.standard_normal(len(client))
+    of_client, of_request = rng.standard_normal(len(shares)), rng.standard_normal(len(client))
     if not frac or len(shares) == 1:
-        return own
-    raw = math.sqrt(frac) * of_client[client] + math.sqrt(1 - frac) * own
+        return of_request
+    raw = math.sqrt(frac) * of_client[client] + math.sqrt(1 - frac) * of_request
     # `raw` is a mixture over clients, which is not normal as a whole. `below` is its distribution function,
     # on a grid that holds all scores but one in 10^12.
     grid = np.linspace(-7.0, 7.0, 1401)
@@ -714,12 +719,12 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
 def _scores_by_table(
     table: tuple[tuple[float, ...], ...], first: FloatArray, second: FloatArray
 ) -> FloatArray:
-    """Scores of outputs that have, with the scores `first` of prompts, the joint distribution of the table.
-    They are made from the scores `second`, which are independent of `first`.
+    """Scores (n,) of outputs that have, with the scores `first` (n,) of prompts, the joint distribution of
+    the table. They are made from the scores `second` (n,), which are independent of `first`.
     """
     from scipy.special import ndtr, ndtri
 
-    joint = np.array(table) + _OPEN  # Empty cells get next to nothing, so that no row divides by 0.
+    joint = np.array(table) + _OPEN  # An empty row would divide by 0.
     joint /= joint.sum()
     # The row of a request is where its prompt's percentile falls. Its column is drawn with the probabilities
     # of that row, and its output's percentile lies within the column.
@@ -755,14 +760,13 @@ def _prompt_blocks(
     inputs: IntArray, session: IntArray, prefix: IntArray, shared: int, keep: IntArray, has_sessions: bool
 ) -> tuple[IntArray, IntArray, int]:
     """Offsets (kept requests + 1,), ids and size in tokens of the prompt blocks that requests may share:
-    those of a shared text, and in sessions all others too. `shared` are the tokens of a shared text. Blocks
-    are made larger until there are at most MOST_IDS.
+    blocks of a shared text (`shared` tokens long), and in sessions all other blocks too. Blocks are made
+    larger until there are at most MOST_IDS ids.
     """
     if not shared and not has_sessions:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     tokens = inputs[keep] if has_sessions else np.minimum(inputs[keep], shared)
     block = KV_BLOCK_TOKENS
-    # Larger blocks mean fewer ids to keep in memory, and coarser hits.
     while int((tokens // block).sum()) > MOST_IDS:
         block *= 2
     count = tokens // block

@@ -62,7 +62,7 @@ def test_a_fleet_holds_at_its_corner_and_not_beyond(study: Study, over_ttft: Fro
     for step in over_ttft.steps:
         for limit_s, is_held in ((step.corner, True), (step.corner * (1 - 3e-6), False)):
             slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
-            problem = study.pose(replace(question(), slo=slo))
+            problem = study.problem_of(replace(question(), slo=slo))
             fleet = workers_in_question(problem, step.fleet)
             assert fleet is not None and is_kept(problem, fleet) == is_held
 
@@ -104,7 +104,7 @@ def test_a_rate_below_the_corner_that_fails_moves_the_corner(monkeypatch: pytest
     """
     monkeypatch.setattr(pareto_frontier, "workers_in_question", lambda *_: "a fleet")
     monkeypatch.setattr(pareto_frontier, "is_kept", lambda rate, _: rate <= 7.0 or 7.3 <= rate <= 7.5)
-    study = SimpleNamespace(pose=lambda task: task.rate_rps)
+    study = SimpleNamespace(problem_of=lambda task: task.rate_rps)
     walk = pareto_frontier._rate_walk(study, replace(question(), rate_rps=4.0))  # type: ignore[arg-type]
     corner, beyond = walk.corner(SimpleNamespace(fleet=None), 2.0, 8.0)  # type: ignore[arg-type]
     assert 6.9 < corner <= 7.0 < beyond < 7.1
@@ -115,7 +115,7 @@ def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -
     assert [step.corner for step in found.steps] == sorted(step.corner for step in found.steps)
     assert [step.value for step in found.steps] == sorted(step.value for step in found.steps)
     for step in found.steps:
-        problem = study.pose(replace(question(), rate_rps=step.corner))
+        problem = study.problem_of(replace(question(), rate_rps=step.corner))
         fleet = workers_in_question(problem, step.fleet)
         assert fleet is not None and is_kept(problem, fleet)
     at = found.best_at(9.0)  # at 9.4 and 10.05 the cheapest of 10 fails: what is drawn there is harder

@@ -64,7 +64,7 @@ def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Stu
     assert made.value > on_paper.value
     found = replan(study, safe, made.fleet, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
     assert found.best.cost_usd_per_h > on_paper.value
-    oracle = with_search_scenarios(study.pose(safe)).oracle
+    oracle = with_search_scenarios(study.problem_of(safe)).oracle
     assert oracle.holds([oracle.counts(found.best.fleet)])[0]
     told = change_document(found, None)
     for way in told["ways"]:
@@ -85,7 +85,7 @@ def cheapest_by_trying(
     study: Study, task: PlanQuestion, found: Replan, horizon_h: float, start_usd: float, stop_usd: float
 ) -> float:
     """Every count vector over the options of the answer that costs no more than it, simulated."""
-    problem = study.pose(task)
+    problem = study.problem_of(task)
     moves = {move.worker: move.before for move in found.moves}
     types = {
         f"{role} {worker.name}": (role, worker)

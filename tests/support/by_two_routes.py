@@ -144,7 +144,7 @@ def replanned(asked: TwoRoutes) -> list[str]:
     settings than a plan mixes, so that less is wrong only where every mix was simulated.
     """
     made, study = asked.plan(), asked.study()
-    running = study.pose(asked.task()).oracle.fleet(asked.drawn.drawn)
+    running = study.problem_of(asked.task()).oracle.fleet(asked.drawn.drawn)
     free = replan(study, asked.task(), running, horizon_h=1.0, start_usd=0.0, stop_usd=0.0)
     (scratch,) = [way for way in free.ways if way.label == "plan from scratch"]
     wrong = _same("replan, from scratch", scratch.cost_usd_per_h, lambda: bill_fleet(made.fleet).usd_per_h)
