@@ -1,4 +1,6 @@
-"""Rows of catalogs/acceptance.yaml: accepted lengths by how many tokens are drafted, as measured."""
+"""Rows of catalogs/acceptance.yaml: how many tokens a step with drafts yields, as measured, by the number of
+drafted tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ ROW_KEYS = ("method", "of", "lengths")
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRow:
-    """Mean tokens of a step, the LLM's own included, with 1, 2, ... drafts; `of` an LLM and its prompts."""
+    """`lengths` are the mean tokens of a step with 1, 2, ... drafts, the LLM's own token included. `of` names
+    the LLM and the prompts that were measured.
+    """
 
     method: str
     of: str

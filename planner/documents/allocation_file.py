@@ -1,5 +1,5 @@
-"""The input of `plan allocate`, which is buckets of requests and the rates at which types of workers serve
-them, and its answer (solvers/allocation.py has the formulation).
+"""The input and the answer of `plan allocate`: buckets of requests, and the rates at which types of workers
+serve them (solvers/allocation.py has the formulation).
 
     {"buckets": [{"name": "short", "rate_rps": 12.0}, {"name": "long", "rate_rps": 0.5}],
      "types": [{"name": "a100", "cost_usd_per_h": 3.67, "stock": null, "rate_rps": [6.0, 0.4]}],
@@ -30,9 +30,9 @@ MELANGE_KEYS = (
     "bucket_index",
     "bucket_upper_bounds",
 )
-# A rate so small that a bucket would need more workers of the type is refused: it is a way of writing 0.
+# A rate at which a bucket would need more workers of the type is refused: whoever wrote it meant 0.
 MOST_WORKERS = 1e6
-SHARE_ROUNDING = 1e-3  # Mélange writes its shares rounded, so that their sum may be off by this.
+SHARE_ROUNDING = 1e-3  # Mélange writes rounded shares, so their sum may differ from 1 by this.
 # Mélange divides by rates, so a type that cannot serve a bucket has this rate, or less.
 MELANGE_NONE_RPS = 1e-3
 
@@ -134,7 +134,7 @@ def _convert_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     gpus, stock = config.get("gpu_info"), config.get("availability", {})
     if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):
         raise InputError(
-            f"{where}: gpu_info, availability: expected an object per GPU and, of these, how many there are"
+            f"{where}: gpu_info, availability: expected an object per GPU, and for some of them a count"
         )
     types = []
     for name, values in gpus.items():

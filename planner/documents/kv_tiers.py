@@ -14,10 +14,10 @@ from typing import Literal, cast, get_args
 from planner.errors import CatalogError
 from planner.files.checked_files import read_yaml, repository_dir
 from planner.files.document_values import Section, errors_as
+from planner.units import HOURS_PER_MONTH
 
 FILE = "kv_tiers.yaml"
 KEYS = ("kind", "bandwidth", "with_node", "most", "price_per_gb_month", "price_is", "source", "date")
-HOURS_PER_MONTH = 730
 GB = 1e9
 Kind = Literal["memory", "disk", "store"]
 
@@ -37,13 +37,13 @@ class KvTier:
     source: str
 
     def usd_per_h(self, size_bytes: float) -> float:
-        """The price of `size_bytes` of it, of which `free_bytes` cost nothing."""
+        """The price of `size_bytes` of this tier, of which `free_bytes` cost nothing."""
         return max(size_bytes - self.free_bytes, 0.0) / GB * self.usd_per_gb_month / HOURS_PER_MONTH
 
 
 def read_kv_tiers(directory: Path | None = None) -> Mapping[str, KvTier]:
     """The tiers of `directory` if it has a kv_tiers.yaml, else the shipped ones. Raises CatalogError with
-    file, row, key, what was found and what is valid.
+    the file, the row, the key, its value and what is valid.
     """
     path = repository_dir("catalogs") / FILE
     if directory is not None and (directory / FILE).exists():

@@ -1,4 +1,4 @@
-"""Parse the layer groups of a row of llms.yaml, and make the row of an LLM.
+"""Reads the layer groups of a row of llms.yaml, and makes the row of an LLM.
 
     groups:
       - {layers: 3, attention: {kind: latent, heads: 128, ...}, feed_forward: {width: 18432}}
@@ -36,7 +36,7 @@ KINDS: dict[str, type[Attention]] = {
     "state": StateAttention,
 }
 GROUP_KEYS = ("layers", "attention", "feed_forward")
-_MAY_BE_0 = ("q_rank", "ratio", "shared_width", "index_heads", "index_dim", "index_tokens")
+_MAY_BE_0 = ("q_rank", "ratio", "shared_width", "index_heads", "index_dim", "index_tokens")  # 0: has none.
 
 
 def read_groups(row: Section) -> tuple[LayerGroup, ...]:
@@ -64,12 +64,14 @@ def read_groups(row: Section) -> tuple[LayerGroup, ...]:
 
 
 def _parse_part(kind: type[Any], part: Section, extra_keys: tuple[str, ...] = ()) -> Any:
+    """A dataclass `kind` from the keys of `part`, which are its fields; `extra_keys` are skipped."""
     by_name = {field.name: field for field in fields(kind)}
     part = Section.from_document(part.values, part.where, (*by_name, *extra_keys), wording=part.wording)
-    values = {}
-    for name, field in by_name.items():
-        if name in part or field.default is MISSING:
-            values[name] = _parse_field(part, field)
+    values = {
+        name: _parse_field(part, field)
+        for name, field in by_name.items()
+        if name in part or field.default is MISSING  # A missing key of such a field raises InputError.
+    }
     try:
         return kind(**values)
     except CatalogError as error:
@@ -77,8 +79,8 @@ def _parse_part(kind: type[Any], part: Section, extra_keys: tuple[str, ...] = ()
 
 
 def _parse_field(part: Section, field: Field[Any]) -> Any:
-    """The value of one field, read by the type of the field, which dataclasses keep as text."""
-    match str(field.type):
+    """The value of one field, read by the field's type."""
+    match str(field.type):  # Annotations are text: the module has `from __future__ import annotations`.
         case "bool":
             return part.flag(field.name)
         case "str":
@@ -92,7 +94,7 @@ def _parse_field(part: Section, field: Field[Any]) -> Any:
 def llm_row(llm: Llm) -> dict[str, Any]:
     """The keys and values of a row of llms.yaml, without aliases, source and date."""
     row: dict[str, Any] = {"hidden": llm.hidden, "vocab": llm.vocab, "context": llm.context_tokens}
-    if not llm.groups:
+    if not llm.groups:  # All layers are alike.
         plain = (
             "layers",
             "heads",
@@ -134,7 +136,7 @@ def _group_row(group: LayerGroup) -> dict[str, Any]:
 
 
 def _changed_fields(part: Attention | FeedForward) -> dict[str, Any]:
-    """All fields but those that have their default."""
+    """The fields that differ from their defaults."""
     values = {field.name: (getattr(part, field.name), field.default) for field in fields(part)}
     return {name: value for name, (value, usual) in values.items() if value != usual}
 
@@ -146,7 +148,7 @@ def summarise_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) ->
     blocks = [group.feed_forward for group in groups if group.feed_forward is not None]
     if not blocks:
         raise CatalogError(f"{where}: no layer has a feed-forward block; such LLMs are not modelled")
-    largest = max(blocks, key=lambda block: (block.experts, block.width))  # Experts before dense blocks.
+    largest = max(blocks, key=lambda block: (block.experts, block.width))  # A block with experts comes first.
     weights = most_weights(groups, hidden)
     return {
         **_largest_heads([group.attention for group in groups], where),
@@ -162,12 +164,12 @@ def summarise_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) ->
 
 
 def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
-    """The format that most parameters have."""
+    """The weight format that most parameters of these layers have."""
     parameters: Counter[str] = Counter()
     for group in groups:
         if (attention := group.attention) is not None:
-            each = attention.parameters(hidden) - attention.bf16_parameters
-            parameters[attention.weights] += round(group.count * each)
+            other_parameters = attention.parameters(hidden) - attention.bf16_parameters
+            parameters[attention.weights] += round(group.count * other_parameters)
             parameters["bf16"] += round(group.count * attention.bf16_parameters)
         if (block := group.feed_forward) is not None:
             parameters[block.weights] += round(group.count * block.experts * block.expert_parameters(hidden))
@@ -176,7 +178,9 @@ def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
 
 
 def _largest_heads(attentions: list[Attention | None], where: str) -> dict[str, int]:
-    """Heads of the largest grouped attention, else of the first layer that keeps one KV head for all."""
+    """The head counts and the head size: the largest of any grouped attention, else those of the first layer
+    whose heads share one KV head.
+    """
     grouped = [each for each in attentions if isinstance(each, GroupedAttention)]
     if grouped:
         return {

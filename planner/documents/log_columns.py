@@ -1,4 +1,4 @@
-"""The keys of `traffic` in slo.yaml that say how a log is read; `plan trace` finds and prints values.
+"""The keys of `traffic` in slo.yaml that say how a log is read; `plan trace` prints them for a given log.
 
 traffic: {map: {arrival: created_at, input: prompt_tokens, output: completion_tokens},
           timezone: Europe/Berlin, format: columns}
@@ -38,14 +38,14 @@ def parse_reading(section: Section) -> LogOptions | None:
         )
     if "timezone" in section:
         zone = check_text(section.get("timezone"), section.path_of("timezone"))
-        zone_of(zone, section.path_of("timezone"))  # Raises for a zone that there is not.
+        zone_of(zone, section.path_of("timezone"))  # Raises InputError for an unknown zone.
     if "format" in section:
         name = check_one_of(section.get("format"), NAMES, section.path_of("format"))
     return LogOptions(columns, name, zone)
 
 
 def reading_of(document: Mapping[str, Any], where: object = "slo.yaml") -> LogOptions | None:
-    """As `parse_reading`, of all of slo.yaml as a mapping; nothing but its section `traffic` is read."""
+    """As `parse_reading`, from the whole of slo.yaml as a mapping."""
     traffic = document.get("traffic")
     return (
         parse_reading(Section.from_document(traffic, f"{where}: traffic"))

@@ -19,7 +19,7 @@ PLAN_KEYS = ("bandwidth", "latency", "transfer", "topology")  # Keys that slo.ya
 KEYS = (*PLAN_KEYS, "layerwise_from", "shared")
 TOPOLOGY_KEYS = ("within", "nodes_per_rack", "rack_bandwidth")
 TRANSFERS = ("serialised", "layerwise")
-LARGEST_COUNT = 10**9  # More tokens than any prompt, and more nodes than any rack, has.
+LARGEST_COUNT = 10**9  # More tokens than any prompt has, and more nodes than any rack.
 
 
 def parse_network(section: Section) -> Network:

@@ -1,7 +1,8 @@
-"""From plans to schedule.yaml: the fleet of each as a kind of worker, with its prices, stock and limits.
+"""From plans to schedule.yaml: each plan's fleet as a kind of worker, with its prices, stock and limits.
 
-A kind of worker is the smallest whole part of a fleet, with its part of the traffic. Such a part was not
-simulated by itself and may sustain less, as bursts weigh more on few workers.
+A kind of worker is the smallest part into which a fleet divides evenly, with its part of the traffic: of 6
+prefill and 2 decode workers it is 3 and 1. Such a part was not simulated by itself and may sustain less than
+its part, because bursts weigh more on few workers.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
 
 
 def schedule_caveat(path: Path) -> str:
-    """What a schedule of a plan's fleet does not count, idle GPUs with their price included; empty if `path`
-    is no plan.
+    """A sentence on what a schedule of a plan's fleet does not count; with idle GPUs their price. Empty if
+    `path` is no plan.
     """
     plan = _read_plan_file(path)[1]
     if not _is_plan(plan):
         return ""
     bill = plan.get("bill", {})
     idle, by_gpu = bill.get("idle_gpus", 0), bill.get("by_gpu_usd_per_h", 0.0)
-    if not idle:  # The bill is then that by the GPU.
+    if not idle:  # The bill then counts GPUs in use alone, as a schedule does.
         return CAVEAT
     return f"{CAVEAT}, for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
 
@@ -66,6 +67,7 @@ def _read_plan_file(path: Path) -> tuple[Path, Document]:
 
 
 def _is_plan(document: Document) -> bool:
+    """Whether this is a plan for one LLM, and neither a schedule.yaml (`capacity`) nor a bare fleet."""
     is_fleet = "workers" in document and "capacity" not in document
     return is_fleet and isinstance(document.get("traffic"), Mapping)
 
@@ -73,8 +75,9 @@ def _is_plan(document: Document) -> bool:
 def schedule_document(
     plans: Sequence[tuple[Mapping[str, Any], PlanQuestion | None]], catalog: Catalog
 ) -> Document:
-    """schedule.yaml for the fleets of plans, each with its task if known; for a single plan also the limits
-    of its task. A GPU of several plans has one stock, the least of theirs.
+    """schedule.yaml for the fleets of plans, each with its task if known. A single plan also gives the limits
+    of its task; limits of several plans have no sum. A GPU of several plans has one stock: the least of the
+    plans' stocks, so that the schedule never takes more than one of the questions allowed.
     """
     gpus: Document = {}
     capacity: list[Document] = []
@@ -99,9 +102,9 @@ def gpus_of_plan(plan: Mapping[str, Any]) -> list[str]:
 def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> Document:
     """The line of `gpus` for a GPU of a plan: its price, and how many its question may use.
 
-    The price is the plan's average if it has this GPU alone and none on spot; else that of its task, or if
-    the task is not known that of plan.yaml, or of the catalog. Owned GPUs are offered as reserved ones at the
-    price of their electricity, as many as the task, or else the plan, has.
+    The price is the plan's average price per GPU if it has this GPU alone and none on spot; else the price in
+    its task, or if the task is not known that of plan.yaml, or of the catalog. Owned GPUs are offered as
+    reserved ones at the price of their electricity, as many as the task, or else the plan, has.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
     usd_per_h, written = gpu.price_usd_per_h, plan.get("prices")
@@ -146,39 +149,38 @@ def limits_document(task: PlanQuestion) -> Document:
 
 
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
-    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` has the plan's GPUs by
-    name.
-
-    Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
+    """The smallest even part of a plan's fleet, with its part of the rate and its power: an entry of
+    `capacity` in schedule.yaml. `gpus` has the plan's GPUs by name. Of one mixed pool the part is a worker.
     """
-    counts = Counter[tuple[str, str, str]]()  # Owned, rented and spot workers of one type are alike.
+    # Counts and sizes by (role, GPU, settings): owned, rented and spot workers of one type are alike.
+    counts = Counter[tuple[str, str, str]]()
     sizes: dict[tuple[str, str, str], int] = {}
     for pool in plan["workers"]:
         settings = {key: value for key, value in pool.items() if key not in ("name", "count", "gpu")}
         kind = pool["role"], row_of(pool["gpu"]), json.dumps(settings, sort_keys=True, default=str)
         counts[kind] += pool["count"]
         sizes[kind] = _gpus_of_worker(pool)
-    units = math.gcd(*counts.values())
-    each = [
-        (count // units, role, sizes[role, gpu, text], gpu) for (role, gpu, text), count in counts.items()
+    parts = math.gcd(*counts.values())
+    workers = [
+        (count // parts, role, sizes[role, gpu, text], gpu) for (role, gpu, text), count in counts.items()
     ]
     gpus_by_name: dict[str, int] = Counter()
-    for count, _, size, gpu in each:
+    for count, _, size, gpu in workers:
         gpus_by_name[gpu] += count * size
     first_gpu = next(iter(gpus_by_name))
-    if len(each) == 1:
-        ((_, _, size, gpu),) = each
+    if len(workers) == 1:
+        ((_, _, size, gpu),) = workers
         name = f"{size} × {gpu}"
     elif len(gpus_by_name) == 1:
-        parts = " + ".join(f"{count} {role} of {size}" for count, role, size, _ in each)
-        name = f"{parts} × {first_gpu}"
+        roles = " + ".join(f"{count} {role} of {size}" for count, role, size, _ in workers)
+        name = f"{roles} × {first_gpu}"
     else:
-        name = " + ".join(f"{count} {role} of {size} × {gpu}" for count, role, size, gpu in each)
-    one = {"gpu": first_gpu, "gpus": gpus_by_name[first_gpu]}
+        name = " + ".join(f"{count} {role} of {size} × {gpu}" for count, role, size, gpu in workers)
+    of_one_gpu = {"gpu": first_gpu, "gpus": gpus_by_name[first_gpu]}
     return {
         "llm": plan["llm"],
         "worker": name,
-        **(one if len(gpus_by_name) == 1 else {"gpu": dict(gpus_by_name)}),
-        "rate": f"{plan['rate_rps'] / units:.12g} req/s",
+        **(of_one_gpu if len(gpus_by_name) == 1 else {"gpu": dict(gpus_by_name)}),
+        "rate": f"{plan['rate_rps'] / parts:.12g} req/s",
         "power": f"{sum(count * gpus[gpu].power_w for gpu, count in gpus_by_name.items()):g} W",
     }

@@ -14,7 +14,10 @@ from planner.fleet import Policies
 from planner.policies import BY_FIELD, QUEUE
 from planner.units import show_exactly
 
-MOST_STEP_TOKENS, MOST = 2**20, 10**9  # Bounded by the simulator's memory.
+MOST_STEP_TOKENS, MOST = (
+    2**20,
+    10**9,
+)  # More would need tables or counters that the simulator has no room for.
 # Keys of the section -> fields of `Policies`, by the kind of their values.
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
@@ -116,7 +119,7 @@ def parse_settings(section: Section) -> dict[str, Any]:
     for name, field in POLICY_NUMBERS.items():
         if name in section:
             chosen[field] = section.number(name, above=0.0)
-    if section.get("headroom") == 0:
+    if section.get("headroom") == 0:  # The share of the limits to which best-fit routing packs workers.
         raise InputError(f"{section.path_of('headroom')}: of 0 no request would ever be packed; must be > 0")
     weights = section.subsection("tenant_weights")
     chosen["tenant_weights"] = tuple((str(name), weights.number(name, above=0.0)) for name in weights.values)
@@ -124,7 +127,9 @@ def parse_settings(section: Section) -> dict[str, Any]:
 
 
 def policies_document(policies: Policies) -> dict[str, Any]:
-    """The section of these policies: the main ones always, other fields if they differ from the default."""
+    """The section of these policies: batching, routing, pools and prefix cache always, other fields if they
+    differ from the default.
+    """
     default = Policies()
     document: dict[str, Any] = {
         name: getattr(policies, name) for name in ("batching", "routing", "decode_routing")

@@ -1,6 +1,6 @@
 """Reads a prefix tree with known traffic, written by hand, and places its prefixes on replicas.
 
-replicas: 3                 # or `largest_load: 0.8`: the fewest replicas of which none has a higher load
+replicas: 3                 # or `largest_load: 0.8`: as few replicas as keep every replica's load below that
 memory_tokens: 5000         # of each replica, for prefixes
 token_s: 100 us             # to prefill a token; a node may state its own `prefill` instead
 rest: 40 ms                 # time of a request that no cache spares: its own prompt and its decode
@@ -32,7 +32,9 @@ SAME_FRAC = 1e-9  # A load that exceeds the limit by rounding still keeps it.
 
 @dataclass(frozen=True, slots=True)
 class TreeQuestion:
-    """The nodes of `demand` and their `names` (V,); either `replicas` or `largest_load` is given."""
+    """The nodes of `demand` and their `names` (V,); either `replicas` or `largest_load` is given, the other
+    is None. A load is the share of the time in which a replica works.
+    """
 
     names: tuple[str, ...]
     demand: PrefixDemand
@@ -69,10 +71,11 @@ def read_tree(path: Path) -> TreeQuestion:
         rate_rps, rest_s = row.at_least("rate", "rps", 0.0), row.at_least("rest", "s", least_rest_s)
         place[name] = number
         columns.append((parent_place, tokens, prefill_s, rate_rps, rest_s))
-    parent, tokens_of, prefill_of, rate_of, rest_of = map(np.array, zip(*columns, strict=True))
-    # `path_sum` needs a demand, so the work of whole paths is filled in afterwards.
-    without_load = PrefixDemand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
-    demand = replace(without_load, rate_rps=rate_of, work_s=without_load.path_sum(prefill_of) + rest_of)
+    parents, all_tokens, all_prefill_s, all_rates_rps, all_rest_s = map(np.array, zip(*columns, strict=True))
+    # `path_sum` is a method of the demand, so the work of whole paths is filled in afterwards.
+    without_work = PrefixDemand(parents, all_tokens, all_prefill_s, np.zeros(len(parents)), all_prefill_s)
+    work_s = without_work.path_sum(all_prefill_s) + all_rest_s
+    demand = replace(without_work, rate_rps=all_rates_rps, work_s=work_s)
     replicas = file.whole_number("replicas", None)
     if replicas is not None and replicas > MOST_REPLICAS:
         raise InputError(f"{file.path_of('replicas')}: must be at most {MOST_REPLICAS}, found {replicas}")
@@ -99,7 +102,7 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
         return place_on(question.replicas or 1)
     limit = question.largest_load * (1 + SAME_FRAC)
     for replicas in range(1, MOST_REPLICAS + 1):
-        if hot_bound(demand, replicas, room, SessionReuse()) <= limit:  # Else no placement can be within it.
+        if hot_bound(demand, replicas, room, SessionReuse()) <= limit:  # Above it no placement can do.
             replication = place_on(replicas)
             if replication.largest_load <= limit:
                 return replication

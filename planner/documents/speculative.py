@@ -3,10 +3,10 @@
     engine: {name: vllm, speculative: {method: mtp, tokens: [0, 1, 2, 3], acceptance: [0.85, 0.72, 0.6]}}
     speculative: {method: eagle3, tokens: 3, acceptance: kimi-k2.5-eagle3, model: nvidia/Kimi-K2.5-Eagle3}
 
-`acceptance` is how likely each draft token is accepted if those before it are: a list with a number for
-each, one number for all, or a row of the catalog. From a list of `tokens` the plan chooses a number; 0 means
-no drafts. `draft` is the share of a step of the LLM that one pass of the drafter takes (estimated by its
-weights where it is not given), `draft_step` the seconds that a pass takes on top;
+`acceptance` is how likely each draft token is accepted if all draft tokens before it are: a list with a
+number for each token, one number for all, or a row of the catalog. From a list of `tokens` the plan chooses a
+number; 0 means no drafts. `draft` is the share of a step of the LLM that one pass of the drafter takes
+(without the key it is estimated by the drafter's weights), `draft_step` the seconds that a pass takes on top.
 planner/models/speculation.py has the formula.
 """
 
@@ -43,7 +43,7 @@ from planner.units import show_exactly
 
 NONE = "none"
 KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
-NOT_MODELLED = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
+NOT_MODELLED = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")  # Methods of vLLM that we lack.
 # A pass of the drafter takes at most this share of a step; a larger one is refused as a slip.
 MOST_DRAFT_FRAC = 2.0
 
@@ -51,7 +51,9 @@ MOST_DRAFT_FRAC = 2.0
 def parse_speculative(
     value: object, llm: Llm, catalog: Catalog, where: str
 ) -> tuple[Speculation | None, ...]:
-    """The drafts that may be chosen, one for each count of tokens, in order; (None,) for none at all."""
+    """The drafts that may be chosen: one for each count of tokens in rising order, None for the count 0.
+    (None,) if `value` asks for no drafts.
+    """
     if value is None or value == NONE:
         return (None,)
     section = Section.from_document(value, where, KEYS)
@@ -63,19 +65,14 @@ def parse_speculative(
     model = section.text("model", None)
     draft_frac = _parse_draft_frac(section, method, llm, model, catalog)
     draft_s = section.at_least("draft_step", "s", 0.0)
-    choices: list[Speculation | None] = []
-    for tokens in counts:
-        try:
-            choices.append(
-                Speculation(
-                    method, acceptance(tokens), draft_frac, draft_s, model, section.text("basis", basis)
-                )
-                if tokens
-                else None
-            )
-        except InputError as error:
-            raise InputError(f"{section.where}: {error}") from None
-    return tuple(choices)
+    basis = section.text("basis", basis)
+    try:
+        return tuple(
+            Speculation(method, acceptance(tokens), draft_frac, draft_s, model, basis) if tokens else None
+            for tokens in counts
+        )
+    except InputError as error:
+        raise InputError(f"{section.where}: {error}") from None
 
 
 def only_choice(choices: tuple[Speculation | None, ...], where: str) -> Speculation | None:
@@ -86,7 +83,9 @@ def only_choice(choices: tuple[Speculation | None, ...], where: str) -> Speculat
 
 
 def speculative_document(speculation: Speculation) -> dict[str, Any]:
-    """The mapping that `parse_speculative` reads as the same, whatever the catalog says by then."""
+    """The mapping that `parse_speculative` reads as the same drafts. It has the numbers themselves, so later
+    changes of the catalog do not matter.
+    """
     return {
         "method": speculation.method,
         "tokens": speculation.tokens,
@@ -104,8 +103,8 @@ def speculative_of_engine(engine: object) -> object:
 
 
 def engine_with_drafts(engine: Engine | None, speculation: Speculation | None) -> Engine | None:
-    """The engine as it schedules with these drafts. Drafts that vLLM looks up itself need the sampled tokens,
-    so it then prepares no step while another runs.
+    """The engine as it schedules with these drafts. Drafts that vLLM looks up in the text (WEIGHTLESS) need
+    the sampled tokens, so vLLM then prepares no step while another runs.
     """
     if engine is None or speculation is None or speculation.method not in WEIGHTLESS:
         return engine
@@ -113,11 +112,13 @@ def engine_with_drafts(engine: Engine | None, speculation: Speculation | None) -
 
 
 def check_scheduling(engine: object, choices: tuple[Speculation | None, ...], where: str) -> None:
-    """Raise InputError if `engine:` asks for asynchronous scheduling with drafts that vLLM looks up."""
+    """Raise InputError if `engine:` asks for asynchronous scheduling with drafts that vLLM looks up in the
+    text.
+    """
     if not isinstance(engine, Mapping) or engine.get("async_scheduling") is not True:
         return
     looked_up = next((each.method for each in choices if each and each.method in WEIGHTLESS), None)
-    # With 0 among the counts, the setting is kept for a plan without drafts.
+    # With 0 among the counts a plan may have no drafts, and then schedules asynchronously.
     if looked_up is not None and 0 not in _given_counts(engine):
         raise InputError(f"{where}: async_scheduling: vLLM has none with {looked_up}; drop one of the two")
 
@@ -127,7 +128,7 @@ def find_drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) ->
     if speculation is None:
         return Drafter()
     method = speculation.method
-    # Without its size, the drafter is taken to be as large as EAGLE's.
+    # An LLM's own draft layers of unknown size are taken to be as large as an EAGLE drafter.
     if method in OWN_LAYERS and not llm.draft_parameters:
         method = "eagle3"
     return _drafter_of_method(method, llm, speculation.model, catalog)
@@ -153,7 +154,9 @@ def _parse_counts(section: Section) -> list[int]:
 
 
 def _parse_acceptance(section: Section, method: str, most: int, catalog: Catalog) -> tuple[Any, str]:
-    """A function from a number of draft tokens to their acceptance shares, and the source of these."""
+    """A function from a number of draft tokens to the tuple of their acceptance shares, and what the shares
+    rest on. `most` is the largest number that will be asked for.
+    """
     value, where = section.get_required("acceptance"), section.path_of("acceptance")
     if isinstance(value, str) and not value.strip().endswith("%"):
         if (row := catalog.acceptance.get(value)) is None:

@@ -29,8 +29,8 @@ SPREAD_KEYS = ("prefill", "decode", "source", "own")
 
 @dataclass(frozen=True, slots=True)
 class SpreadRow:
-    """The spread of one kind of step times, of LLMs with these weights, with experts or without, on `gpus`
-    (rows of gpus.yaml; empty: on all).
+    """The spread of one kind of step times, for LLMs with these weights, with `experts` or without (None:
+    both), on `gpus` (rows of gpus.yaml; empty: on all).
     """
 
     kind: Kind
@@ -40,6 +40,7 @@ class SpreadRow:
     gpus: tuple[str, ...] = ()
 
     def applies_to(self, latency: StepLatency, llm: Llm, gpu: str) -> bool:
+        """Whether these step times, of this LLM on this row of gpus.yaml, are of the row's kind."""
         return (
             self.kind == latency.kind
             and (not self.gpus or gpu in self.gpus)
@@ -72,17 +73,18 @@ def parse_row(row: Section) -> SpreadRow:
 
 def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow]) -> StepLatency:
     """Step times multiplied by the median factors of their row, so that a prediction is a median of measured
-    runs; their spread is that of the row around these medians.
+    runs, and the row's spread around these medians.
 
-    Step times with a spread or a calibration of their own are not multiplied.
+    Step times with a spread or a calibration of their own are not multiplied, because both were measured on
+    the step times as they are.
     """
     spread = spread_of(latency, llm, gpu, rows)
-    moved = replace(latency, spread=spread)
+    with_spread = replace(latency, spread=spread)
     if spread is None or latency.spread is not None or latency.uncertainty_frac is not None:
-        return moved
+        return with_spread
     prefill, decode = spread.prefill.median, spread.decode.median
     if prefill == decode == 1.0:
-        return moved
+        return with_spread
     factors = [
         f"{name} x{factor:g}" for name, factor in (("prefills", prefill), ("decodes", decode)) if factor != 1
     ]

@@ -22,10 +22,11 @@ from planner.models.llm import Llm
 from planner.models.startup import EngineStart, Image, SleepLevel, StartTime, Storage, start_time
 
 FILE = "startup.yaml"
-WARM = "page-cache"  # The weights are in memory of a node that has run the same LLM.
+WARM = "page-cache"  # The row of storage for weights in memory of a node that has run the same LLM.
 KEYS = ("storage", "image", "engine", "sleep")
 SLEEP_KEYS = ("wake", "wake_load", "fall_asleep", "fall_asleep_load", "keeps")
-COMMON = ("measured", "source", "date")
+COMMON_KEYS = ("measured", "source", "date")  # Every row may have these.
+# Keys of a row of `engine` -> fields of EngineStart, all in seconds.
 ENGINE_SECONDS = {
     "boot": "boot_s",
     "trace_per_layer": "trace_layer_s",
@@ -39,8 +40,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class StartupFacts:
-    """The rows by name. A worker's engine is the row of its GPU. Where there is none, another row stands in
-    (`_find_engine`), and the start time is marked as estimated.
+    """The rows of startup.yaml by name. A worker starts as the row of `engines` for its GPU says. If its GPU
+    has no row, another row stands in (`_find_engine`), and the start time is marked as estimated.
     """
 
     storages: Mapping[str, Storage]
@@ -49,28 +50,28 @@ class StartupFacts:
     sleep_levels: Mapping[str, SleepLevel]
 
     def find_sleep_level(self, level: int) -> SleepLevel:
-        """Raises CatalogError for a level that is not there."""
+        """The row of a sleep level of vLLM; raises CatalogError for a level that has none."""
         return _find_row(self.sleep_levels, "sleep", str(level))
 
     def fall_asleep_s(self, llm: Llm, worker: WorkerType, level: int) -> float:
-        """Seconds until a worker has given up its GPUs."""
-        row, per_gpu = self.find_sleep_level(level), llm.weight_bytes / worker.gpus
+        """Seconds until a worker has given up its GPUs. A level without a rate does not save its weights."""
+        row, gpu_bytes = self.find_sleep_level(level), llm.weight_bytes / worker.gpus
         rate = row.fall_asleep_bytes_per_s
-        return row.fall_asleep_s + (0.0 if rate is None else per_gpu / rate)
+        return row.fall_asleep_s + (0.0 if rate is None else gpu_bytes / rate)
 
     def wake_s(self, llm: Llm, worker: WorkerType, level: int, storage: str) -> float:
         """Seconds until a sleeping worker takes requests; `storage` is where level 2 reads weights."""
         row = self.find_sleep_level(level)
-        if row.wake_bytes_per_s is None:
+        if row.wake_bytes_per_s is None:  # The level has dropped the weights, so they are loaded again.
             return row.wake_s + self.start_time(llm, worker, storage).load_s
         return row.wake_s + llm.weight_bytes / worker.gpus / row.wake_bytes_per_s
 
     def find_storage(self, name: str) -> Storage:
-        """Raises CatalogError for a row that is not there, with the nearest ones."""
+        """The row of storage; raises CatalogError for a name without one, with the nearest names."""
         return _find_row(self.storages, "storage", name)
 
     def find_image(self, name: str) -> Image:
-        """As `find_storage`."""
+        """The row of a container image; raises CatalogError as `find_storage` does."""
         return _find_row(self.images, "image", name)
 
     def start_time(
@@ -83,9 +84,9 @@ class StartupFacts:
         is_compiled: bool = False,
         node_s: float = 0.0,
     ) -> StartTime:
-        """How long a worker takes to start with weights from a row of storage, by phase. Without an `image`
-        the node has the container's image already. `is_compiled`: it has the compiled kernels too. `node_s`
-        is the time until there is a node.
+        """How long a worker takes to start, by phase, with weights from the row `storage`. Without an `image`
+        the node has the container's image already; with `is_compiled` it has the compiled kernels too.
+        `node_s` is the time until there is a node.
         """
         engine, other_gpu = self._find_engine(worker.gpu)
         time = start_time(
@@ -109,8 +110,8 @@ class StartupFacts:
         return self.start_time(llm, worker, WARM, is_compiled=True)
 
     def _find_engine(self, gpu: Gpu) -> tuple[EngineStart, bool]:
-        """The row of this GPU, otherwise of one with the same name before the "-", otherwise the first row;
-        and whether the row is of another GPU.
+        """The row of this GPU, else that of a GPU with the same name before the "-" (another memory size),
+        else the first row; and whether the row is of another GPU.
         """
         name = row_of(gpu.base)
         for engine in self.engines.values():
@@ -123,8 +124,8 @@ class StartupFacts:
 
 
 def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
-    """Seconds until a worker is ready whose weights come from a storage row of the shipped catalog, on a node
-    that has the image.
+    """Seconds until a worker is ready on a node that has the image, with weights from the row `storage` of
+    the shipped catalog.
     """
     return read_startup().start_time(llm, worker, storage).start_s
 
@@ -141,7 +142,7 @@ def read_startup(directory: Path | None = None) -> StartupFacts:
         facts = StartupFacts(
             _parse_rows(document, "storage", ("bandwidth",), _parse_storage),
             _parse_rows(document, "image", ("size", "bandwidth"), _parse_image),
-            _parse_rows(document, "engine", ("gpu", "layers", "load", *ENGINE_SECONDS), _engine_row),
+            _parse_rows(document, "engine", ("gpu", "layers", "load", *ENGINE_SECONDS), _parse_engine),
             _parse_rows(document, "sleep", SLEEP_KEYS, _parse_sleep),
         )
         if not facts.engines or WARM not in facts.storages:
@@ -155,7 +156,7 @@ def _parse_rows(
     """The rows of one part of the file, by name; each has `keys`, a source and a date."""
     rows = {}
     for name, values in document.subsection(part).values.items():
-        row = Section.from_document(values, f"{document.path_of(part)}: {name}", (*keys, *COMMON))
+        row = Section.from_document(values, f"{document.path_of(part)}: {name}", (*keys, *COMMON_KEYS))
         if not row.plain_text("source") or not row.plain_text("date"):
             raise refused_value(row.path_of("source"), "expected where it was measured, and when", None)
         rows[str(name)] = to_row(str(name), row)
@@ -173,7 +174,7 @@ def _parse_image(name: str, row: Section) -> Image:
     return Image(name, size_bytes, bandwidth, row.flag("measured", True), _parse_source(row))
 
 
-def _engine_row(name: str, row: Section) -> EngineStart:
+def _parse_engine(name: str, row: Section) -> EngineStart:
     layers = row.numbers("layers")
     if len(layers) != 2 or not 1 <= layers[0] <= layers[1]:
         raise refused_value(row.path_of("layers"), "expected [fewest, most]", list(layers))

@@ -15,7 +15,6 @@ from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_ga
 from planner.reports.fact_sentences import drawn_text, percent, prices_text, router_text, sentence, times_text
 from planner.reports.screen import basis
 from planner.reports.words import (
-    HOURS_PER_MONTH,
     HOURS_PER_YEAR,
     Rows,
     alternative_notes,
@@ -34,7 +33,7 @@ from planner.simulator.slo_verdict import InWindow, Verdict, measured
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
-from planner.units import counted, percentile_name, show_amount, show_clock, show_s
+from planner.units import HOURS_PER_MONTH, counted, percentile_name, show_amount, show_clock, show_s
 
 
 def router_rows(plan: Plan) -> Rows:

@@ -17,10 +17,10 @@ from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
-from planner.reports.words import HOURS_PER_MONTH, Rows, listed, usd
+from planner.reports.words import Rows, listed, usd
 from planner.search.schedules.scheduled import SimulatedSchedule
 from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_window
-from planner.units import counted
+from planner.units import HOURS_PER_MONTH, counted
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
 OTHERS = {

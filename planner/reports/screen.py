@@ -32,12 +32,12 @@ from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import SAME_USD, decided_text, more_text, percent, router_text, sentence
-from planner.reports.words import HOURS_PER_MONTH, TERMS, describe, idle_gpus_text, level0_line, listed, usd
+from planner.reports.words import TERMS, describe, idle_gpus_text, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
-from planner.units import counted, in_unit, percentile_name
+from planner.units import HOURS_PER_MONTH, counted, in_unit, percentile_name
 
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}

@@ -13,10 +13,10 @@ from planner.reports import answer_sentences, figures, output, shared_screen
 from planner.reports.fact_sentences import percent, relative_cost_text, sentences
 from planner.reports.output import Document
 from planner.reports.page import bullets, page, section, table
-from planner.reports.words import HOURS_PER_MONTH, Rows, bill_lines, describe, listed, slo_sentence, usd
+from planner.reports.words import Rows, bill_lines, describe, listed, slo_sentence, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
-from planner.units import counted, in_unit, show_amount
+from planner.units import HOURS_PER_MONTH, counted, in_unit, show_amount
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 OF_EACH_SLO = (

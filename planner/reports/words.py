@@ -26,12 +26,12 @@ from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Line
-from planner.units import counted, in_unit, show_s, show_span
+from planner.units import HOURS_PER_MONTH, counted, in_unit, show_s, show_span
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
-HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
+HOURS_PER_YEAR = 8760
 MOST_NAMED = 6  # One sentence names no more worker types, and counts the others.
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 

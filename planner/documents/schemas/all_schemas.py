@@ -34,5 +34,5 @@ def named_schema(name: str, catalog: Catalog) -> dict[str, Any]:
 
 
 def schema_text(name: str, catalog: Catalog) -> str:
-    """The file NAME.schema.json."""
+    """The content of schemas/NAME.schema.json."""
     return json.dumps(named_schema(name, catalog), indent=1, ensure_ascii=False) + "\n"

@@ -40,8 +40,8 @@ def _plan_answer() -> Schema:
 
 
 def _adapt_certificate(certificate: dict[str, Schema]) -> None:
-    """Change the schema where `certificate_document` writes other values than the fields: sentences, shares,
-    reasons.
+    """Change the schema where `certificate_document` writes other values than those of the fields: sentences
+    in place of facts, shares, and reasons.
     """
     sentences: Schema = {"type": "array", "items": {"type": "string"}}
     certificate |= dict.fromkeys(IN_SENTENCES, sentences)

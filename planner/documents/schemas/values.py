@@ -58,10 +58,10 @@ def number(*, least: float | None = None, above: float | None = None, most: floa
 
 
 def quantity(unit: str, *, positive: bool = True) -> Schema:
-    """ "200 ms", and a bare number where the unit may be left out; 0 never needs one."""
+    """A text such as "200 ms", or a bare number where the unit may be left out; 0 never needs a unit."""
     names = "|".join(re.escape(name) for name in sorted(unit_names(unit), key=len, reverse=True))
     optional = "" if needs_unit(unit) else "?"
-    above_zero = "(?=[^a-zA-Z/$]*[1-9])" if positive else ""
+    above_zero = "(?=[^a-zA-Z/$]*[1-9])" if positive else ""  # Some digit before the unit is not 0.
     written: Schema = {
         "type": "string",
         "pattern": rf"^{above_zero}\s*\+?{_DIGITS}\s*({names}){optional}\s*$",
@@ -72,7 +72,7 @@ def quantity(unit: str, *, positive: bool = True) -> Schema:
 
 
 def share(*, least: float = 0, most: float = 1.0) -> Schema:
-    """0.1 or "10 %"."""
+    """A share as a number (0.1) or as a text ("10 %"); the bounds of a text are left to the reader."""
     return any_of(
         number(least=least, most=most), {"type": "string", "pattern": rf"^\s*\+?{_DIGITS}\s*%?\s*$"}
     )
