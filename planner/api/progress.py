@@ -1,4 +1,4 @@
-"""Shows which stage of a long question is worked on: in a notebook in one line, in a program not at all."""
+"""Shows the stage that a long question has reached: one line in a notebook, nothing in a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ MaybeProgress: TypeAlias = "Progress | None"
 
 
 def shown_progress(progress: MaybeProgress) -> Progress:
-    """The function to call with each stage: the one that is given, otherwise the default of this process."""
+    """The function to call with each stage: `progress`, or by default a line below the cell in a notebook and
+    nothing elsewhere.
+    """
     if progress is not None:
         return progress
     shell = _notebook_shell()

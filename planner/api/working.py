@@ -1,4 +1,4 @@
-"""Where it is computed: for all that is asked in a `with` block."""
+"""Where plans and simulations are computed, for everything inside a `with` block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planner.parallel.executors import working_on as _working_on
 
 
 def working_on(executor: Executor | str, address: str | None = None) -> AbstractContextManager[None]:
-    """`with working_on("processes:4"):` whatever is planned or simulated inside does it there.
+    """Whatever is planned or simulated inside `with working_on("processes:4"):` is computed there.
 
     One of serial, threads[:N], processes[:N], ray and dask; the last two with the cluster's `address`, by
     default $RAY_ADDRESS or $DASK_SCHEDULER_ADDRESS. Answers are the same to the last bit. Raises InputError

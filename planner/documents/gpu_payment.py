@@ -2,7 +2,7 @@
 
     prices: {h100-80g: 2.99 usd/h, a100-80g@owned: 0 usd/h}
     sold_as: {h100-80g: node, a100-80g@owned: node}
-    electricity: {a100-80g@owned: 0.156 usd/kWh}       # of the energy that the GPU draws, PUE included
+    electricity: {a100-80g@owned: 0.156 usd/kWh}       # per kWh that the GPU draws, PUE included
 
 Missing values are those of the catalog, which has no electricity.
 """
@@ -68,6 +68,7 @@ def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
 
 
 def _read_by_gpu(part: Section, catalog: Catalog, read: Callable[[Section, str], Read]) -> dict[str, Read]:
+    """What `read` makes of each key of the section, by the GPU that the key names; aliases are resolved."""
     values: dict[str, Read] = {}
     for name in part.values:
         with errors_as(InputError, part.where):

@@ -3,11 +3,11 @@
     lora: {max_loras: 8, max_rank: 16, adapters: 100, targets: [qkv_proj, o_proj]}
     lora: {max_loras: 2, max_rank: 64, adapters: [sales, support, legal], max_cpu_loras: 3}
 
-`max_loras`, `max_rank` and `max_cpu_loras` are vLLM's settings; the default of the last is the number of
-adapters. `adapters` are all that are served, by name or number. The column `adapter` of a trace names the one
-of each request; without it all are equally likely. `link` is the bandwidth from the host's memory into a
-slot, `disk` that from disk into the host's memory (planner/models/lora.py). `longer` is the share by which
-the times of LoRA are raised in a plan with `robust: step_times`.
+`max_loras`, `max_rank` and `max_cpu_loras` are vLLM's settings; the default of `max_cpu_loras` is the number
+of adapters. `adapters` are all that are served: how many, or their names. The column `adapter` of a trace
+names the adapter of each request; without the column all adapters are equally likely. `link` is the bandwidth
+from the host's memory into a slot, `disk` that from disk into the host's memory (planner/models/lora.py).
+`longer` is the share by which the times of LoRA are raised in a plan with `robust: step_times`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from planner.units import show_exactly
 NONE = "none"
 KEYS = ("max_loras", "max_rank", "adapters", "max_cpu_loras", "targets", "link", "disk", "longer")
 MOST_ADAPTERS = 100_000
+MOST_LONGER_FRAC = 10.0  # Times of LoRA elevenfold: nothing that was measured comes near.
 
 
 def parse_lora(value: object, where: str) -> Lora | None:
-    """None for a missing value or "none". InputError names the key, what was found and what is valid."""
+    """The settings; None for a missing value or "none". Raises InputError with the key, its value and what is
+    valid.
+    """
     if value is None or value == NONE:
         return None
     section = Section.from_document(value, where, KEYS)
@@ -40,7 +43,7 @@ def parse_lora(value: object, where: str) -> Lora | None:
         "targets": _parse_targets(section),
         "link_bytes_per_s": section.positive("link", "bytes_per_s", LINK_BYTES_PER_S),
         "disk_bytes_per_s": section.positive("disk", "bytes_per_s", DISK_BYTES_PER_S),
-        "longer_frac": section.share("longer", 0.0, most=10.0, bare=10.0),
+        "longer_frac": section.share("longer", 0.0, most=MOST_LONGER_FRAC, bare=MOST_LONGER_FRAC),
     }
     try:
         return Lora(**settings)

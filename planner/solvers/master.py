@@ -1,12 +1,12 @@
-"""The master problem: which fleets can serve the traffic at all, and which of them look best. As in Benders
-decomposition this master proposes fleets, the simulator decides, and each fleet that fails returns as a cut.
+"""The master problem: which fleets can serve the traffic at all, and which of these look best. As in Benders
+decomposition the master proposes fleets, the simulator decides, and each fleet that fails returns as a cut.
 
 Sets   k  class of requests (Workload)        j  option: a worker type in a role (mixed, prefill, decode)
 Data   r_k    requests of class k in the trace                                           [requests]
        u_kj   least seconds one request of k costs a worker of j                         [s]
               (x_kj = 0 where the KV cache of j cannot hold a request of k)
-       m_kj   least KV tokens x seconds it holds there                                   [token s]
-       b_k    bytes of its prompt's KV blocks                                            [bytes]
+       m_kj   least KV tokens x seconds that a request of k holds on a worker of j       [token s]
+       b_k    bytes of the KV blocks of its prompt                                       [bytes]
        c_j    objective of one worker of j (USD/h, W or GPUs)
        M_j    KV tokens of a worker      H  seconds in which all work must be done           [s]
        B      bytes/s of the link        g  share of requests that may miss the SLO (required_work.py)
@@ -92,8 +92,8 @@ class Option:
 
 
 def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
-    """The price of these workers, and of the idle GPUs on the fewest nodes that hold them if nodes are sold
-    whole.
+    """The price of these workers. Where nodes are sold whole it includes the idle GPUs of the fewest nodes
+    that hold the workers.
     """
     present = [(worker, count) for worker, count in workers if count]
     by_gpu = sum(worker.price_usd_per_h * count for worker, count in present)
@@ -105,8 +105,8 @@ class FleetLimits:
     """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
 
     The stock of "h100-80g" includes those that are owned or on the spot market, that of "h100-80g@owned" only
-    the owned ones. The limit on dollars counts the idle GPUs of nodes that are sold whole, but for `by_gpu`:
-    then it counts the GPUs in use alone.
+    the owned ones. The limit on dollars counts the idle GPUs of nodes that are sold whole, unless `by_gpu`
+    says that it counts the GPUs in use alone.
     """
 
     stock: Mapping[str, int | None]
@@ -126,7 +126,7 @@ class FleetLimits:
         return rows
 
     def without(self, limit: FleetLimit) -> FleetLimits:
-        """The same limits but for this one."""
+        """The same limits without this one."""
         stock = {
             gpu: None if limit == FleetLimit("stock", gpu) else count for gpu, count in self.stock.items()
         }
@@ -152,7 +152,8 @@ class FleetLimits:
         """Largest number of workers of one type within every limit (may be infinite)."""
         uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
         largest = min((np.floor(amount / use + ROUNDING) for amount, use in uses if use > 0), default=np.inf)
-        # `use` leaves out idle GPUs of nodes, whose number depends on all workers, so it may allow too many.
+        # `use` leaves out idle GPUs of nodes, because their number depends on all workers. So `largest` may
+        # cost more than the limit, and the count is lowered until the bill with idle GPUs fits.
         if math.isfinite(largest) and self.pays_nodes and node_of(worker.gpu) is not None:
             return float(
                 largest_that_fits(int(largest), lambda n: self.first_exceeded([(worker, n)]) is None)
@@ -179,11 +180,11 @@ class FleetLimits:
 
 
 def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest of 0, ..., `most` that fits, by bisection. It takes for granted that 0 fits, and that where
-    a count fits all smaller ones do.
+    """The largest of 0, ..., `most` that fits, by bisection. It takes for granted that 0 fits, and that if a
+    count fits, so do all smaller ones.
     """
     fitting, too_large = 0, most + 1
-    middle = most  # The first that is tested: in most cases it fits, and the search ends.
+    middle = most  # `most` is tested first: in most cases it fits, and the search ends.
     while too_large - fitting > 1:
         if fits(middle):
             fitting = middle
@@ -194,8 +195,8 @@ def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def largest_of_each(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
-    """The largest counts (P,) from `least` to `most` (P,) that fit, by bisection; `least` - 1 where none
-    fits. Some count in `most` is infinite only if no limit is set; then it returns `most`.
+    """For each of P options the largest count from `least` to `most` (P,) that fits, by bisection; `least` -
+    1 where none fits. If a count in `most` is infinite, no limit is set, and `most` is returned.
     """
     if not np.isfinite(most).all():
         return most
@@ -238,17 +239,19 @@ def step_time_lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, f
 
 
 def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+    """The slope of the line through two points (x, y)."""
     return (right[1] - left[1]) / (right[0] - left[0])
 
 
 def recompute_break_even_tokens(latency: StepLatency, token_s: float) -> float:
-    """The context (tokens) from which on decoding a token is never dearer than recomputing all before it.
+    """The context (tokens) from which on decoding a token takes no longer than recomputing all tokens before
+    it.
 
     A preempted request recomputes its whole context c, at `token_s` per token, and gets its next token with
     that: token_s c + a c (c + 1) / 2 + e seconds instead of token_s + b + d c. In small steps another token
     takes no time (token_s = 0), and recomputing is cheaper as long as c is below about 2 d / a.
     """
-    # The difference of the two is the polynomial quadratic c^2 + linear c + constant.
+    # Recomputing less decoding takes quadratic c^2 + linear c + constant seconds.
     quadratic, linear = latency.a_s / 2, token_s + latency.a_s / 2 - latency.d_s
     constant = latency.e_s - latency.b_s - token_s
     if quadratic == 0:
@@ -264,11 +267,13 @@ def recompute_break_even_tokens(latency: StepLatency, token_s: float) -> float:
 def attention_s(
     latency: StepLatency, token_s: float, input_tokens: Floats, gaps: Floats, *, is_cached: bool = False
 ) -> Floats:
-    """Least seconds of b D + d K that these decodes cost, if each may be preempted and recompute instead.
+    """Least seconds (U,) of the terms b D + d K for the decodes of these requests, if a request may be
+    preempted and recompute its context in place of a decode.
 
     With prefix caches (`is_cached`) a preempted request finds its prompt cached and recomputes what it has
-    generated. A bound counts a gap only if recomputing there would be dearer than decoding. `gaps` is the
-    number of tokens after the first; `token_s` is what a token costs at least (`cheapest_token_s`).
+    generated. For a lower bound a gap counts only if recomputing there would take longer than decoding.
+    `gaps` (U,) is the number of tokens after the first; `token_s` is what a token costs at least
+    (`cheapest_token_s`).
     """
     first: Floats = np.ones_like(gaps)  # The number of the first gap that counts; all later ones count too.
     if is_cached:
@@ -293,16 +298,16 @@ def attention_s(
 def fits_kv_cache(
     option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
 ) -> npt.NDArray[np.bool_]:
-    """Whether a worker's KV cache holds requests of these lengths to their last token. A router sends a
-    worker no other requests.
+    """Whether a worker's KV cache holds requests of these lengths to their last token. Other requests are
+    never sent to it.
     """
     tokens = np.asarray(input_tokens, float) + np.asarray(output_tokens, float)
     return np.asarray(np.ceil(tokens / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS <= option.type.kv_tokens)
 
 
 def most_step_tokens(option: Option) -> int:
-    """The most tokens of one step of a worker: its token budget (max_num_batched_tokens), or where it only
-    decodes those of its seats (max_num_seqs).
+    """The most tokens of one step of a worker: its token budget (max_num_batched_tokens), or for a worker
+    that only decodes the tokens of its seats (max_num_seqs).
     """
     worker = option.type.as_one
     return (
@@ -328,7 +333,7 @@ def least_seconds(
     """
     worker = option.type.as_one  # All data-parallel ranks as one engine (planner/fleet.py).
     latency = least_token_times(worker.latency, worker.speculation)
-    # n prompt tokens, of which c are cached. An answer has a gap less than it has tokens.
+    # A prompt has n tokens, of which c are cached. An answer has one gap less than tokens.
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     c = np.asarray(cached_tokens, float)
     token_s = cheapest_token_s(latency, most_step_tokens(option))
@@ -368,15 +373,15 @@ def least_token_seconds(
     """
     latency = least_token_times(option.type.latency, option.type.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
-    own = n if option.role == "decode" else n - np.asarray(shared_tokens, float)
+    own_tokens = n if option.role == "decode" else n - np.asarray(shared_tokens, float)
     if option.role == "prefill":
         # The tokens of a prompt are computed one after the other, so on average half of them are held.
-        return np.asarray(own / 2 * least_prefill_s(option.type, own) / option.type.pp)
+        return np.asarray(own_tokens / 2 * least_prefill_s(option.type, own_tokens) / option.type.pp)
     step_s = latency.step_s(1) + np.zeros_like(n)  # (U,)
     if not is_cached or option.role == "decode":
         is_decoded = n + 1 >= recompute_break_even_tokens(latency, 0.0)
         step_s += np.where(is_decoded, latency.b_s + latency.d_s * (n + 1), 0.0)
-    return np.asarray((own + gaps / 2) * gaps * step_s / option.type.step_tokens)
+    return np.asarray((own_tokens + gaps / 2) * gaps * step_s / option.type.step_tokens)
 
 
 @lru_cache(maxsize=2048)  # The searches of one question need the same numbers many times.
@@ -391,8 +396,8 @@ def busy_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> fl
     """How many workers of one option alone the SLO's work (required_work.py) keeps busy, with fractions of a
     worker.
 
-    This is a lower bound: we take the requests that may be late to be the dearest ones, for prefill, time and
-    memory separately.
+    This is a lower bound: the requests that may be late are taken to be those with the most work, chosen
+    anew for prefill, for the whole work and for memory.
     """
     n, output = lengths.input_tokens, lengths.output_tokens
 
@@ -520,9 +525,7 @@ def bound(
         outcome = run_highs(program.problem, time_limit_s=max(left_s(), 0.0))
         if outcome.status == "infeasible":
             return None
-        if (
-            outcome.bound is not None
-        ):  # What the solver proved; rounding leaves it a little below the optimum.
+        if outcome.bound is not None:  # Proved by the solver; rounding leaves it a little below the optimum.
             return max(outcome.bound, proved)
     return proved
 
@@ -605,7 +608,8 @@ def _build_fleet_program(
     """The variables n_j with the rows nodes_k, limit_y, cut_q, more_j and order_j.
 
     Without integers there are no idle GPUs, since fractions of nodes would leave none. In the objective idle
-    GPUs cost what `Option.node` says; the limit on money always counts dollars.
+    GPUs cost what `Option.node` says (None: the objective is not money); the limit on money always counts
+    dollars.
     """
     problem = pulp.LpProblem(name)
     most = [limits.most_workers(option.type) for option in options]
@@ -619,9 +623,9 @@ def _build_fleet_program(
         for j in range(len(options))
     ]
     nodes = [node_of(option.type.gpu) if is_integer else None for option in options]
-    is_objective = any(option.node is not None for option in options)
+    idle_in_objective = any(option.node is not None for option in options)
     idle_gpus: list[tuple[list[int], pulp.LpVariable]] = []
-    if is_objective or limits.pays_nodes:
+    if idle_in_objective or limits.pays_nodes:
         idle_gpus = _add_idle_gpus(problem, n, options, nodes)
     for y, (limit, amount) in enumerate(limits.rows()):
         use = pulp.lpSum(
@@ -635,7 +639,7 @@ def _build_fleet_program(
     _add_cut_rows(problem, n, most, cuts)
     workers_cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
     idle_cost = _sum_idle_cost(idle_gpus, [option.node for option in options])
-    return _FleetProgram(problem, n, workers_cost, idle_cost if is_objective else pulp.lpSum([]))
+    return _FleetProgram(problem, n, workers_cost, idle_cost if idle_in_objective else pulp.lpSum([]))
 
 
 def _add_cut_rows(
@@ -689,7 +693,7 @@ def _sum_idle_cost(
     idle_gpus: Iterable[tuple[Sequence[int], pulp.LpVariable]], node_of_option: Sequence[PricedNode | None]
 ) -> pulp.LpAffineExpression:
     """sum_k e_k i_k, for the pairs that `_add_idle_gpus` returns. If the options of one kind of node have
-    several prices, e_k is the lowest, so that a bound stays a bound; 0 if they have none.
+    several prices, e_k is the lowest, so that a lower bound stays one; 0 if they have none.
     """
     terms = []
     for of_kind, idle in idle_gpus:

@@ -41,7 +41,7 @@ SIGNATURES = {
     "read_fleet": "fleet, catalog, *, policies",
     "read_plan": "folder, catalog",
     "read_task": "task, catalog, **keys",
-    "read_trace": "trace, *, drop_invalid, how",
+    "read_trace": "trace, *, drop_invalid, log_options",
     "replace": "task, changes, value",
     "replan": "current, slo, trace, *, horizon, start_usd, stop_usd, catalog, seed, **keys",
     "schedule": "market, demand, *, window, gap_frac, time_limit_s, catalog, seed, progress",

@@ -33,6 +33,7 @@ def schema_of(hint: Any) -> Schema:
 
 
 def _schema_part(hint: Any, parts: dict[str, Schema]) -> Schema:
+    """The schema of a type; those of classes are added to `parts` by name, and referred to."""
     if hint in _PLAIN:
         return dict(_PLAIN[hint])
     origin, inner = get_origin(hint), get_args(hint)
@@ -60,6 +61,7 @@ def _schema_part(hint: Any, parts: dict[str, Schema]) -> Schema:
 
 
 def _object_schema(record: type, parts: dict[str, Schema]) -> Schema:
+    """The schema of a class with fields, under the keys that files have for them (`written_key`)."""
     hints = get_type_hints(record, include_extras=True)
     required = [written_key(key) for key, hint in hints.items() if get_origin(hint) is not NotRequired]
     properties = {written_key(key): _schema_part(hint, parts) for key, hint in hints.items()}

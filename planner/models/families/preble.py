@@ -4,7 +4,7 @@
     t_decode  = alpha_d + beta_d * (context tokens)                            [s]
 
 Preble's E2 scheduler needs the seconds that a request adds, not those of a batch. Here context tokens are
-summed over the batch. The number of sequences has no part in the form, which is its main error.
+summed over the batch. The form leaves out the number of sequences, which is its main error.
 """
 
 from __future__ import annotations

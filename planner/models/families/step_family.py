@@ -1,4 +1,5 @@
-"""What all families do alike: check X and y, remember the profiled range, and refuse to predict beyond it.
+"""What all families of step times do alike: check X and y, remember the profiled range, and refuse to predict
+beyond it. The columns of X are N, A_p, D, K, P of planner/models/latency.py.
 
 A family predicts seconds. `latency_` is its five-number form where it has one exactly, else None: then
 `planner.models.family_choice` refits that form to the family's predictions and states the error of the refit.
@@ -54,15 +55,16 @@ class StepFamily(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class TwoPhases(StepFamily):
-    """A family whose paper runs prefills and decodes apart: one form for each, fitted on steps of its kind.
+    """A family whose paper runs prefills and decodes apart: one form for steps of prefills, one for steps of
+    decodes.
 
-    A step with both counts as one after the other, t = t_prefill + t_decode. No such paper says how they
-    overlap, and the sum is on the safe side. Mixed rows are not fitted. A phase that the table lacks cannot
-    be predicted.
+    A step with both is predicted as one after the other, t = t_prefill + t_decode: the papers do not say how
+    the two overlap, and the sum is on the safe side. Steps with both are not fitted. A phase that the table
+    lacks cannot be predicted.
     """
 
     def _fit(self, X: Array, y: Array) -> None:
-        prefill, decode = X[:, 2] == 0, X[:, 4] == 0
+        prefill, decode = X[:, 2] == 0, X[:, 4] == 0  # No decodes (D), and no prefills (P).
         self.phases_ = frozenset(
             name for name, rows in (("prefill", prefill), ("decode", decode)) if rows.any()
         )
@@ -112,7 +114,7 @@ def squared_lengths(X: Array) -> Array:
 
 def fit_nonnegative(columns: Array, y: Array) -> Array:
     """Coefficients >= 0 of the columns (n, k), by least squares on the relative error."""
-    scale = np.maximum(columns.max(axis=0), 1e-30)  # A column of zeros divides by no 0.
+    scale = np.maximum(columns.max(axis=0), 1e-30)  # A column of zeros must not be divided by 0.
     solution, _ = nnls(columns / scale / y[:, None], np.ones(len(y)), maxiter=100 * columns.shape[1])
     return np.asarray(solution / scale)
 

@@ -41,7 +41,7 @@ class NearFleet:
 
     @property
     def excess(self) -> float:
-        """By how much its limits are exceeded: the logarithm of all factors together."""
+        """By how much the fleet exceeds its limits: the logarithm of the product of all factors."""
         return sum(math.log(line.deciding_s / line.limit.limit_s) for line in self.lines if not line.holds)
 
 
@@ -49,7 +49,7 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
     """The first fleet with about a worker for each agent that keeps the SLO, within the limits or beyond, and
     the problem with its policies. None where the time ends first.
 
-    Raises InfeasibleError where none does, with what the nearest one keeps.
+    Raises InfeasibleError where no such fleet keeps the SLO, with what the nearest fleet does keep.
     """
     near: list[NearFleet] = []
     has_gaps = any(limit.metric_row.is_of_gaps for limit in problem.slo.limits)
@@ -68,15 +68,17 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
 
 
 def _router_settings(policies: Policies) -> list[Policies]:
-    """The policies as they are, and with each of THRESHOLDS_FRAC, by matches alone."""
+    """The policies as they are, and with each of THRESHOLDS_FRAC in a router that goes by prefix matches
+    alone.
+    """
     by_match = replace(policies, balance_requests=Policies().balance_requests)
     others = [replace(by_match, cache_threshold_frac=threshold) for threshold in THRESHOLDS_FRAC]
     return list(dict.fromkeys((policies, *others)))
 
 
 def _candidates(problem: Problem) -> Iterator[Counts]:
-    """Fleets of the fastest worker types; of each way to split the LLM that with the largest steps, and where
-    gaps between tokens are limited that with the smallest.
+    """Fleets of the fastest worker types. Of each way to split the LLM over GPUs it takes the type with the
+    largest steps and, where gaps between tokens are limited, the type with the smallest.
     """
     description = problem.task.described
     assert description is not None and description.agents is not None
@@ -98,20 +100,20 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
             most = problem.limits.most_workers(option.type)
             for per_agent in WORKERS_PER_AGENT:
                 yield ((option, max(math.ceil(per_agent * agents), 1)),)
-            if 1 <= most < agents:  # The most that there are: what it keeps is what may be asked for.
+            if 1 <= most < agents:  # The largest fleet within the limits: an SLO that it keeps is in reach.
                 yield ((option, int(most)),)
 
 
 def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
-    """That none of these fleets keeps the SLO, and with which limits the nearest of them keeps it; of those
-    within the limits of the question, where there are any.
+    """The error that none of these fleets keeps the SLO, with the limits that the nearest fleet would keep.
+    Fleets within the limits of the question come before others.
     """
     allowed = [each for each in near if problem.allows(each.counts)]
     first = min(allowed or near, key=lambda each: each.excess)
     missed = [line for line in first.lines if not line.holds]
     ((option, count),) = first.counts
     best = " and ".join(f"{line.limit.name} of {show_s(line.deciding_s)}" for line in missed)
-    asked = " and ".join(f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed)
+    slo_text = " and ".join(f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed)
     relaxed_s = {line.limit.name: rounded_up(line.deciding_s) for line in missed}
     is_kept = bool(allowed) and with_limits(first.problem, relaxed_s).oracle.holds([first.counts])[0]
     enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
@@ -121,7 +123,7 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     ]
     fleets = len({each.counts for each in near})
     return InfeasibleError(
-        f"latency: no fleet was found that keeps {asked}: {fleets} with up to two workers for each agent "
+        f"latency: no fleet was found that keeps {slo_text}: {fleets} with up to two workers for each agent "
         f"were simulated, and the nearest, {count} x {option.type.name}, has {best}. More workers do not "
         f"cure that; {help_}, or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",

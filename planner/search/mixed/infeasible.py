@@ -1,5 +1,7 @@
-"""Explains why no fleet was found: which limits bind, and the smallest relaxation with which a fleet
-holds.
+"""Explains why no fleet was found: which limits bind, and the smallest relaxation with which a fleet holds
+(keeps the SLO in its simulation).
+
+A limit's floor is the least value [s] that its percentile can have, with every request on an idle worker.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from planner.solvers.required_work import compute_slo_work
 from planner.units import show_s
 
 RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # These multiples of the least possible limit are tried in turn.
-
 RELAX_S = 20.0  # The search for a relaxation that works ends after so long, on the search's clock.
 
 MOST_PROBED = 4  # The largest fleets of so many worker types are simulated to see which limits they keep.
@@ -36,11 +37,13 @@ MOST_PROBED = 4  # The largest fleets of so many worker types are simulated to s
 MOST_PROBED_REQUESTS = 50_000
 MOST_WORKERS = 256  # More workers would stand idle in any question whose simulation is short.
 MOST_REASONS = 3  # If the search proved nothing, the error names so many reasons for which fleets failed.
-LIFTED_S = 1e7  # A limit that every request keeps, but still a number with which verdicts can compare.
+LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
 
 
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
-    """The problem that `build` makes. If limits are out of reach, InfeasibleError says which are not."""
+    """The problem that `build` makes. If limits are out of reach, the InfeasibleError names limits that are
+    not.
+    """
     try:
         return build()
     except OutOfReachError as error:
@@ -48,9 +51,10 @@ def with_relaxation(build: Callable[[], Problem]) -> Problem:
 
 
 def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> InfeasibleError:
-    """Limits that nothing keeps, and how far they must be relaxed for a fleet to be found.
+    """The error that no fleet keeps these limits, with how far they must be relaxed for a fleet to be found.
 
-    `floors` are what an idle worker needs, mostly more than the limit.
+    `floors` has each limit with its floor and the name of the fastest worker type. A floor within its limit
+    means that all fleets within the limits were simulated and miss it.
     """
     limit, best_s, name = floors[0]
     also = (
@@ -111,12 +115,12 @@ def _changes(problem: Problem, relaxed_s: Mapping[str, float]) -> list[Change]:
 
 
 def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
-    """For each limit, the least value that its percentile can have, with every request on an idle worker, and
-    the worker type that reaches it. Only limits below that value are returned, or all if none is.
+    """Each limit with its floor, and the worker type that reaches the floor: of limits below their floors, or
+    of all limits if there are none.
     """
     floors: list[tuple[Limit, float, str]] = []
     for limit in problem.slo.limits:
-        if limit.selector is not None:  # Lengths of all requests say nothing of those of a class.
+        if limit.selector is not None:  # `lengths` are of all requests, so a class has no floor.
             floors.append((limit, 0.0, problem.types[0].name))
             continue
         of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
@@ -143,12 +147,12 @@ def _probed(types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, st
 
 
 def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
-    """Limits [s] by name that the largest fleet of one of a few fast worker types attains, the other limits
-    kept. Of several types the limits are those that lie lowest together, in factors; empty if no type attains
+    """Limits [s] by name that the largest fleet of one of a few fast worker types attains while it keeps the
+    other limits. Of several types the limits with the smallest product are returned; empty if no type attains
     any. The fleet was simulated with these limits, and held.
 
-    This takes two simulations for each type, where a ladder of limits asks many fleets at each step: 10,000
-    turns of 24 agents had no answer after 70 CPU seconds.
+    This takes two simulations for each type. To raise the limits step by step (`_relaxed_s`) takes a search
+    at each step, which for 10,000 turns of 24 agents had no answer after 70 CPU seconds.
     """
     relaxations: list[dict[str, float]] = []
     problem.progress("out of reach; looking for what is not")
@@ -182,7 +186,7 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
 
 
 def with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:
-    """The question with other limits [s], by name, of all draws of the traffic at once."""
+    """The problem with other limits [s], by name. Its fleets must keep them on all draws of the traffic."""
     slo = replace(
         problem.slo,
         limits=tuple(
@@ -218,17 +222,19 @@ def rounded_up(seconds: float) -> float:
 def infeasible(
     problem: Problem, level0: Level0, beyond: MixedFleets, wider_fleets: Sequence[Counts]
 ) -> InfeasibleError:
-    """Name what binds and the smallest relaxation, and say whether that no fleet holds is proved.
+    """The error that no fleet holds: what binds, the smallest relaxation, and whether it is proved.
 
-    `wider_fleets` are those of `find_wider_fleets`, so the question with that much more has a plan. It is
-    proved where the bound over all fleets says so; else it rests on searches that came to their end.
+    `wider_fleets` are those of `find_wider_fleets`, so with limits that allow them the question has a plan.
+    The error is proved where the bound over all fleets exceeds the limits; else it rests on searches that
+    came to their end.
     """
     rows = problem.limits.rows()
     names = ", ".join(limit.name for limit, _ in rows)
     is_proved = problem.lower is None
     has_ended = level0.search.is_exhausted and (
         beyond.is_exact
-        # The master does not know what a fleet carries after a loss.
+        # The end of the search for mixed fleets says nothing of fleets after a loss: its master ignores
+        # losses.
         or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
     )
     ways = [_exceeded(problem.limits, counts) for counts in wider_fleets]
