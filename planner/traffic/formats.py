@@ -1,6 +1,6 @@
 """From the columns of a trace file to a Trace. `TraceRows` recognises the format by the header, checks each
 column, and puts clock, lengths, names and prefixes together. trace_reading.py (files) and frames.py (tables
-in memory) feed it the rows.
+in memory) give it the rows in blocks.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from planner.units import counted
 
 MAX_SPAN_S = 100 * 365.25 * 86400.0  # A longer trace has times in another unit than seconds.
 OUT_OF_ORDER_FRAC = 0.01  # A smaller share of late rows is sorted, a larger one is an error.
-RESTART_FRAC = 0.01  # A clock has restarted if it falls to within this share of its span from its start.
+RESTART_FRAC = 0.01  # A clock that falls back to within this share of its span from its start has restarted.
 YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100.
 # A numeric clock that begins above this (3 years) counts from a date and never restarts.
 DATE_S = 1e8
-# A warning says so if more than this share of requests is left out, and more than MOST_DROPPED_FRAC is an
-# error, unless the user has allowed it (--drop-invalid).
+# A warning is given if more than the first share of requests is left out; more than the second is an error,
+# unless the user allows it (--drop-invalid).
 REPORTED_DROPPED_FRAC, MOST_DROPPED_FRAC = 0.01, 0.2
 NESTED = "hash_ids"  # In RAGPulse this column holds an object; its keys become columns of their own.
 
@@ -99,8 +99,8 @@ FORMATS = (
     TraceFormat("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
     TraceFormat("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
-PUBLISHED = tuple(each.name for each in FORMATS[2:])  # These formats are published by others.
-# Columns that any format may have; the first of these names that a file has is taken.
+PUBLISHED = tuple(each.name for each in FORMATS[2:])  # The first two formats are ours, these are of others.
+# Columns that any format may have, each under several names: the first name that a file has is taken.
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
@@ -124,15 +124,15 @@ class TraceRows:
     ) -> None:
         """With `grows`, columns may begin in a later block of rows; the caller then calls `add_columns`.
 
-        `where` names the header in errors. `counted` says what errors count: lines of a file, rows of a
-        table.
+        `where` names the header in errors. `counted` is what errors number: the "line" of a file, or the
+        "row" of a table.
         """
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
         # Lists hold one array for each block of rows.
         self.ticks: list[FloatArray] = []  # Arrivals in the clock's own unit, or in seconds for dates.
         self.origin: pd.Timestamp | None = None  # The first date, where the clock gives dates.
         self.has_zones: bool | None = None  # Whether dates say their zone; None before the first.
-        self.doubts: list[str] = []  # What the reader of the rows found doubtful.
+        self.doubts: list[str] = []  # Sentences on what is doubtful in the rows; they become warnings.
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])  # Of inputs, and of outputs.
         self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
@@ -160,6 +160,7 @@ class TraceRows:
         self._choose_columns(where)
 
     def _index_columns(self, names: list[str], where: str) -> None:
+        """Find columns by their names in lower case; raises TraceError for a name that is given twice."""
         self.known = {name.strip().lower(): name for name in names}
         if len(self.known) < len(names):
             twice = Counter(name.strip().lower() for name in names).most_common(1)[0][0]
@@ -199,7 +200,7 @@ class TraceRows:
             *self.rivals,
         )
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
-        rows = sum(map(len, self.ticks))  # Those that were read before such a column began.
+        rows = sum(map(len, self.ticks))  # So many rows were read before such a column began.
         for name in (self.tenant, self.llm, self.adapter, self.task, self.block, self.request_id):
             if name is not None:
                 self.texts.setdefault(name, [""] * rows)
@@ -225,6 +226,7 @@ class TraceRows:
         return closest
 
     def _one_of(self, names: Iterable[str]) -> str | None:
+        """The file's column with the first of these names that it has; None if it has none of them."""
         return next((self.known[name] for name in names if name in self.known), None)
 
     def add_rows(
@@ -248,7 +250,7 @@ class TraceRows:
             expected = f"at most {MAX_TOKENS} tokens with those of the text"
             self._refuse_rows(inputs > MAX_TOKENS, line, self.images, expected, pd.Series(images))
         ticks = self._parse_clock(line, columns[self.clock])
-        # A failed request often lacks both lengths; it is counted once.
+        # A failed request often lacks both lengths, so it is counted under its output alone.
         self.dropped[NO_OUTPUT] += int((outputs == 0).sum())
         self.dropped[NO_INPUT] += int(((inputs == 0) & (outputs > 0)).sum())
         keep = (inputs > 0) & (outputs > 0)
@@ -259,7 +261,7 @@ class TraceRows:
             self.image_tokens.append(images[keep])
         for name, texts in self.texts.items():
             names = columns[name][keep].fillna("").astype(str).tolist()
-            if name != self.request_id:  # Other names repeat, so that each is stored once.
+            if name != self.request_id:  # All other names repeat, so equal ones are stored once.
                 names = [self._seen.setdefault(each, each) for each in names]
             texts += names
         if self.think is not None:
@@ -287,8 +289,8 @@ class TraceRows:
             )
 
     def _compare_rivals(self, counts: dict[str, IntArray], columns: dict[str, pd.Series[Any]]) -> None:
-        """Warn once of each column that also seems to hold lengths, and other ones than the column that is
-        read.
+        """Note a doubt, once, for each column that by its name holds lengths too, and differs from the column
+        that is read.
         """
         for name, read in tuple(self.rivals.items()):
             lengths = _to_floats(columns[name])
@@ -304,12 +306,14 @@ class TraceRows:
     def _check_lists(
         self, line: IntArray, name: str, column: pd.Series[Any], keep: npt.NDArray[np.bool_]
     ) -> list[list[int]]:
+        """The lists of the rows in `keep`; raises TraceError where a value was no list (None)."""
         lists = column.tolist()
         if None in lists:
             self._raise_at(line[lists.index(None)], name, "a list of whole numbers", "something else")
-        return [one for one, is_kept in zip(lists, keep.tolist(), strict=True) if is_kept]
+        return [numbers for numbers, is_kept in zip(lists, keep.tolist(), strict=True) if is_kept]
 
     def _check_tokens(self, line: IntArray, name: str, column: pd.Series[Any]) -> IntArray:
+        """The token counts of a column (rows,); raises TraceError for a value that is none."""
         counts = _to_floats(column)
         is_bad = ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
         self._refuse_rows(is_bad, line, name, f"a whole number of tokens, 0 to {MAX_TOKENS}", column)
@@ -325,7 +329,7 @@ class TraceRows:
             self._raise_at(line[0], self.clock, expected, shown_value(first))
         if is_date:
             dates = self._parse_dates(line, column.astype(str))
-            is_bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # Within 64 bits of nanoseconds.
+            is_bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # Nanoseconds then fit into 64 bits.
             expected = "a date such as 2023-11-16 18:17:03.9799600"
         else:
             ticks = _to_floats(column)
@@ -338,18 +342,22 @@ class TraceRows:
         return ticks
 
     def _parse_dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
-        """The times in UTC, NaT where a value is no time. Either all of them name their zone, or none does
-        and UTC is taken.
+        """The times in UTC, NaT where a value is no time. Either all values name their zone, or none does and
+        all are taken as UTC; a mixture raises TraceError.
         """
         form: dict[str, Any] = {"format": "ISO8601", "cache": False}
         try:
             dates = pd.to_datetime(text, **form)
             zoned = np.broadcast_to(dates.dt.tz is not None, len(text))
-        except (ValueError, TypeError, OverflowError):  # Zones differ, some have none, or some is no date.
+        except (
+            ValueError,
+            TypeError,
+            OverflowError,
+        ):  # Zones differ, some are missing, or a value is no date.
             dates = pd.to_datetime(text, utc=True, errors="coerce", **form)
             zoned = np.array([says_zone(date) for date in text])
-            # A value that is no date has no zone. It must not be refused for that here, because the caller
-            # refuses it with a better reason.
+            # A value that is no date has no zone. It takes the first value's here, because the caller refuses
+            # it with a better reason.
             zoned = zoned | dates.isna().to_numpy() & bool(zoned[0])
         is_zoned = bool(zoned[0]) if self.has_zones is None else self.has_zones
         self.has_zones = is_zoned
@@ -366,11 +374,14 @@ class TraceRows:
             self._raise_at(line[row], name, expected, shown_value(column.iloc[row]))
 
     def _raise_at(self, line: int, name: str, expected: str, bad_value: str) -> None:
+        """Raise TraceError with the place of a bad value."""
         where = f"{self.path}, {self.counted} {line}, column {name}"
         raise TraceError(f"{where}: expected {expected}, found {bad_value}")
 
     def _warn_of_dropped(self) -> tuple[str, ...]:
-        """A warning if requests were left out, blank lines not counted; raises where they are too many."""
+        """A warning if more than a few requests were left out (blank lines do not count); raises TraceError
+        if too many were, or if none is left.
+        """
         left = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{counted(rows, 'row')} with {reason}" for reason, rows in left_out.items())

@@ -63,17 +63,17 @@ from planner.solvers.repeats import Repeats
 from planner.traffic.described import Description
 from planner.traffic.trace import Trace
 
-# The search on paper may take this share of the work. None of the plans of benchmarks/plans.py takes more
-# than a sixth. But where requests are dear to simulate (agents), nothing would be left for production.
+# The search on paper may take this share of the work. No plan of benchmarks/plans.py takes more than a sixth
+# for it. Without a limit, nothing would be left for production where requests are dear to simulate (agents).
 PAPER_TIME_FRAC = 0.5
 # With the objective throughput the search for the rate may take this share of the time.
 RATE_TIME_FRAC = 2 / 3
-# A search at the rate that was found has at least this long, even if finding the rate took all of the time.
+# The search at the most traffic has at least this long, even if finding that rate took all of the time.
 LEAST_SEARCH_S = 5.0
 # Placing prefixes on a pool takes at most this long. It tries a fixed number of placements, so the clock
 # rarely decides.
 MOST_PREFIXES_S = 60.0
-# Placing the workers on nodes, without which there are no commitments, has at least this long.
+# Placing the workers on nodes has at least this long, because commitments (bills by term) need it.
 LEAST_PLACEMENT_S = 1.0
 
 
@@ -128,7 +128,7 @@ def _plan(
         task = task_at_rate(task, trace, throughput.rate_rps, seed)
         start = [fleet]
         conditions = at_rate(_with_least_time(conditions), throughput.rate_rps)
-    # Finding the rate may have used up the time: then the search for its fleet has a little of its own.
+    # Finding the rate may have used up the time, so the search for its fleet has LEAST_SEARCH_S of its own.
     with time_limit(LEAST_SEARCH_S, grace=True) if throughput is not None else nullcontext():
         searched = search_llm(
             task,
@@ -151,7 +151,7 @@ def _certified(
     conditions: Conditions,
     throughput: Throughput | None,
 ) -> Plan:
-    """The plan with its fleet for production, if that is asked for, and the evidence for it."""
+    """The plan with the evidence for it; with safety, of the fleet for production."""
     task = searched[0][0].task
     production = None
     if task.safety is not None:
@@ -161,7 +161,7 @@ def _certified(
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
-    # A plan that is on paper only for want of a production fleet is not deployed, so its robustness is not
+    # If no fleet for production was found, the plan is on paper and not to be deployed: its robustness is not
     # worth the time.
     is_on_paper = production is not None and production.why_on_paper is not None
     if is_on_paper or not conditions.adds_robustness:
@@ -310,7 +310,7 @@ def certify_plan(
     began = now_s()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
-    # The last simulation may take as long as that of the plan did, so it must begin as long before the end.
+    # The last simulation may take as long as this one, so it must begin as long before the deadline.
     clock = findings.EvidenceClock(deadline - (now_s() - began))
     further = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
     limit_prices = shadow_prices(replace(problem, deadline=deadline))
@@ -321,7 +321,7 @@ def certify_plan(
         _certificate_of(searched, simulation, further, limit_prices, seed, production),
         commitments=commitments(fleet, placement, problem.task.offers_by_term),
     )
-    # A plan on paper has no scenarios that are redrawn from the trace.
+    # These warnings are of scenarios drawn from one trace, which a plan on paper does not have.
     one_trace = () if production is None else findings.one_trace_warnings(problem)
     of_simulation = [
         findings.price_holding_hours(problem, counts, warning, clock)
@@ -406,9 +406,7 @@ def _status_of(
     if production is None and problem.task.safety is None:
         return "on paper"
     if production is None or (not production.is_tested and problem.out_of_time()):
-        return (
-            "best found"  # The time was over before a production fleet was found, or before its test ended.
-        )
+        return "best found"  # The time was over before there was a production fleet, or its test ended.
     is_measured = (
         all(pool.type.latency.is_measured for pool in fleet.running_pools)
         and production.scenarios.have_spread

@@ -47,12 +47,12 @@ from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 
-# A measured window of fewer than so many mean residence times (E2E) is called short: the fleet may not have
-# come to its steady state.
+# A measured window shorter than so many mean E2E times is called short: the fleet may not have come to its
+# steady state.
 FEW_RESIDENCES = 20
 
-# A warning is given where fewer requests keep all limits than this part of the SLO's lowest percentile: with
-# p90 fewer than 45 %.
+# A warning is given if the share of requests that keep all limits is below this part of the SLO's lowest
+# percentile: with p90 below 45 %.
 FEW_KEEP = 0.5
 
 SHORT_TRACE_S = HOUR_S  # A trace that is shorter is called short.
@@ -70,7 +70,7 @@ LATE_FRAC = 0.2
 # fleet's capacity is reported as binding, not the limit.
 MOST_RELAXED = 3.0
 
-# Placing workers on nodes takes at most this long, on an idle machine a quarter of it.
+# Placing workers on nodes may take this long, four times what it takes on an idle machine.
 PLACEMENT_S = 40.0
 
 # Where prompts share less than this part of their tokens, no warning says that prefixes are not counted.
@@ -111,8 +111,8 @@ def clock_warnings() -> tuple[facts.Warned, ...]:
 def price_other_policies(
     searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
 ) -> tuple[Alternative, ...]:
-    """What the best fleets of the policies that were not chosen cost, and what serving the shortest prompts
-    first would save, if only first come first served was searched.
+    """The best fleet of each policy that was searched and not chosen, with its cost. If only first come first
+    served was searched, also what serving the shortest prompts first would save.
     """
     chosen, best = best_of(searched)
     choices = chosen.task.policy_choices()
@@ -194,13 +194,13 @@ def bound_pins(
 ) -> tuple[facts.Binding, ...]:
     """How far the placement of pinned prefixes (prefixes/pinning.py) is from the best possible, by pool.
 
-    `best` are the workers of the plan. If the plan does not pin prefixes, we look at the best fleet on paper
-    that does.
+    `best` are the workers of the plan. If the plan does not pin prefixes, the best fleet on paper that pins
+    them is taken in its place.
     """
     problem = best_of(searched)[0]
     is_plan = problem.oracle.pinning is not None
     if not is_plan:
-        pinned = [(other, own) for other, own in searched if other.oracle.pinning is not None]
+        pinned = [(other, search) for other, search in searched if other.oracle.pinning is not None]
         if not pinned:
             return ()
         problem, pinned_search = best_of(pinned)
@@ -259,7 +259,7 @@ def _price_shortest_first(
     longer the longest TTFT would be.
     """
     has_queue = any(limit.metric_row.has_queue for limit in problem.slo.limits)
-    # The order of a queue matters to metrics that count the wait, and one worker cannot be saved.
+    # The order of a queue changes only metrics that count the wait, and a single worker cannot be saved.
     if not has_queue or sum(count for _, count in best.best) < 2:
         return ()
     if not clock.allows("shortest-first"):
@@ -284,10 +284,11 @@ def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
 def simulate_neighbours(
     problem: Problem, best: Counts, clock: EvidenceClock
 ) -> tuple[tuple[facts.Neighbour, ...], tuple[facts.Binding, ...]]:
-    """Every fleet with one worker fewer, simulated, and what relaxing the limit it misses would save.
+    """Every fleet with one worker fewer (a neighbour), simulated, and what relaxing the limit that it misses
+    would save.
 
-    A limit binds if it is all that a neighbour misses, and the neighbour costs less than the plan. Otherwise
-    capacity binds. A neighbour that keeps the SLO binds nothing.
+    A limit binds if it is all that a neighbour misses, and the neighbour costs less than the plan. If a
+    neighbour misses the SLO otherwise, capacity binds. A neighbour that keeps the SLO binds nothing.
     """
     neighbours: list[facts.Neighbour] = []
     binding: list[facts.Binding] = []
@@ -298,12 +299,12 @@ def simulate_neighbours(
             break
         failing_loss = problem.oracle.failing_loss(fewer)
         holds = failing_loss is None
-        # A fleet that fails is simulated on the draw and with the workers with which it does; one that holds
-        # on the traffic as written with all its workers.
+        # A fleet that fails is simulated as it fails: on that draw, with the workers that are left. A fleet
+        # that holds is simulated on the traffic as written with all its workers.
         oracle, left = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
         after_losses = sum(n for _, n in left) < sum(n for _, n in fewer)
-        # Without workers, or with one role of a prefill-decode pair alone, nothing can be simulated.
+        # Without workers, or with only one of prefill and decode workers, nothing can be simulated.
         roles = {option.role for option, n in left if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             neighbours.append(
@@ -319,7 +320,7 @@ def simulate_neighbours(
         fails_by_one_limit = (
             len(failing) == 1 and verdict.is_steady and verdict.attainment_holds and verdict.guarantees_hold
         )
-        # With losses or several draws, the fleet may miss other limits in other simulations.
+        # With losses or several draws the fleet may miss other limits in simulations that were not looked at.
         if fails_by_one_limit and not problem.oracle.has_losses and not problem.draws:
             line = failing[0]
             value_s = line.deciding_s
@@ -336,9 +337,9 @@ def simulate_neighbours(
 def simulate_longer_steps(
     problem: Problem, fleet: Fleet, clock: EvidenceClock
 ) -> facts.UpperEnds | facts.LongerSteps | None:
-    """Whether the SLO is kept with step times at the upper ends of their spread. Where the step times of some
-    pool have no spread, the steps of every pool are longer by the error of their fit instead. None if no fit
-    has an error, or if no time is left.
+    """Whether the SLO is kept with step times at the upper ends of their spread. If the step times of some
+    pool have no spread, the steps of every pool are made longer by the error of their fit instead. None if no
+    fit has an error, or if no time is left.
     """
     latencies = [pool.type.latency for pool in fleet.pools]
     spreads = [fit.spread for fit in latencies if fit.spread is not None]
@@ -369,11 +370,11 @@ def _simulate_upper_ends(
 def price_insurance(
     problem: Problem, best: FleetSearch, trace: Trace, catalog: Catalog, seed: int, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """What a robust plan costs more than one for the expected traffic and step times, whether the robust
-    fleet keeps the SLO with these, and warnings.
+    """How much more a robust plan costs than one for the expected traffic and step times, whether the robust
+    fleet keeps the SLO with the expected ones, and warnings.
 
     Neither search is exact for mixed fleets, so the search without robustness might end at a dearer fleet
-    than the robust one. We therefore let it choose the robust fleet too, if that keeps the SLO as expected.
+    than the robust one. The robust fleet is therefore taken there too, if it is cheaper and keeps the SLO.
     """
     task = problem.task
     if task.robust == Robust() or not clock.allows("expected"):
@@ -397,12 +398,12 @@ def price_insurance(
     except InfeasibleError as error:
         none = facts.NoneForExpected(planned, str(error))
         return (), (none,), (none,)
-    except PlannerError:  # For instance because no time is left. Then the price of the insurance is unknown.
+    except PlannerError:  # For instance no time is left. Then the price of the insurance is unknown (None).
         return (), (facts.InsuranceCosts(planned, objective_paid(problem, best.best), None, unit),), ()
     cheapest = expected.oracle.fleet(expected_best.best)
     value = objective_paid(expected, expected_best.best)
     robust_value = objective_paid(problem, best.best)
-    # The robust fleet on the expected traffic, with the robust plan's policies.
+    # The robust fleet is simulated on the expected traffic, with the robust plan's policies.
     as_expected = on_all_draws(with_policies(expected_problem, problem.oracle.policies))
     counts = counts_of(robust, expected_best.level0.options)  # None if it has no such options.
     robust_holds = counts is not None and as_expected.oracle.holds([counts])[0]

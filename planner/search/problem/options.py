@@ -1,6 +1,6 @@
 """The options of a fleet: every GPU in stock x TP x PP x data-parallel ranks x engine settings x role.
 
-build_problem.py calls it. Limits that no option keeps even when idle: idle_limits.py.
+build_problem.py asks for the worker types; the searches make options of them.
 """
 
 from __future__ import annotations
@@ -58,24 +58,25 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     return groups
 
 
-# The price of an owned GPU in the search. It is above 0, so that solvers take no more of them than needed,
+# The price of an owned GPU in the search. It is above 0, so that solvers take no more owned GPUs than needed,
 # and too small to be shown.
 OWNED_USD_PER_H = 1e-5
-NEARLY = 0.9  # A step may take this share of a limit on gaps; the rest is for prefills in between.
-# Decode workers have the token budget nearest to this, vLLM's default. It hardly matters for them.
+NEARLY = 0.9  # A full step may take this share of a limit on gaps, because other steps come in between.
+# Decode workers have the token budget nearest to this, vLLM's default. The budget hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
-# With the objective "gpus" a GPU counts up to this share more, in proportion to its price. So of fleets with
-# equally many GPUs the cheapest is best. Only in fleets of more than 10,000 GPUs might the shares add up to a
-# whole GPU.
+# With the objective "gpus" a GPU counts as 1 plus up to this share, in proportion to its price. So of fleets
+# with equally many GPUs the cheapest is best. Only in fleets of more than 10,000 GPUs might the shares add up
+# to a whole GPU.
 PRICE_TIE_FRAC = 1e-4
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A GPU and TP degree that cannot serve all of this traffic, and why.
+    """A GPU and TP degree, by `name`, that cannot serve all of this traffic, and why.
 
-    `workers` have room for the weights, but not for the longest request: they can serve the others.
+    `workers` are its worker types with room for the weights but not for the longest request: these can serve
+    shorter requests.
     """
 
     name: str
@@ -90,10 +91,10 @@ class Engines:
     `budgets` are tokens per step and `seats` sequences per step; vLLM allows no more seats than tokens.
     `ranks` are numbers of data-parallel ranks, `stages` depths of pipelines. If a worker has more GPUs than a
     node, activations cross between nodes at `node_bytes_per_s`. `host_overhead_s` is added to each step. With
-    `at_spread` step times are those at the upper end of their spread; then they are `longer_frac` longer. The
-    host time of `engine` is in simulations only; bounds on a step leave it out. `is_piped` is False for
-    questions with LoRA or KV offload, which are not simulated in pipelines. `is_stored` says that the KV
-    blocks of all workers are in one store.
+    `at_spread` step times are taken at the upper end of their spread; the result is made `longer_frac`
+    longer. The host time of `engine` is in simulations only; bounds on a step leave it out. `is_piped` is
+    False for questions with LoRA or KV offload, which are not simulated in pipelines. `is_stored` says that
+    the KV blocks of all workers are in one store.
     """
 
     budgets: tuple[int, ...] = TOKEN_BUDGETS
@@ -131,7 +132,7 @@ class Engines:
     @property
     def simulated(self) -> Engine | None:
         """The engine as it is simulated. With `longer_frac` its host time is longer too."""
-        return self.engine and self.engine.with_longer_host(self.longer_frac)
+        return None if self.engine is None else self.engine.with_longer_host(self.longer_frac)
 
     def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
         """The combinations of budget, seats and drafts. A step checks all drafts of all its sequences, so the
@@ -139,15 +140,15 @@ class Engines:
         """
         combinations = []
         for drafts, budget, seats in itertools.product(self.speculations, self.budgets, self.seats):
-            step_tokens = 1 if drafts is None else drafts.most_tokens  # Of one sequence.
+            step_tokens = 1 if drafts is None else drafts.most_tokens  # Tokens of one sequence in a step.
             if drafts is None or (stages == ranks == 1 and budget >= step_tokens):
                 combinations.append((budget, min(seats, budget // step_tokens), drafts))
         return list(dict.fromkeys(combinations))
 
 
 def _at_spread(latency: StepLatency, name: str) -> StepLatency:
-    """The fit at the upper end of its spread, which it then no longer has; InputError if it has no spread.
-    `name` is for the error.
+    """The fit with times at the upper end of its spread, and without a spread. Raises InputError with `name`
+    if it has none.
     """
     if latency.spread is None:
         raise InputError(
@@ -177,7 +178,7 @@ def worker_types(
                 is_power_of_two = tp & (tp - 1) == 0
                 if is_power_of_two:  # Nobody expects other TP degrees, so the certificate does not name them.
                     left_out.append(LeftOut(name, facts.HeadsNotShared(llm.heads, tp)))
-            # In one store workers of all degrees must be able to read each other's KV blocks.
+            # Workers that share a store must be able to read each other's KV blocks, whatever their TP.
             elif engines.is_stored and not is_common(llm, (1, tp)):
                 left_out.append(LeftOut(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
             elif pp > llm.layers:
@@ -196,7 +197,8 @@ def worker_types(
 def _degrees(
     name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: Engines
 ) -> Iterator[Degree]:
-    """The ways to split an LLM: experts sliced or whole, and each number of data-parallel ranks.
+    """The ways to split an LLM over workers with this GPU, TP and PP (`on`): experts sliced or whole, and
+    each number of data-parallel ranks.
 
     Ranks have no pipelines. They are on one node, or on several if one node has too few GPUs; then each kind
     of all-to-all between nodes is a way of its own.
@@ -215,7 +217,7 @@ def _degrees(
 
 
 def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
-    """Why so many ranks cannot be put on nodes; empty if they can."""
+    """Why `dp` ranks cannot be put on nodes, as a sentence; empty if they can."""
     try:
         nodes_of_ranks(llm, gpu, tp, dp)
     except InputError as error:
@@ -291,7 +293,7 @@ def _types_of_degree(
     """The worker types of one degree that hold the weights, one per engine setting."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
     slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=degree.ep)
-    latency: StepLatency | None = None  # It is the same for all settings, and computed when one has room.
+    latency: StepLatency | None = None  # All settings share it, so it is computed once, and only if needed.
     types = []
     for budget, most_seqs, drafts in degree.settings(engines):
         # With drafts the sampler needs memory for more rows.
@@ -337,8 +339,8 @@ def _left_out_of_degree(
     settings: Sequence[tuple[int, int, Speculation | None]],
     longest_tokens: int,
 ) -> Iterator[LeftOut]:
-    """The engine settings of one degree that are left out of plans, and why. `types` are its workers that
-    have room for KV blocks.
+    """The engine settings of one degree that are left out of plans, and why. `types` are the degree's worker
+    types that have room for KV blocks.
     """
     with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types}
     no_room = [setting[0] for setting in settings if setting not in with_room]
@@ -354,9 +356,8 @@ def _left_out_of_degree(
 
 
 def weight(worker: WorkerType, objective: str) -> float:
-    """What the GPUs of one worker add to the objective.
-
-    An owned GPU that costs nothing counts OWNED_USD_PER_H, so that a plan takes no more of them than needed.
+    """What the GPUs of one worker add to the objective. An owned GPU that costs nothing counts
+    OWNED_USD_PER_H.
     """
     if objective == "power":
         return worker.power_w
@@ -410,15 +411,15 @@ def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
 
 def split(worker: WorkerType) -> tuple[str, int, int, bool, int]:
-    """The GPU of a worker, and how the LLM is split over several: its name, TP, PP, EP and DP."""
+    """How the LLM is split over a worker's GPUs: name of the GPU, TP, PP, EP and data-parallel ranks."""
     return worker.gpu.name, worker.tp, worker.pp, worker.ep, worker.dp
 
 
 def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     """One option per hardware, token budget and drafter, with the most seats.
 
-    Prefilled requests leave at once, so the token budget binds and not the seats. Drafts without a model of
-    their own (n-gram look-up) make no difference to prefill.
+    Requests leave a prefill worker at once, so its token budget binds and not its seats. Drafts without a
+    model of their own (n-gram look-up) make no difference to prefill.
     """
     with_most_seats: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:

@@ -362,7 +362,7 @@ def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet
 
 
 def plan_production(problem: Problem, paper: FleetSearch) -> Production | None:
-    """The three answers, where `paper` is the cheapest fleet on paper; None where the time was over.
+    """The three answers, where `paper` is the cheapest fleet on paper; None if the time was over first.
 
     Raises InfeasibleError as `find_production_fleet` does.
     """
@@ -375,10 +375,11 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     limits of the trial's problem.
     """
     answer, lossy_fleet = None, None
-    # If the question asks for losses, production survives them already.
+    # If the question itself has losses to survive, production survives them already.
     if not problem.oracle.has_losses and not problem.out_of_time():
         answer, lossy_fleet, first_lossy = _answer_with_a_loss(trial, paper)
-        # The first fleet with a loss has more to spare than production, even where it fails its own test.
+        # The first fleet with a loss has workers to spare, even if it fails its own test: it may be the
+        # better fleet for production.
         trial = _prefer_lossy_fleet(trial, first_lossy)
     best, kept_in = trial.best, trial.kept_in
     paper_kept_in = _kept_in_of_paper_fleet(problem, paper, trial)
@@ -413,7 +414,7 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
     """The cheapest fleet on paper, with how many scenarios it keeps, if no production fleet was found."""
     assert problem.searched is not None and problem.task.safety is not None
     test = ScenarioTest(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
-    # At full size the scenarios of a large problem would be drawn for this count alone, so it takes fewer.
+    # The scenarios of a large problem would be drawn at full size for this count alone, so it takes fewer.
     is_small = build_scale_model(problem, paper.best) is problem
     kept_in = test.count_kept(paper.best, problem.searched.count if is_small else test.side_scenarios)
     answers = (
@@ -442,8 +443,8 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
     """The trial of the fleet with a loss, where that fleet costs no more than the production fleet and passes
     the test; else the given trial.
 
-    A fleet with a loss that costs less loses the workers that it does not need for the test. One that costs
-    the same keeps them, since the nodes they run on are paid for anyway.
+    If it costs less, it is reduced to the workers that it needs for the test. If it costs the same it keeps
+    all, since the nodes on which they run are paid for anyway.
     """
     same_value = trial.problem.same_value
     if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * same_value:
@@ -462,7 +463,7 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
 
 def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:
     """Cheaper fleets that hold on paper and miss slightly too many of the search's scenarios, cheapest first,
-    at most MOST_NEAR_FEASIBLE. Of fleets of the same GPUs one stands for all, as their tests end alike.
+    at most MOST_NEAR_FEASIBLE. Of fleets on the same hardware one stands for all, as their tests end alike.
 
     At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these
     fleets has simulated most of the scenarios that they miss, so the check is cheap.
@@ -473,19 +474,19 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
     cheaper = [counts for counts in fleets if counts and paper.value < objective(counts) < below]
     as_written = scenario_problem.oracle.as_written()
     near_feasible: list[Counts] = []
-    machines_found = set[tuple[tuple[str, Hashable, int], ...]]()
+    machines_listed = set[tuple[tuple[str, Hashable, int], ...]]()
     for counts in sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEAR_CHECKED]:
         if scenario_problem.out_of_time():
             break
         machines = tuple((option.role, hardware(option), count) for option, count in counts)
-        if machines in machines_found:
-            continue  # A fleet that differs in engine settings alone is in the list.
+        if machines in machines_listed:
+            continue  # The list has a fleet that differs in engine settings alone.
         is_near = (
             scenario_problem.allows(counts) and scenario_problem.oracle.missed_count(counts, most) <= most
         )
         if is_near and as_written.holds([counts])[0]:
             near_feasible.append(counts)
-            machines_found.add(machines)
+            machines_listed.add(machines)
     return sorted(near_feasible, key=objective)[:MOST_NEAR_FEASIBLE]
 
 
