@@ -33,8 +33,8 @@ LOWEST_RPS = 1e-4  # No lower rates are tried: at one request in three hours a f
 # The bisection begins at this share of `most_rps`: work alone bounds the rate, queues and the SLO lower it.
 FIRST_SHARE = 0.25
 
+# Called twice with each rate: with None before its simulations, then with whether the SLO was kept.
 Watch = Callable[[float, bool | None], None]
-"""Called with each rate twice: with None before its simulations, then with whether the SLO was kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +85,7 @@ def fleet_goodput(
     tolerance_frac: float = TOLERANCE_FRAC,
     watch: Watch = lambda *_: None,
 ) -> FleetGoodput:
-    """Search the highest rate at which a fleet keeps the SLO.
+    """The highest rate at which a fleet keeps the SLO, and a run at that rate.
 
     Its traffic is the trace `requests`, rescaled and cut as `traffic_request` says, or, if that is None,
     Poisson arrivals with the lengths of the trace. Coarse time stamps are spread here. `watch` sees each rate
@@ -113,7 +113,7 @@ def fleet_goodput(
         lowest_rps=lowest_rps,
     )
     is_kept = goodput.rate_rps > 0
-    # Without a rate that keeps the SLO, the run is the first that missed it at the lowest rate.
+    # If no rate keeps the SLO, the run is of the first seed that missed it at the lowest rate.
     missed_seed = None if is_kept else rule.first_missed(fleet, goodput.fails_rps)
     run = rule.run(fleet, goodput.rate_rps if is_kept else goodput.fails_rps, missed_seed or 0)
     answer = FleetGoodput(fleet, goodput, rule, traffic_request is None, run)
@@ -144,11 +144,11 @@ def goodput_document(goodput: FleetGoodput) -> dict[str, Any]:
 
 
 def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
-    """Traffic of the trace's own requests, rescaled to a rate. It ignores the least number of requests that
-    `Traffic` passes, because a trace has only those that it has.
+    """Traffic of the trace's own requests, rescaled to a rate. A trace cannot be made longer, so it ignores
+    the least number of requests that `Traffic` asks for.
     """
 
-    def replayed(rate_rps: float, _least: int, seed: int) -> Trace:
+    def replayed(rate_rps: float, _least_requests: int, seed: int) -> Trace:
         return RateRequest(rate_rps, traffic_request.scale, traffic_request.part).of(
             spread_stamps(requests, seed=seed), seed=seed
         )

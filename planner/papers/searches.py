@@ -27,13 +27,13 @@ from planner.units import finite_or_none, show_s
 
 MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
 # The next three bound the time of Splitwise's search; the paper gives no such bounds.
-MOST_MACHINES = 256  # machines per pool
-MOST_SPLITS = 20  # simulated splits of a budget per design
+MOST_MACHINES = 256  # A pool has no more machines.
+MOST_SPLITS = 20  # So many splits of a budget between prompt and token machines are simulated per design.
 LOWEST_RATE_RPS = 0.05  # No lower rate is tried.
 RATE_TOLERANCE_FRAC = 0.02  # The bisection of the highest rate ends at an interval of this share of the rate.
 MOST_GPUS = 1024  # A deployment of Vidur's search has no more GPUs.
-# Slowdowns are judged on Poisson traffic of this duration, and of at least so many requests, so that a p99
-# rests on 20 requests.
+# Slowdowns are judged on Poisson traffic of JUDGED_S, or longer until it has LEAST_JUDGED_REQUESTS, so that a
+# p99 rests on 20 requests.
 JUDGED_S = 120
 LEAST_JUDGED_REQUESTS = 2000
 # The engine settings of Splitwise's machines: prompt tokens per step, and sequences that run at once.
@@ -75,8 +75,8 @@ class PaperQuestion:
 
 
 def search_as(paper: Paper, question: PaperQuestion) -> PaperSearch:
-    """Search as this paper does. Raises InputError for a task that the paper does not cover, and
-    InfeasibleError if no fleet keeps the SLO.
+    """The fleets that the search of this paper finds. Raises InputError for a task that the paper does not
+    cover, and InfeasibleError if no fleet keeps the SLO.
     """
     if not 0 < question.rate_rps < math.inf:
         raise InputError(f"--rate: expected a number of requests/s > 0, found {question.rate_rps:g}; name it")
@@ -95,7 +95,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
         )
     (gpu,) = task.priced_gpus(catalog)
     llm = catalog.llm(task.llm)
-    # Within a node KV goes over a GPU's own links, which other hand-offs do not share.
+    # Inside a node KV goes over a GPU's own links, so hand-offs do not share them.
     node_network = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
     setting = distserve_search.Setting(llm, Policies(), task.network, node_network)
     types = distserve_search.instance_types(llm, gpu, catalog, nodes=question.nodes)

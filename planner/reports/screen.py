@@ -1,6 +1,6 @@
 """The texts of the first screen of an answer, for the report, the terminal and the browser alike: what to
-buy, what it costs, what breaks it, whether it carries more traffic, and what all that rests on. Everything
-comes from a finished plan and its certificate; screen_charts.py draws the charts.
+buy, what the fleet costs, what breaks it, whether it carries more traffic, and what these figures rest on.
+Everything comes from a finished plan and its certificate; screen_charts.py draws the charts.
 
 "As written" means the traffic and the step times of the question; the texts say to how much more of each the
 fleet holds. "In scenarios" means traffic drawn anew and other step times, in which a production fleet keeps
@@ -46,18 +46,20 @@ MOST_WON_OVER = 3  # The headline names no more GPUs over which a roofline won.
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """How a reader asks what follows a plan: for one target, and after a `{change}` of the question."""
+class NextQuestions:
+    """How a reader asks the questions that follow a plan, in a terminal or on the pages: for a plan for one
+    target, and for the cost of a changed question. `what_if` has the field `{change}`.
+    """
 
     another_target: str
     what_if: str
 
 
-BY_COMMAND = Asking(
+BY_COMMAND = NextQuestions(
     "--target NAME plans for one, --target each for all",
     "`plan what-if --change '{change}'` says what it costs",
 )
-BY_PAGE = Asking(
+BY_PAGE = NextQuestions(
     "the page What if plans for one, by the key deploy.target=NAME",
     "the page What if, by the key {change}, says what it costs",
 )
@@ -67,8 +69,8 @@ Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One of the three answers, or one LLM of several. A text is empty if nothing is known. `is_plan`: this
-    is the answer that is deployed. `has_plans_fleet`: `fleet` is the plan's, which the verdict names too.
+    """One of the three answers, or one LLM of several. A text is empty if nothing is known. `is_plan`: the
+    card is of the answer that is deployed. `has_plans_fleet`: its fleet is the plan's.
     """
 
     name: str
@@ -93,13 +95,13 @@ class Glance:
     note: str
 
 
-def verdict(plan: Plan, asking: Asking = BY_COMMAND) -> str:
+def verdict(plan: Plan, questions: NextQuestions = BY_COMMAND) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
     text = [
         f"{not_for_production(plan)}{buy_text(plan.fleet, plan.bill)}.{carried}{missed}",
-        targets_text(plan, asking.another_target),
+        targets_text(plan, questions.another_target),
         _how_sure(plan),
     ]
     return " ".join(part for part in (*text, basis_text(plan.fleet), won_text(plan)) if part)
@@ -111,7 +113,7 @@ def won_text(plan: Plan) -> str:
     won = next((each for each in plan.warnings if isinstance(each, RooflineWon)), None)
     if won is None:
         return ""
-    # A warning names them all.
+    # A warning names all of them, so the headline may count them.
     kinds = listed(won.measured) if len(won.measured) <= MOST_WON_OVER else f"{len(won.measured)} GPUs"
     return f"This roofline won over {kinds}, where kernels of this LLM were measured."
 
@@ -127,7 +129,7 @@ def targets_text(plan: Plan, remedy: str = BY_COMMAND.another_target) -> str:
     missed = [row.target for row in rows if not row.keeps]
     if not missed and not plan.certificate.for_targets:
         return f"For {listed(keeping) if len(keeping) < 3 else f'any of {len(keeping)} deployment targets'}."
-    if plan.certificate.deploy is not None:  # Then there is one row, that of the target in slo.yaml.
+    if plan.certificate.deploy is not None:  # There is one row: the target that slo.yaml names.
         return f"NOT kept on {listed(missed)}, for which it was planned."
     for_whom = f"For {listed(keeping)}" if keeping else "For `plan serve`, our own router, alone"
     if plan.certificate.for_targets:
@@ -237,6 +239,7 @@ def bought_text(fleet: Fleet, paid: Bill) -> str:
 
 
 def month_text(usd_per_h: float) -> str:
+    """The cost of a month, for instance "52,385 USD"."""
     return f"{usd_per_h * HOURS_PER_MONTH:,.0f} USD"
 
 
@@ -269,13 +272,16 @@ def paper_card(fleet: Fleet, paid: Bill) -> Card:
 
 
 def _card(plan: Plan, answer: Answered) -> Card:
+    """The card of one of the three answers."""
     is_plan, name = answer.name == "production", NAMES[answer.name]
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
-    # Without a bill the price is that of the GPUs in use.
+    # Without a bill of whole nodes the price is that of the GPUs in use.
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
-    limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))  # Each once, in order.
+    limits = dict.fromkeys(
+        (*answer.breaks_by_traffic, *answer.breaks_by_steps)
+    )  # A limit in both counts once.
     has_plans_fleet = answer.workers == _workers(plan)
     difference = against_text(paid, plan.bill.usd_per_h)
     if has_plans_fleet and difference == SAME_COST:
@@ -296,13 +302,14 @@ def _card(plan: Plan, answer: Answered) -> Card:
 
 def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
     """In how many scenarios the answer `name` keeps the SLO. The fleet on paper is counted in the scenarios
-    of the search. The others are tested in scenarios that the search had not seen, until the test decides.
+    of the search. The other answers are tested in scenarios that the search had not seen.
     """
     search = plan.certificate.scenarios_drawn
     if not kept_in.scenario_count:
         return "no time was left to test it on scenarios"
     scenarios = f"{kept_in.scenario_count} scenarios"
-    # A search on a scale model of the traffic (one request in `one_in`) has other scenarios than either.
+    # A search on a scale model of the traffic (one request in `one_in`) has scenarios of its own, which no
+    # answer is counted in.
     if search is not None and search.one_in == 1:
         is_of_search = name == "on-paper"
         scenarios = (
@@ -359,7 +366,7 @@ def _one_lost(lost: Lost) -> str:
 # -- at a glance -------------------------------------------------------------------------------------------
 
 
-def glance(plan: Plan, asking: Asking = BY_COMMAND) -> list[Glance]:
+def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
     """What a buyer asks for first: cost per month, what breaks first, more traffic, measured inputs."""
     paid, tokens = plan.bill.usd_per_h, plan.usd_per_million_tokens
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
@@ -374,7 +381,7 @@ def glance(plan: Plan, asking: Asking = BY_COMMAND) -> list[Glance]:
         *_prefix_caches(plan),
         *_committed(plan),
         breaks_first(plan),
-        _more_traffic(plan, asking),
+        _more_traffic(plan, questions),
         _measured(plan),
         *_routers(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
@@ -502,7 +509,7 @@ def breaks_first(plan: Plan) -> Glance:
     return Glance("Breaks first", strained, f"as written, beyond that {limit}{spare}")
 
 
-def _more_traffic(plan: Plan, asking: Asking) -> Glance:
+def _more_traffic(plan: Plan, questions: NextQuestions) -> Glance:
     """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for that traffic would be. If it
     does not, the command that prices a fleet which does.
     """
@@ -513,7 +520,7 @@ def _more_traffic(plan: Plan, asking: Asking) -> Glance:
         return Glance(name, "none found", f"{rate} is the most that {kept_text} within the limits")
     more = None if robustness is None else robustness.more_traffic
     if more is None:
-        return Glance(name, "not simulated", _priced_by(plan, asking))
+        return Glance(name, "not simulated", _priced_by(plan, questions))
     kept_text = (
         f"kept in {more.kept} of {more.scenario_count} scenarios with so much more"
         if more.scenario_count
@@ -526,7 +533,7 @@ def _more_traffic(plan: Plan, asking: Asking) -> Glance:
         return Glance(name, "no extra cost", f"this fleet is {kept_text}")
     # A plan with the same GPUs may do, with other settings of its engines.
     why = f"this one is {kept_text}, too few" if kept_text else "as written this one misses the SLO with it"
-    return Glance(name, "takes another plan", f"{why}; {_priced_by(plan, asking)}")
+    return Glance(name, "takes another plan", f"{why}; {_priced_by(plan, questions)}")
 
 
 def more_traffic_name(growth_frac: float) -> str:
@@ -541,12 +548,12 @@ def more_than_written_frac(growth_frac: float) -> float:
     return (1 + growth_frac) * (1 + MORE_FRAC) - 1
 
 
-def _priced_by(plan: Plan, asking: Asking) -> str:
+def _priced_by(plan: Plan, questions: NextQuestions) -> str:
     """The command or page that prices a fleet for MORE_FRAC more traffic; only such a plan knows its cost."""
     if plan.certificate.scenarios_drawn is None:
         return "a plan at that traffic: rate says what it costs"
     growth_frac = more_than_written_frac(growth_frac_of(plan))
-    return asking.what_if.format(change=f"safety.growth={100 * growth_frac:.6g} %")
+    return questions.what_if.format(change=f"safety.growth={100 * growth_frac:.6g} %")
 
 
 def basis(plan: Plan) -> dict[str, Basis]:

@@ -1,4 +1,5 @@
-"""Workers onto nodes: the fewest nodes, then the least KV between nodes, then the widest spread.
+"""Puts workers onto nodes: on the fewest nodes, then with the least KV between nodes, then spread the widest
+over failure domains.
 
 A worker's stages are TP groups that stay inside a node. All of them go onto one node, or in equal parts onto
 as few nodes as can hold them. Nodes of a kind are alike, so the model only counts how often a node is filled
@@ -6,13 +7,13 @@ in each possible way (a pattern). Nodes have no numbers, so the solver does not 
 in numbers alone.
 
 Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failure domain
-       g node kind (the GPU without its power cap)
+       g node kind (the GPU's name without its power cap)
 Data   a_pq  parts of q's workers in p;   W_q  parts of the whole pool
        N_gf  nodes of kind g in domain f
        l_p   pairs of a prefill and a decode worker whose KV stays inside p: min(m P_p, n D_p), if p has
              P_p of the n prefill and D_p of the m decode workers
 Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest failure domain
-       e_gf nodes that are missing
+       e_gf missing nodes
 
   min   sum e_gf (above 0 there is no placement),   then   sum s_p z_pf   (nodes),
         then   n m - sum l_p z_pf   (KV between nodes),   then   sum t_q   (spread)
@@ -57,8 +58,8 @@ class FailureDomain:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPart:
-    """What one node has of a worker: the stages `first` to `last` of its `pp`, or with `dp` > 1 the ranks
-    `first` to `last`, and the GPUs of the node that they use.
+    """The part of a worker that is on one node: of its `pp` stages those from `first` to `last`, or with `dp`
+    > 1 the ranks from `first` to `last`, and the numbers of the node's GPUs that they use.
     """
 
     pool: str
@@ -87,8 +88,8 @@ class PlacedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """The nodes in use. `cross_frac` of the KV goes between nodes; None where nothing is handed over. No
-    placement by the same rules uses fewer than `bound` nodes. `is_optimal` says that all objectives were
+    """The nodes in use. The share `cross_frac` of the KV goes between nodes; None where nothing is handed
+    over. No placement by the same rules uses fewer than `bound` nodes. `is_optimal`: all objectives were
     solved to the end.
     """
 
@@ -171,7 +172,8 @@ def place_fleet(
     uses = [
         (pattern, f, z_pf) for pattern, row in zip(patterns, z, strict=True) for f, z_pf in enumerate(row)
     ]
-    e, nodes = {}, {}  # By (kind of node, number of the failure domain).
+    # Both are by (kind of node, number of the failure domain). `nodes` are sums of variables.
+    e, nodes = {}, {}
     for kind, (f, rack) in itertools.product(kinds, enumerate(racks)):
         nodes[kind, f] = sum(p.span * z_pf for p, domain, z_pf in uses if (p.kind, domain) == (kind, f))
         if (node_count := rack.nodes.get(kind, 0)) is not None:
@@ -239,7 +241,7 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
             first, end = (stages * k // len(nodes) for k in (i, i + 1))
             used = sum(len(part.gpus) for part in parts.get(node, []))
             gpus = tuple(range(used, used + kind.gpus // len(nodes)))
-            # If a TP group spans nodes, a node has less than a stage. Then the node is shown with that stage.
+            # If a TP group spans nodes, a node has only a part of a stage, and is shown with that stage.
             last = max(end, first + 1) - 1
             parts.setdefault(node, []).append(
                 WorkerPart(
@@ -267,15 +269,18 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
 
 
 def least_nodes(pools: Sequence[Pool]) -> int:
-    """A lower bound on the nodes of any placement: the GPUs of each kind, over the GPUs of a node."""
+    """A lower bound on the nodes of any placement: for each kind its GPUs over the GPUs of a node, rounded
+    up.
+    """
     gpus: dict[str, int] = {}
     for pool in pools:
         gpus[pool.type.gpu.base] = gpus.get(pool.type.gpu.base, 0) + pool.count * pool.type.gpus
     per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in pools}
-    return sum(-(-count // per_node[kind]) for kind, count in gpus.items())
+    return sum(math.ceil(count / per_node[kind]) for kind, count in gpus.items())
 
 
 def _workers(pools: Sequence[Pool], role: str) -> int:
+    """How many workers all pools of a role have."""
     return sum(pool.count for pool in pools if pool.role == role)
 
 

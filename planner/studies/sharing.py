@@ -1,7 +1,7 @@
 """What one fleet for all classes of an SLO saves against a fleet for each class, found by planning both.
 
 A class by itself has its own requests of the plan's traffic. Of the SLO it has its own lines and the lines
-for all requests. Requests of no class, for which only the latter count, have a fleet of their own too.
+for all requests. Requests of no class have only the lines for all requests, and a fleet of their own too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
 
     Each class has an equal part of the work that a plan may take, so equal questions get equal answers. Two
     classes of an 8B LLM on two GPU types took half as much CPU as the plan itself (0.3 beside 0.7 s on paper,
-    1.4 beside 2.8 s for production; 2026-11-25): one such class is searched first come, first served, without
-    a race of queues.
+    1.4 beside 2.8 s for production; 2026-11-25), because a class alone is served first come, first served,
+    and needs no comparison of queues.
     """
     parts = list(_separate(task, plan.trace))
     if len(parts) < 2 or task.objective == "throughput":
@@ -41,7 +41,7 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
     if len(parts) > MOST_SEPARATE:
         fact = NotShared("", f"of more than {MOST_SEPARATE} classes")
     elif task.described is not None:
-        # The scenarios of a class alone would be drawn otherwise than the plan's.
+        # Scenarios are drawn from the description, which cannot draw the requests of one class alone.
         fact = NotShared("", "of described traffic")
     else:
         fact = _compare(plan, study, parts)
@@ -71,7 +71,7 @@ def _compare(
         part_study = study.on_part(trace, study.work_limit_s / len(parts))
         try:
             fleets.append(ClassAlone(name, part_study.ask(task).value))
-        except (InfeasibleError, OutOfTimeError, InputError):  # InputError: for instance too few requests.
+        except (InfeasibleError, OutOfTimeError, InputError):  # InputError for instance for too few requests.
             return NotShared(name, "")
     separate = sum(fleet.value for fleet in fleets)
     unit = OBJECTIVE_UNITS[parts[0][1].objective]
@@ -79,7 +79,7 @@ def _compare(
 
 
 def _separate(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuestion, Trace]]:
-    """Each class with the question of it alone, and its requests."""
+    """Each class that has requests and limits: its name, its question, and its requests."""
     selectors = task.slo.selectors
     numbers = class_numbers(selectors, trace)
     for number, selector in ((-1, None), *enumerate(selectors)):  # -1: requests of no class.

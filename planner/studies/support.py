@@ -22,7 +22,7 @@ STEP_TIMES = {
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
 """What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
-# How the badge's sentences begin, best catalog first, and the kinds of step times of each sentence.
+# The badge's sentences, the best known step times first: how each begins, and the kinds that it is about.
 KINDS = {
     "Step times measured on": ("kernels", "steps"),
     "carried over from another GPU": ("derived", "given"),
@@ -76,7 +76,7 @@ def _splits(catalog: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
 def _row(catalog: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
     """The row of one worker; None if the weights leave no room for a KV block."""
     tp, ep, dp, all2all = split
-    # Low-latency kernels take no larger step; models/all2all.py says why.
+    # Low-latency kernels take no step above MOST_LOW_LATENCY_TOKENS; models/all2all.py says why.
     budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else USUAL_BATCHED_TOKENS
     memory = worker_memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
     if memory.kv_tokens == 0:

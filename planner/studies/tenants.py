@@ -3,7 +3,7 @@
 The bill is divided among the pools by their prices, and a pool's part among the tenants by the worker seconds
 that their requests take. A prompt takes its tokens' share of a step with a full token budget, and the time of
 its attention. A token of output takes its share of a step with the mean number of decodes, and the time to
-read its KV cache. Prompt tokens found in a prefix cache take no time. Idle time is paid in the same shares.
+read its KV cache. Prompt tokens that a prefix cache has take no time. Idle time is paid in the same shares.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     prices = np.array([pool.count * pool.type.price_usd_per_h for pool in fleet.pools])
     gpus = np.array([pool.count * pool.type.gpus for pool in fleet.pools], dtype=float)
     weights = prices if prices.sum() > 0 else gpus  # A fleet of owned GPUs alone may have no price.
-    used_weight = 0.0  # The weight of an idle pool is paid in the shares of the other pools.
+    used_weight = 0.0  # An idle pool has no shares, so its weight is paid in those of the other pools.
     for number, pool in enumerate(fleet.pools):
         work_s = _request_work_s(simulation, pool, number, pool_of_worker)
         tenant_s = np.bincount(simulation.tenant, weights=work_s, minlength=len(shares))
@@ -60,12 +60,13 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
     hours = _span_s(simulation) / 3600
     costs = []
     for number, name in enumerate(simulation.tenants):
-        mine = simulation.tenant == number
-        inputs, outputs = int(simulation.input_tokens[mine].sum()), int(simulation.output_tokens[mine].sum())
-        usd_per_h = fleet_usd_per_h * float(shares[number])
-        per_million = 1e6 * usd_per_h * hours / max(inputs + outputs, 1)
+        is_own = simulation.tenant == number
+        inputs = int(simulation.input_tokens[is_own].sum())
+        outputs = int(simulation.output_tokens[is_own].sum())
         share_frac = float(shares[number])
-        costs.append(TenantCost(name, int(mine.sum()), inputs, outputs, share_frac, usd_per_h, per_million))
+        usd_per_h = fleet_usd_per_h * share_frac
+        per_million = 1e6 * usd_per_h * hours / max(inputs + outputs, 1)
+        costs.append(TenantCost(name, int(is_own.sum()), inputs, outputs, share_frac, usd_per_h, per_million))
     return tuple(costs)
 
 
@@ -89,12 +90,12 @@ def _request_work_s(
     pairs = tokens * cached + tokens * (tokens + 1) / 2
     prefill_s = tokens * full_s / budget + (step_s(budget, pairs) - full_s)
     gaps = simulation.output_tokens - 1.0  # The prefill makes the first token.
-    decoding_s = np.nan_to_num(simulation.e2e_s - simulation.ttft_s)
+    decoding_s = np.nan_to_num(simulation.e2e_s - simulation.ttft_s)  # NaN where a request never ended.
     decoded = _in_pool(simulation.decode_worker, number, pool_of_worker)
-    # The mean number of decodes on a worker, as of Little's law; a decode is never in a smaller batch than 1.
+    # The mean number of decodes on a worker, by Little's law; a decode is never in a batch below 1.
     batch = max(float(decoding_s[decoded].sum()) / (_span_s(simulation) * max(pool.count, 1)), 1.0)
     without_kv_s = float(step_s(batch, 0.0, batch))
-    mean_context = simulation.input_tokens + simulation.output_tokens / 2
+    mean_context = simulation.input_tokens + simulation.output_tokens / 2  # Of all tokens of an output.
     kv_read_s = step_s(batch, 0.0, batch, mean_context) - without_kv_s
     decode_s = gaps * (without_kv_s / batch + kv_read_s)
     prefilled = _in_pool(simulation.prefill_worker, number, pool_of_worker)
@@ -104,7 +105,7 @@ def _request_work_s(
 def _in_pool(
     worker: npt.NDArray[np.int64], number: int, pool_of_worker: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Whether each `worker` (n,) is of pool `number`; negative numbers stand for no worker."""
+    """(n,): whether each `worker` (n,) is of pool `number`; a number out of range stands for no worker."""
     has_worker = (worker >= 0) & (worker < len(pool_of_worker))
     return np.asarray(has_worker & (pool_of_worker[np.where(has_worker, worker, 0)] == number))
 

@@ -1,11 +1,10 @@
 """Whether fleets keep the SLO, also after the losses that they must survive. The simulator answers, and its
 answers are cached.
 
-A fleet must keep the SLO without the workers that may be down. These are `spare_workers` of any one pool, or
-whatever workers may run on `spare_nodes` nodes. Of spot workers it must do without the most that are down at
-once, but for SPOT_RISK_FRAC of the time. A worker is down for the whole trace, so each loss leaves a smaller
-fleet, which is simulated. Spot workers fail independently of each other: of n, Binomial(n, down_frac) are
-down.
+A fleet must keep the SLO without the workers that may be down: `spare_workers` of any one pool, or whatever
+workers may run on `spare_nodes` nodes, and in addition the most spot workers that are down at once in all but
+SPOT_RISK_FRAC of the time. A worker is down for the whole trace, so each loss leaves a smaller fleet, which
+is simulated. Spot workers fail independently of each other: of n workers Binomial(n, down_frac) are down.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ from planner.traffic.trace import Trace
 
 
 def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
-    """The fleet without the workers that it does not need: they are removed one by one, the dearest first,
-    while the fleet still holds.
+    """The fleet without needless workers: workers are removed one by one, the dearest first, while the fleet
+    still holds.
     """
     counts = {option.name: count for option, count in fleet}
     options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
@@ -56,18 +55,18 @@ def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
     return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
 
 
-# A prefill that takes no time (the step times must be above 0) and a link that never delays: with both, a
-# fleet's latencies are those of its decode pool alone.
+# Step times of a prefill that takes no time (they must be above 0), and a link that never delays: with both,
+# a fleet's latencies are those of its decode pool alone.
 INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
 NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 
 LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating so many requests.
 
-# To simulate a request takes so many times as long on some fleets as on an ordinary one. Over whole plans
+# A request takes so many times as long to simulate on some fleets as on an ordinary one. Over whole plans
 # with compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with
-# drafts. With prefix caches every block of a prompt is looked up: of four traces (2026-11-26) requests of 14,
-# 24, 30 and 175 blocks took 1.8, 2.7, 2.8 and 9.4 times as long. A line through these, from NO_BLOCKS_EFFORT
-# on and up by 1 with every BLOCKS_PER_EFFORT blocks, but at least CACHED_EFFORT.
+# drafts. With prefix caches every block of a prompt is looked up: on four traces (2026-11-26) requests of 14,
+# 24, 30 and 175 blocks took 1.8, 2.7, 2.8 and 9.4 times as long. The line through these times begins at
+# NO_BLOCKS_EFFORT and rises by 1 with every BLOCKS_PER_EFFORT blocks; CACHED_EFFORT is the least.
 CACHED_EFFORT = 3
 NO_BLOCKS_EFFORT = 1.5
 BLOCKS_PER_EFFORT = 22
@@ -78,7 +77,7 @@ POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 SPOT_RISK_FRAC = 0.001  # The share of time in which more spot workers may be down than a fleet provides for.
 
-# To refute a fleet that may miss this many scenarios or more takes many whole simulations. There
+# If fleets may miss this many scenarios or more, to refute a fleet takes many whole simulations. Then
 # `prefill_meets_ttft_alone`, which is cheaper, simulates scenarios too.
 MANY_MISSED = 4
 
@@ -96,8 +95,9 @@ class Ends:
 class Answers:
     """A cache of simulations: per fleet and traffic the SLOs that were simulated, and whether each is kept.
 
-    A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. The
-    keys hold no prices. They tell traces apart by identity, so two equal copies of a trace share nothing.
+    A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. Keys
+    have no prices, on which no simulation depends. They tell traces apart by identity, so two equal copies of
+    a trace share nothing.
     """
 
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
@@ -113,9 +113,9 @@ class Answers:
         """An empty cache for other traffic, with the same file behind it."""
         return Answers(decided=self.decided)
 
-    def answer_once(self, key: tuple[object, ...], slo: Slo, find: Callable[[], bool]) -> bool:
-        """The cached answer, or else that of `find`. If several threads need the same answer at once, one
-        calls `find` and the others wait for it.
+    def answer_once(self, key: tuple[object, ...], slo: Slo, simulate_key: Callable[[], bool]) -> bool:
+        """The cached answer, or else that of `simulate_key`. If several threads need the same answer at once,
+        one of them calls `simulate_key` and the others wait for it.
         """
         query = key, slo
         while True:
@@ -132,7 +132,7 @@ class Answers:
                     break
             answered.wait()
         try:
-            holds = find()
+            holds = simulate_key()
             with self._lock:
                 self.add(key, slo, holds=holds)
         finally:
@@ -149,6 +149,7 @@ class Answers:
         return None
 
     def add(self, key: tuple[object, ...], slo: Slo, *, holds: bool) -> None:
+        """Cache whether the SLO is kept."""
         self.known.setdefault(key, []).append((slo, holds))
 
 
@@ -221,8 +222,8 @@ class Oracle:
     _query_runner: QueryRunner = field(init=False)
 
     def __post_init__(self) -> None:
-        # Only an oracle of a scenario has step-time sigmas. There are dozens of scenarios, so their traces
-        # are not kept in memory if they are long.
+        # Only an oracle of a scenario has step-time sigmas. Of dozens of scenarios long traces are not kept
+        # in memory.
         is_kept = self.step_time_sigmas is None or len(self.trace) <= KEPT_REQUESTS
         self._query_runner = QueryRunner(self._traffic, kept=is_kept)
         self._on_draws = tuple(self.as_written(trace=trace) for trace in self.draws)
@@ -239,8 +240,8 @@ class Oracle:
 
     def as_written(self, **changes: Any) -> Oracle:
         """An oracle of the trace alone, without draws and scenarios, with `changes` of its fields."""
-        own = {"refuted_below": -math.inf, "doubted_below": -math.inf} | changes
-        return replace(self, draws=(), scenarios=(), may_miss=0, **own)
+        fields = {"refuted_below": -math.inf, "doubted_below": -math.inf} | changes
+        return replace(self, draws=(), scenarios=(), may_miss=0, **fields)
 
     def in_scenario(self, scenario: Scenario) -> Oracle:
         """An oracle of one scenario in place of the trace. All oracles of a scenario share its answers."""
@@ -278,7 +279,9 @@ class Oracle:
 
     @property
     def simulations(self) -> int:
-        """How many different simulations this search needed, cached ones of other searches among them."""
+        """How many different simulations this search needed, including those that another search had
+        cached.
+        """
         return (
             len(self._queried)
             + self._whole_runs
@@ -302,8 +305,8 @@ class Oracle:
         return answers
 
     def _survives_all(self, counts: Counts) -> bool:
-        """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets.
-        Only below `doubted_below` the trace refutes more of them, and is simulated first.
+        """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets;
+        but below `doubted_below` the trace refutes most fleets, and is simulated first.
         """
         written = (self, *self._on_draws)
         return (
@@ -320,7 +323,7 @@ class Oracle:
         """
         missed, left = 0, self._in_scenarios
         while missed <= self.may_miss < missed + len(left):
-            # Fewer verdicts than these cannot decide it, however they turn out. So these run side by side.
+            # Fewer verdicts cannot decide, however they turn out, so at least so many run side by side.
             least_needed = min(self.may_miss + 1 - missed, missed + len(left) - self.may_miss)
             missed += self._missed_by(counts, left[:least_needed])
             left = left[least_needed:]
@@ -353,8 +356,8 @@ class Oracle:
         return self._in_scenarios[number]
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
-        """The first loss that a fleet does not survive, as the workers that are left of it, with the oracle
-        that refutes these: this oracle, or that of a draw. None if the fleet survives all losses.
+        """The first loss that a fleet does not survive, as the workers that are left, with the oracle that
+        refutes them: this oracle, or that of a draw. None if the fleet survives all losses.
         """
         for oracle in (self, *self._on_draws):
             for left in self._losses(counts):
@@ -367,10 +370,9 @@ class Oracle:
         fleet is one pool: ((option, count),).
 
         Queues that sort by length still sort by the whole output. We assume that hand-offs can only delay a
-        prefill pool (search/level0/pruning_rules.py). The assumption is false where requests of a session
-        wait for others, since answers that take no time bring the next requests earlier. Where MANY_MISSED or
-        more scenarios may be missed, a pool also fails if it misses TTFT in each of the first `may_miss` + 1
-        scenarios.
+        prefill pool (search/level0/pruning_rules.py). The assumption is false for sessions, because answers
+        that take no time bring the next requests earlier. If MANY_MISSED or more scenarios may be missed, a
+        pool also fails if it misses TTFT in each of the first `may_miss` + 1 scenarios.
         """
         return [
             self._prefill_meets_enough(option, self._simulated_count(option, count))
@@ -456,6 +458,7 @@ class Oracle:
         deterministic_parallel.charge_effort(object(), cost)
 
     def _survives(self, counts: Counts) -> bool:
+        """Whether a fleet keeps the SLO on this oracle's traffic after each loss."""
         return all(self._keeps_slo(left) for left in self._losses(counts))
 
     def _with_spread(self, fleet: Fleet) -> Fleet:
@@ -596,15 +599,25 @@ class Oracle:
         key = ("decode alone", _worker_key(option), count)
         return count > 0 and self._answer(key, fleet, slo, is_prefilled=True)
 
-    def _answer(self, own: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **query: bool) -> bool:
-        """Whether a fleet with the key `own` keeps `slo`: from the cache, from the file of a killed run, or
-        by a simulation, for which effort is charged. `query` are flags of SimulationQuery.
+    def _answer(
+        self, fleet_key: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **query: bool
+    ) -> bool:
+        """Whether a fleet keeps `slo`: from the cache, from the file of a killed run, or by a simulation, for
+        which effort is charged. `query` are flags of SimulationQuery.
         """
-        decided, key = self.answers.decided, (*self.question_key(), *own)
+        decided, key = self.answers.decided, (*self.question_key(), *fleet_key)
         self._queried.add(key)
 
-        def find() -> bool:
-            question = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, own)
+        def simulate_key() -> bool:
+            # The file tells traffic apart by its content, so the question has no trace.
+            question = (
+                self.llm,
+                self.network,
+                self.policies,
+                self.of_pairs,
+                self.step_time_sigmas,
+                fleet_key,
+            )
             remembered = None if decided is None else decided.look_up(question, self._traffic, slo)
             simulated = self._with_spread(fleet())
             # A simulation ends as soon as its verdict is clear; `seen` requests were simulated until then.
@@ -617,7 +630,7 @@ class Oracle:
             deterministic_parallel.charge_effort((key, slo), cost)
             return holds
 
-        return self.answers.answer_once(key, slo, find)
+        return self.answers.answer_once(key, slo, simulate_key)
 
 
 def _is_part_of(lost: tuple[int, ...], other: tuple[int, ...]) -> bool:
