@@ -192,8 +192,7 @@ def day(
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
-    # A fleet on paper: no scenarios, as the day itself is simulated once.
-    task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)
+    task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)  # The day itself is one draw.
     log_options = reading_of(question.document, question.path)
     study = Study(
         requests_of(trace, task.described, seed=seed, log_options=log_options),
