@@ -9,10 +9,10 @@ The search begins with the lives in the bound's master solution (any_moment_boun
               still hold. The search goes from the highest k down, as those workers are needed the least.
 
 Whether a window holds is simulated on a slice of the day that begins one window earlier
-(day_runs.py). The resulting timetable is simulated as a whole day. Windows that it misses there, because of a
-queue from further back, are repaired in the whole day: the first of them gets the cheapest change with which
-the day misses fewer windows. The timetable is only used if it then keeps every window. If the bound's
-timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
+(day/search/day_runs.py). The resulting timetable is simulated as a whole day. Windows that it misses there,
+because of a queue from further back, are repaired in the whole day: the first of them gets the cheapest
+change with which the day misses fewer windows. The timetable is only used if it then keeps every window. If
+the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
 """
 
 from __future__ import annotations
