@@ -15,6 +15,7 @@ from planner.api.questions import TaskDocument, is_question, read_task
 from planner.documents import catalog as catalogs
 from planner.documents import fleet_file as fleets
 from planner.documents.catalog import Catalog
+from planner.documents.fleet_in_question import complete_fleet
 from planner.documents.log_columns import KEYS, parse_reading, reading_of
 from planner.documents.slo import parse_slo
 from planner.domain import Slo
@@ -117,12 +118,20 @@ def requests_meant(
     return requests, rate_request
 
 
-def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Section | None = None) -> Fleet:
-    """The fleet of fleet.yaml or plan.yaml; `policies`, keys of its section, take the place of its own."""
+def read_fleet(
+    fleet: FleetLike, catalog: CatalogLike = None, *, policies: Section | None = None, slo: SloLike = None
+) -> Fleet:
+    """The fleet of fleet.yaml or plan.yaml; `policies`, keys of its section, take the place of its own.
+
+    What a fleet.yaml leaves open of prices, engine, LoRA and network is as the question in `slo` says, if
+    that is a whole question of one LLM.
+    """
     catalog_rows = read_catalog(catalog)
     if isinstance(fleet, str | Path):
-        file = plan_file(fleet)
-        return fleets.read_fleet(file if file.is_file() else Path(fleet), catalog_rows, policies=policies)
+        given = plan_file(fleet)
+        file = given if given.is_file() else Path(fleet)
+        document = _in_question(read_yaml(file), slo, catalog_rows)
+        return fleets.parse_fleet(document, file, catalog_rows, policies=policies)
     if not isinstance(fleet, Mapping):
         # The result of a plan has its fleet as an attribute.
         own_fleet = fleet if isinstance(fleet, Fleet) else getattr(fleet, "fleet", None)
@@ -132,8 +141,20 @@ def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Secti
             )
         if not policies:
             return own_fleet
-        fleet = fleets.fleet_document(own_fleet)
-    return fleets.parse_fleet(fleet, Path("fleet"), catalog_rows, policies=policies)
+        document = fleets.fleet_document(own_fleet)
+        return fleets.parse_fleet(document, Path("fleet"), catalog_rows, policies=policies)
+    document = _in_question(fleet, slo, catalog_rows)
+    return fleets.parse_fleet(document, Path("fleet"), catalog_rows, policies=policies)
+
+
+def _in_question(fleet: Section, slo: SloLike, catalog: Catalog) -> Section:
+    """The document of a fleet, completed from the question in `slo` if that is one."""
+    if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
+        return fleet
+    question = read_task(slo, catalog)
+    if question.has_several_llms:
+        return fleet
+    return complete_fleet(fleet, question.document, question.task(), catalog)
 
 
 def check_file(path: str | Path, catalog: CatalogLike = None) -> list[str]:

@@ -298,7 +298,7 @@ def simulate(
     seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
     """
     catalog_rows = inputs.read_catalog(catalog)
-    engines = inputs.read_fleet(fleet, catalog_rows)
+    engines = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     traffic = _merge_traffic(traffic, part)
     limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
     first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)
@@ -342,7 +342,7 @@ def compare(
     variants = [
         comparisons.Variant(
             f"{name}, {label}" if policies else name,
-            _read_under_policies(fleet, catalog_rows, label, changes),
+            _read_under_policies(fleet, catalog_rows, slo, label, changes),
         )
         for name, fleet in inputs.named_fleets(fleets)
         for label, changes in (policies or {"": None}).items()
@@ -416,7 +416,7 @@ def goodput(
     and None before it is tried, and then with whether it held. Raises InfeasibleError where no rate holds.
     """
     catalog_rows = inputs.read_catalog(catalog)
-    engines = inputs.read_fleet(fleet, catalog_rows)
+    engines = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     is_poisson = traffic == "poisson"
     limits, rate_request = inputs.limits_and_rate(
         slo, catalog_rows, traffic=None if isinstance(traffic, str) else traffic, command="goodput"
@@ -440,13 +440,17 @@ def goodput(
 
 
 def _read_under_policies(
-    fleet: inputs.FleetLike, catalog: Catalog, label: str, policies: inputs.Section | None
+    fleet: inputs.FleetLike,
+    catalog: Catalog,
+    slo: inputs.SloLike,
+    label: str,
+    policies: inputs.Section | None,
 ) -> Fleet:
     """A fleet under the policies of a label of `compare`, which an InputError names as the command does."""
     if policies is None:
-        return inputs.read_fleet(fleet, catalog)
+        return inputs.read_fleet(fleet, catalog, slo=slo)
     try:
-        return inputs.read_fleet(fleet, catalog, policies=policies)
+        return inputs.read_fleet(fleet, catalog, policies=policies, slo=slo)
     except InputError as error:
         raise InputError(f"--policies {label!r}: {error}") from None
 

@@ -315,7 +315,7 @@ def replan(
     `current` is a fleet, or the folder of a plan, whose requests.csv says what it was planned on.
     """
     question = read_task(slo, catalog, **keys)
-    running = inputs.read_fleet(current, question.catalog)
+    running = inputs.read_fleet(current, question.catalog, slo=question)
     study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=None)
     planned_on = (
         inputs.plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None

@@ -128,7 +128,7 @@ def validate(
     check_output_directory(Path(out))
     endpoint = _endpoint(how)
     catalog_rows, file = inputs.read_catalog(catalog), inputs.plan_file(plan)
-    fleet = inputs.read_fleet(file, catalog_rows)
+    fleet = inputs.read_fleet(file, catalog_rows, slo=slo)
     limits, rate_request = inputs.limits_and_rate(
         slo, catalog_rows, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
     )

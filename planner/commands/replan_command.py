@@ -60,8 +60,8 @@ def replan(
         keep_inputs([out], file, slo, trace)
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
-        running = read_fleet(file, catalog_rows)
         task = read_task(slo, catalog_rows)
+        running = read_fleet(file, catalog_rows, slo=task)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         planned_on = file.parent / "requests.csv"
         result = replan_in(study, task, running, planned_on, (horizon_h, start_cost, stop_cost))

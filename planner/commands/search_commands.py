@@ -105,7 +105,7 @@ def find_goodput(
     holds_at_rate: dict[float, bool] = {}
     with Progress() as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
-        searched_fleet = read_fleet(given, catalog_rows)
+        searched_fleet = read_fleet(given, catalog_rows, slo=slo)
         traffic = traffic_option(None, scale, window)
         is_planned = trace is None and _is_plan(given) and not (slo is not None and describes_traffic(slo))
         written = read_written(given, catalog_rows) if is_planned or slo is None else None

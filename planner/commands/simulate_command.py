@@ -104,7 +104,7 @@ def simulate(
         return
     with Progress() as progress:
         all_rows = read_catalog(catalog)
-        fleet = read_fleet(fleet_file, all_rows)
+        fleet = read_fleet(fleet_file, all_rows, slo=slo)
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None

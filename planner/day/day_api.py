@@ -211,7 +211,7 @@ def day(
             until = began + (STATIC_SHARE + OTHERS_SHARE) * time_limit_s
             fleets = candidate_fleets(study, task, plan, until)
     else:
-        fleets, limits, note = {GIVEN: read_fleet(standing, question.catalog)}, task.slo, ""
+        fleets, limits, note = {GIVEN: read_fleet(standing, question.catalog, slo=question)}, task.slo, ""
         if task.slowdowns is not None:
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"

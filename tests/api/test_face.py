@@ -38,7 +38,7 @@ SIGNATURES = {
     "pareto": "slo, trace, over, *, limits, points, catalog, seed, progress, **keys",
     "plan": "slo, trace, *, catalog, seed, time_limit_s, explain, prove, progress, **keys",
     "read_catalog": "folder",
-    "read_fleet": "fleet, catalog, *, policies",
+    "read_fleet": "fleet, catalog, *, policies, slo",
     "read_plan": "folder, catalog",
     "read_task": "task, catalog, **keys",
     "read_trace": "trace, *, drop_invalid, log_options",

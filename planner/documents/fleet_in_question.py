@@ -1,0 +1,48 @@
+"""A fleet.yaml beside a question: what it leaves open is as slo.yaml says.
+
+That are `prices`, `sold_as` and `electricity` by GPU, `engine`, `lora` and `network`. What fleet.yaml says
+itself counts, and a plan.yaml says all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.documents.gpu_payment import KEYS as PAID_KEYS
+from planner.documents.gpu_payment import paid_document
+from planner.documents.task import PlanQuestion
+from planner.fleet import Policies
+
+Document = Mapping[str, Any]
+
+
+def complete_fleet(
+    fleet: Document, question: Document, task: PlanQuestion, catalog: Catalog
+) -> dict[str, Any]:
+    """The document of a fleet with what it leaves open taken from `question`, the document of `task`."""
+    if "status" in fleet or "llms" in fleet:
+        return dict(fleet)
+    paid = paid_document(task.priced_gpus(catalog))
+    of_question = {
+        "lora": question.get("lora"),
+        "network": (question.get("fleet") or {}).get("network"),
+        "engine": question.get("engine") if _batches_as_engine(fleet) else None,
+    }
+    open_keys = {key: value for key, value in of_question.items() if value is not None and key not in fleet}
+    return {**fleet, **open_keys, **{key: _joined(paid.get(key), fleet.get(key)) for key in PAID_KEYS}}
+
+
+def _joined(of_question: object, own: object) -> object:
+    """Values by GPU; the fleet's own come last and count. What is no mapping is left to be refused."""
+    if own is not None and not isinstance(own, Mapping):
+        return own
+    return {**(of_question if isinstance(of_question, Mapping) else {}), **(own or {})}
+
+
+def _batches_as_engine(fleet: Document) -> bool:
+    """Whether the fleet batches as the engine of a question does; others stand for other programs."""
+    policies = fleet.get("policies")
+    usual = Policies().batching
+    return not isinstance(policies, Mapping) or policies.get("batching", usual) == usual
