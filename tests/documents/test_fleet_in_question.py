@@ -6,6 +6,7 @@ import pytest
 
 import fleetplan
 from planner.api.inputs import read_fleet
+from planner.api.results import PlanResult
 from planner.errors import InputError
 from planner.search.problem.bill import bill_fleet
 
@@ -28,7 +29,7 @@ QUESTION: dict[str, Any] = {
 FLEET: dict[str, Any] = {"llm": "llama-3.1-8b", "workers": [{"gpu": "h100-80g", "count": 3}]}
 
 
-def test_prices_engine_lora_and_network_of_the_question_count():
+def test_prices_engine_lora_and_network_of_the_question_count() -> None:
     """3 H100 at 2 USD/h, sold singly: 6 USD/h, where the catalog's node of 8 at 2.99 costs 23.92."""
     fleet = read_fleet(FLEET, slo=QUESTION)
     assert bill_fleet(fleet).usd_per_h == pytest.approx(6)
@@ -38,13 +39,13 @@ def test_prices_engine_lora_and_network_of_the_question_count():
     assert fleet.network.bandwidth_bytes_per_s == 7e9
 
 
-def test_owned_gpus_pay_the_electricity_of_the_question():
+def test_owned_gpus_pay_the_electricity_of_the_question() -> None:
     """2 A100 of one's own, 0.4 kW each at 0.1 USD/kWh x 1.5: 0.12 USD/h."""
     owned = {**FLEET, "workers": [{"gpu": "a100-80g@owned", "count": 2}]}
     assert bill_fleet(read_fleet(owned, slo=QUESTION)).usd_per_h == pytest.approx(0.12)
 
 
-def test_what_the_fleet_says_itself_counts():
+def test_what_the_fleet_says_itself_counts() -> None:
     own = {**FLEET, "prices": {"h100": "3 usd/h"}, "engine": "none", "network": {"bandwidth": "9 GB/s"}}
     fleet = read_fleet(own, slo=QUESTION)
     assert bill_fleet(fleet).usd_per_h == pytest.approx(9)
@@ -54,20 +55,21 @@ def test_what_the_fleet_says_itself_counts():
         read_fleet({**FLEET, "prices": 3}, slo=QUESTION)
 
 
-def test_limits_alone_and_other_batching_take_nothing():
+def test_limits_alone_and_other_batching_take_nothing() -> None:
     assert bill_fleet(read_fleet(FLEET, slo={"ttft": {"p90": "2 s"}})).usd_per_h == pytest.approx(23.92)
     batching = {**FLEET, "policies": {"batching": "sarathi"}}
     assert read_fleet(batching, slo={**QUESTION, "lora": None}).engine is None
 
 
-def test_compare_and_simulate_bill_a_fleet_as_the_question_prices_it():
+def test_compare_and_simulate_bill_a_fleet_as_the_question_prices_it() -> None:
     """Python's compare gave 3 x 2.99 USD/h, in a node of 8, beside a question at 2 USD/h by the GPU."""
     table = fleetplan.compare({"mine": FLEET}, None, QUESTION).to_frame()
     assert table.cost_usd_per_h.tolist() == [pytest.approx(6)]
     assert fleetplan.simulate(FLEET, None, QUESTION).fleet.price_usd_per_h == pytest.approx(6)
 
 
-def test_a_plan_keeps_what_it_was_planned_with():
+def test_a_plan_keeps_what_it_was_planned_with() -> None:
     plan = fleetplan.plan(QUESTION)
+    assert isinstance(plan, PlanResult)
     cheaper = {**QUESTION, "fleet": {**QUESTION["fleet"], "prices": {"h100-80g": "0.1 usd/h"}}}
     assert read_fleet(plan, slo=cheaper).price_usd_per_h == plan.fleet.price_usd_per_h
