@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.documents.catalog import Catalog
-from planner.errors import CatalogError, InputError
+from planner.errors import InputError
 from planner.files.numeric import as_floats
 from planner.files.text_tables import read_csv, read_number_column
 from planner.importers import foreign_fields
@@ -62,7 +62,9 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
         & (as_floats(table.tp_size) == tp)
         & (as_floats(table.pp_size) == 1)
     ]
-    catalog_names = {name: _catalog_name(str(name), catalog) for name in rows.model_path.unique()}
+    catalog_names = {
+        name: foreign_fields.find_catalog_llm(str(name), catalog) for name in rows.model_path.unique()
+    }
     rows = rows[rows.model_path.map(catalog_names) == llm] if len(rows) else rows
     if rows.empty:
         raise InputError(f"{path}: holds no vLLM runs of {llm} on {tp} x {gpu}; choose another --tp or --gpu")
@@ -88,11 +90,3 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
         )
         runs.append(with_stated_load(run, stated))
     return MeasuredRuns(llm, gpu, tp, f"AIConfigurator, {path.name}", tuple(runs))
-
-
-def _catalog_name(name: str, catalog: Catalog) -> str | None:
-    """The catalog's name of this LLM, None where it has no such LLM."""
-    try:
-        return catalog.llm(name).name
-    except (CatalogError, OSError):
-        return None

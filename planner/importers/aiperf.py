@@ -1,6 +1,7 @@
 """aiperf: profile_export_aiperf.json (a summary) and profile_export.jsonl (one request per line).
 
-Its inter_token_latency is a request's (last - first token) / (n - 1), our TPOT. Every value has its unit.
+Its inter_token_latency is, for an answer of n tokens, the time from the first to the last token over n - 1:
+our TPOT. Every value has its unit.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ LENGTHS = ("input_sequence_length", "output_sequence_length")
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
+    """The runs of these files, all of one engine. Raises InputError for a file that is not aiperf's."""
     runs, stated_model = [], None
     files = foreign_fields.file_labels(paths)
     for file, path in zip(files, paths, strict=True):

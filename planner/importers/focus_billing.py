@@ -31,7 +31,7 @@ from planner.units import counted
 # A file with these columns is such an export. If others of NEEDED are missing, an error names them.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
-MOST_HEADER_BYTES = 2**16  # Most bytes of the first line, by which the file is known.
+MOST_HEADER_BYTES = 2**16  # No more of the first line is read to tell what a file is.
 # Spellings of the unit in bills.
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
 TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}  # By PricingCategory.
@@ -143,10 +143,10 @@ def read_billed_prices(
         )
     left_out = tuple(f"{counted(count, 'row')}: {why}" for why, count in skipped.items())
     offered_by = provider or next(iter(providers), "") or "bill"
-    return bill_of(used, left_out, path=path, kind="FOCUS export", provider=offered_by, date=date)
+    return make_offers(used, left_out, path=path, kind="FOCUS export", provider=offered_by, date=date)
 
 
-def bill_of(
+def make_offers(
     used: Mapping[tuple[str, Term], PaidHours],
     left_out: tuple[str, ...],
     *,
@@ -155,7 +155,10 @@ def bill_of(
     provider: str,
     date: str,
 ) -> BilledPrices:
-    """The prices of the hours that were paid, by GPU and term. Raises InputError where there are none."""
+    """Offers at the mean prices of the paid hours, by GPU and term; InputError where there are none.
+
+    `kind` names the file's format, for the offers' sources.
+    """
     paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid:
         left_out_text = f" ({'; '.join(left_out)})" if left_out else ""

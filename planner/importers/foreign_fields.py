@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from planner.documents.catalog import Catalog
-from planner.errors import InputError
+from planner.errors import CatalogError, InputError
 from planner.files import jsontext
 from planner.files.document_values import check_number as checked_number
 from planner.files.document_values import check_rows, refused_value
@@ -73,6 +73,14 @@ def read_setup(
     except InputError as error:
         raise InputError(f"{where}: {error}; say which it is with --llm and --gpu") from None
     return llm_name, gpu_name, read_count(catalog_names["tp"], "--tp", most=MAX_TP)
+
+
+def find_catalog_llm(name: str, catalog: Catalog) -> str | None:
+    """The catalog's name of an LLM; None where the catalog has no such LLM."""
+    try:
+        return catalog.llm(name).name
+    except (CatalogError, OSError):
+        return None
 
 
 def file_labels(paths: Sequence[Path]) -> list[str]:

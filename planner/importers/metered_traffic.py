@@ -309,23 +309,24 @@ def usage_traffic(files: Sequence[Path]) -> Described:
     """
     where = " and ".join(file.name for file in files[:3])
     rows = [row for file in files for row in _usage_rows(file)]
-    table = np.array([[row[name] for name in _USAGE_COLUMNS] for row in rows], dtype=float).reshape(-1, 5)
-    table = table[table[:, 1] > table[:, 0]]
-    if not len(table) or not table[:, 2].sum() > 0:
+    table = np.array([[row[name] for name in _USAGE_COLUMNS] for row in rows], dtype=float)
+    table = table.reshape(-1, len(_USAGE_COLUMNS))
+    table = table[table[:, 1] > table[:, 0]]  # Buckets that end after they start.
+    starts_s, ends_s, bucket_requests, input_tokens, output_tokens = table.T
+    requests = float(bucket_requests.sum())
+    if not requests > 0:
         raise InputError(f"{where}: holds no request; ask for another time")
-    starts, widths = table[:, 0], table[:, 1] - table[:, 0]  # Columns are those of _USAGE_COLUMNS.
-    every_s = float(np.median(widths))
-    first = float(starts.min())
-    places = (starts - first) / every_s
+    widths_s = ends_s - starts_s
+    every_s = float(np.median(widths_s))
+    places = (starts_s - starts_s.min()) / every_s
     # Buckets of one width that follow each other, to within a second or a thousandth of a bucket.
-    if (np.abs(widths - every_s) > 1.0).any() or (np.abs(places - np.round(places)) > 1e-3).any():
+    if (np.abs(widths_s - every_s) > 1.0).any() or (np.abs(places - np.round(places)) > 1e-3).any():
         raise InputError(f"{where}: buckets have several widths; ask for one bucket_width, better 1m than 1d")
-    intervals_count = round(float(places.max())) + 1
-    if intervals_count > MOST_USAGE_BUCKETS:
-        raise InputError(f"{where}: spans {intervals_count} buckets, expected at most {MOST_USAGE_BUCKETS}")
-    counts = np.bincount(np.round(places).astype(int), table[:, 2], intervals_count)
-    requests = float(table[:, 2].sum())
-    means = {"input": float(table[:, 3].sum()) / requests, "output": float(table[:, 4].sum()) / requests}
+    intervals = round(float(places.max())) + 1
+    if intervals > MOST_USAGE_BUCKETS:
+        raise InputError(f"{where}: spans {intervals} buckets, expected at most {MOST_USAGE_BUCKETS}")
+    counts = np.bincount(np.round(places).astype(int), bucket_requests, intervals)
+    means = {"input": float(input_tokens.sum()) / requests, "output": float(output_tokens.sum()) / requests}
     if bad := [side for side, mean in means.items() if not mean >= 1]:
         raise InputError(f"{where}: {bad[0]} tokens are fewer than requests; are these embeddings?")
     notes = [f"buckets of {every_s:g} s tell the mean length alone; how lengths spread is assumed"]

@@ -25,7 +25,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.offers import Term
 from planner.errors import InputError
 from planner.files.checked_files import read_json
-from planner.importers.focus_billing import BilledPrices, PaidHours, bill_of, find_instance
+from planner.importers.focus_billing import BilledPrices, PaidHours, find_instance, make_offers
 from planner.units import counted
 
 
@@ -53,7 +53,9 @@ def read_asset_prices(
     for where, node in _nodes(data, f"{path}: data"):
         labels = node.get("labels")
         labels = labels if isinstance(labels, Mapping) else {}
-        if region is not None and region not in (v for k, v in labels.items() if str(k).endswith("region")):
+        # Kubernetes and OpenCost write the label with different prefixes.
+        regions = [value for label, value in labels.items() if str(label).endswith("region")]
+        if region is not None and region not in regions:
             continue
         hours = _number(node, "GPUHours", where)
         if hours <= 0:
@@ -77,7 +79,7 @@ def read_asset_prices(
         )
     left_out = tuple(f"{counted(count, 'node')}: {why}" for why, count in skipped.items())
     offered_by = provider or next(iter(providers), "") or "cluster"
-    return bill_of(used, left_out, path=path, kind="OpenCost", provider=offered_by, date=date)
+    return make_offers(used, left_out, path=path, kind="OpenCost", provider=offered_by, date=date)
 
 
 def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

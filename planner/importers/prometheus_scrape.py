@@ -32,6 +32,7 @@ Samples = dict[tuple[str, str], float]  # By name and, for a bucket, its edge; o
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
+    """The run of one scrape or of two, or the runs of a range. Raises InputError for other files."""
     texts = [read_text(path) for path in paths]
     if any(is_range(text) for text in texts):
         series = read_series(paths, frozenset(NAMES).__contains__)
@@ -153,6 +154,7 @@ def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
 
 
 def _kv_tokens(labels: Mapping[str, str]) -> int | None:
+    """The tokens of an engine's KV cache; None where the labels do not say, or say nonsense."""
     block, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
     if not (block.isdecimal() and blocks.isdecimal() and len(block) < 7 and len(blocks) < 10):
         return None

@@ -16,12 +16,11 @@ import numpy as np
 from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
-Milliseconds = Callable[[int], float]  # Milliseconds of N tokens.
+Milliseconds = Callable[[int], float]  # A function of the number of tokens.
 # Systems whose tables have only experts drawn from a power law, and no even routing.
 ONE_ROUTING = ("a100_sxm",)
 # LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few as the tables' power law has, on
-# real text (ML.ENERGY, H100) and random tokens (InferenceX, H200) alike. gpt-oss-20b was
-# not measured.
+# real text (ML.ENERGY, H100) and random tokens (InferenceX, H200) alike. gpt-oss-20b was not measured.
 UNEVEN = ("openai/gpt-oss-120b",)
 # A step with more tokens must hold prompts: engines decode at most some hundred sequences at once.
 MOST_DECODES = 512

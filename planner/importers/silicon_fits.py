@@ -30,7 +30,7 @@ from planner.models.step_tables import StepTable
 TPS = (1, 2, 4, 8)  # GPUs of a worker, or of a rank.
 DPS = (2, 4, 8)  # Data-parallel ranks of a worker on one node.
 JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # Corners of the experts' times.
-LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens serves nobody.
+LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens is too small for real prompts.
 OFF_GRID_STEPS = 900  # Random steps, by which a fit is judged beside its own table.
 WORST_MAPE_FRAC = 0.08  # A fit that misses its own table by more is not written: the roofline is as good.
 NO_MEMORY = "does not fit into memory"  # The end of a reason in `left_out`; other modules know it by this.
@@ -165,8 +165,7 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
     steps = [step for step in drawn if step.prompts * step.new + step.decodes <= most_tokens]
     unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=True, folder=folder, dp=dp)
     unseen_s = unseen.y + experts_s(unseen.X[:, 0].astype(int).tolist())  # X[:, 0] are the tokens of a step.
-    error = np.abs(latency.step_s(*unseen.X.T) / unseen_s - 1)
-    off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
+    off_grid = _errors_on(unseen, unseen_s, latency)
     if off_grid.mape_frac > WORST_MAPE_FRAC:
         raise InputError(
             f"{llm.name} on {gpu.name} tp{tp} dp{dp} ep {all2all}: the fit misses its kernel times by "
@@ -193,6 +192,11 @@ def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> d
         )
     steps = silicon.random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
     unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder)
-    error = np.abs(latency.step_s(*unseen.X.T) / unseen.y - 1)
-    off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
+    off_grid = _errors_on(unseen, unseen.y, latency)
     return fit_row(tp, latency, {"all": errors["all"], "off_grid": off_grid}, ep=ep)
+
+
+def _errors_on(table: StepTable, t_s: silicon.Floats, latency: StepLatency) -> Errors:
+    """The relative errors of a fit on the steps of a table, which take `t_s` (n,)."""
+    error_frac = np.abs(latency.step_s(*table.X.T) / t_s - 1)
+    return Errors(float(error_frac.mean()), float(np.quantile(error_frac, 0.9)), len(error_frac))

@@ -53,11 +53,10 @@ def shares_index(llm: Llm) -> bool:
 
 
 class SparsePrompts:
-    """Milliseconds of prompts in a layer of sparse attention.
+    """Milliseconds of prompts in a layer of sparse attention, by the formulas above.
 
-    `measured_ms(prompts, tokens)` is AIConfigurator's time of so many prompts of so many tokens with nothing
-    cached, `once_ms` that of the decode of one token. Raises ValueError if the measured times are those of
-    several kernels.
+    `measured_ms(prompts, tokens)` is T, AIConfigurator's time of so many prompts of so many tokens with
+    nothing cached; `once_ms` is o. Raises ValueError if the measured times are those of several kernels.
     """
 
     def __init__(self, measured_ms: Callable[[int, int], float], once_ms: float) -> None:

@@ -110,7 +110,10 @@ def read_prices(
             unknown_gpus[skip_reason] = unknown_gpus.get(skip_reason, 0) + 1
             continue
         columns: tuple[tuple[Term, str], ...] = (("on-demand", "Price"), ("spot", "SpotPrice"))
-        prices = {t: _read_figure(row.get(c) or "", f"{path}, line {number}: {c}") for t, c in columns}
+        prices = {
+            term: _read_figure(row.get(column) or "", f"{path}, line {number}: {column}")
+            for term, column in columns
+        }
         without_price += prices["on-demand"] is None  # The instance is only sold as spot, if at all.
         for term, usd_per_h in prices.items():
             if usd_per_h is not None and usd_per_h > 0:
@@ -119,8 +122,8 @@ def read_prices(
     if not rows_by_term:
         raise InputError(f"{path}: holds no price of a GPU of catalogs/gpus.yaml{_region_text(region)}")
     offers: dict[str, tuple[ProviderOffer, ...]] = {}
-    for (gpu, term), each in rows_by_term.items():
-        best = min(each, key=lambda row: (-row.gpus, row.usd_per_h, row.region))
+    for (gpu, term), rows in rows_by_term.items():
+        best = min(rows, key=lambda row: (-row.gpus, row.usd_per_h, row.region))
         source = f"SkyPilot catalog {path.name}: {best.instance}, {best.gpus:g} GPUs, {best.region}"
         offers[gpu] = (*offers.get(gpu, ()), ProviderOffer(provider, term, best.usd_per_h, date, source))
     lines = tuple(

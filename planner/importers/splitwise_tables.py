@@ -23,12 +23,10 @@ from planner.models.step_tables import StepTable
 
 NUMBER_COLUMNS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBER_COLUMNS)
-HARDWARE = {
-    "a100-80g": "a100-80gb",
-    "h100-80g": "h100-80gb",
-}  # The file's names by those of catalogs/gpus.yaml.
+HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}  # The file's names by the catalog's.
 # The smallest batch that does not fit in the KV cache of two GPUs; `splitwise_table` leaves such batches out.
 LEAST_OVERFULL_BATCH = 16
+# The catalog's names of LLMs by the file's.
 MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
 
 
@@ -41,14 +39,14 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     read_number_column(table, "tensor_parallel", path, least=1)
     gpus = {hardware: gpu for gpu, hardware in HARDWARE.items()}
 
-    # Rows whose LLM or GPU the catalog does not know may be the requested ones too. Those that it does know
-    # come first.
+    # A row whose LLM or GPU the catalog does not know may be the requested one too. It is taken only if no
+    # row has more names that the catalog knows.
     chosen, available = [], []
     groups = table[["model", "hardware", "tensor_parallel"]].drop_duplicates()
     wanted_llm = catalog.llm(stated.llm).name if stated.llm else None
     wanted_gpu = catalog.gpu(stated.gpu).name if stated.gpu else None
     for model, hardware, degree in groups.itertuples(index=False):
-        llm = _catalog_llm(str(model), catalog)
+        llm = foreign_fields.find_catalog_llm(MODELS.get(str(model), str(model)), catalog)
         gpu = gpus.get(str(hardware)) or _catalog_gpu(str(hardware), catalog)
         tp = foreign_fields.read_count(degree, f"{path}: tensor_parallel", most=foreign_fields.MAX_TP)
         available.append(f"{model} on {hardware} tp{tp}")
@@ -107,14 +105,6 @@ def splitwise_table(path: Path, model: str, hardware: str, tp: int) -> StepTable
     prefills = np.column_stack([batch, batch * prompt, zeros, pairs, zeros, zeros, runs.prompt_time / 1e3])
     decodes = np.column_stack([zeros, zeros, zeros, zeros, batch, batch * context, runs.token_time / 1e3])
     return StepTable(pd.DataFrame(np.vstack([prefills, decodes]), columns=list(STEP_COLUMNS)))
-
-
-def _catalog_llm(model: str, catalog: Catalog) -> str | None:
-    """The catalog's name of a model in the file; None if it has none."""
-    try:
-        return catalog.llm(MODELS.get(model, model)).name
-    except (CatalogError, OSError):
-        return None
 
 
 def _catalog_gpu(hardware: str, catalog: Catalog) -> str | None:

@@ -178,7 +178,7 @@ def _prefill_instances(series: Iterable[Series], edges_s: Floats) -> frozenset[t
 
 
 def _rise_of_level(series: Sequence[Series], edges_s: Floats) -> Floats:
-    """The rise of a gauge in each interval, summed over instances; 0 where samples are missing."""
+    """The rise of a gauge in each interval (N,), summed over instances; 0 where samples are missing."""
     total = np.zeros(len(edges_s) - 1)
     for row in series:
         is_number = np.isfinite(row.values)
@@ -196,10 +196,10 @@ def _interval_histograms(
     edges_s: Floats,
 ) -> dict[str, SampledHistogram]:
     """For each key the first of its names with samples, in the series of `series_of`, else of `serving`."""
-    histogram_by_name: dict[str, SampledHistogram] = {}
+    histograms: dict[str, SampledHistogram] = {}
     for key, candidates in names.items():
         for name in candidates:
             histogram = interval_histogram(series_of.get(key, serving), name, edges_s)
-            if histogram is not None and key not in histogram_by_name:
-                histogram_by_name[key] = histogram
-    return histogram_by_name
+            if histogram is not None and key not in histograms:
+                histograms[key] = histogram
+    return histograms

@@ -2,8 +2,8 @@
 sweep.
 
 In these files, lists per request are in seconds, the summary is in milliseconds. `tpot` is per request and
-leaves the first token out, `itl` is a gap between chunks. The file names neither GPU nor tensor parallelism,
-unless --metadata did (gpu=..., tp=...) or a sweep varied them.
+leaves the first token out, `itl` is a gap between chunks. A file has GPU and tensor parallelism only if the
+user wrote them with --metadata (gpu=..., tp=...), or if a sweep varied them.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
 def _load(
     name: str, row: Mapping[str, Any], requests: int, start_s: tuple[float, ...], notes: list[str]
 ) -> tuple[int | None, float | None, tuple[float, ...]]:
-    """The load: (concurrency, rate, arrivals) of a closed loop, or of an open one, which has a rate or
-    recorded arrivals. What is not modelled of it is added to `notes`.
+    """The load: (concurrency, None, ()) of a closed loop; of an open one (None, rate, ()), or (None, None,
+    `start_s`) if starts were recorded. What is not modelled of it is added to `notes`.
     """
     rate = row.get("request_rate")
     rate_rps = (
@@ -152,7 +152,9 @@ def _summary_latency(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, f
 def _detailed(
     name: str, row: Mapping[str, Any], failed: int
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...], tuple[str, ...]]:
-    """Requests that finished: count, lengths, latencies, start times, remarks."""
+    """The number of requests that finished, their lengths, statistics of their latencies [s], their start
+    times [s] from the first one on, and remarks. `failed` is the file's own count of failures.
+    """
     columns = {
         key: foreign_fields.read_numbers(row[key], f"{name}: {key}")
         for key in ("input_lens", "output_lens", "ttfts", "start_times", "latencies")

@@ -286,12 +286,13 @@ async def send_at_times(
             failures.append(error)
         has_news.set()
 
+    # `prepared` has a request and its body, `is_open` says whether `may_send` still allows to send.
     progress_s, prepared, is_open = start_s, (-1, b""), True
     give_up(agenda.unsendable)
     try:
         while ((agenda.due and is_open) or running) and not failures:
             has_news.clear()
-            # -1: nothing is due before the next outcome.
+            # The request -1 stands for none: nothing is due before the next outcome.
             due_s, request = agenda.due[0] if agenda.due and is_open else (np.inf, -1)
             if request not in (-1, prepared[0]):  # The body is made before its time has come.
                 prepared = request, sender.body(request)
@@ -320,7 +321,10 @@ async def send_at_times(
 
 
 class _Agenda:
-    """When each request is due: at its own time, or `think_s` after the last answer that it waits for."""
+    """When each request is due: at its own time, or `think_s` after the last answer that it waits for.
+
+    `due` is a heap of (time [s], request), with the requests that wait for no other.
+    """
 
     def __init__(
         self, trace: Trace, requests: Sequence[int], before: Mapping[int, Sent], first_s: float

@@ -210,15 +210,15 @@ class LiveRouter:
 
     async def _keep_prompts_cached(self, _: web.Application) -> AsyncIterator[None]:
         """While the router runs, warm up workers that have come up, and keep prompts in their caches."""
-        # With four checks in the shortest `keep_alive_s` a prompt is sent late by a quarter of that at most.
-        every_s = [each.keep_alive_s for each in self.warm_prompts if each.keep_alive_s is not None]
-        look_every_s = min([WARM_UP_CHECK_S, *(seconds / 4 for seconds in every_s)])
+        # With four checks in the shortest `keep_alive_s` a prompt is sent late by a quarter of it at most.
+        keep_alives_s = [each.keep_alive_s for each in self.warm_prompts if each.keep_alive_s is not None]
+        check_every_s = min([WARM_UP_CHECK_S, *(keep_alive_s / 4 for keep_alive_s in keep_alives_s)])
 
         async def work() -> None:
             while True:
                 await self.warm_up()
                 await asyncio.gather(*map(self._keep_alive, range(len(self.backends))))
-                await asyncio.sleep(look_every_s)
+                await asyncio.sleep(check_every_s)
 
         task = asyncio.ensure_future(work())
         yield
@@ -234,7 +234,8 @@ class LiveRouter:
                     continue
                 prompts = [each for each in self.warm_prompts if each.worker == w]
                 if all([await self._compute_prompt(backend, each.prompt) for each in prompts]):
-                    self._see_who_is_up(_now_s())
+                    # `live` drops the pins of a worker that it notes as new, so it must know of this start.
+                    self._note_who_is_up(_now_s())
                     self.warmed_identities[w], self.kept_prompts[w] = identity, []
                     for each in prompts:
                         prompt = list(each.prompt) if isinstance(each.prompt, tuple) else each.prompt
@@ -303,7 +304,7 @@ class LiveRouter:
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             now_s = _now_s()
-            self._see_who_is_up(now_s)
+            self._note_who_is_up(now_s)
             for attempts in self.attempts:
                 for until, reply in attempts.items():
                     if reply.writes_since_s and now_s - reply.writes_since_s > self.settings.client_s:
@@ -533,7 +534,7 @@ class LiveRouter:
         silent: set[int] = set()  # Workers that did not answer the health check before a suspect.
         while True:
             now_s = _now_s()
-            self._see_who_is_up(now_s)
+            self._note_who_is_up(now_s)
             barred = self.trust.with_suspects(now_s) | silent if answer.is_suspect else set[int]()
             w = self._pick(choose, answer.seat, failed, barred, now_s)
             self._restart_turned()
@@ -601,7 +602,7 @@ class LiveRouter:
             if self.fleet.policies.flip_restart_s > 0:
                 self.backends[w].turn(self.live.roles[w])
 
-    def _see_who_is_up(self, now_s: float) -> None:
+    def _note_who_is_up(self, now_s: float) -> None:
         """Note which workers went down or came up. A worker with a new identity has done both."""
         identities = [backend.identity if backend.is_up else None for backend in self.backends]
         if identities == self.seen_identities:
@@ -712,6 +713,7 @@ class LiveRouter:
             raise WorkerDiedError(f"{worker.name}: {type(error).__name__}") from None
 
     def _note_ttft(self, ttft_s: float) -> None:
+        """Count a TTFT in its bucket of the metrics' histogram, whose last edge is infinite."""
         self.ttft_counts[next(edge for edge in router_metrics.TTFT_EDGES_S if ttft_s <= edge)] += 1
         self.ttft_sum_s += ttft_s
 

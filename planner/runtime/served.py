@@ -53,9 +53,9 @@ from planner.traffic.trace import Trace
 from profiling.config import read_config, sharded
 from profiling.vllm_install import is_cpu_build
 
-LEVEL_S = 6.0  # Each number of sequences is measured for this time.
+LEVEL_S = 6.0  # Each level is measured for this time, which holds hundreds of steps.
 SETTLE_S = 1.0  # This first part of a level is left out, because the batch is still filling.
-MOST_PROMPT_TOKENS = 1024
+MOST_PROMPT_TOKENS = 1024  # Longer prompts would leave too few steps in a level.
 LEVEL_REQUESTS = 50_000  # The requests that are drawn for a level, more than it can send.
 OUTPUT_TOKENS = (16, 64)  # Answers are short, so that many requests begin and end in LEVEL_S.
 CPU_KV_BYTES = 2 * 2**30  # The KV cache of an engine on a CPU; most machines have this much memory left.
@@ -87,7 +87,9 @@ class WatchedEngines:
 
 
 def sequence_levels(seats: int) -> list[int]:
-    """Sequences per engine at each level: 1, an eighth, a third and all of `seats` (max_num_seqs)."""
+    """Sequences per engine at each level: 1, an eighth, a third and all of `seats` (max_num_seqs), which
+    shows how a step grows with its batch.
+    """
     return sorted({1, max(seats // 8, 1), max(seats // 3, 1), seats})
 
 
@@ -141,13 +143,11 @@ def _commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands:
         is_cpu=is_cpu,
         devices=cores if is_cpu else workers.visible_gpus(),
     )
-    engine_words = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
+    options = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
 
     def command(place: workers.WorkerPlace, port: int) -> workers.Command:
         base_command = base_commands(place, port)
-        return workers.Command(
-            [*base_command.argv, *engine_words, *watched.arguments], base_command.environment
-        )
+        return workers.Command([*base_command.argv, *options, *watched.arguments], base_command.environment)
 
     return command
 
@@ -322,6 +322,7 @@ def _back_to_back_steps(log: EngineLog) -> pd.DataFrame:
 
 
 def main() -> int:
+    """Measure the engines that the arguments describe, and write their steps; returns the exit code."""
     config, out, options_json = sys.argv[1:]
     options: dict[str, Any] = json.loads(options_json)
     try:

@@ -45,14 +45,14 @@ LAST_LINES = 3  # Lines at the end of a log that a message quotes.
 LAST_BYTES = 65_536  # These lines are looked for in so many bytes at its end.
 UP = "up after start {}"  # The event of an engine that has come up, with the number of its start.
 FIRST_START = UP.format(1)
-EVENTS = 10_000  # A group of workers remembers its latest events, so many of them.
-KV_MARGIN = 1.25  # vLLM's KV space on a CPU must exceed that of its blocks.
+EVENTS = 10_000  # A group of workers remembers so many of its latest events.
+KV_MARGIN = 1.25  # vLLM's KV space on a CPU must be larger than its blocks; by how much was tried out.
 CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs multiples of 32.
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits on a worker's starts, health checks and failures; `_s` are seconds."""
+    """Limits on a worker's starts, health checks and failures."""
 
     start_s: float = engine_command.START_S  # An engine must be healthy within this time of its start.
     stop_s: float = 15.0  # An engine that does not end by itself within this time is killed.
@@ -95,11 +95,11 @@ Commands = Callable[[WorkerPlace, int], Command]
 
 
 def place_workers(
-    fleet: Fleet, folder: Path, devices: int | None, *, log_bytes: int = 0
+    fleet: Fleet, folder: Path, gpu_count: int | None, *, log_bytes: int = 0
 ) -> list[WorkerPlace]:
-    """Give the workers of `fleet` this machine's `devices` GPUs in order; with None they share its CPU cores.
+    """Give the workers of `fleet` this machine's GPUs in order; without GPUs (None) they share its CPU cores.
 
-    Raises InputError if the GPUs are too few.
+    `folder` and `log_bytes` are those of `WorkerPlace`. Raises InputError if the GPUs are too few.
     """
     next_device, places = 0, []
     for pool in fleet.running_pools:
@@ -109,9 +109,9 @@ def place_workers(
             )
         for name in pool.worker_names:
             gpus_of_worker = pool.type.gpus
-            if devices is not None and next_device + gpus_of_worker > devices:
+            if gpu_count is not None and next_device + gpus_of_worker > gpu_count:
                 raise InputError(
-                    f"the fleet needs {fleet.gpus} GPUs, this machine has {devices}; validate a slice of it "
+                    f"the fleet needs {fleet.gpus} GPUs, this machine has {gpu_count}; validate a slice of it "
                     "with --slice, one worker of each type with its share of the traffic"
                 )
             places.append(
