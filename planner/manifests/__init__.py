@@ -75,10 +75,7 @@ OUTDATED: dict[str, tuple[str, ...]] = {
         "chart/*.yaml",
         "chart/*/*.yaml",
     ),
-    "llm-d": (
-        "llm-d/*.values.yaml",
-        "llm-d/endpoint-picker.yaml",
-    ),  # The second was once written beside the first.
+    "llm-d": ("llm-d/*.values.yaml", "llm-d/endpoint-picker.yaml"),  # Earlier versions wrote the second.
     "production-stack": ("production-stack.values.yaml",),
 }
 

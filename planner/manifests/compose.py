@@ -44,7 +44,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """Names the router and its policies, as words for the README."""
+    """A sentence of the README on what routes requests."""
     return engine_command.routing_sentence(fleet)
 
 
@@ -86,6 +86,7 @@ def _file(about: str, name: str, services: Document, *, has_weights: bool = True
 
 
 def _about(node: DeployedNode) -> str:
+    """The comment at the head of a node's file: its GPUs, its workers, and their power cap."""
     workers = ", ".join(worker.name for worker in node.workers)
     about = f"A node with {node.gpu.gpus_per_node} x {engine_command.one_line(node.gpu.base)}: {workers}."
     return f"{about}\n{engine_command.power_note(node.gpu)}" if engine_command.is_capped(node.gpu) else about
@@ -97,6 +98,7 @@ def _port(slot: int) -> int:
 
 
 def _address(node: int) -> str:
+    """The variable with a node's address; without a value Compose stops with the text after the `?`."""
     return f"${{NODE_{node}:?set NODE_{node} in nodes.env}}"
 
 

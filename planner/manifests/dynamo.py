@@ -18,7 +18,7 @@ DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25  # The most components of a graph, the frontend included.
-MAX_NAMES = 45  # Most letters of a graph and a component, as Grove counts them.
+MAX_NAMES = 45  # Most letters of the names of a graph and a component together, as Grove counts them.
 COMPONENT_NAME_LETTERS = 12  # Longer names of pools are cut, so that room is left for the graph's.
 TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
 
@@ -86,7 +86,9 @@ def graph_pools(fleet: Fleet) -> dict[str, list[tuple[str, Pool]]]:
 
 
 def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:
-    """As much of the LLM's name as its components leave: one of several nodes counts twice, and `-ldr`."""
+    """A graph's name: as much of the LLM's as its components' names leave of MAX_NAMES. The name of a
+    component on several nodes counts twice, with `-ldr`: Grove joins it so.
+    """
     longest = max(
         len(name) if engine_command.nodes_of(pool.type) == 1 else 2 * len(name) + len("-ldr")
         for name, pool in pools

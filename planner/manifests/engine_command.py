@@ -25,7 +25,8 @@ OTHER_LABELS = ("habana.ai/", "cloud.google.com/gke-tpu")
 ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
 ROUTER_VERSION = "0.1.17"
 ROUTER_PACKAGE = f"vllm-router=={ROUTER_VERSION}"
-# Its project publishes images of nights alone, so the manifests bring the file of an image of the release.
+# The router's project publishes images of nightly builds only, so the manifests bring a Dockerfile for the
+# release.
 ROUTER_IMAGE = f"vllm-router:{ROUTER_VERSION}"
 ROUTER_FOLDER = "router-image"
 ROUTER_USER = 10001
@@ -46,18 +47,19 @@ EXPOSE 8000
 ENTRYPOINT ["vllm-router"]
 """
 GPU_MEMORY_UTILIZATION = 0.9  # As planner.models.memory assumes.
+LENGTH_STEP = 256  # Lengths are rounded up to whole steps, so that a slightly longer request still fits.
 
 ADAPTERS = "/adapters"  # The folder of adapters on every worker.
 ANY_ADAPTER = "ADAPTER"  # Stands for the names of adapters where the plan has none.
 
 HTTP_PORT = 8000
-NIXL_PORT = 5600
-NIXL_PORT_STEP = 16  # Distance of ports of workers on one host network.
+NIXL_PORT = 5600  # vLLM's default for the exchange of KV blocks.
+NIXL_PORT_STEP = 16  # Workers on one host network are this far apart: each rank of a worker takes a port.
 START_S = 3600  # A worker may download and load its weights for this long.
 ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup-timeout-secs", str(START_S))
 
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
-_KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
+_KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}  # By bytes per number; "auto" is that of the weights.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
@@ -71,9 +73,9 @@ Setting = bool | int | float | str | Mapping[str, Any] | list[str]
 
 
 def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
-    """What one worker of `pool` is told besides its model: long flag of `vllm serve` without dashes -> value.
+    """The flags of `vllm serve` for one worker of `pool`, by their long names without dashes.
 
-    The only place where a number of the plan becomes a number of vLLM (of SGLang: `sglang_engine.flags`).
+    Only here do numbers of the plan become numbers of vLLM (for SGLang in `sglang_engine.flags`).
     """
     check_name(fleet.llm.name)
     engine = pool.type
@@ -90,7 +92,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         "enable-prefix-caching": True,  # Where the plan counts on no hit, caching can only help.
     }
     if not fleet.llm.has_heads_alone:
-        del flags["block-size"]  # Kernels of latent attention and of states have their own.
+        del flags["block-size"]  # Kernels of latent attention and of states have block sizes of their own.
     if engine.dp > 1:  # Behind one port vLLM itself chooses the rank.
         flags["data-parallel-size"] = engine.dp
     if engine.all2all:
@@ -117,19 +119,16 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         flags |= _lora_flags(engine.lora.lora)
     if pool.role in _KV_ROLES:
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
+    # What keeps KV stands beside the connector that hands KV over, if there is one.
+    handing_over = flags.get("kv-transfer-config")
     if kv_store.serves(fleet, pool):
         store = kv_store.connector(fleet)
-        hands_over = pool.role != "mixed"
-        flags["kv-transfer-config"] = (
-            _two_connectors(flags["kv-transfer-config"], store) if hands_over else store
-        )
+        flags["kv-transfer-config"] = _two_connectors(handing_over, store) if handing_over else store
     if offload_bytes := cpu_bytes(pool, fleet):
-        if pool.role == "mixed":
+        if handing_over is None:
             flags["kv-offloading-size"] = offload_bytes / 2**30
-        else:  # It stands beside the connector that hands KV over.
-            flags["kv-transfer-config"] = _two_connectors(
-                flags["kv-transfer-config"], _offloading(offload_bytes)
-            )
+        else:
+            flags["kv-transfer-config"] = _two_connectors(handing_over, _offloading(offload_bytes))
     return flags
 
 
@@ -171,8 +170,8 @@ def engine_title(fleet: Fleet) -> str:
 
 
 def versions_sentence(text: str, fleet: Fleet) -> str:
-    """`text`, the versions that a target is written for, with the version of vLLM that the plan counts on; if
-    `text` fixes another one, it says so.
+    """A sentence of `text`, which names the versions that a target is written for. Our version of vLLM in it
+    gives way to the plan's; if the target fixes another one, the sentence says so.
     """
     fleet_version, ours = engine_title(fleet), f"vLLM {VLLM_VERSION}"
     if fleet_version == ours or ours in text:
@@ -181,6 +180,7 @@ def versions_sentence(text: str, fleet: Fleet) -> str:
 
 
 def _release(version_text: str) -> str:
+    """The release of a version: "0.33" is 0.33.0."""
     return version_text if version_text.count(".") > 1 else f"{version_text}.0"
 
 
@@ -204,7 +204,7 @@ def to_args(flags: Mapping[str, Setting]) -> list[str]:
 
 
 def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
-    """What follows `vllm serve` for one worker of `pool`; the longest request of the plan fits."""
+    """What follows `vllm serve` for one worker of `pool`; requests of up to `max_model_len` tokens fit."""
     return [fleet.llm.name, *to_args(engine_flags(pool, fleet, max_model_len))]
 
 
@@ -290,13 +290,13 @@ def one_line(text: str) -> str:
 
 
 def served_model_len(fleet: Fleet, max_model_len: int) -> int:
-    """`max_model_len` rounded up to a multiple of 256, but not beyond what LLM and KV caches hold.
+    """`max_model_len` rounded up to a multiple of LENGTH_STEP, but not beyond what LLM and KV caches hold.
 
     vLLM refuses to start with a length that its KV cache or the LLM's context cannot hold; the simulator
     rejects the requests beyond it.
     """
     longest_held = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running_pools)])
-    return min(-(-max_model_len // 256) * 256, longest_held)
+    return min(-(-max_model_len // LENGTH_STEP) * LENGTH_STEP, longest_held)
 
 
 def nodes_of(worker: WorkerType) -> int:
@@ -354,7 +354,9 @@ def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
 
 
 def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
-    """Name -> (decode pool, prefill pool) or (mixed pool, None): for targets that serve a pair at a time."""
+    """The services of targets that serve a pair at a time: name -> (decode pool, prefill pool) or (mixed
+    pool, None). Raises InputError where a pair has several pools of a role.
+    """
     pools = dict(zip(pool_labels(fleet), fleet.running_pools, strict=True))
     pools_by_service: dict[str, tuple[Pool, Pool | None]] = {}
     if fleet.is_disaggregated:

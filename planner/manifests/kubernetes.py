@@ -29,13 +29,14 @@ SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KE
 # While a new version rolls out, there are never more workers than the plan has GPUs for.
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
-# Ranks of a worker talk through shared memory. A pod has 64 MB of it by default.
+# Ranks of a worker talk through shared memory: these are enough, the 64 MB that a pod has by default are not.
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # Memory of the process that owns a store's KV blocks, beside the blocks.
 STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
 # What a worker requests of its node beside GPUs: these for the process of each GPU, and one CPU more for the
 # API server.
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
+STOP_S = 120  # A worker that is to stop has this time to end its requests; then Kubernetes kills it.
 NO_PRIVILEGES: Document = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 USUAL_SYSCALLS: Document = {"seccompProfile": {"type": "RuntimeDefault"}}
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
@@ -62,8 +63,9 @@ def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
     """The Helm chart of `files`, made anew from the objects in its kubernetes.yaml, which were changed."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files, ROLE), f"{helm_chart.FOLDER}/values.yaml"
-    above = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
-    return chart | {path: "".join(above) + chart[path].partition("\n")[2]}
+    # The comments at the head of the old values stay, in place of the new first line.
+    comments = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
+    return chart | {path: "".join(comments) + chart[path].partition("\n")[2]}
 
 
 def steps(fleet: Fleet) -> list[str]:
@@ -258,7 +260,7 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
         "metadata": metadata,
         "spec": {
             **placement(fleet, pool),
-            "terminationGracePeriodSeconds": 120,
+            "terminationGracePeriodSeconds": STOP_S,
             "automountServiceAccountToken": False,
             "securityContext": USUAL_SYSCALLS,
             "containers": [_with_requests(fleet, pool, main)],
@@ -403,12 +405,17 @@ def router(fleet: Fleet) -> list[Document]:
 
 def _discovery(app: str) -> list[Document]:
     """The account with which routers watch pods."""
-    name, rbac = f"{app}-router", "rbac.authorization.k8s.io"
-    metadata = {"name": name, "labels": {APP: app, PART: name}}
+    name = f"{app}-router"
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    return account_with_role({"name": name, "labels": {APP: app, PART: name}}, [pods])
+
+
+def account_with_role(metadata: Document, rules: list[Document]) -> list[Document]:
+    """A ServiceAccount, and a Role and RoleBinding of the same name, by which it may do what `rules` say."""
+    rbac, name = "rbac.authorization.k8s.io", metadata["name"]
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": [pods]},
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
         {
             "apiVersion": f"{rbac}/v1",
             "kind": "RoleBinding",

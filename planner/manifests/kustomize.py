@@ -24,8 +24,8 @@ COMPONENTS = "components/"
 CACHE, POLICIES = f"{COMPONENTS}model-cache", f"{COMPONENTS}network-policy"
 MONITORING, GATEWAY = f"{COMPONENTS}monitoring", f"{COMPONENTS}gateway"
 MODELS = "/models"  # Where workers and the download mount the volume.
-# The volume's size: weights, a fifth more for layers that vLLM does not load (built-in drafters), and room
-# for the other files of checkpoints.
+# The volume holds the weights, a fifth more for layers that vLLM does not load (built-in drafters), and the
+# other files of checkpoints.
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
 CACHE_USER = engine_command.ROUTER_USER  # Any user but root.
 METRICS_NAMESPACE = "monitoring"  # Prometheus usually runs there; the component's header names it.

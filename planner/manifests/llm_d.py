@@ -31,7 +31,7 @@ ENGINE = (
     f"llm-d-router-standalone {ROUTER_VERSION}"
 )
 BEHIND_SIDECAR_PORT = 8200  # vLLM's port in pods with a routing sidecar.
-PROXY_PORT = 8081  # The port of Envoy, beside the endpoint picker.
+PROXY_PORT = 8081  # The port of the chart's proxy (Envoy), beside the endpoint picker.
 # The shell's command in a pod of several nodes. Kubernetes makes a plain $ of $$, which the shell then
 # computes.
 _START = 'exec vllm serve "$@" --data-parallel-start-rank $$((LWS_WORKER_INDEX * {ranks}))'

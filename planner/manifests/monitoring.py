@@ -13,8 +13,8 @@ from planner.files.checked_files import to_yaml
 
 RULES_FILE, DASHBOARD_FILE = "fleetplan-rules.yaml", "fleetplan-dashboard.json"
 HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_frac", "fleetplan_drifted"
-_STALE_S = 3600  # An alert fires if `plan watch` has not run for so long.
-_LOW_HEADROOM_FRAC = 0.1  # An alert fires below this headroom.
+_STALE_S = 3600  # An alert fires if `plan watch` has not run for an hour.
+_LOW_HEADROOM_FRAC = 0.1  # An alert fires below this headroom, while there is time to add workers.
 SCRAPE_S = 15  # Prometheus reads metrics this often.
 MOST_UID = 40  # Most characters of a dashboard's uid in Grafana.
 
@@ -130,43 +130,26 @@ def _watch_dashboard(llm: str) -> dict[str, Any]:
 def _serving_panels(first: int) -> list[dict[str, Any]]:
     """Panels of vLLM's own metrics, numbered from `first` on."""
     rate = "[$__rate_interval]"
+    lengths = {
+        name: f"sum(rate(vllm:request_{part}_tokens_sum{rate})) / "
+        f"sum(rate(vllm:request_{part}_tokens_count{rate}))"
+        for name, part in (("prompt", "prompt"), ("output", "generation"))
+    }
+    ttft = {
+        f"p{percent}": f"histogram_quantile({percent / 100:g}, sum by (le) "
+        f"(rate(vllm:time_to_first_token_seconds_bucket{rate})))"
+        for percent in (50, 95, 99)
+    }
+    requests = {name: f"sum(vllm:num_requests_{name})" for name in ("running", "waiting")}
+    rows: tuple[tuple[str, dict[str, str], str], ...] = (
+        ("Mean lengths", lengths, "short"),
+        ("TTFT", ttft, "s"),
+        ("Running and waiting", requests, "short"),
+        ("KV cache in use", {"mean": "avg(vllm:kv_cache_usage_perc)"}, "percentunit"),
+    )
     return [
-        _panel_document(
-            first,
-            "timeseries",
-            "Mean lengths",
-            {
-                name: f"sum(rate(vllm:request_{part}_tokens_sum{rate})) / "
-                f"sum(rate(vllm:request_{part}_tokens_count{rate}))"
-                for name, part in (("prompt", "prompt"), ("output", "generation"))
-            },
-            "short",
-        ),
-        _panel_document(
-            first + 1,
-            "timeseries",
-            "TTFT",
-            {
-                f"p{percent}": f"histogram_quantile({percent / 100:g}, sum by (le) "
-                f"(rate(vllm:time_to_first_token_seconds_bucket{rate})))"
-                for percent in (50, 95, 99)
-            },
-            "s",
-        ),
-        _panel_document(
-            first + 2,
-            "timeseries",
-            "Running and waiting",
-            {name: f"sum(vllm:num_requests_{name})" for name in ("running", "waiting")},
-            "short",
-        ),
-        _panel_document(
-            first + 3,
-            "timeseries",
-            "KV cache in use",
-            {"mean": "avg(vllm:kv_cache_usage_perc)"},
-            "percentunit",
-        ),
+        _panel_document(number, "timeseries", title, queries, unit)
+        for number, (title, queries, unit) in enumerate(rows, start=first)
     ]
 
 

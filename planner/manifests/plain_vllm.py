@@ -44,7 +44,7 @@ def steps(fleet: Fleet) -> list[str]:
     lines = []
     packages, store_environment = f"vllm=={engine_command.version(fleet)}", ""
     if kv_store.size_bytes(fleet):
-        packages, store_environment = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "
+        packages, store_environment = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "  # An example.
         lines += [
             f"First the store of KV blocks, on a host of its own: `pip install {kv_store.PACKAGE}`, and",
             "",
@@ -88,7 +88,7 @@ def _quoted_pool_names(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """Which router the folder's README names, and how it is told to route."""
+    """A sentence of the README on what routes requests."""
     return engine_command.routing_sentence(fleet)
 
 

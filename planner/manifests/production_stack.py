@@ -17,7 +17,7 @@ CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
 # The chart demands a request of each. vLLM waits on GPUs, so these only keep a pod off a crowded node.
 CPUS, MEMORY = 8, "32Gi"
-LARGEST_VALUE = 10**6  # From here on Helm prints numbers as 1e+06, which vLLM does not take.
+GARBLED_FROM = 10**6  # From here on Helm prints numbers as 1e+06, which vLLM does not take.
 # Flags for which the chart has a value; the others go into extraArgs.
 _CHART_VALUES = {
     "tensor-parallel-size": "tensorParallelSize",
@@ -110,7 +110,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
     gpu = pool.type.gpu
     engine_command.refuse_offload(fleet, "production-stack")
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
-    if engine_command.served_model_len(fleet, max_model_len) >= LARGEST_VALUE:
+    if engine_command.served_model_len(fleet, max_model_len) >= GARBLED_FROM:
         raise InputError(
             f"production-stack: Helm garbles max-model-len {engine_settings['max-model-len']} (1e+06); "
             "take kubernetes"

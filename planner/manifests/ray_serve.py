@@ -104,6 +104,7 @@ def accelerator(gpu: Gpu) -> str | None:
 
 
 def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
+    """Ray's LLMConfig of one pool. Raises InputError for a pool that Ray cannot place or serve so."""
     if kubernetes.keeps_off_capped(fleet, pool):
         raise InputError(
             "ray-serve: cannot keep a pool off nodes, and another pool caps "
@@ -142,5 +143,6 @@ def _router(fleet: Fleet, pool: Pool) -> Document | None:
 
 
 def _planned_router(fleet: Fleet, pool: Pool) -> Routing:
+    """The routing by which the plan chooses a worker of `pool`."""
     policies = fleet.policies
     return ROUTING[policies.decode_routing if pool.role == "decode" else policies.routing]

@@ -23,9 +23,8 @@ def serves(fleet: Fleet) -> bool:
 
 
 def release(version: str) -> str:
-    """The release of a version.
-
-    No image is called by a version of two numbers, such as 0.5: then it is NEWEST.
+    """The release of a version; NEWEST for a version of two numbers such as 0.5, which no image
+    is called by.
     """
     return version if version.count(".") > 1 else NEWEST
 
@@ -68,9 +67,8 @@ def refuse(fleet: Fleet, target: str) -> None:
 def flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
     """Flags of `sglang.launch_server` for one worker of `pool`, without dashes.
 
-    Requests of up to `longest_tokens`, prompt and output, are taken.
-
-    Decodes join the steps of prompts (enable-mixed-chunk), as in the simulated scheduler, which is vLLM's.
+    Requests of up to `longest_tokens`, prompt and output, are taken. Decodes join the steps of prompts
+    (enable-mixed-chunk), as in the simulated scheduler, which is vLLM's.
     """
     engine = pool.type
     return {

@@ -105,7 +105,7 @@ class Door:
     async def end_idle(self) -> None:
         """End connections that have waited for too long, until this task is cancelled."""
         while True:
-            # Eight looks per `idle_s`: a connection lives at most an eighth longer than its limit.
+            # With eight checks per `idle_s` a connection lives at most an eighth longer than its limit.
             await asyncio.sleep(self.limits.idle_s / 8)
             latest_s = time.monotonic() - self.limits.idle_s
             while self.waiting and next(iter(self.waiting.values())) < latest_s:
@@ -244,10 +244,8 @@ async def listening(
 ) -> AsyncIterator[str]:
     """Serve `app` on `host` and `port`, or on `sockets` that were bound for it; yields its URL.
 
-    Without a `door` connections are not limited.
-
-    Compressed bodies reach the handler as they are: aiohttp would inflate all of them, read or not, before
-    anybody looks at the key.
+    Without a `door` connections are not limited. Compressed bodies reach the handler as they are: aiohttp
+    would inflate all of them, read or not, before anybody looks at the key.
     """
     bound = list(sockets) or bind_sockets(host, port, has_keys=has_keys)
     if door is not None:

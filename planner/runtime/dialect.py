@@ -1,7 +1,8 @@
 """How an endpoint is asked: which path, prompts as token ids or as text of a known length, which parameters.
 
-Token ids are exact. Text is made of short words: `Dialect.tokens_per_word` and `added_tokens` (a chat's
-template, the token that begins a text) come from how many tokens the endpoint counted for two prompts.
+Token ids are exact. Text is made of short words; how many tokens the endpoint counts for two prompts
+(planner/runtime/probe.py) gives `Dialect.tokens_per_word` and `added_tokens`, those of a chat's template and
+of the beginning of a text.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Dialect:
 
     `by_ids`: prompts are token ids, not text. `fixes_length`: with vLLM's parameters that make an answer as
     long as was asked, and count its tokens with each chunk. `has_usage`: the last chunk of a stream counts
-    tokens. `limit`: the parameter that bounds the answer's length. `is_greedy`: with temperature 0.
+    tokens. `limit`: the parameter that bounds the answer's length. `is_greedy`: with temperature 0. The two
+    numbers of tokens are explained above.
     """
 
     path: str = COMPLETIONS
@@ -79,8 +81,7 @@ class Dialect:
             return self.prompt(tokens, request, seed)
         if self.by_ids:
             ids = trace_prompt(trace, request, seed)
-            # The endpoint puts its own tokens before.
-            return ids[: max(1, round(tokens - self.added_tokens))]
+            return ids[: max(1, round(tokens - self.added_tokens))]  # The endpoint adds the rest.
         first, last = trace.prefix_offsets[request : request + 2]
         word_count = self.words_for(tokens)
         block_words = max(1, round(trace.prefix_block_tokens / self.tokens_per_word))

@@ -25,8 +25,8 @@ from planner.runtime.connection_limits import is_loopback
 CONNECT_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0  # The default limit on a request's time, from its connection to its last token.
 MOST_FAILED_FRAC = 0.1  # The default of --max-failed.
-PROBE_TIMEOUT_S = 120.0  # A deployment may have to start up first.
-LIST_TIMEOUT_S = 30.0  # The list of models comes sooner.
+PROBE_TIMEOUT_S = 120.0  # The limit for a probe: a deployment may have to start up first.
+LIST_TIMEOUT_S = 30.0  # The limit for the list of models, which takes no LLM.
 MOST_CHARACTERS_SHOWN = 200  # Characters of a server's text that a message shows.
 # A server that others run may send without end, so answers are read up to these sizes.
 READ_BYTES = 64 * 1024  # The most bytes that are read of an answer that is no stream.

@@ -23,9 +23,9 @@ from planner.importers.prometheus_scrape import HISTOGRAMS, Samples, histogram_s
 from planner.runtime.endpoint import UNREADABLE, EndpointError, open_session, read_text
 
 SCRAPE_TIMEOUT_S = 20.0
-SCRAPE_BYTES = 64 * 2**20  # The limit of a scrape; that of an engine has about 100 KB.
+SCRAPE_BYTES = 64 * 2**20  # The limit of a scrape; an engine's has about 100 KB.
 SETTLE_S = 90.0  # A Prometheus server scrapes again within this time: usual intervals are at most a minute.
-POLL_S = 1.0  # Time between two questions whether it has scraped.
+POLL_S = 1.0  # The server is asked this often whether it has scraped.
 LABEL = "model_name"  # vLLM's label for the LLM of a sample.
 QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'
 FRESH = "min(timestamp(vllm:e2e_request_latency_seconds_count))"  # When the oldest scrape of an engine was.
@@ -36,7 +36,10 @@ Rows = Iterable[tuple[str, dict[str, str], float]]
 
 @dataclass(slots=True)
 class EngineClock:
-    """Scrapes each address of `urls` before and after the traffic; without addresses it does nothing."""
+    """Scrapes each address of `urls` before and after the traffic; without addresses it does nothing.
+
+    Call `check`, `start`, and after the traffic `end`.
+    """
 
     urls: Sequence[str]
     client: aiohttp.ClientSession | None = None
@@ -54,10 +57,7 @@ class EngineClock:
         await self.client.close()
 
     async def check(self) -> None:
-        """Raise EndpointError if an address is neither an engine's metrics nor a Prometheus server.
-
-        It is called before any request that costs money.
-        """
+        """Raise EndpointError if an address is neither an engine's metrics nor a Prometheus server."""
         for url in self.urls:
             await self._rows(url)
 
@@ -125,9 +125,8 @@ class EngineClock:
             document = json.loads(text)
             if document["status"] == "success":
                 result = document["data"]["result"]
-                # Read each row once, so that a wrong form is found here and not by the caller.
                 for row in result if document["data"]["resultType"] == "vector" else ():
-                    float(row["value"][1]), row["metric"].items()
+                    float(row["value"][1]), row["metric"].items()  # Only for the errors of a wrong form.
                 return result
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             pass

@@ -29,9 +29,7 @@ TENANT_HEADER = "X-Tenant"  # A gateway in front of the router may name the tena
 TENANT_CHARACTERS = 256  # The limit of a tenant's name; the router keeps names in memory.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
-# A larger number of tokens is refused, as JSON may contain integers that are too long to be written in a
-# message.
-MOST_OUTPUT_TOKENS = 10**9
+MOST_OUTPUT_TOKENS = 10**9  # More are refused: JSON may have integers that are too long for a message.
 # A body is unpacked in pieces of this size, which takes about a millisecond; between them others are served.
 UNPACK_BYTES = 2**20
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # With this value zlib recognises the format by its first bytes.
@@ -186,8 +184,7 @@ class Reply:
         self.seat = -1  # The request's seat in `live_routing.LiveFleet`.
         self.tokens = 0
         self.is_broken = False  # The worker reported an error in the stream.
-        # Whether it shared a worker that died with other requests, and whether it may be the cause
-        # (trust.py).
+        # Whether other requests are on its worker, and whether it may have killed a worker (trust.py).
         self.is_shared = self.is_suspect = False
         self.strikes = 0  # The number of workers that died while they served the request (trust.py).
         self.sent_s = 0.0  # The time at which the request was sent to its present worker.

@@ -36,14 +36,10 @@ from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, STEP_LOG
 from planner.runtime.prompt_blocks import blocks_of, words_of
 from planner.runtime.step_log import StepLog
 
-# Tokens that a chat's template adds to a prompt.
-CHAT_TOKENS = 7
-# The output length of a request that names none, as in vLLM.
-DEFAULT_OUTPUT_TOKENS = 16
-# The id of a token is its place in the request's context modulo this number, a prime.
-TOKEN_IDS = 997
-# Stands in a request's queue of tokens for the end of its answer.
-DONE = None
+CHAT_TOKENS = 7  # Tokens that the template of a chat adds to a prompt; about as many as real ones add.
+DEFAULT_OUTPUT_TOKENS = 16  # The output length of a request that names none, as in vLLM.
+TOKEN_IDS = 997  # The id of a token is its place in the request's context modulo this number.
+DONE = None  # Stands in a request's queue of tokens for the end of its answer.
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +50,7 @@ class _Request:
     prompt_tokens: int
     output_tokens: int
     is_transferred: bool  # Its KV comes from a prefill worker, so one token is left to compute.
-    names: list[int] = field(default_factory=list)  # Names of its prompt's blocks that are cached.
+    names: list[int] = field(default_factory=list)  # Names of its prompt's blocks (prompt_blocks.py).
     priority: int = 0
     computed: int = 0
     generated: int = 0
@@ -70,8 +66,8 @@ class _Request:
 
 
 class FakeEngine:
-    """Runs steps in real time. Where the machine wakes too late after one, the next is shorter by as much, so
-    that delays do not add up.
+    """Runs steps in real time. If the machine wakes it too late after a step, the next step is shorter by as
+    much, so that delays do not add up.
 
     With `prefix_cache` the blocks of prompts stay as long as they fit beside the blocks that requests
     reserve. A cached block that a request uses counts twice, once for the request. Blocks are evicted least
@@ -323,12 +319,12 @@ class Server:
         body = json.loads(await http.read())
         transfer = body.get("kv_transfer_params") or {}
         name = f"cmpl-{http.headers.get('X-Request-Id', 'x')}-0"
-        is_here = bool(transfer.get("do_remote_prefill"))
+        is_transferred = bool(transfer.get("do_remote_prefill"))
         is_chat = http.path.endswith("/chat/completions")
         prompt = body["messages"] if is_chat else body["prompt"]
         words = prompt if isinstance(prompt, list) and not is_chat else words_of(prompt).split()
         output_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT_TOKENS
-        request = _Request(name, len(words) + CHAT_TOKENS * is_chat, output_tokens, is_here)
+        request = _Request(name, len(words) + CHAT_TOKENS * is_chat, output_tokens, is_transferred)
         request.priority = int(body.get("priority", 0))
         if self.engine.prefix_cache:
             request.names = blocks_of(prompt)
@@ -412,6 +408,6 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("told", type=json.loads)
+    parser.add_argument("settings", type=json.loads)
     arguments = parser.parse_args()
-    asyncio.run(serve(arguments.told, arguments.port))
+    asyncio.run(serve(arguments.settings, arguments.port))

@@ -39,22 +39,10 @@ CHARGED_TOKENS_PER_WORD, CHARGED_TOKENS_BESIDE_WORDS = 4, 64
 PROBE_SEED = 2**31  # No prompt of the traffic begins like one of these.
 ROUND_TRIPS = 5  # The round trip is the median of this many.
 MOST_NAMES_SHOWN = 8  # An error message names at most this many of the endpoint's models.
-TRY_OTHER_FORM_CODES = (
-    400,
-    403,
-    404,
-    405,
-    415,
-    422,
-    500,
-    501,
-)  # After these HTTP statuses the request is sent in another dialect.
-NO_SUCH_PATH_CODES = (
-    403,
-    404,
-    405,
-    501,
-)  # After these the other path is tried; a missing model answers 404 too.
+# After these HTTP statuses the other path is tried: completions or chat. A missing model answers 404 too.
+NO_SUCH_PATH_CODES = (403, 404, 405, 501)
+# After these the request is sent in another dialect of the same path.
+TRY_OTHER_FORM_CODES = (*NO_SUCH_PATH_CODES, 400, 415, 422, 500)
 # A server may answer 500 to a parameter it does not know; after more answers of 500 than this it is broken.
 MOST_ANSWERS_OF_500 = 2
 
@@ -248,9 +236,10 @@ class Probing:
 
 def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
     """A message that says how a request failed, and which setting to change."""
-    # `trouble` may begin with the code already, and the code is 0 where no answer came.
-    text = answer.trouble if answer.trouble.startswith("HTTP ") or not answer.code else ""
-    text = text or (f"HTTP {answer.code}: {answer.trouble}" if answer.code != 200 else answer.trouble)
+    text = answer.trouble
+    # The code is 0 where no answer came, and `trouble` may begin with it already.
+    if answer.code not in (0, 200) and not text.startswith("HTTP "):
+        text = f"HTTP {answer.code}: {text}"
     if answer.code in (401, 403):
         name = f"the key in ${endpoint.key_name}" if endpoint.key else "no API key, and one is needed"
         return f"{text} ({'it refuses ' if endpoint.key else 'it was sent '}{name}; see --api-key-env)"

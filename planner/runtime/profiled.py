@@ -68,13 +68,12 @@ def profile_engine(
     progress: Callable[[str], None] = lambda _: None,
     **how: Any,
 ) -> Profiled:
-    """Watch `engine_count` engines behind their servers at once, then profile steps.
+    """Measure `engine_count` engines behind their servers at once, then profile the steps of one.
 
-    The default is one engine; on a CPU, as many as there are cores for, with one core per tensor-parallel
-    rank.
-
-    `config` is the LLM's config.json, `out` the table.csv, and `subject` the engine with its settings. `how`
-    are the options of `profiling.measure.profile`. Raises InputError if the engines do not run.
+    The default count is one engine; on a CPU, as many as there are cores for, with one core per
+    tensor-parallel rank. `config` is the LLM's config.json, `out` the table.csv, and `subject` the engine
+    with its settings. `how` are the options of `profiling.measure.profile`. Raises InputError if the engines
+    do not run.
     """
     served_file, rows_file = out.with_suffix(".served.csv"), out.with_name(ENGINES)
     other_rows = read_yaml(rows_file) if rows_file.exists() else {}
@@ -95,7 +94,7 @@ def profile_engine(
         )
     steps = profile(config, out, subject, catalog=catalog, progress=progress, **how)
     served_steps = read_step_table(served_file)
-    # What this engine does not show is taken from the catalog's rows of the same program.
+    # Constants that these tables do not show are taken from the catalog's rows of the same program.
     vllm_rows = [row for row in catalog.engines.values() if row.engine == "vllm"]
     fit = fit_engine(steps, served_steps, vllm_rows)
     machine = "; ".join(

@@ -234,7 +234,8 @@ class LiveRouter:
                     continue
                 prompts = [each for each in self.warm_prompts if each.worker == w]
                 if all([await self._compute_prompt(backend, each.prompt) for each in prompts]):
-                    # `live` drops the pins of a worker that it notes as new, so it must know of this start.
+                    # `live` forgets a worker's pins when it notes a restart, so it must know of this start
+                    # first.
                     self._note_who_is_up(_now_s())
                     self.warmed_identities[w], self.kept_prompts[w] = identity, []
                     for each in prompts:

@@ -118,6 +118,7 @@ def metrics_text(router: RouterCounts, now_s: float) -> str:
 
 
 def _metric_lines(name: str, kind: str, about: str, label: str, values: Mapping[str, float]) -> list[str]:
+    """The lines of one metric, with a sample for each value of `label`; without a label one sample."""
     lines = [f"# HELP fleetplan_{name} {about}", f"# TYPE fleetplan_{name} {kind}"]
     for value, number in sorted(values.items()):
         labels = f'{{{label}="{_escaped(value)}"}}' if label else ""

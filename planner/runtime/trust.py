@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 LEAST_FAILURES = 2  # Failures in a row; a single one may be the request's own fault.
-LONGEST_REST_S = 60.0
+LONGEST_REST_S = 60.0  # After a minute a worker that works again is worth a try.
 # In this time a worker computes a prompt of several thousand tokens; most requests that kill a worker do so
 # while it computes their prompt.
 TRIAL_S = 1.0
-STRIKES = 2
+STRIKES = 2  # One death may be chance; a third worker is not risked.
 
 
 class Suspect(Protocol):
@@ -90,6 +90,7 @@ class Trust:
         return {w for w, (_, since_s) in self.trials.items() if now_s < since_s + TRIAL_S}
 
     def begin_trial(self, w: int, suspect: Suspect, now_s: float) -> None:
+        """The suspect is sent to the worker."""
         self.trials[w] = suspect, now_s
 
     def end_trial(self, w: int, suspect: Suspect) -> None:

@@ -135,8 +135,8 @@ async def read_limited(answer: aiohttp.ClientResponse, worker: str, most_bytes: 
 
 
 def read_answer(body: bytes, worker: str, most_tokens: int) -> tuple[dict[str, Any], int]:
-    """Parse an answer that is no stream; with its number of output tokens, or 0 if the worker does not say
-    it.
+    """The parsed answer that is no stream, and its number of output tokens, 0 if the worker does
+    not say it.
     """
     try:
         document = json.loads(body)

@@ -37,7 +37,7 @@ from planner.fleet import Fleet, Pool, Role
 from planner.manifests import engine_command, kv_store
 from planner.runtime import launch
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Pools with these names can name files.
 LOG = logging.getLogger("fleetplan.workers")
 STEADY_S = 60.0  # A worker that is up for so long has its earlier failures forgotten.
 LONGEST_START_POLL_S = 0.25  # While an engine starts, its health is asked for at least this often.
@@ -111,8 +111,8 @@ def place_workers(
             gpus_of_worker = pool.type.gpus
             if gpu_count is not None and next_device + gpus_of_worker > gpu_count:
                 raise InputError(
-                    f"the fleet needs {fleet.gpus} GPUs, this machine has {gpu_count}; validate a slice of it "
-                    "with --slice, one worker of each type with its share of the traffic"
+                    f"the fleet needs {fleet.gpus} GPUs, this machine has {gpu_count}; validate a slice of "
+                    "it with --slice, one worker of each type with its share of the traffic"
                 )
             places.append(
                 WorkerPlace(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from planner.day.autoscaling import keda_object
 from planner.day.autoscaling.autoscaler import DAY_S, MINUTE_S, Document, WrittenManifests
 from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.manifests import kubernetes
 
 FILE = "cron-jobs.yaml"
 KUBECTL = "registry.k8s.io/kubectl:v1.35.0"
@@ -39,7 +40,6 @@ def write_cronjobs(targets: Sequence[ScaleTarget], app: str) -> WrittenManifests
 
 def _account_with_rights(account: str, targets: Sequence[ScaleTarget]) -> list[Document]:
     """A ServiceAccount that may read and patch the pools' objects and their /scale, and nothing else."""
-    rbac = "rbac.authorization.k8s.io"
     names_by_resource: dict[tuple[str, str], list[str]] = {}
     for target in targets:
         group = target.api_version.rpartition("/")[0]
@@ -53,18 +53,7 @@ def _account_with_rights(account: str, targets: Sequence[ScaleTarget]) -> list[D
         }
         for (group, resource), names in names_by_resource.items()
     ]
-    metadata = {"name": account}
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
-        {
-            "apiVersion": f"{rbac}/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": account},
-            "subjects": [{"kind": "ServiceAccount", "name": account}],
-        },
-    ]
+    return kubernetes.account_with_role({"name": account}, rules)
 
 
 def _job(target: ScaleTarget, start_s: int, size: int, account: str) -> Document:
