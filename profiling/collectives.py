@@ -28,14 +28,14 @@ import numpy as np
 from planner.errors import InputError
 from planner.models.latency import Array
 
-WARM_UP, REPEATS = 3, 9
+WARM_UP, REPEATS = 3, 9  # All-reduces of a size: the first open connections, the median of the others counts.
 TIMEOUT_S = 300.0  # For all sizes of one rank.
-PER_LAYER = 2  # All-reduces: One after attention and one after the feed-forward block.
+PER_LAYER = 2  # All-reduces: one after attention and one after the feed-forward block.
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """Seconds of one all-reduce over `ranks` ranks by its tokens, which increase."""
+    """Seconds (n,) of one all-reduce over `ranks` ranks, for each of the increasing sizes `tokens` (n,)."""
 
     backend: str
     ranks: int
@@ -64,9 +64,8 @@ class Collectives:
 
 
 def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Collectives | None:
-    """Time powers of two of tokens up to the most; None where there is a GPU but not one for each rank.
-
-    Raises InputError where a rank fails.
+    """Time all-reduces of 1, 2, 4 ... `most_tokens` tokens, each of `hidden` numbers of the torch type
+    `dtype`. None where there is a GPU but not one for each rank. Raises InputError where a rank fails.
     """
     import torch
 

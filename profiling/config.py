@@ -11,7 +11,7 @@ from planner.errors import InputError
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A Hugging Face config.json, or that of a folder."""
+    """A Hugging Face config.json, or that of a folder. Raises InputError where it is none."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text(encoding="utf-8-sig"))

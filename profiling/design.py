@@ -24,12 +24,13 @@ from planner.models.latency import Array, StepLatency
 from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.step_tables import StepShape
 
-ENSEMBLE = 12  # Fits to resampled tables.
+ENSEMBLE = 12  # Fits to resampled tables; all are made anew for each choice of a step.
 EXPLORE = 4  # Every so-many-th step is the one farthest from all rows.
 CANDIDATES = 240  # Steps among which the next one is chosen.
 ROOM_TOKENS = 32  # A decode grows while its steps are repeated.
 LEAST_CONTEXT_TOKENS = 32  # Of a decode.
-MOST_PROMPTS = 8  # Prompts of one step.
+MOST_PROMPTS = 8  # Prompts of one step; with more the token budget leaves each of them few tokens.
+ONE_PROMPT_FRAC, NO_CACHE_FRAC = 0.6, 0.4  # Of the prefills: with one prompt, and without a cached prefix.
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,13 @@ def candidates(limits: Limits, steps: int, seed: int) -> list[StepShape]:
     points_log2 = int(np.ceil(np.log2(4 * steps + 8)))
     points = qmc.Sobol(d=5, rng=np.random.default_rng(seed)).random_base2(points_log2)
     for i, (u_new, u_cached, u_decodes, u_prompts, u_context) in enumerate(points):
-        # Of the prefills 60 % have one prompt, and 40 % no cached prefix: the rest of [0, 1) is for the
-        # others.
+        # Above its share a uniform number in [0, 1) is stretched over [0, 1) again.
+        u_more_prompts = (u_prompts - ONE_PROMPT_FRAC) / (1 - ONE_PROMPT_FRAC)
+        u_prefix = (u_cached - NO_CACHE_FRAC) / (1 - NO_CACHE_FRAC)
         most_prompts = min(MOST_PROMPTS, limits.sequences)
-        prompts = 1 if u_prompts < 0.6 else _between(2, most_prompts, (u_prompts - 0.6) / 0.4)
+        prompts = 1 if u_more_prompts < 0 else _between(2, most_prompts, u_more_prompts)
         new = _between(8, max(limits.step_tokens // prompts, 8), u_new)
-        most_cached = max(limits.context_tokens - 1 - new, 16)
-        cached = 0 if u_cached < 0.4 else _between(16, most_cached, (u_cached - 0.4) / 0.6)
+        cached = 0 if u_prefix < 0 else _between(16, max(limits.context_tokens - 1 - new, 16), u_prefix)
         decodes = _between(1, limits.sequences, u_decodes)
         context = _between(LEAST_CONTEXT_TOKENS, limits.context_tokens - ROOM_TOKENS, u_context)
         step = (
@@ -142,7 +143,7 @@ def _shrunk(step: StepShape, limits: Limits) -> StepShape | None:
     """The step with its largest part made smaller again and again until `limits` hold it; None if they never
     do.
     """
-    for _ in range(60):  # A guard: it fits, or cannot, long before.
+    for _ in range(60):  # A round takes a quarter or half of one number; 60 suffice, or nothing does.
         if limits.hold(step):
             return step
         prompts, new, cached, decodes, context = step
@@ -170,6 +171,7 @@ def _shrunk(step: StepShape, limits: Limits) -> StepShape | None:
 
 
 def _distinct(steps: Iterable[StepShape]) -> list[StepShape]:
+    """The steps in their order, each once."""
     return list(dict.fromkeys(steps))
 
 
@@ -191,7 +193,9 @@ def features(steps: Sequence[StepShape]) -> Array:
 
 
 def ensemble(X: Array, y: Array, rng: np.random.Generator, *, members: int = ENSEMBLE) -> list[StepLatency]:
-    """Fits to resampled rows; a resample that cannot be fitted (all of one size) is drawn again."""
+    """Fits to `members` bootstraps of the rows X (n, 5), y (n,). A bootstrap that cannot be fitted (all rows
+    of one size) is drawn again. Raises InputError where fewer than two of four times as many can.
+    """
     fits: list[StepLatency] = []
     for _ in range(4 * members):
         rows = rng.integers(len(y), size=len(y))
@@ -236,12 +240,12 @@ def choose(
     Measuring a step costs `overhead_s` and `repeats` times what the fits predict for it.
     """
     unseen_X = features(unseen)
-    spread, mean_s = disagreement(ensemble(X, y, rng), unseen_X)
+    disagreement_frac, mean_s = disagreement(ensemble(X, y, rng), unseen_X)
     if len(y) % EXPLORE == 0:
         pick = int(_distance(unseen_X, X).argmax())
     else:
-        pick = int((spread / (overhead_s + repeats * mean_s)).argmax())
-    return Choice(unseen[pick], float(spread[pick]), float(spread.max()))
+        pick = int((disagreement_frac / (overhead_s + repeats * mean_s)).argmax())
+    return Choice(unseen[pick], float(disagreement_frac[pick]), float(disagreement_frac.max()))
 
 
 def _distance(unseen: Array, X: Array) -> Array:

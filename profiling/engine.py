@@ -205,14 +205,14 @@ class VllmEngine:
         the operators' median seconds in `operator_repeats` more runs.
         """
         wanted = [(step.new, step.cached)] * step.prompts
-        is_warm = False
+        is_first = True
         with repeats.power:
             while repeats.more():
                 self._add_prompts(step)
                 run = self._step()
-                if is_warm:
+                if not is_first:
                     repeats.add(run, wanted, context=0.0)
-                is_warm = True
+                is_first = False
                 self._clear()
         operator_runs = OperatorRuns(self.operators)
         for _ in range(operator_repeats if self.operators else 0):
@@ -234,27 +234,27 @@ class VllmEngine:
         for _ in range(step.decodes):
             # More outputs than there are steps, discarded ones included: no request ends in between.
             self._add(self._prompt(first), computed=first - 1, outputs=4 * repeats.most + 8)
-        self._step()
-        attended = first
+        self._step()  # Admits the decodes.
 
-        def prepare() -> list[tuple[int, int]]:
-            """Add the step's prompts; the (tokens, tokens computed before) of each request in it."""
+        def prepare(context: int) -> list[tuple[int, int]]:
+            """Add the step's prompts. Returns the wanted requests, with decodes that attend to `context`."""
             self._add_prompts(step)
-            return [(1, attended - 1)] * step.decodes + [(step.new, step.cached)] * step.prompts
+            return [(1, context - 1)] * step.decodes + [(step.new, step.cached)] * step.prompts
 
         operator_runs = OperatorRuns(self.operators)
-        attended += 1
-        prepare()
-        self._step()
+        context = first + 1
+        prepare(context)
+        self._step()  # Warms the engine.
         for _ in range(operator_repeats):
-            attended += 1
-            wanted = prepare()
+            context += 1
+            wanted = prepare(context)
             operator_runs.add(*self._timed_step(), wanted)
         with repeats.power:
-            while repeats.more() and attended < self.limits.context_tokens - 2:
-                attended += 1
-                wanted = prepare()
-                repeats.add(self._step(), wanted, context=float(attended))
+            # The runs stop before the engine would end requests at its longest context.
+            while repeats.more() and context < self.limits.context_tokens - 2:
+                context += 1
+                wanted = prepare(context)
+                repeats.add(self._step(), wanted, context=float(context))
         return operator_runs.medians()
 
     def _add_prompts(self, step: StepShape) -> None:

@@ -36,6 +36,7 @@ def catalog_name(device: str, catalog: Catalog) -> str:
 
 
 def _cpu() -> str:
+    """The CPU's name, and the cores that this process may use."""
     model = platform.processor() or platform.machine()
     try:
         if model_line := re.search(

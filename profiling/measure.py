@@ -7,7 +7,7 @@ docs/profiling.md. A row is on disk before the next step runs, and a run that fi
 the last one ended.
 
 Other programs and changing clocks disturb a machine. So the smallest step, the reference, is timed after each
-row. If it takes more than `DISTURBED` times its shortest time so far, the row is measured again, up to
+row. If it takes more than `DISTURBED_RATIO` times its shortest time so far, the row is measured again, up to
 `MOST_TRIES` times, and the try with the shortest reference is written.
 """
 
@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,11 @@ MORE_COLUMNS = (
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
 START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole table.
 AGREED_FRAC = 0.004  # Fits that differ by less cannot be told apart, so measuring on would be waste.
-AGREED_TIMES = 3  # So often in a row they must agree before the budget is over.
+AGREED_TIMES = 3  # So often in a row they must agree before the profile ends early: each asks other steps.
 MOST_REFUSED = 25  # Steps that an engine may refuse to run before the profile fails.
 FOLDS = 5  # Of the cross-validation in `summary`.
 REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
-DISTURBED, MOST_TRIES = 1.4, 3
+DISTURBED_RATIO, MOST_TRIES = 1.4, 3  # See above; tries are limited, since a whole machine may stay busy.
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +133,19 @@ def profile(
     power_meter = open_gpu()
     made_on = machine.describe()
     gpu_name = subject.gpu or machine.catalog_name(made_on["device"], catalog)
-    row = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))
+    gpu = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))  # None: in no catalog.
     # Measured before the engine holds the GPU.
     idle_w = None if power_meter is None else power_meter.idle_w()
-    wanted = {
+    identity = {
         "llm": name,
-        "gpu": gpu_name if row is None else row.name,
+        "gpu": gpu_name if gpu is None else gpu.name,
         "tp": str(tp),
         "dtype": subject.dtype,
         "engine": engine + (" (eager)" if subject.enforce_eager else ""),
         **made_on,
     }
     if out.exists() and out.stat().st_size:
-        _refuse_other(out, wanted)  # Refused before an engine starts for nothing.
+        _refuse_other(out, identity)  # Refused before an engine starts for nothing.
     progress(f"starting {engine} on {made_on['device']}")
     settings: dict[str, Any] = dict(
         tp=tp,
@@ -155,16 +156,20 @@ def profile(
         gpu=power_meter,
     )
     collectives = _time_collectives(folder, subject, out) if tp > 1 else None
-    meter = _meter(engine, folder, settings, subject.enforce_eager)
+    meter: StepMeter
+    if engine == "vllm":
+        meter = VllmEngine(folder, enforce_eager=subject.enforce_eager, **settings)
+    else:
+        meter = TorchOperators(folder, **settings)
     try:
         limits = meter.limits
         header = {
-            **wanted,
+            **identity,
             "limits": f"{limits.step_tokens} tokens and {limits.sequences} sequences per step, "
             f"{limits.context_tokens} of context",
             "kv_cache": f"{limits.kv_tokens} tokens in blocks of {limits.block_tokens}",
             "host_s": meter.host_is,
-            "all_reduce": _all_reduce_note(llm, row, tp, collectives),
+            "all_reduce": _all_reduce_note(llm, gpu, tp, collectives),
             **_power_notes(power_meter, idle_w),
             "date": datetime.date.today().isoformat(),
             "command": command or "profiling.measure.profile",
@@ -176,7 +181,7 @@ def profile(
             header,
             Budget(budget_s, started_s),
             seed=seed,
-            extra_s=lambda tokens: _all_reduces_s(llm, row, tp, collectives, tokens),
+            extra_s=lambda tokens: _all_reduces_s(llm, gpu, tp, collectives, tokens),
             progress=progress,
         )
     finally:
@@ -201,9 +206,10 @@ def measure_into(
     extra_s: Callable[[float], float] = lambda _: 0.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> StepTable:
-    """The start design, then the most informative steps, each appended to `out`, until the budget is over,
-    the fits agree or the table is full. `extra_s` gives the seconds of all-reduces to add to a step of so
-    many tokens.
+    """Measure the start design, then the most informative steps, each appended to `out`, until the budget is
+    over, the fits agree or the table is full. `extra_s` gives the seconds of all-reduces to add to a step of
+    so many tokens. Raises InputError for an `out` of another measurement, an engine that refuses more than
+    MOST_REFUSED steps, and a budget without a step.
     """
     clock, budget_s = budget.clock, budget.seconds
     start_s = clock() if budget.started_s is None else budget.started_s
@@ -212,8 +218,9 @@ def measure_into(
     done = _measured_steps(earlier) if earlier is not None else []
     refused: list[StepShape] = []
     start_steps = [step for step in design.start(meter.limits, START_STEPS, seed) if step not in set(done)]
-    # `quiet_s` is the shortest time of the reference so far.
-    agreed_times, quiet_s = 0, min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
+    agreed_times = 0
+    # The shortest time of the reference so far.
+    quiet_s = min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
     if earlier is not None:
         quiet_s = min(quiet_s, float(earlier.steps.reference_s.min()))
     while spent_s + clock() - start_s < budget_s and len(done) < MOST_STEPS:
@@ -241,7 +248,7 @@ def measure_into(
             step, note = choice.step, f"the fits differ by {100 * choice.disagreement_frac:.1f} %"
         progress(f"{len(done)} steps measured, {spent_s + clock() - start_s:.0f} of {budget_s:.0f} s; {note}")
         try:
-            measured, quiet_s = _measure(meter, step, quiet_s)
+            measured, quiet_s = _measure_undisturbed(meter, step, quiet_s)
         except StepNotRunError as error:
             refused.append(step)
             if len(refused) > MOST_REFUSED:
@@ -255,7 +262,7 @@ def measure_into(
     return read_step_table(out)
 
 
-def _measure(meter: StepMeter, step: StepShape, quiet_s: float) -> tuple[StepMeasurement, float]:
+def _measure_undisturbed(meter: StepMeter, step: StepShape, quiet_s: float) -> tuple[StepMeasurement, float]:
     """The step, measured again while the reference shows a disturbance; and the shortest reference so far."""
     best, spent_s = None, 0.0
     for _ in range(MOST_TRIES):
@@ -265,7 +272,7 @@ def _measure(meter: StepMeter, step: StepShape, quiet_s: float) -> tuple[StepMea
         quiet_s = min(quiet_s, reference.t_s)
         if best is None or measured.reference_s < best.reference_s:
             best = measured
-        if best.reference_s <= DISTURBED * quiet_s:
+        if best.reference_s <= DISTURBED_RATIO * quiet_s:
             break
     assert best is not None
     return replace(best, spent_s=spent_s), quiet_s
@@ -342,8 +349,9 @@ def _by_operators(table: StepTable, operators: pd.DataFrame, seed: int) -> dict[
 
 
 def _all_reduce_note(
-    llm: Llm | None, gpu: Gpu | None, tp: int, measured: tuple[int, Collectives] | None = None
+    llm: Llm | None, gpu: Gpu | None, tp: int, measured: tuple[int, Collectives] | None
 ) -> str:
+    """Where the table's all-reduces come from, for its header."""
     if tp == 1:
         return "none"
     if measured is not None:
@@ -354,15 +362,12 @@ def _all_reduce_note(
 
 
 def _engine(engine: str) -> str:
+    """What is meant by `--engine`: "auto" is vLLM where it is installed. Raises InputError for
+    other names.
+    """
     if engine not in ("auto", "vllm", "torch"):
         raise InputError(f"--engine: expected auto, vllm or torch, found {engine!r}")
     return ("vllm" if is_installed() else "torch") if engine == "auto" else engine
-
-
-def _meter(engine: str, config: Path, settings: Mapping[str, Any], enforce_eager: bool) -> StepMeter:
-    if engine == "vllm":
-        return VllmEngine(config, enforce_eager=enforce_eager, **settings)
-    return TorchOperators(config, **settings)
 
 
 def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
@@ -380,19 +385,11 @@ def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
     return path, llm, names[0] if names else str(path)  # `plan fit` reads the LLM's shape there.
 
 
-def _shape(llm: Llm) -> tuple[object, ...]:
-    return (
-        llm.layers,
-        llm.hidden,
-        llm.heads,
-        llm.kv_heads,
-        llm.head_dim,
-        llm.ffn,
-        llm.vocab,
-        llm.experts,
-        llm.experts_per_token,
-        llm.dtype_bytes,
-    )
+# What makes the step times of two LLMs equal.
+_shape = attrgetter(
+    *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
+    *("experts", "experts_per_token", "dtype_bytes"),
+)
 
 
 def _columns(operators: Sequence[str]) -> tuple[str, ...]:
@@ -461,6 +458,7 @@ def _measured_steps(table: StepTable) -> list[StepShape]:
 
 
 def _append_row(out: Path, row: Mapping[str, float | int | str], operators: Sequence[str]) -> None:
+    """Write a row behind the others, on disk when this returns. Raises InputError where it cannot be."""
     text = io.StringIO()
     csv.DictWriter(text, _columns(operators), lineterminator="\n").writerow(row)
     try:

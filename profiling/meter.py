@@ -18,6 +18,8 @@ from profiling.power import LEAST_WINDOW_S, GpuPower, PowerSampler
 
 SETTLED_FRAC = 0.03  # Enough repeats: their interquartile range is at most this share of the median.
 MOST_DISCARDED = 5  # Runs that were another step; after more of them the step is given up.
+QUICK_REPEATS = 5  # Of the reference at most, as it is timed after every row.
+POWER_REPEATS = 25  # At most, where power is read: short steps need many to fill LEAST_WINDOW_S.
 
 
 class StepNotRunError(PlannerError):
@@ -106,8 +108,7 @@ class StepMeter(Protocol):
 class StepRepeats:
     """The runs of one step: `least` to `most` of them, until their times settle or `seconds` are over.
 
-    `quick` is for the reference: three to five runs. With a `gpu` there are up to 25, so that they last as
-    long as its power counters need.
+    `quick` is for the reference (measure.py): at most QUICK_REPEATS. With a `gpu`: at most POWER_REPEATS.
     """
 
     step: StepShape
@@ -123,9 +124,9 @@ class StepRepeats:
     def __post_init__(self) -> None:
         self.start_s = time.monotonic()
         if self.quick:
-            self.gpu, self.most = None, 5
+            self.gpu, self.most = None, QUICK_REPEATS
         elif self.gpu is not None:
-            self.most = 25
+            self.most = POWER_REPEATS
         self.power = PowerSampler(self.gpu)
 
     def more(self) -> bool:
@@ -134,7 +135,7 @@ class StepRepeats:
             return False
         elapsed_s = time.monotonic() - self.start_s
         if len(self.runs) < self.least:
-            # A slow step has three times as long for its least number of runs, and at least one run.
+            # A slow step is given up after three times `seconds`, but not without a run.
             return elapsed_s < 3 * self.seconds or not self.runs
         if elapsed_s > self.seconds:
             return False
@@ -144,7 +145,9 @@ class StepRepeats:
         return self.spread_frac() > SETTLED_FRAC or needs_power
 
     def add(self, run: TimedRun, wanted: list[tuple[int, int]], context: float) -> None:
-        """Keep the run if it had the `wanted` requests, (tokens, tokens computed before) each."""
+        """Keep the run, whose decodes had a mean `context`, if it was of the `wanted` requests, each given as
+        in `TimedRun`; else count it as discarded.
+        """
         if list(run.requests) == sorted(wanted):
             self.runs.append(run)
             self.contexts.append(context)

@@ -55,8 +55,8 @@ class ModuleTimes:
             self._torch.cuda.synchronize()
         seconds_by_name: dict[str, float] = {}
         for name, start, end in self._spans:
+            # Two times of a clock [s], or two CUDA events, whose difference is in milliseconds.
             is_clock = isinstance(start, float)
-            # CUDA events tell milliseconds.
             seconds = end - start if is_clock else float(start.elapsed_time(end)) / 1e3
             seconds_by_name[name] = seconds_by_name.get(name, 0.0) + seconds
         return seconds_by_name

@@ -27,15 +27,15 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.models.step_tables import StepShape
-from profiling.config import read_config, sharded
+from profiling.config import read_config, sharded, text_of
 from profiling.design import Limits
 from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.power import GpuPower
 
 INSTALL = "pip install 'fleetplan[profile]'"
-# Weights of the layers that are run: on a GPU several times any cache.
+# So many bytes of weights are run, on a GPU several times any cache; on a CPU fewer, as steps take long.
 WORKING_BYTES, CPU_WORKING_BYTES = 512 * 2**20, 64 * 2**20
-CPU_KV_BYTES = 2**30  # KV cache at most on a CPU.
+CPU_KV_BYTES = 2**30  # KV cache at most on a CPU, whose memory other programs share.
 GPU_MEMORY_FRAC = 0.8  # Share of the free memory for weights and KV cache; activations have the rest.
 EPS, ROPE_BASE = 1e-5, 10000.0  # Values of Llama 2. They change no time.
 OPERATORS = (
@@ -54,7 +54,7 @@ OPERATORS = (
     "add",
     "head",
 )
-OPERATOR_REPEATS = 3
+OPERATOR_REPEATS = 3  # Runs of each operator alone, whose median counts.
 clock_s = time.perf_counter
 RunOperator = Callable[[str, Callable[[], Any]], Any]  # Called with an operator's name and the operator.
 StepPart = Callable[..., Any]  # Part of a step, which calls each operator through a `RunOperator`.
@@ -87,9 +87,7 @@ class Shape:
 
 def shape_of(config: dict[str, Any], where: str) -> Shape:
     """The shape of a dense decoder, from its (sharded) config.json. Raises InputError for other LLMs."""
-    text = config
-    if "num_hidden_layers" not in config and isinstance(config.get("text_config"), dict):
-        text = config["text_config"]
+    text = text_of(config)
     if int(text.get("num_local_experts") or text.get("num_experts") or 1) > 1 or text.get("kv_lora_rank"):
         raise InputError(f"{where}: experts and latent attention need a real engine; use --engine vllm")
     try:
@@ -110,7 +108,7 @@ def shape_of(config: dict[str, Any], where: str) -> Shape:
 
 
 class TorchOperators:
-    """Times steps and their operators. `layers_run` layers are run, and their time is scaled to all."""
+    """A `StepMeter` (meter.py) of torch operators. `layers_run` layers are run, their time scaled to all."""
 
     operators: tuple[str, ...] = OPERATORS
 
@@ -260,7 +258,7 @@ class TorchOperators:
         self._cos, self._sin = angles.cos().to(self._dtype), angles.sin().to(self._dtype)
 
     def _prepare(self, step: StepShape) -> tuple[Any, Any]:
-        """Two functions that run the layers of this step, and the rest, each operator through `each`."""
+        """Two `StepPart`s of this step: its layers, and the rest (embedding, final norm, head, sample)."""
         torch, s = self._torch, self.shape
         prompts, new, cached, decodes, context = step
         prefilled = prompts * new
@@ -309,6 +307,7 @@ class TorchOperators:
         mask: Any,
         each: RunOperator = _call_untimed,
     ) -> Any:
+        """The output (tokens, hidden) of one layer with weights `w` for its input x (tokens, hidden)."""
         f, s, torch = self._torch.nn.functional, self.shape, self._torch
         normed = each("input_layernorm", lambda: f.rms_norm(x, (s.hidden,), w["norm"], EPS))
         qkv = each("attn_pre_proj", lambda: f.linear(normed, w["qkv"])).view(len(x), -1, s.head_dim)
@@ -373,7 +372,7 @@ class TorchOperators:
     def _timer(self, run: Any) -> Any:
         """A function that runs `run` once and returns its seconds; as a CUDA graph where there is CUDA."""
         torch = self._torch
-        run()  # Once to warm it, before it is timed or recorded.
+        run()  # The first run loads kernels, so it is neither timed nor recorded.
         if not self._is_cuda:
 
             def timed() -> float:
@@ -386,7 +385,7 @@ class TorchOperators:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-        graph.replay()
+        graph.replay()  # The first replay uploads the graph.
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
         def replayed() -> float:

@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -25,6 +25,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.importers.silicon import silicon_table
+from planner.importers.silicon_fits import LEAST_KV_TOKENS
 from planner.models.latency import Array
 from planner.models.llm import Llm
 from planner.models.memory import fits_memory
@@ -64,15 +65,25 @@ ROWS = {
     "w4a16": ("int4", "int4-g32", "mxfp4"),
     "nvfp4": ("nvfp4",),
 }
-# AIConfigurator has other names too, whose times are those of the B200's chip.
+# AIConfigurator has tables under other GPU names too, but copies of the B200's: they add no measurement.
 GPUS = ("a100-80g", "h100-80g", "h200-141g", "b200-180g", "l40s-48g", "rtx-pro-6000")
-# GPUs with the chip of another one: both are fitted, or both are left out.
+# A GPU with the chip of another one: a GPU is "unseen" only where no table of its chip was fitted.
 SAME_CHIP = {"h200-141g": "h100-80g"}
 STEPS_PER_TABLE = 250  # Drawn from each table, to keep the fit short.
-FITTED = tuple(field.name for field in fields(Efficiency) if field.name not in ("link_frac", "all_reduce_s"))
-# Between these values a fit may choose, in the order of FITTED.
-LOWEST = (0.2, 0.2, 0.3, 0.4, 1.0, 1e-6, 0.1, 0.3, 1e-6, 0.1)
-HIGHEST = (1.1, 1.0, 1.1, 1.2, 6.0, 2e-4, 1.1, 1.2, 2e-4, 100.0)
+# The fitted fields of Efficiency, each with the least and greatest value that a fit may choose; shares may be
+# a little over 1. The other two fields are of all-reduces, which `profiling.shipped --all-reduce` fits.
+BOUNDS = {
+    "gemm_frac": (0.2, 1.1),
+    "attention_frac": (0.2, 1.0),
+    "bandwidth_frac": (0.3, 1.1),
+    "kv_bandwidth_frac": (0.4, 1.2),
+    "overlap": (1.0, 6.0),
+    "layer_s": (1e-6, 2e-4),
+    "expert_gemm_frac": (0.1, 1.1),
+    "expert_bandwidth_frac": (0.3, 1.2),
+    "expert_layer_s": (1e-6, 2e-4),
+    "expert_activations": (0.1, 100.0),
+}
 
 
 @dataclass(frozen=True)
@@ -104,24 +115,24 @@ def tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[Table]:
     rng = np.random.default_rng(0)
     llms = [llm for llm in map(catalog.llm, LLMS) if llm.weights in formats]
     for llm, gpu, tp in product(llms, map(catalog.gpu, GPUS), (1, 2, 4, 8)):
-        if not llm.splits_over(tp) or not fits_memory(llm, gpu, tp, least_kv_tokens=4096):
+        if not llm.splits_over(tp) or not fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
             continue
         try:
             table = silicon_table(llm, gpu, tp)
-        except InputError:  # There are no such kernels.
+        except InputError:  # AIConfigurator has not timed the kernels of this LLM on this GPU.
             continue
         chosen = rng.permutation(len(table.y))[:STEPS_PER_TABLE]
         yield Table(llm, gpu, tp, table.X[chosen], table.y[chosen])
 
 
 def fit_efficiency(some: Sequence[Table]) -> Efficiency:
-    """The efficiencies with the least errors on these tables. In w4a16 only experts were measured: the others
-    stay what the file has, those of bf16.
+    """The efficiencies with the least squares of log errors on these tables, to three digits. In w4a16 only
+    the kernels of experts were measured; there the fields of other kernels keep the file's values, which are
+    those of bf16.
     """
     current = calibration_of(some[0].llm, some[0].gpu).efficiency
     experts_alone = all(table.llm.weights in ROWS["w4a16"] for table in some)
-    free = [n for n, name in enumerate(FITTED) if name.startswith("expert_") or not experts_alone]
-    names = [FITTED[n] for n in free]
+    names = [name for name in BOUNDS if name.startswith("expert_") or not experts_alone]
     weights = [equal_shares(table.X) for table in some]
 
     def residuals(logs: Array) -> Array:
@@ -130,7 +141,8 @@ def fit_efficiency(some: Sequence[Table]) -> Efficiency:
             [np.log(each.predicted_s(efficiency) / each.y) * w for each, w in zip(some, weights, strict=True)]
         )
 
-    low, high = np.array(LOWEST)[free], np.array(HIGHEST)[free]
+    low, high = np.array([BOUNDS[name] for name in names]).T
+    # `least_squares` must start strictly between the bounds.
     start = np.clip([getattr(current, name) for name in names], low * 1.01, high * 0.99)
     best = np.exp(least_squares(residuals, np.log(start), bounds=(np.log(low), np.log(high))).x)
     return replace(current, **{n: float(f"{x:.3g}") for n, x in zip(names, best.tolist(), strict=True)})
@@ -139,7 +151,7 @@ def fit_efficiency(some: Sequence[Table]) -> Efficiency:
 def errors(
     some: Sequence[Table], efficiency_of: Callable[[Table], Efficiency]
 ) -> dict[tuple[str, str], list[float]]:
-    """The mean relative error of each table, by class of LLM and kind of step."""
+    """The mean relative error of each table, by class of LLM ("dense", "mixture") and kind of step."""
     errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
     for table in some:
         regimes = errors_by_regime(table.X, table.y, table.predicted_s(efficiency_of(table)))
@@ -153,7 +165,7 @@ def errors(
 
 
 def line(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
-    """A row of the Markdown table: mean and largest error over the tables, in percent."""
+    """A row of the Markdown table: mean and, in brackets, largest error over the tables, in percent."""
     cells = [
         f"{100 * np.mean(errors_by_kind[of, kind]):.1f} ({100 * np.max(errors_by_kind[of, kind]):.0f})"
         if (of, kind) in errors_by_kind
@@ -165,8 +177,8 @@ def line(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
 
 
 def report(title: str, mine: Sequence[Table], *, by_llm: bool) -> tuple[dict[str, object], str]:
-    """The row of catalogs/roofline.yaml for these tables, and lines of errors: of the tables that it was
-    fitted to, and of each GPU, with `by_llm` of each LLM too, by a fit to the others.
+    """The row of catalogs/roofline.yaml for these tables, and lines of its errors: over all tables, over each
+    GPU's, and over tables predicted by a fit to all other chips. `by_llm` adds the same for all other LLMs.
     """
     efficiency = fit_efficiency(mine)
     text = line(f"{title}, all", errors(mine, lambda _: efficiency))
@@ -188,7 +200,7 @@ def report(title: str, mine: Sequence[Table], *, by_llm: bool) -> tuple[dict[str
         for of in ("dense", "mixture")
         if (of, "prefill") in unseen
     }
-    return {name: getattr(efficiency, name) for name in FITTED} | {"errors": unseen_errors}, text
+    return {name: getattr(efficiency, name) for name in BOUNDS} | {"errors": unseen_errors}, text
 
 
 def main() -> int:

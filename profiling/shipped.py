@@ -116,13 +116,16 @@ SILICON_LLMS = (
 # pairs are left out for the same reason (the tables are 1.4 times as long as vLLM 0.11 takes, the roofline
 # 1.2 times).
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
-# The fits of the first four LLMs on these GPUs stay as they were on 2026-11-20.
+# The fits of the first four LLMs on these GPUs stay as they were on 2026-11-20: plans in the docs and tests
+# rest on them, and new fits would differ by 0.1 to 3 %.
 KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"
 
 
 def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, ...]) -> dict[str, Any]:
-    """Fits to measured steps: what the host adds is inside, and cannot be told apart."""
+    """The file of fits to Splitwise's steps of `model`, its name of the LLM, at each TP degree. The host's
+    time is in these steps, and cannot be told apart.
+    """
     hardware = HARDWARE[gpu.name]
     basis = f"measured: Splitwise, {model} on {hardware}, host overhead included"
     entries = [
@@ -157,8 +160,8 @@ def _document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, A
 
 
 def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str, dict[str, Any]]:
-    """Every file of catalogs/latency by its name, except those of KEPT_LLMS on KEPT_GPUS. Plans in the docs
-    and tests rest on these, and new fits would differ by 0.1 to 3 %.
+    """Every file of catalogs/latency by its name, except those of KEPT_LLMS on KEPT_GPUS; those of Splitwise
+    only with its table `splitwise`.
     """
     documents = {}
     for llm, gpu in product(map(catalog.llm, SILICON_LLMS), map(catalog.gpu, SYSTEMS)):
@@ -180,7 +183,7 @@ def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str,
     return documents
 
 
-def all_reduces(catalog: Catalog) -> str:
+def fitted_all_reduces(catalog: Catalog) -> str:
     """`all_reduce` of the rows of catalogs/gpus.yaml: the latency and bandwidth nearest to kernel times in
     relative terms, from 8 KiB to 256 MiB, and how far off they are.
     """
@@ -217,7 +220,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         if args.all_reduce:
-            sys.stdout.write(all_reduces(read_catalog()))
+            sys.stdout.write(fitted_all_reduces(read_catalog()))
         if args.out is None:
             return 0
         documents = shipped(read_catalog(), args.splitwise, date=args.date)

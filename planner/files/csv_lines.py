@@ -24,7 +24,7 @@ from planner.files.document_values import show_value
 
 _CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # Up to the first quote that is not doubled.
 _NUMBER_OR_DATE = re.compile(rb"\s*\"?(?:[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*)\"?\s*")
-_BLOCK_BYTES = 16 * 2**20
+_BLOCK_BYTES = 16 * 2**20  # Read at once: long traces are never in memory as a whole.
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,17 @@ HOW_TO_END = 'take the quote out, or put the whole field in quotes and write a q
 
 
 def _grow(lines: list[bytes], stream: io.BufferedReader) -> bool:
+    """Add the stream's next line; False at its end."""
     if more := stream.readline():
         lines.append(more)
     return bool(more)
 
 
 def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
-    """Whether a quoted field goes on beyond this line, and its place among the fields.
+    """Whether a quoted field goes on beyond this line, and the index of the line's last field. `is_open`: a
+    quoted field goes on from the line before.
 
-    As parsers do: a quote opens a field at its beginning only, and what follows the closing one up to the
+    As for parsers, a quote opens a field at its beginning only, and what follows the closing quote up to the
     comma belongs to the field.
     """
     position, column = 0, 0
@@ -109,7 +111,9 @@ def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
 def _check_long_field(
     path: Path, start: int, row: list[bytes], columns: Sequence[str], figures: Sequence[int]
 ) -> None:
-    """Refuse a field over several lines that is not closed well, or that holds what could be rows."""
+    """Raise TraceError for a field over several lines with text behind its closing quote, or that could be
+    several rows. `row` are the lines of one row, the first of them line `start` of the file.
+    """
     opens = _opening_place(path, start, row[0], columns)
     for number, line in enumerate(row[1:], start=start + 1):  # Each line begins within a quoted field.
         closed = _CLOSING.match(line)
@@ -136,6 +140,7 @@ def _is_row(line: bytes, column: int, width: int, figures: Sequence[int]) -> boo
 
 
 def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str]) -> str:
+    """For an error: file, line and column of the quote that this line leaves open."""
     _, column = _scan_line(line, False)
     name = show_value(columns[column]) if column < len(columns) else str(column + 1)
     return f"{path}, line {number}: the quote that opens in column {name}"
@@ -171,7 +176,7 @@ class CommaSeparated(io.RawIOBase):
 
 
 def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
-    """A header of one name that holds semicolons, tabs or bars is of a table that commas do not separate."""
+    """Raise InputError for a header of one name with semicolons, tabs or bars: they separate its columns."""
     name = str(names[0]) if len(names) == 1 else ""
     for sign, sign_name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if sign in name.strip(sign):
@@ -182,7 +187,9 @@ def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
 
 
 def refuse_long_fields(text: str, where: object) -> None:
-    """For tables of figures, in which no field has several lines: a quote that is not closed in its line."""
+    """Raise InputError for a quote that is not closed in its line, as no field of a table of figures has
+    several lines.
+    """
     for number, line in enumerate(text.split("\n"), start=1):
         if '"' in line and not line.startswith("#"):  # Catalog tables have comments.
             is_open, column = _scan_line(line.encode(), False)

@@ -131,12 +131,14 @@ def check_rows(value: object, where: object, of: str = "", *, least: int = 0) ->
 
 
 def check_one_of(value: object, known: Collection[str], where: object, wording: Wording = PLAIN) -> str:
+    """The value, checked to be one of the `known` texts."""
     if not isinstance(value, str) or value not in known:
         raise refused_value(where, wording.one_of.format(", ".join(known)), value)
     return value
 
 
 def check_flag(value: object, where: object, wording: Wording = PLAIN) -> bool:
+    """The value, checked to be true or false."""
     if not isinstance(value, bool):
         raise refused_value(where, wording.flag, value)
     return value
@@ -201,8 +203,7 @@ def check_whole_number(
 def read_share(value: object, where: object, *, most: float = 1.0, bare: float = 1.0) -> float:
     """A share from 0 to `most`, written 0.1 or "10 %".
 
-    A number without a % that is above `bare` is refused even where `most` allows it, because 10 may mean 10
-    %.
+    A number above `bare` needs its %, even where `most` allows it: a bare 10 may mean a tenth or tenfold.
     """
     text = str(value).strip()
     is_percent = text.endswith("%")

@@ -18,7 +18,7 @@ _BY_TEXT = {  # Parts of messages of libraries in C and Rust.
     "too many open files": _FILES,
 }
 FEW_FILES = 256  # A process that may open fewer files counts as limited.
-MARGIN_BYTES = 2**26  # This much memory must be free beside what the trial takes.
+MARGIN_BYTES = 2**26  # 64 MiB: this much memory must be free beside what the trial takes.
 PROBE_S = 60.0  # A trial that takes longer counts as failed.
 
 

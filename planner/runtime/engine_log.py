@@ -83,6 +83,7 @@ class EngineLog:
 
 
 def _own_columns(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """OWN_COLUMNS of a step's line; NaN where it has none."""
     if "own" not in row:
         return (np.nan,) * len(OWN_COLUMNS)
     return (*row["own"], row["used_s"], row["waited"])

@@ -62,10 +62,12 @@ class Numbers:
         return numbers
 
     def drop(self, numbers: Sequence[int]) -> None:
+        """Free these numbers, and forget the names that have them."""
         for number in numbers:
             del self.of_name[self.names[number]]
         self.free.extend(numbers)
 
     def grow(self, size: int) -> None:
+        """Have numbers below `size`, which is larger than before."""
         self.free.extend(range(size - 1, len(self.names) - 1, -1))
         self.names.extend([0] * (size - len(self.names)))

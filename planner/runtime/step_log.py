@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import IO, Any
 
 BUFFER_BYTES = 8192  # Lines are collected up to this size, so that not every step writes to the file.
+LOWEST_PRIORITY = 19  # Of Linux.
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class StepLog:
         self.has_waited = True  # Whether the engine has had no work since the last step.
         atexit.register(self.close)
 
-    def runs(self, version: str, *, async_scheduling: bool) -> None:
+    def begin(self, version: str, *, async_scheduling: bool) -> None:
         """Note the first line, which describes the engine."""
         self.head = _line({"engine": {"version": version, "async_scheduling": async_scheduling}})
         self.lines += self.head
@@ -153,6 +154,7 @@ class StepLog:
         self.has_waited = self.has_waited or not self.requests
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        """Collect a line, and write what was collected once it fills the buffer."""
         self.lines += _line(line)
         if len(self.lines) >= BUFFER_BYTES:
             self.flush()
@@ -183,6 +185,7 @@ class StepLog:
 
 
 def _line(document: Mapping[str, Any]) -> bytes:
+    """A line of the log: compact JSON and a newline."""
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
 
@@ -201,7 +204,7 @@ def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
         if with_cpu and core.vllm_config.kv_transfer_config is not None:
             _let_pollers_wait()
         log = StepLog(path, most_bytes)
-        log.runs(__version__, async_scheduling=bool(core.vllm_config.scheduler_config.async_scheduling))
+        log.begin(__version__, async_scheduling=bool(core.vllm_config.scheduler_config.async_scheduling))
         hook_core(core, log, with_cpu=with_cpu)
 
     EngineCore.__init__ = init_with_log
@@ -216,7 +219,7 @@ def _let_pollers_wait() -> None:
     for task in Path("/proc/self/task").glob("*"):  # The directory exists on Linux alone.
         if int(task.name) not in ours:
             with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, int(task.name), 19)  # The lowest priority of Linux.
+                os.setpriority(os.PRIO_PROCESS, int(task.name), LOWEST_PRIORITY)
 
 
 def _own_clock() -> Callable[[], float]:
@@ -248,7 +251,7 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
     finish = scheduler.finish_requests
     # By the id of the scheduler's output: when the step was scheduled, by both clocks, and its chunks.
     planned: dict[int, tuple[float, float, list[tuple[str, int, int]]]] = {}
-    received_s: dict[str, float] = {}
+    received_s: dict[str, float] = {}  # By request, until the scheduler gets it.
     own_clock = _own_clock()
 
     def received(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -291,6 +294,7 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
         return results
 
     def finished(names: Any, *args: Any, **kwargs: Any) -> Any:
+        # vLLM calls this for requests that end early; the others have ended in `updated`.
         for name in [names] if isinstance(names, str) else names or ():
             log.forget(name)
         return finish(names, *args, **kwargs)

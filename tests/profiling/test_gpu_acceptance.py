@@ -94,7 +94,7 @@ def prepared(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[
 async def replayed(out: Path, runs: dict[str, Any]) -> None:
     log = out / "steps.jsonl"
     steps = StepLog(log)
-    steps.runs("0.26.0", async_scheduling=False)
+    steps.begin("0.26.0", async_scheduling=False)
     engine = FakeEngine(TRUTH, kv_tokens=64_000, max_num_seqs=32, max_num_batched_tokens=512, log=steps)
     loop = asyncio.ensure_future(engine.run())
     try:

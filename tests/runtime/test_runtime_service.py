@@ -334,7 +334,7 @@ def test_a_step_log_stays_within_its_size_and_a_full_disk_stops_nothing(tmp_path
     says what engine it is. On a full disk nothing is written and nothing fails."""
 
     def write(log: StepLog) -> None:
-        log.runs("0.33.0", async_scheduling=False)
+        log.begin("0.33.0", async_scheduling=False)
         for k in range(1000):
             log.queued(f"r{k}", KV_BLOCK_TOKENS, 1.0)
             log.token(f"r{k}", 1, 2.0)

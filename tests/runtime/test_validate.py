@@ -329,7 +329,7 @@ def test_a_prefill_that_was_launched_meanwhile_is_no_part_of_the_step_before(tmp
     """
     fleet = fleet_of(("w", "mixed", 1))
     log, rng, now_s = StepLog(tmp_path / "w-0.1.steps.jsonl"), np.random.default_rng(0), 1.0
-    log.runs("0.26.0", async_scheduling=True)
+    log.begin("0.26.0", async_scheduling=True)
     log.queued("a", 10, 0.0)
     true_s = []
     for _ in range(300):

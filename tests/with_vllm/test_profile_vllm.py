@@ -107,7 +107,7 @@ def test_the_profile_predicts_steps_it_has_not_seen(
     fit = PiecewiseLinearStepLatency(beyond="extrapolate").fit(table.X, table.y)
     unseen, quiet_s = [], float(table.steps.reference_s.min())
     for step in design.candidates(engine.limits, HELD_OUT, seed=12345):
-        measured, quiet_s = measure._measure(engine, step, quiet_s)
+        measured, quiet_s = measure._measure_undisturbed(engine, step, quiet_s)
         assert measured.discarded == 0
         unseen.append(measured)
     X = design.features([m.step for m in unseen])
