@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,12 +17,14 @@ from planner.reports.words import answer
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.evidence.plan import Plan
 from planner.search.level0.owned_gpus import owned_beside
+from planner.search.mixed import infeasible
 from planner.search.mixed.best_fleet import best_of, search
 from planner.search.mixed.bounds import lower_bound
+from planner.search.mixed.mixed_fleets import MixedFleets
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import option_of
 from planner.search.problem.owned_first import objective_paid, owned_first, paid_at_least
-from planner.search.problem.plan_problem import Conditions
+from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.production.three_answers import find_production_fleet, with_answers
 from planner.solvers.master import Option
 
@@ -55,6 +58,23 @@ def test_where_all_is_owned_the_fewest_run_and_cost_nothing() -> None:
     assert found.fleet.gpus == owned_of(found) == rented.fleet.gpus
     with pytest.raises(InfeasibleError, match="stock of h100-80g@owned from 4"):
         plan(question(fleet={"gpus": {}, "owned": {"h100-80g": 4}}), traffic(rate_rps=40.0), CATALOG)
+
+
+@pytest.mark.parametrize("stock", (8, 16))
+def test_lifting_the_limits_gives_no_owned_gpus_away(monkeypatch: pytest.MonkeyPatch, stock: int) -> None:
+    """They cost nothing: by price the way out of one question was a fleet of 408,000 workers."""
+    task = question(fleet={"gpus": {"h100-80g": 8, "a100-80g": stock}, "owned": {"a100-80g": 8}})
+    problem = build_problem(task, traffic(rate_rps=40.0), CATALOG)
+    lifted = list[tuple[int | None, str]]()
+
+    def note_limits(wider: Problem, *_: object) -> MixedFleets:
+        lifted.append((wider.limits.stock["a100-80g@owned"], wider.task.objective))
+        return MixedFleets(None, math.inf, 0, is_exact=False, is_exhausted=False, is_hopeless=False)
+
+    monkeypatch.setattr(infeasible, "search_level0", note_limits)
+    monkeypatch.setattr(infeasible, "search_mixed_fleets", note_limits)
+    assert not infeasible.find_wider_fleets(problem)
+    assert lifted and all(owned == 8 or objective == "gpus" for owned, objective in lifted)
 
 
 def test_old_gpus_that_are_owned_take_their_share_beside_new_ones_that_are_rented() -> None:

@@ -22,12 +22,15 @@ from planner.policies import PLANNED_QUEUES
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
+from planner.search.level0.one_pool import Search
 from planner.search.mixed import policy_search
+from planner.search.mixed.best_fleet import NoFleet
 from planner.search.problem.plan_problem import Problem
 from planner.simulator import judge, simulate
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
+KEPT_BY_THE_SHORTEST_FIRST, KEPT_IN_NO_ORDER = 12.0, 18.0  # By one A100 [requests/s].
 ROUTINGS = ("jsq", "least-outstanding", "round-robin")
 
 
@@ -129,6 +132,42 @@ def test_in_production_policies_are_raced_in_scenarios() -> None:
     ]
 
 
+def within_one_worker(queue: str, rate_rps: float) -> PlanResult:
+    """Long prompts hold up many short ones, on a stock of one GPU."""
+    question = {
+        "llm": "meta-llama/Llama-3.1-8B",
+        "slo": {"ttft": {"p90": "1 s"}},
+        "fleet": {"gpus": {"a100-80g": 1}, "max_num_batched_tokens": [2048]},
+        "safety": "none",
+        "policies": {"queue": queue},
+    }
+    rng = np.random.default_rng(0)
+    trace = synthesise(
+        300, rate_rps, input_tokens=lognormal(1200, 1.0), output_tokens=lognormal(150, 0.8), rng=rng
+    )
+    answer = fleetplan.plan(question, trace)
+    assert isinstance(answer, PlanResult)
+    return answer
+
+
+def test_a_race_finds_a_fleet_where_the_usual_policies_have_none() -> None:
+    """As they come, one worker misses the SLO, and the stock has no second; the shortest first keep it."""
+    with pytest.raises(InfeasibleError) as first_come:
+        within_one_worker("fcfs", KEPT_BY_THE_SHORTEST_FIRST)
+    assert first_come.value.is_proved
+    shortest, any_order = (within_one_worker(queue, KEPT_BY_THE_SHORTEST_FIRST) for queue in ("sjf", "any"))
+    assert any_order.cost_usd_per_h == shortest.cost_usd_per_h
+    certificate = any_order.plan.certificate
+    assert not certificate.level0_exact and not certificate.beyond_exact
+
+
+def test_where_policies_were_raced_nothing_proves_that_no_fleet_holds() -> None:
+    """One worker misses the SLO in every order; no order but the usual one was searched."""
+    with pytest.raises(InfeasibleError) as none:
+        within_one_worker("any", KEPT_IN_NO_ORDER)
+    assert not none.value.is_proved and "at most the largest fleets" in str(none.value)
+
+
 def test_a_policy_begins_with_fleets_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best fleet without the budget that the first queue order finds, the second one begins with: from
     it a fleet within the budget may be found that neither finds by itself (benchmarks/metamorphic.py, seed
@@ -137,9 +176,10 @@ def test_a_policy_begins_with_fleets_beyond_the_budget(monkeypatch: pytest.Monke
     trace, started_from = bursts(0, requests=60), list[list[Fleet]]()
     free = planned(trace, {"queue": ["fcfs", "sjf"]})
 
-    def none_within(problem: Problem, start: Sequence[Fleet], **_: object) -> tuple[InfeasibleError, Fleet]:
+    def none_within(problem: Problem, start: Sequence[Fleet], **_: object) -> tuple[NoFleet, Fleet]:
         started_from.append(list(start))
-        return InfeasibleError("none", kind="capacity", constraint="cost", relaxation=""), free.fleet
+        error = InfeasibleError("none", kind="capacity", constraint="cost", relaxation="")
+        return NoFleet(error, Search(problem.limits), beyond_exact=False), free.fleet
 
     monkeypatch.setattr(policy_search, "search_beyond_budgets", none_within)
     with pytest.raises(InfeasibleError):

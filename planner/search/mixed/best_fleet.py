@@ -42,6 +42,18 @@ class FleetSearch:
     raced: tuple[facts.PolicyGains | facts.PoliciesRaced, ...] = ()  # What other policies were worth.
 
 
+@dataclass(frozen=True, slots=True)
+class NoFleet:
+    """No fleet was found: the error that says so, how level 0 ended, and whether every fleet of any mix of
+    types was simulated. `wider` are fleets that hold beyond the limits.
+    """
+
+    error: InfeasibleError
+    level0: Search
+    beyond_exact: bool
+    wider: tuple[Fleet, ...] = ()
+
+
 def search(
     problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
 ) -> FleetSearch:
@@ -52,16 +64,16 @@ def search(
     Raises InfeasibleError if no fleet within the limits was found; the error says whether that is proved.
     """
     result, _ = search_beyond_budgets(problem, start, prove=prove, walks=walks)
-    if isinstance(result, InfeasibleError):
-        raise result
+    if isinstance(result, NoFleet):
+        raise result.error
     return result
 
 
 def search_beyond_budgets(
     problem: Problem, start: Sequence[Fleet], *, prove: bool = False, walks: bool = True
-) -> tuple[FleetSearch | InfeasibleError, Fleet | None]:
-    """What `search` returns or raises, and the best fleet of the same question without its budgets, None if
-    it has no budgets or no fleet was found.
+) -> tuple[FleetSearch | NoFleet, Fleet | None]:
+    """The best fleet found, or that there is none, and the best fleet of the same question without its
+    budgets, None if it has no budgets or no fleet was found.
 
     A search with other policies may start from that fleet, and find one within the budgets.
     """
@@ -82,7 +94,11 @@ def search_beyond_budgets(
     if len(wider_fleets) == 1 and problem.allows(wider_fleets[0]):
         start = (*start, problem.oracle.fleet(wider_fleets[0]))
         within, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
-    return within or infeasible(problem, level0, mixed_fleets, wider_fleets), unlimited
+    if within is not None:
+        return within, unlimited
+    error = infeasible(problem, level0, mixed_fleets, wider_fleets)
+    wider_found = tuple(problem.oracle.fleet(counts) for counts in wider_fleets)
+    return NoFleet(error, level0.search, mixed_fleets.is_exact, wider_found), unlimited
 
 
 def _with_level0_within(

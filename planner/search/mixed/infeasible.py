@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
-from planner.domain import COST, OWNED, ROUNDING, FleetLimit, Limit, row_of
+from planner.domain import COST, GPUS, OWNED, ROUNDING, FleetLimit, Limit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
@@ -310,8 +310,14 @@ def find_wider_fleets(problem: Problem) -> list[Counts]:
     singles = [
         (limits.without(limit), limit) for limit, _ in limits.rows() if not _is_rented_too(limit, problem)
     ]
-    unlimited = FleetLimits({gpu: None for gpu in limits.stock}, by_gpu=limits.by_gpu)
-    several = [(unlimited, COST)] if len(limits.rows()) > 1 else []
+    # Owned GPUs cost next to nothing, so without a limit a fleet would take any number of them.
+    kept = {
+        gpu: count if gpu.endswith(OWNED) and row_of(gpu) in limits.stock else None
+        for gpu, count in limits.stock.items()
+    }
+    unlimited = FleetLimits(kept, by_gpu=limits.by_gpu)
+    least = GPUS if any(gpu.endswith(OWNED) and count is None for gpu, count in kept.items()) else COST
+    several = [(unlimited, least)] if len(limits.rows()) > 1 else []
     fleets: dict[bool, list[Counts]] = {True: [], False: []}  # By whether all limits were lifted.
     for lifted, limit in (*singles, *several) if is_proved else (*several, *singles):
         is_all = lifted is unlimited

@@ -21,21 +21,23 @@ from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
 from planner.search.level0 import pruning_rules
 from planner.search.level0.level0_search import Level0, likely_fleet
+from planner.search.level0.one_pool import Search
 from planner.search.mixed.agents_reach import find_reachable_fleet
-from planner.search.mixed.best_fleet import FleetSearch, best_of, search, search_beyond_budgets
+from planner.search.mixed.best_fleet import FleetSearch, NoFleet, best_of, search, search_beyond_budgets
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fitted, fitted_before_search
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import (
     Counts,
     as_many_at_this_price,
+    counts_of,
     largest_below,
     names_of,
     objective,
 )
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import StoppedError
-from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.options import OBJECTIVE_UNITS, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace
@@ -43,6 +45,7 @@ from planner.traffic.trace import Trace
 RACE_EFFORT_FRAC = 1.0  # A race may simulate this share of what the searches before it have simulated.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
 NEAR_TYPES = 3  # Fleets of this many other worker types are raced, and those with a worker fewer.
+MOST_CUT = 8  # Where no fleet is within the limits, so many of those nearest to them are raced.
 RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared with its limit.
 
 
@@ -84,7 +87,7 @@ def _each_policy(
     before it, within the budgets and without.
     """
     answers: list[tuple[Problem, FleetSearch]] = []
-    errors: list[InfeasibleError] = []
+    failures: list[tuple[Problem, NoFleet]] = []
     unlimited_best: list[Fleet] = []
     choices = problem.task.policy_choices()
     for policies in choices:
@@ -98,7 +101,7 @@ def _each_policy(
             try:
                 policy_problem, start = _fitted_to_agents(policy_problem, start)
             except InfeasibleError as error:
-                errors.append(error)
+                failures.append((policy_problem, NoFleet(error, Search(problem.limits), beyond_exact=False)))
                 continue
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
@@ -109,8 +112,8 @@ def _each_policy(
         # If no fleet is within the budgets, the best one beyond them is still a start for the next choices.
         if unlimited is not None:
             unlimited_best.append(unlimited)
-        if isinstance(result, InfeasibleError):
-            errors.append(result)
+        if isinstance(result, NoFleet):
+            failures.append((policy_problem, result))
             continue
         # These policies pin prefixes to workers (search/prefixes/pinning.py).
         if policy_problem.oracle.pinning is not None:
@@ -119,8 +122,91 @@ def _each_policy(
             )
         answers.append((policy_problem, result))
     if not answers:
-        raise errors[0]
-    return race_policies(problem, answers)
+        answers = _race_within_limits(problem, failures)
+    if not answers:
+        raise _no_fleet_error(problem, [failure.error for _, failure in failures])
+    return race_policies(problem, _as_sure_as_all(answers, [failure for _, failure in failures]))
+
+
+def _as_sure_as_all(
+    answers: Sequence[tuple[Problem, FleetSearch]], failures: Sequence[NoFleet]
+) -> list[tuple[Problem, FleetSearch]]:
+    """The answers, each with no more proved than the searches with every choice of policies have proved:
+    with other policies a cheaper fleet may hold.
+    """
+    beyond_exact = all(
+        (*(each.beyond_exact for each in failures), *(result.beyond_exact for _, result in answers))
+    )
+    for _, result in answers:
+        search = result.level0.search
+        for each in failures:
+            search.assumed |= each.level0.assumed
+            search.is_exact &= each.level0.is_exact
+            search.is_exhausted &= each.level0.is_exhausted
+    return [(each, replace(result, beyond_exact=beyond_exact)) for each, result in answers]
+
+
+def _race_within_limits(
+    problem: Problem, failures: Sequence[tuple[Problem, NoFleet]]
+) -> list[tuple[Problem, FleetSearch]]:
+    """A search with the raced policy under which the cheapest fleet holds, where none holds with the policies
+    that were searched. Raced are the fleets that hold beyond the limits, without the workers beyond them.
+    """
+    effort = RACE_EFFORT_FRAC * sum(each.oracle.effort() for each, _ in failures)
+    for chosen, failure in failures:
+        options = [
+            problem.with_tie_break(option)
+            for of_role in (mixed_options, prefill_options, decode_options)
+            for option in of_role(problem.types, problem.priced)
+        ]
+        wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
+        near = list(dict.fromkeys(each for counts in wider for each in _cut_to_limits(problem, counts)))
+        raced, _, spent = _race_near(chosen, near, chosen.task.policies.raced, effort)
+        effort -= spent
+        gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+        for each in gains[:1]:
+            assert each.best is not None
+            first = with_policies(chosen, each.policies)
+            problem.progress(f"policies: {label_of(chosen, each.policies)}")
+            result, _ = search_beyond_budgets(first, [first.oracle.fleet(each.best)], walks=False)
+            if isinstance(result, FleetSearch):
+                return [(first, result)]
+    return []
+
+
+def _cut_to_limits(problem: Problem, wider: Counts) -> list[Counts]:
+    """The largest fleets within the limits that a fleet beyond them becomes without some of its workers, at
+    most MOST_CUT.
+    """
+    larger, within = [wider], list[Counts]()
+    while larger and not within:
+        smaller = dict.fromkeys(
+            (*counts[:k], (option, n - 1), *counts[k + 1 :])
+            for counts in larger
+            for k, (option, n) in enumerate(counts)
+            if n > 1
+        )
+        within = [counts for counts in smaller if problem.allows(counts)]
+        larger = list(smaller)[:MOST_CUT]
+    return within[:MOST_CUT]
+
+
+def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> InfeasibleError:
+    """The error where no choice of policies has a fleet. It is proved only if it is with each of them, and if
+    none was merely raced, unless a bound says it of all policies.
+    """
+    first = next((each for each in errors if not each.is_proved), errors[0])
+    if not (first.is_proved and problem.task.policies.raced) or problem.lower is None:
+        return first
+    return InfeasibleError(
+        f"with the policies that were searched: {first}; with others at most the largest fleets near the "
+        "limits were simulated, which miss it: name a policy under policies to have it searched",
+        kind=first.kind,
+        constraint=first.constraints,
+        relaxation=first.relaxation,
+        ways=first.ways,
+        is_proved=False,
+    )
 
 
 def _fitted_to_agents(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem, Sequence[Fleet]]:
@@ -235,6 +321,7 @@ def race_policies(
     for _, result in answers:
         result.level0.search.assumed.add(pruning_rules.RACED)
         result.level0.search.is_exact = False
+    answers = [(each, replace(result, beyond_exact=False)) for each, result in answers]
     gain_facts.append(
         facts.PoliciesRaced(
             nothing=tuple(dict.fromkeys(saves_nothing)),
@@ -254,12 +341,28 @@ def race(
     """Simulate fleets that are near `best` and cost less, with each change of the problem's policies. Returns
     the policies that were raced, those for which no effort was left, and the effort spent.
     """
+    near_best = near_fleets(problem, best, level0)
+    return _race_near(problem, near_best, changes, effort, best)
+
+
+def _race_near(
+    problem: Problem,
+    near_best: Sequence[Counts],
+    changes: Iterable[PolicyChange],
+    effort: float,
+    best: Counts | None = None,
+) -> tuple[list[RacedPolicy], list[Policies], float]:
+    """As `race`, among the fleets `near_best`. Without a `best` fleet any of these may win."""
     candidates: dict[Policies, PolicyChange] = {}
+    fleets = near_best if best is None else [best]
     for change in changes:
-        policies = problem.task.changed_policies(problem.oracle.policies, change)
-        if policies is not None and not _changes_nothing(policies, problem.oracle.policies, best):
+        policies, own = (
+            problem.task.changed_policies(problem.oracle.policies, change),
+            problem.oracle.policies,
+        )
+        if policies is not None and not all(_changes_nothing(policies, own, each) for each in fleets):
             candidates.setdefault(policies, change)
-    near_best, waiting, spent = near_fleets(problem, best, level0), list(candidates.items()), 0.0
+    waiting, spent = list(candidates.items()), 0.0
     raced: list[RacedPolicy] = []
     while waiting and near_best and spent <= effort and not problem.out_of_time():
         wave, waiting = waiting[:RACED_AT_ONCE], waiting[RACED_AT_ONCE:]
