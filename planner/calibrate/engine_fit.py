@@ -29,7 +29,7 @@ import numpy as np
 from planner.documents.engine_file import EngineRow
 from planner.errors import InputError
 from planner.models.engine import HostTime
-from planner.models.latency import Array
+from planner.models.latency import DECODES, PREFILLS, Array
 from planner.models.step_fit import PiecewiseLinearStepLatency, least_absolute
 from planner.models.step_tables import NOT_INCLUDED, StepTable, without_next_launch
 
@@ -88,7 +88,7 @@ def _milliseconds(seconds: float) -> str:
 def without_host(profile: StepTable, *, slowdown: float = 1.0, admission_s: float = 0.0) -> StepTable:
     """The profile's step times without host time: `slowdown` times the device time, plus admissions."""
     device_s = np.maximum(profile.y - profile.steps.host_s.to_numpy(float), LEAST_DEVICE_FRAC * profile.y)
-    t_s = slowdown * device_s + admission_s * profile.X[:, 4]
+    t_s = slowdown * device_s + admission_s * profile.X[:, PREFILLS]
     return StepTable(profile.steps.assign(t_s=t_s), {**profile.about, "host_overhead": NOT_INCLUDED})
 
 
@@ -182,29 +182,30 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
 def _fit_profile_host(profile: StepTable) -> tuple[float, float]:
     """p0 and p1 [s], fitted to the host time of the profile's steps."""
     host_s = profile.steps.host_s.to_numpy(float)
-    sequences = profile.X[:, 2] + profile.X[:, 4]
+    sequences = profile.X[:, DECODES] + profile.X[:, PREFILLS]
     step_s, sequence_s = least_absolute(np.column_stack([np.ones(len(host_s)), sequences]), host_s).tolist()
     return step_s, sequence_s
 
 
 def _group_steps(
-    profile: StepTable, watched: StepTable, own: tuple[float, float], *, shares_launches: bool
+    profile: StepTable, watched: StepTable, profile_host: tuple[float, float], *, shares_launches: bool
 ) -> _Cells:
-    """Means of similar watched steps. t is on the engine's own clock if each step has it, else wall time.
-    With `shares_launches` it leaves out the launch of the next step, in tables with the steps in order.
+    """Means of similar watched steps; `profile_host` is (p0, p1). t is on the engine's own clock if each step
+    has it, else wall time. With `shares_launches` it leaves out the launch of the next step, in tables with
+    the steps in order.
     """
     device = PiecewiseLinearStepLatency(beyond="extrapolate").fit(profile.X, without_host(profile).y).latency_
     X, level = watched.X, watched.steps.level.to_numpy(float)
-    g_s, sequences, own_s = device.steps_s(X), X[:, 2] + X[:, 4], watched.steps.own_s.to_numpy(float)
+    g_s, sequences = device.steps_s(X), X[:, DECODES] + X[:, PREFILLS]
+    host_s = profile_host[0] + profile_host[1] * sequences
+    own_s = watched.steps.own_s.to_numpy(float)
     t_s = own_s if np.isfinite(own_s).all() else watched.y
     if shares_launches:
-        is_same_run = (watched.steps[["level", "server"]].shift() == watched.steps[["level", "server"]]).all(
-            axis=1
-        )
-        launched = is_same_run.to_numpy() & (X[:, 4] > 0)
-        expected_s = np.maximum(g_s, own[0] + own[1] * sequences)
-        t_s = without_next_launch(t_s, expected_s, was_launched_meanwhile=launched)
-    columns = np.column_stack([g_s, t_s, sequences, X[:, 4], own[0] + own[1] * sequences, level])
+        runs = watched.steps[["level", "server"]]
+        follows_in_run = (runs.shift() == runs).all(axis=1).to_numpy()
+        launched = follows_in_run & (X[:, PREFILLS] > 0)
+        t_s = without_next_launch(t_s, np.maximum(g_s, host_s), was_launched_meanwhile=launched)
+    columns = np.column_stack([g_s, t_s, sequences, X[:, PREFILLS], host_s, level])
     rows = []
     for level_value in np.unique(level):
         steps = np.flatnonzero(level == level_value)

@@ -27,7 +27,7 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, parse_runs
 from planner.importers.foreign_fields import StatedSetup
 from planner.models.correction import CorrectedFormula
-from planner.models.latency import ON_WALL, Array, StepLatency
+from planner.models.latency import DECODES, ON_WALL, PREFILLS, Array, StepLatency
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
 from planner.models.step_tables import StepTable, read_step_table
 
@@ -147,7 +147,7 @@ def fit_table(
     latency = replace(latency, kind="kernels" if is_kernel_time else "steps")
     if is_kernel_time:
         latency = replace(latency, h_s=host_overhead_s)
-        form = form and replace(form, h_s=host_overhead_s)
+        form = None if form is None else replace(form, h_s=host_overhead_s)
     return FittedSteps(llm, gpu, tp, source, latency, errors, notes, about.get("date"), families, form)
 
 
@@ -167,7 +167,7 @@ def _measured_host_s(table: StepTable) -> float:
 def _table_notes(table: StepTable) -> tuple[str, ...]:
     """The notes on a table: which steps it lacks, and the note in its `#` lines."""
     X, notes = table.X, []
-    if not ((X[:, 2] > 0) & (X[:, 4] > 0)).any():
+    if not ((X[:, DECODES] > 0) & (X[:, PREFILLS] > 0)).any():
         notes.append("no mixed steps: steps with prefill and decode are predicted by the sum of both")
     if (distinct_steps := len(np.unique(X, axis=0))) < MANY_STEPS:
         notes.append(f"only {distinct_steps} distinct steps: the held-out errors are rough")
@@ -272,4 +272,5 @@ def calibrate_files(
 
 def _catalog_of_fits(catalog: Catalog, *fit_files: Path) -> Catalog:
     """The catalog with the fits of these files only; without files it has only rooflines."""
+    # What was read from other files (`_headers`, `_fits`) is forgotten.
     return replace(catalog, fit_files=fit_files, _headers={}, _fits={})

@@ -27,7 +27,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.importers.benchmark_runs import MeasuredRun
-from planner.models import engine as models
+from planner.models.engine import Engine, vllm_version_of
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Served, kv_cache_tokens
@@ -67,7 +67,7 @@ class MeasuredEngine:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     kv_tokens: int | None = None
-    version: models.Engine | None = None  # Its scheduling and host time.
+    version: Engine | None = None  # Its scheduling and host time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,11 @@ class Calibrated:
         }
 
 
+def _host_of(z: Array) -> float:
+    """h [s] for the z of `_fit_factors`."""
+    return float((z[2] - 1) * HOST_PRIOR_S)
+
+
 def correct_latency(latency: StepLatency, compute: float, bandwidth: float, host_s: float) -> StepLatency:
     """The step times t' of the formula at the top of this module."""
     return replace(latency.scale_times(compute, bandwidth), h_s=max(latency.h_s + host_s, 0.0))
@@ -141,7 +146,7 @@ def calibrate(
         """log(predicted / measured) of the steps, then of the runs' statistics, for the z of
         `_fit_factors`.
         """
-        trial = correct_latency(latency, z[0], z[1], (z[2] - 1) * HOST_PRIOR_S)
+        trial = correct_latency(latency, z[0], z[1], _host_of(z))
         logs = [np.log(trial.steps_s(X) / y)]
         predictions = executors.run_items(_predict_run, runs, shared=(engine, trial))
         for run, predicted in zip(runs, predictions, strict=True):
@@ -153,7 +158,7 @@ def calibrate(
     z, covariance, sigma = _fit_factors(log_errors, weights, latency.h_s, step)
     after = log_errors(z)
     compute, bandwidth = float(z[0]), float(z[1])
-    host_s = max(float((z[2] - 1) * HOST_PRIOR_S), -latency.h_s)
+    host_s = max(_host_of(z), -latency.h_s)
     corrected = correct_latency(latency, compute, bandwidth, host_s)
     uncertainty_frac = float(np.sqrt(_variance(latency, z, covariance) + sigma**2))
     kind = latency.kind if all(table.is_kernel_time for table in steps) and not runs else "steps"
@@ -207,6 +212,7 @@ def _fit_factors(
             z,
             bounds=(lowest, highest),
             args=(used_sigma,),
+            # Each evaluation simulates all runs, so the search ends well above the precision of floats.
             xtol=1e-5,
             ftol=1e-6,
             jac="3-point",
@@ -356,7 +362,7 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
         engine.tp,
         max_num_batched_tokens=budget,
         max_num_seqs=seats,
-        served=Served(models.vllm_version_of(engine.version)),
+        served=Served(vllm_version_of(engine.version)),
     )
     if kv_tokens == 0:
         raise InputError(f"{engine.llm.name} does not fit {engine.tp} x {engine.gpu.name}; is --tp right?")
@@ -369,7 +375,7 @@ def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
     """
 
     def logs(at: Array) -> Array:
-        trial = correct_latency(latency, at[0], at[1], (at[2] - 1) * HOST_PRIOR_S)
+        trial = correct_latency(latency, at[0], at[1], _host_of(at))
         return np.asarray(np.log(trial.steps_s(USUAL_STEPS)))
 
     gradient = np.column_stack(

@@ -26,6 +26,7 @@ import numpy as np
 
 from planner.errors import InputError
 from planner.models.foreign_forms import CORRECTED, Compiled, Floats
+from planner.models.latency import DECODES, KV_TOKENS
 
 # The lengths l of the covariance, one for each coordinate of z. Those of logarithms count doublings; the last
 # two coordinates are 0 or 1.
@@ -146,8 +147,8 @@ def in_context_steps(X: Floats, context_step: float) -> Floats:
     if context_step == 1:
         return X
     rounded = X.copy()
-    context = np.floor(X[:, 3] / np.maximum(X[:, 2], 1))  # As the kernel rounds.
-    rounded[:, 3] = X[:, 2] * np.ceil(context / context_step) * context_step
+    context = np.floor(X[:, KV_TOKENS] / np.maximum(X[:, DECODES], 1))  # As the kernel rounds.
+    rounded[:, KV_TOKENS] = X[:, DECODES] * np.ceil(context / context_step) * context_step
     return rounded
 
 

@@ -19,6 +19,7 @@ makes: the decode worker computes the prompt's last token again and sends the an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +31,13 @@ NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}  # As rep
 DEPLOYED_VERSION = "0.33.0"  # The version of vLLM in manifests that name no other.
 
 
+def _check_seconds(times: HostTime | Engine, keys: Sequence[str]) -> None:
+    """Raise InputError where one of the fields `key`_s is no finite number >= 0."""
+    for key in keys:
+        if not 0 <= (value := getattr(times, f"{key}_s")) < math.inf:
+            raise InputError(f"{key} is {value:g} s, must be a number >= 0")
+
+
 @dataclass(frozen=True, slots=True)
 class HostTime:
     """Seconds per step: `step_s` + `sequence_s` D + `log2_tp_s` log2 TP."""
@@ -39,9 +47,7 @@ class HostTime:
     log2_tp_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("step", "sequence", "log2_tp"):
-            if not 0 <= (value := getattr(self, f"{key}_s")) < math.inf:
-                raise InputError(f"{key} is {value:g} s, must be a number >= 0")
+        _check_seconds(self, ("step", "sequence", "log2_tp"))
 
     def per_step_s(self, tp: int) -> tuple[float, float]:
         """Seconds per step and per sequence with `tp` GPUs."""
@@ -79,14 +85,7 @@ class Engine:
     first_token: FirstToken = "prefill"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.front_end_s < math.inf:
-            raise InputError(f"front_end is {self.front_end_s:g} s, must be a number >= 0")
-        if not 0 <= self.prompt_token_s < math.inf:
-            raise InputError(f"prompt_token is {self.prompt_token_s:g} s, must be a number >= 0")
-        if not 0 <= self.hand_off_s < math.inf:
-            raise InputError(f"hand_off is {self.hand_off_s:g} s, must be a number >= 0")
-        if not 0 <= self.first_hand_off_s < math.inf:
-            raise InputError(f"first_hand_off is {self.first_hand_off_s:g} s, must be a number >= 0")
+        _check_seconds(self, ("front_end", "prompt_token", "hand_off", "first_hand_off"))
         if not self.tokens_per_s > 0:
             raise InputError(f"tokens_per_s is {self.tokens_per_s:g}, must be > 0")
 

@@ -90,8 +90,8 @@ class SplitwiseLookup:
         ):
             if len(times_s) == 1:
                 shortest.append((times_s[0], name))
-                # A piecewise linear time is shortest at a knot or at an end of the range.
                 continue
+            # A piecewise linear time is shortest at a knot or at an end of the range.
             corners = np.unique(np.clip([1, most, *self.knots_tokens], 1, most)).astype(float)
             shortest.append((float(interpolate_linearly(corners, self.knots_tokens, times_s).min()), name))
         return min(shortest)
@@ -175,7 +175,8 @@ class DistServeSteps:
         """
         a, b, c = self.prefill_s
         n = np.arange(1.0, most_tokens + 1)
-        # c times the squares: they lie between one and twice the longest context per token, and c may be < 0.
+        # The sum of squares is between n and n times twice the longest context. c may be < 0, so the end that
+        # gives the shorter time counts.
         prefill = a + b * n + np.minimum(c * n, c * n * 2 * max(most_kv_tokens, most_tokens))
         shortest = [(float(prefill.min()), "prefill_s")]
         small = (1, min(self.threshold - 1, most_decodes))
@@ -186,7 +187,8 @@ class DistServeSteps:
                 shortest.append(
                     (min(a + b * k + c * d for d in (least, most) for k in (d, most_kv_tokens)), name)
                 )
-                shortest.append((min(b, 0.0) or np.inf, name))  # `or`: a b >= 0 does not count.
+                if b < 0:
+                    shortest.append((b, name))
         return min(shortest)
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:

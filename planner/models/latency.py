@@ -39,6 +39,7 @@ from planner.models.foreign_forms import FIVE, Compiled
 from planner.models.spread import StepTimeSpread
 
 Array = npt.NDArray[np.float64]
+TOKENS, PAIRS, DECODES, KV_TOKENS, PREFILLS = range(5)  # The columns N, A_p, D, K, P of steps X (n, 5).
 Kind = Literal["kernels", "steps", "derived", "roofline", "given"]
 """What step times rest on: sums of measured kernels; measured steps, with the host's time in them; either of
 these carried over to another GPU by rooflines; the roofline alone; or numbers given without their origin.

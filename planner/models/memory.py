@@ -54,10 +54,10 @@ OTHER_GROUP_BYTES = 0.5 * 2**30
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
 # From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
 FIRST_WITH_GRAPHS = (0, 21)
-# In 16 bits the logit, in 32 bits the logit, its probability and a random number.
-# Bytes per row and word in the sampler; releases before that one sort the logits.
+# Bytes per row and word in the sampler: in 16 bits the logit, in 32 bits the logit, its probability and a
+# random number.
 SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0
-SORTING_SAMPLER_BYTES = 32.0
+SORTING_SAMPLER_BYTES = 32.0  # The same of releases before FIRST_WITH_GRAPHS, which sort the logits.
 # DeepSeek-V4's hyper-connections carry this many residual streams (`hc_mult`).
 STREAMS = 4
 # vLLM's index gathers keys of 132 bytes in a workspace of 40 times the longest request.

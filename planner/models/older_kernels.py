@@ -57,7 +57,8 @@ def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
     """Seconds that a layer of experts takes longer on this engine's version than in the kernel tables."""
     if not _has_block_experts(llm) or (version := _vllm_version(engine)) is None:
         return 0.0
-    return next((layer_s for first, layer_s in LAYER_S_BEFORE if version < first), 0.0)  # The row that holds.
+    # Versions rise from row to row, so the first row that is later than this version counts.
+    return next((layer_s for first, layer_s in LAYER_S_BEFORE if version < first), 0.0)
 
 
 def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:

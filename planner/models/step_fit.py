@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, RegressorMixin, clone
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from planner.errors import ExtrapolationError, InputError
-from planner.models.latency import Array, StepLatency, cached_tokens
+from planner.models.latency import DECODES, PREFILLS, TOKENS, Array, StepLatency, cached_tokens
 
 # Corners of f, tokens of a step.
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -57,7 +57,8 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         beyond: str = "raise",
         reads_cached: bool = True,
     ) -> None:
-        # False: y has not what prefills take to read cached tokens, so d C is in neither fit nor prediction.
+        # False: y is without the time in which prefills read cached tokens. Then fit and prediction leave d C
+        # out.
         self.reads_cached = reads_cached
         self.knots_tokens = knots_tokens  # Corners of f; corners without data between them are dropped.
         self.host_s = host_s  # The part of y that is the engine's own overhead, measured apart.
@@ -70,11 +71,12 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
             raise InputError(f"step table: X has {X.shape[1]} columns, must be the 5 of N, A_p, D, K, P")
         if not (y > self.host_s).all():
             raise InputError(f"step table: t_s is {y.min():g}, must be > {self.host_s:g} (the host's share)")
-        knots = _knots_with_data(self.knots_tokens, X[:, 0])
+        knots = _knots_with_data(self.knots_tokens, X[:, TOKENS])
         cached = cached_tokens(X) if self.reads_cached else np.zeros(len(X))
         columns, weight = _design_columns(X, cached, knots), equal_shares(X) / y
         solution = _solve_nonnegative(columns, y - self.host_s, weight)
-        if solution[-1] < LEAST_MIXED_FRAC * solution[-3]:  # solution: floor, slopes, a, b, d, e, m.
+        *_, d, _, m = solution  # The whole: floor, slopes, a, b, d, e, m.
+        if m < LEAST_MIXED_FRAC * d:
             solution = np.append(_solve_nonnegative(columns[:, :-1], y - self.host_s, weight), 0.0)
 
         floor, slopes, (a, b, d, e, m) = solution[0], solution[1 : len(knots)], solution[len(knots) :]
@@ -143,7 +145,7 @@ def folds_of_steps(X: Array, folds: int, seed: int) -> npt.NDArray[np.int64]:
 def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:
     """Relative errors of all steps and per regime; "long_context" overlaps with the others."""
     error = np.abs(predicted - y) / y
-    decodes, prefills = X[:, 2], X[:, 4]
+    decodes, prefills = X[:, DECODES], X[:, PREFILLS]
     regimes = {
         "all": np.ones(len(y), dtype=bool),
         "prefill": decodes == 0,
@@ -164,7 +166,9 @@ def equal_shares(X: Array) -> Array:
 
     A grid of measurements has few decode steps, while an engine runs little else.
     """
-    kind = np.where(X[:, 4] == 0, 0, np.where(X[:, 2] == 0, 1, 2))  # 0 decode, 1 prefill, 2 mixed.
+    kind = np.where(
+        X[:, PREFILLS] == 0, 0, np.where(X[:, DECODES] == 0, 1, 2)
+    )  # 0 decode, 1 prefill, 2 mixed.
     rows = np.bincount(kind, minlength=3)
     return np.asarray(1 / np.sqrt(rows[kind]))
 

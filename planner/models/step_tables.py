@@ -90,7 +90,7 @@ class StepTable:
     def operators(self) -> pd.DataFrame | None:
         """Seconds of every operator in every step, a column for each; None unless all steps have all."""
         names = {
-            column: column[3:-2]
+            column: column.removeprefix("op_").removesuffix("_s")
             for column in self.steps.columns
             if column.startswith("op_") and column.endswith("_s")
         }

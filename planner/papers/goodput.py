@@ -1,9 +1,9 @@
 """Goodput: the highest rate at which a fleet keeps its SLO, by bisection over the rate.
 
-    carries(r)    the fleet keeps the SLO at r requests/s; the bisection assumes that it then keeps it at
-    every
-                  lower rate
+    carries(r)    the fleet keeps the SLO at r requests/s
     goodput       the largest r with carries(r), to within a tolerance
+
+The bisection takes for granted that a fleet that keeps the SLO at a rate keeps it at every lower one.
 
 A rule defines what it means to keep the SLO at a rate. This module has one:
 

@@ -88,7 +88,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     decode instances are free (`free_counts`).
     """
     task, catalog, rate_rps = question.task, question.catalog, question.rate_rps
-    _needs_seconds(task)
+    _refuse_slowdowns(task)
     if len(task.stock) != 1:
         raise InputError(
             f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}; keep one there"
@@ -147,7 +147,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
 def _vidur(question: PaperQuestion) -> PaperSearch:
     """Requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers."""
     task, catalog, lengths, gpus = question.task, question.catalog, question.lengths, question.gpus
-    _needs_seconds(task)
+    _refuse_slowdowns(task)
     if gpus > MOST_GPUS:
         raise InputError(
             f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
@@ -318,10 +318,10 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
     }
     named = [(limit_name, value) for limit_name, value in limits.items() if value is not None]
     if len(named) != 1:
-        design_names = ", ".join(limit_name for limit_name, _ in named) or "none"
+        names = ", ".join(limit_name for limit_name, _ in named) or "none"
         raise InputError(
             "limits: splitwise looks for the most traffic within one of power, cost and gpus, "
-            f"found {design_names}; name one"
+            f"found {names}; name one"
         )
     ((limit_name, budget),) = named
     slowdowns, llm, network = _Slowdowns(question), catalog.llm(task.llm), _own_links(task.network)
@@ -454,7 +454,7 @@ def _name_pools(fleet: Fleet) -> str:
     )
 
 
-def _needs_seconds(task: PlanQuestion) -> None:
+def _refuse_slowdowns(task: PlanQuestion) -> None:
     """Raise InputError if the SLO limits slowdowns, which this paper's search does not cover."""
     if task.slowdowns is not None:
         raise InputError(f"slo: needs limits in seconds here, found the relative preset {task.preset!r}")

@@ -149,7 +149,7 @@ def most_rps(fleet: Fleet, lengths: Trace) -> float:
     and decode batches are full.
     """
     mean_inputs, mean_outputs = float(lengths.input_tokens.mean()), float(lengths.output_tokens.mean())
-    kv_tokens = mean_inputs + mean_outputs / 2  # of one sequence, halfway through its output
+    kv_tokens = mean_inputs + mean_outputs / 2  # Of one sequence, halfway through its output.
     rate_rps = 0.0
     for pool in fleet.pools:
         type_ = pool.type
@@ -188,12 +188,18 @@ def search_configurations(
 
 
 def pareto_configurations(
-    rows: Iterable[SearchedConfiguration], latency: int
+    rows: Iterable[SearchedConfiguration], latency_index: int
 ) -> tuple[SearchedConfiguration, ...]:
-    """The rows that no other beats in both requests per dollar and `values_s[latency]`; cheapest first."""
+    """The rows that no other beats in both requests per dollar and one of their latencies,
+    `values_s[latency_index]`; the most requests per dollar first.
+    """
+
+    def latency_s(row: SearchedConfiguration) -> float:
+        return row.values_s[latency_index]
+
     frontier: list[SearchedConfiguration] = []
-    for row in sorted(rows, key=lambda row: (-row.requests_per_usd, row.values_s[latency])):
-        if row.rate_rps and (not frontier or row.values_s[latency] < frontier[-1].values_s[latency]):
+    for row in sorted(rows, key=lambda row: (-row.requests_per_usd, latency_s(row))):
+        if row.rate_rps and (not frontier or latency_s(row) < latency_s(frontier[-1])):
             frontier.append(row)
     return tuple(frontier)
 

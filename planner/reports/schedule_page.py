@@ -153,7 +153,7 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
     all_figures = [Figure("demand", demand_chart, "Demand of each LLM.")]
     for g, offer in enumerate(market.offers):
         spot = sum(
-            capacity.on.get(offer.gpu, 0) * values.spot_workers[c]
+            capacity.gpu_counts.get(offer.gpu, 0) * values.spot_workers[c]
             for c, capacity in enumerate(market.capacities)
         )
         windows = np.ones(values.workers.shape[1], np.int64)

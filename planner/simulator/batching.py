@@ -138,14 +138,14 @@ def start_step(state, l, time_s):
     preemptions = worker.preemptions
     is_idle = _form_step(state, l, time_s)
     while is_idle and is_vllm and (worker.formed_s < np.inf or worker.preemptions > preemptions):
-        # vLLM forms a step while the one before runs. It found nothing to do then, so it forms this one only
-        # now, when it knows of all requests that have come and all blocks that were given back meanwhile.
+        # vLLM had tried to form this step while the one before ran, and found nothing to do. It tries again
+        # now, and knows of all requests that have come and of all blocks that were given back meanwhile.
         worker.formed_s = np.inf
         worker.late_blocks, worker.late_seats = ZERO, ZERO
         depart_late(state, w)
         preemptions = worker.preemptions
         is_idle = _form_step(state, l, time_s)
-    depart_late(state, w)
+    depart_late(state, w)  # Only now, as the step was formed without the seats of requests that have ended.
 
 
 @kernel_jit
@@ -214,7 +214,9 @@ def is_known(state, worker, r):
 
 @small_jit
 def _has_kv(state, worker, r):
-    """Whether `worker` knows that it has the KV of request r."""
+    """Whether `worker` knows that it has the KV of request r. An engine without a step in flight
+    (`formed_s` infinite) knows of all KV that has arrived.
+    """
     return state.requests[r].known_step <= worker.steps + 1 or worker.formed_s == np.inf
 
 
@@ -225,8 +227,9 @@ def _is_next_fuller(state, worker):
     The engine does not know of it yet, or seats and blocks for it are given back too late.
     """
     waits = worker.first_waiting != NONE or worker.head[READY] != NONE
-    latest = worker.tail[READY] if passes_over(state) else worker.head[READY]
-    is_early = worker.head[READY] != NONE and not _has_kv(state, worker, latest)
+    # Where requests without a slot are passed over, any of the list may go first, so the last one decides.
+    decisive = worker.tail[READY] if passes_over(state) else worker.head[READY]
+    is_early = worker.head[READY] != NONE and not _has_kv(state, worker, decisive)
     are_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
     return worker.head[UNKNOWN] != NONE or is_early or (waits and are_late)
 
@@ -297,9 +300,8 @@ def admit(state, w, r, time_s):
     _leave_queue(state, w, r, time_s)
     note_no_load(state, r)
     if kind.batching != VLLM_V1:
-        worker.used_blocks += (
-            request_blocks(state, w, request.length_tokens) - request.computed_tokens // BLOCK
-        )
+        cached_blocks = request.computed_tokens // BLOCK  # `take_prefix` has counted them.
+        worker.used_blocks += request_blocks(state, w, request.length_tokens) - cached_blocks
     worker.used_blocks += seat_blocks(state, w, r)
     _take_seat(state, w, r, time_s)
 
@@ -409,7 +411,7 @@ def _chunks(state, l, time_s, longest, is_closed):
         n = _chunk_tokens(state, l, r, longest, spent)
         spent += n
         if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
-            is_closed |= kind.batching == SARATHI
+            is_closed |= kind.batching == SARATHI  # The token budget is used up.
             if n == 0 or kind.batching == VLLM_V1:  # Sarathi puts it back when this step has ended.
                 append(state.requests, worker, PARTIAL, r)
     if is_closed:
@@ -497,6 +499,7 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
         if not is_next:
             append(state.requests, memory, LOADING, r)
             continue
+        # Where the whole prompt was loaded, its last token is computed again to make the first one.
         request.computed_tokens = min(request.computed_tokens, request.length_tokens - 1)
         _take_seat(state, w, r, time_s)
         n = min(request.length_tokens - request.computed_tokens, longest, budget)
@@ -773,9 +776,10 @@ def _whole_prompts(state, l, time_s):
 
 @kernel_jit
 def _predicted_tokens(state, l, i):
-    """(KV tokens now, output tokens that are predicted to come) of the i-th request of lane l.
+    """(KV tokens after the next step, KV tokens predicted to come after that) of the i-th request of lane l.
 
-    Decodes come first, then chunks.
+    Decodes come first, then chunks. A request that ends with n output tokens has n - 1 of them in the KV
+    cache, as nothing reads the last one. The next step adds one to a decode, and the first one to a prompt.
     """
     lane = state.lanes[l]
     if i < lane.decodes:
@@ -791,15 +795,13 @@ def _predicted_tokens(state, l, i):
 def _peak_tokens(state, l, r):
     """The largest number of KV tokens at any time if request r joins lane l and outputs are as predicted.
 
-    With h_i the KV tokens of the i-th request now and f_i those to come, in order of falling f, it is the
-    largest of h_1 + .. + h_i + i f_i: when the i-th ends, those before it have grown by as much.
+    With h_i and f_i those of the i-th request (`_predicted_tokens`), in order of falling f, it is the largest
+    of h_1 + .. + h_i + i f_i: when the i-th ends, those before it have grown by as much.
     """
     lane, request = state.lanes[l], state.requests[r]
     peak = 0
-    new_now, new_to_come = (
-        request.length_tokens + 1,
-        max(request.predicted_tokens - request.generated_tokens - 2, ZERO),
-    )
+    new_now = request.length_tokens + 1  # As of a chunk in `_predicted_tokens`.
+    new_to_come = max(request.predicted_tokens - request.generated_tokens - 2, ZERO)
     count = lane.decodes + lane.prefills
     for i in range(count + 1):
         to_come = new_to_come
@@ -841,9 +843,8 @@ def run_length(state, l, time_s, goes_on):
     elif kind.reserved_blocks == 0 and free >= lane.decodes:
         # A block must be free for every decode when a step starts.
         steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)
-    elif (
-        kind.reserved_blocks == 0
-    ):  # Fewer are free, so `_secure_decode_blocks` looks again when one is needed.
+    elif kind.reserved_blocks == 0:
+        # Fewer are free, so `_secure_decode_blocks` looks again when one is needed.
         steps = min(steps, steps_with_blocks(lane, ZERO))
     return max(steps, ONE)
 
@@ -867,7 +868,7 @@ def _launch_alone(state, l, time_s, goes_on):
     if slow != 1.0:
         stage_s, extra_s, send_s, growth_s = stage_s * slow, extra_s * slow, send_s * slow, growth_s * slow
     lane.run_start_s = time_s
-    lane.stage_s = stage_s + extra_s / kind.pp
+    lane.stage_s = stage_s + extra_s / kind.pp  # Only the first stage takes `extra_s`: this is the mean.
     lane.run_steps = 1
     if kind.lanes == 1:
         lane.run_first_s, lane.run_growth_s = stage_s + extra_s, growth_s

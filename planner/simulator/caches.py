@@ -24,6 +24,8 @@ on, and are given out again in the order in which they came back.
 The router knows by bits which workers have a node. Some routers count a prompt as cached when they send it to
 a worker (`promise_prompt`), others when it is computed. They learn of an eviction NOTICE_S later; cache-aware
 routing never does.
+
+Routing e2, that of Preble, goes by the requests that were routed in the last WINDOW_S seconds: e2's window.
 """
 
 from __future__ import annotations
@@ -391,7 +393,7 @@ def release_prefix(state, w, r, cached_tokens):
         e = _take_free_entry(state, w, -2 - r, blocks)
         prompt.left = e
         list_idle(state, w, e)
-    worker.used_blocks -= prompt.own_blocks
+    worker.used_blocks -= prompt.own_blocks  # A copy of its own is a block more than its tokens fill.
     for i in range(prompt.shared_nodes - 1, -1, -1):
         e = np.int64(caches.used[prompt.start + i])
         caches.entries[e].refs -= 1
@@ -569,8 +571,9 @@ def remember_routed(state, w, r, time_s, prefill_s):
     prompt.is_late, prompt.queue_s = 1, -1.0
     cache.routed += 1
     cache.prefill_s += prefill_s
-    # Preble's key portion of a prompt ends with the last node that others share and that ends a run of nodes,
-    # shared by equally many requests, of more than half of the path so far. `length` is that of the run.
+    # A run is nodes in a row that are shared by equally many requests, `length` its nodes so far. Preble's
+    # key portion of a prompt ends with the last node that others share and at which the run has more nodes
+    # than there are before it.
     prompt.prefix, shares, length = NONE, ZERO, ZERO
     for i in range(prompt.depth):
         node = node_at(state, r, i)

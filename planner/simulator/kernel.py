@@ -464,9 +464,10 @@ def end_run(state, l, time_s):
     """End the current run of lane l, and those of the worker's other ranks."""
     first = state.lanes[l].worker
     for w in range(first, first + state.dp_ranks[first].count):
-        own = state.workers[w].first_lane if w > first else l
+        # Ranks have one lane each; a worker of one rank may have several, of which l has ended.
+        own_lane = state.workers[w].first_lane if w > first else l
         if not end_empty(state, w, time_s):
-            _end_lane(state, own, time_s)
+            _end_lane(state, own_lane, time_s)
 
 
 @small_jit
@@ -594,7 +595,7 @@ def _take_rank_down(state, w, time_s):
             _reset_progress(state, r)
             _mark_lost(state, r)
     worker.formed_s = np.inf
-    while worker.head[LEAVING] != NONE:
+    while worker.head[LEAVING] != NONE:  # These have finished: nothing is routed anew.
         lose_prefix(state, pop(state.requests, worker, LEAVING))
     while worker.head[RESTING] != NONE:
         r = pop(state.requests, worker, RESTING)

@@ -9,7 +9,8 @@ distserve.py lane l is the l-th pipeline rank.
 
 Indices: w worker (v the one that decodes, where there are two), l lane, r request, e entry of a cache, u
 tenant. In formulas s is a lane's count of decode steps, c the tokens of a request in the KV cache. Fields
-named is_... are 0 or 1. A list is a pair of fields `head` and `tail` (queues.py), a heap its root.
+named is_... are 0 or 1, but for WORKER.is_up, which has more values. A list is a pair of fields `head` and
+`tail` (queues.py), a heap its root.
 Constants that are passed to compiled functions are numpy integers: for a Python literal Numba would compile
 the function once more.
 """
@@ -125,7 +126,7 @@ WORKER = np.dtype(
         ("served_batch", "i8"),  # The scheduling batch (queue_batch) whose prompts are served now.
         ("filled_batch", "i8"),  # The latest scheduling batch.
         ("filled", "i8"),  # How many prompts are in the latest one.
-        ("preemptions", "i8"),  # The latest preempted request goes to the front.
+        ("preemptions", "i8"),  # How many there were: the latest preempted request goes first in the queue.
         # What routers see:
         ("pending_tokens", "f8"),  # Prompt tokens that are assigned and not yet prefilled.
         ("assigned", "f8"),  # Requests, from their assignment until they are gone.
@@ -211,7 +212,7 @@ REQUEST = np.dtype(
         ("right", "i8"),
         ("next", "i8"),  # The next request in the list in which it waits.
         ("last_token_s", "f8"),
-        ("scheduled_s", "f8"),
+        ("scheduled_s", "f8"),  # When it was first admitted, -1 before.
         ("first_token_s", "f8"),
         ("finish_s", "f8"),
         ("gap_max_s", "f8"),
@@ -292,8 +293,8 @@ LINK = np.dtype(
         ("overlap_tokens", "i8"),  # Shorter prompts are sent after that step.
         ("is_shared", "i8"),  # 1: one transfer after the other; 0: all at once.
         ("slow_factor", "f8"),
-        ("free_s", "f8"),
-        ("last_s", "f8"),
+        ("free_s", "f8"),  # When it has sent all that it was given.
+        ("last_s", "f8"),  # When the latest transfer arrives: none arrives before one that was sent earlier.
         ("root", "i8"),  # The heap of requests under way, by the end of their transfer.
     ]
 )

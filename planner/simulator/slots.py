@@ -269,7 +269,8 @@ def _reject_one(state, r):
 def cached_on_arrival(request):
     """Tokens that count as cached of a request that was handed over.
 
-    They are all, or all but the prompt's last one where that is to make the first token.
+    They are all; but while no token was generated, all without the prompt's last one: the decode worker
+    computes that again to make the first token.
     """
     return request.length_tokens - (request.generated_tokens == 0)
 
@@ -319,7 +320,8 @@ def blocks_to_begin(state, w, r):
     request, worker = state.requests[r], state.workers[w]
     lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
     held = blocks_of(np.int64(request.length_tokens))
-    return max(blocks_checked(kind, lane, request, np.int64(cached_on_arrival(request))), held) - held
+    needed = blocks_checked(kind, lane, request, np.int64(cached_on_arrival(request)))
+    return max(needed, held) - held
 
 
 @kernel_jit

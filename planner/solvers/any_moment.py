@@ -84,6 +84,7 @@ class _Level:
         """The coefficients, by column, of a need from `begin_s` to `end_s` in the row of its cut."""
         first = int(np.searchsorted(self.points_s, begin_s - SAME_S))
         after_last = int(np.searchsorted(self.points_s, end_s + SAME_S))
+        # `up` begins with y_-1, so up[first] is y of the point before the need.
         columns = [self.up[first], *(w for w in self.comes[first:after_last] if w >= 0)]
         return dict.fromkeys(columns, 1.0)
 
@@ -120,7 +121,7 @@ def least_lives(
     day: DayTerms, cuts: Sequence[Needs], work: LeastPaid, *, gap_frac: float, time_limit_s: float
 ) -> LeastLives:
     """The program above, solved to `gap_frac` or until the time is up."""
-    builder, paid = ProgramBuilder(), _PaidByStretch.of(work)
+    builder, paid = ProgramBuilder(), _PaidByStretch.unpaid(work)
     prices = [prices_by_level(day, c) for c in range(len(day.pools))]
     # The least workers of each pool are always up, so they have no levels.
     always_usd_per_h = sum(float(price[pool.least]) for price, pool in zip(prices, day.pools, strict=True))
@@ -135,7 +136,7 @@ def least_lives(
         levels[c, k] = _add_level(builder, paid, _distinct(points[c, k]), day.pools[c].start_s, usd_per_h)
     for cut in needed:
         terms: dict[int, float] = {}
-        for begin_s, end_s, c, n in cut:
+        for begin_s, end_s, c, n in cut:  # A column that meets two needs of the cut counts once.
             terms |= levels[c, n + 1].met_by(begin_s, end_s)
         builder.add_row(terms, 1.0)
     _add_work_rows(day, builder, work, paid.usd_of, always_usd_per_h)
@@ -159,8 +160,8 @@ class _PaidByStretch:
     usd_of: list[dict[int, float]]
 
     @classmethod
-    def of(cls, work: LeastPaid) -> _PaidByStretch:
-        """Nothing paid yet, in the stretches of `work`."""
+    def unpaid(cls, work: LeastPaid) -> _PaidByStretch:
+        """The stretches of `work`, in which nothing is paid yet."""
         stretches = len(work.in_stretch_usd)
         # The last stretch needs no end, since every level ends with the day.
         ends_s = np.append(work.edges_s[1:stretches], math.inf)

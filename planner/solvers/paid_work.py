@@ -110,6 +110,7 @@ def least_paid(
     )
     total_usd, from_usd = 0.0, np.zeros(len(floors_usd))
     for v in reversed(range(len(floors_usd))):
+        # The first stretch has all requests: none arrives before it, but for rounding.
         work_usd = whole_usd[np.searchsorted(arrival_s, starts_s[v]) :] if v else whole_usd
         total_usd = max(total_usd + float(floors_usd[v]), float(work_usd.sum()))
         from_usd[v] = total_usd
@@ -153,9 +154,10 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
 def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool, is_cached: bool) -> Floats:
     """pi (`whole`) or pi' of each pair of lengths (U,) [USD]."""
     usd_s = work_prices(options, lengths, whole=whole)[0]
-    is_served = np.isfinite(usd_s)
+    is_served = np.isfinite(usd_s)  # By the whole lengths: cached tokens take room in a KV cache too.
     if is_cached:
-        usd_s = work_prices(options, replace(lengths, input_tokens=np.ones(len(is_served))), whole=whole)[0]
+        one_token = replace(lengths, input_tokens=np.ones(len(is_served)))
+        usd_s = work_prices(options, one_token, whole=whole)[0]
     return np.where(is_served, usd_s, 0.0) / HOUR_S
 
 

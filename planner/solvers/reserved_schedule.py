@@ -48,11 +48,10 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the demand more exactly.
-PEAK_GAP_FRAC = (
-    1e-4  # The search for the fleet for the peak stops at this gap. It has one window and is quick.
-)
+# The search for the fleet of the peak stops at this gap: it has one window, so it is quick all the same.
+PEAK_GAP_FRAC = 1e-4
 MOST_CELLS = 200_000  # At most so many windows times worker types fit into memory and time.
-MOST_EXCESS = 1e7  # More GPUs or Watts than any schedule exceeds a limit by.
+MOST_EXCESS = 1e7  # No schedule exceeds a limit by so many GPUs or Watts.
 RATE_FRAC = 1e-6  # Rates and the budget are kept to within this share, as the solver keeps rows.
 
 
@@ -102,7 +101,7 @@ class Capacity:
     beside: tuple[tuple[str, int], ...] = ()
 
     @property
-    def on(self) -> dict[str, int]:
+    def gpu_counts(self) -> dict[str, int]:
         """How many GPUs of each kind one worker has, by name."""
         return {self.gpu: self.gpus, **dict(self.beside)}
 
@@ -120,7 +119,8 @@ class Market:
 
     def offers_of(self, capacity: Capacity) -> list[tuple[GpuOffer, int]]:
         """The offer of each kind of GPU that a worker has, and how many of them it has."""
-        return [(offer, capacity.on[offer.gpu]) for offer in self.offers if offer.gpu in capacity.on]
+        gpu_counts = capacity.gpu_counts
+        return [(offer, gpu_counts[offer.gpu]) for offer in self.offers if offer.gpu in gpu_counts]
 
     def highest_usd_per_h(self, capacity: Capacity) -> float:
         """The price of a worker's GPUs, each at its highest price."""
@@ -262,7 +262,7 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
     on_demand = np.zeros((len(market.offers), windows), np.int64)
     cost = 0.0
     for g, offer in enumerate(market.offers):
-        each = [capacity.on.get(offer.gpu, 0) for capacity in market.capacities]
+        each = [capacity.gpu_counts.get(offer.gpu, 0) for capacity in market.capacities]
         gpus = sum((n * workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
         spot = sum((n * spot_workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
         levels = reserved_levels(offer, gpus, int(spot.max()))
@@ -329,7 +329,7 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
         if (firm < (1 - market.most_spot_frac) * least_rps - ROUNDING).any():
             return f"firm {llm}"
     for g, offer in enumerate(market.offers):
-        gpus = np.array([capacity.on.get(offer.gpu, 0) for capacity in market.capacities], np.int64)
+        gpus = np.array([capacity.gpu_counts.get(offer.gpu, 0) for capacity in market.capacities], np.int64)
         bought = priced_schedule.reserved_gpus[g] + priced_schedule.on_demand_gpus[g]
         if (gpus @ priced_schedule.workers > bought).any():
             return f"held {offer.gpu}"
@@ -344,11 +344,11 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
     return "budget" if priced_schedule.cost_usd_per_h > budget else None
 
 
-def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> Windows:
+def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) -> Windows:
     """The model without the budget, in the arrays of schedule_pricing.py. Costs are summed over windows. The
     columns of a window are firm workers (C,), spot workers (C,), GPUs on demand (G,) and reserved GPUs (G,).
 
-    With `gives_way` every limit of stock and power may be exceeded, at that price per GPU or Watt (in the
+    With `excess_prices` every limit of stock and power may be exceeded, at that price per GPU or Watt (in the
     order of `_window_limits`), and nothing else costs anything. The excess over each limit is a further
     column after the reserved GPUs.
     """
@@ -371,9 +371,10 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
         if len(spot):
             firm = np.concatenate((rate[own], np.zeros(len(spot))))
             covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
-    gpus_of = np.array([[float(c.on.get(offer.gpu, 0)) for c in capacities] for offer in offers])
+    gpus_of = np.array([[float(c.gpu_counts.get(offer.gpu, 0)) for c in capacities] for offer in offers])
     none, one = np.zeros((gpus, count)), np.eye(gpus)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
+    # The rows held_gt: firm workers have no more GPUs than are on demand and reserved.
     gpus_on_hand = np.hstack((-gpus_of, none, one, one))
     stock = np.hstack((none, -gpus_of, -one, -one))[limited]
     power = np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None]
@@ -388,11 +389,11 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])
     starts = np.tile(start_usd / (demand.window_s / HOUR_S), 2)
     most = np.concatenate((most, rented, reservable))
-    if gives_way:
+    if excess_prices:
         limits = np.array(list(_window_limits(market).values()))
         excess = np.vstack((np.zeros((gpus, len(limits))), np.eye(len(limits))))
         rows, most = np.hstack((rows, excess)), np.concatenate((most, np.full(len(limits), MOST_EXCESS)))
-        cost, starts, reserved = 0 * cost, 0 * starts, np.concatenate((0 * reserved, gives_way))
+        cost, starts, reserved = 0 * cost, 0 * starts, np.concatenate((0 * reserved, excess_prices))
     return Windows(covers, rows, least, cost, reserved, starts, most, windows)
 
 
@@ -428,16 +429,16 @@ def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerEr
         return PlannerError("the limits are too tight, and the time did not suffice to say which by how much")
     excess = dict(zip(limits, point.x[-len(limits) :].tolist(), strict=True))
     more = {limit: amount for limit, amount in excess.items() if amount}
-    says = " and ".join(
+    changes = " and ".join(
         f"{amount:g} more {limit.unit} of {limit.gpu or limit.name}" for limit, amount in more.items()
     )
     fewest = "" if point.status == "optimal" else " (or less)"
     return InfeasibleError(
         f"the demand does not fit {', '.join(f'{limit.name} ({limits[limit]:g})' for limit in more)}; "
-        f"with {says} it would{fewest}",
+        f"with {changes} it would{fewest}",
         kind="capacity",
         constraint=[limit.name for limit in more],
-        relaxation=says,
+        relaxation=changes,
         ways=[
             [
                 Change(limit.name, limits[limit], limits[limit] + amount, limit.unit)

@@ -84,7 +84,7 @@ def test_a_plan_is_as_the_page_makes_schedule_yaml_of_it(folder: Path) -> None:
     assert schedule_document([(PLAN | {"rate_rps": 20.0}, None)], CATALOG)["gpus"]["h100-80g"] == {
         "on_demand": "3 usd/h"
     }
-    assert market.capacities[0].on == {"h100-80g": 4, "a100-80g": 4}
+    assert market.capacities[0].gpu_counts == {"h100-80g": 4, "a100-80g": 4}
     assert {offer.gpu: offer.on_demand_usd_per_h for offer in market.offers} == {"a100-80g": 2, "h100-80g": 3}
 
 
@@ -102,7 +102,7 @@ def test_every_rank_of_a_worker_is_a_gpu() -> None:
     pools = [{"name": "mixed", "role": "mixed", "count": 2, "tp": 1, "dp": 8, "gpu": "h100-80g"}]
     plan = PLAN | {"workers": pools, "gpus": 16, "cost_usd_per_h": 48.0, "rate_rps": 10.0}
     market = parse_market(schedule_document([(plan, None)], CATALOG))
-    assert market.capacities[0].on == {"h100-80g": 8}
+    assert market.capacities[0].gpu_counts == {"h100-80g": 8}
 
 
 def test_owned_workers_cost_their_electricity_and_others_their_rent() -> None:

@@ -65,7 +65,7 @@ def assert_keeps_constraints(market: Market, asked: Demand, found: Schedule) -> 
         watts = 0.0
         for c, each in enumerate(market.capacities):
             firm, spot = int(found.workers[c, t]), int(found.spot_workers[c, t])
-            parts = [(*offers[gpu], gpus) for gpu, gpus in each.on.items()]
+            parts = [(*offers[gpu], gpus) for gpu, gpus in each.gpu_counts.items()]
             for g, _, gpus in parts:
                 firm_gpus[g] += gpus * firm
                 spot_gpus[g] += gpus * spot
@@ -115,7 +115,7 @@ def enumerated(market: Market, asked: Demand, most: int) -> float:
         counts = np.array(week, np.int64).T
         options = []
         for offer in market.offers:
-            need = np.array([c.on.get(offer.gpu, 0) for c in market.capacities]) @ counts[:size]
+            need = np.array([c.gpu_counts.get(offer.gpu, 0) for c in market.capacities]) @ counts[:size]
             reserved = range(int(need.max()) + 1) if offer.reserved_usd_per_h is not None else range(1)
             options.append(
                 min(
@@ -148,7 +148,9 @@ def _fits(market: Market, one: Demand, firm: tuple[int, ...], spot: tuple[int, .
         if carried < (1 - market.most_spot_frac) * rate - 1e-9 or carried + extra < rate - 1e-9:
             return False
     for offer in market.offers:
-        used = sum(c.on.get(offer.gpu, 0) * (firm[i] + spot[i]) for i, c in enumerate(market.capacities))
+        used = sum(
+            c.gpu_counts.get(offer.gpu, 0) * (firm[i] + spot[i]) for i, c in enumerate(market.capacities)
+        )
         if offer.stock is not None and used > offer.stock:
             return False
     watts = sum(c.power_w * (firm[i] + spot[i]) for i, c in enumerate(market.capacities))
@@ -346,7 +348,7 @@ def test_a_worker_of_several_kinds_of_gpu_is_read_and_half_a_one_refused(tmp_pat
         )
         return read_market(file)
 
-    assert of("gpu: {a: 4, b: 2}").capacities[0].on == {"a": 4, "b": 2}
+    assert of("gpu: {a: 4, b: 2}").capacities[0].gpu_counts == {"a": 4, "b": 2}
     for gpu, said in (
         ("gpu: {a: 4, b: 2}, gpus: 4", "gpu says how many there are of each"),
         ("gpu: {a: 4, c: 2}", "'c' has no price under gpus"),

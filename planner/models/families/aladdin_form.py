@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.models.families.step_family import TwoPhases, fit_nonnegative, ones_column, prefill_tokens
-from planner.models.latency import Array
+from planner.models.latency import DECODES, KV_TOKENS, Array
 
 
 class AladdinSteps(TwoPhases):
@@ -29,11 +29,11 @@ class AladdinSteps(TwoPhases):
 
     def _fit_decode(self, X: Array, y: Array) -> None:
         self.c3_s_, self.c2_s_, self.k2_s_ = fit_nonnegative(
-            np.column_stack([ones_column(X), X[:, 2], X[:, 3]]), y
+            np.column_stack([ones_column(X), X[:, DECODES], X[:, KV_TOKENS]]), y
         )
 
     def _predict_prefill(self, X: Array) -> Array:
         return np.asarray(self.c1_s_ + self.k1_s_ * prefill_tokens(X))
 
     def _predict_decode(self, X: Array) -> Array:
-        return np.asarray(self.c3_s_ + self.c2_s_ * X[:, 2] + self.k2_s_ * X[:, 3])
+        return np.asarray(self.c3_s_ + self.c2_s_ * X[:, DECODES] + self.k2_s_ * X[:, KV_TOKENS])

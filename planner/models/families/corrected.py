@@ -117,6 +117,7 @@ def _fitted_formula(X: Array, t: Array) -> Array:
     """The coefficients of g by least squares of log t - log g, with less weight on outliers."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     has_prefill = prefills > 0 if (prefills > 0).any() else np.full(len(X), True)
+    # A low percentile: in most steps floor and attention take time too, so t / N is above the slope.
     slope = np.percentile(t[has_prefill] / tokens[has_prefill], 15)
     # The search starts where N explains most of the time, and each other column a fiftieth of the longest.
     shares = [0.02 * t.max() / max(column.max(), 1.0) for column in (pairs, decodes, kv_tokens)]
@@ -130,4 +131,5 @@ def _fitted_formula(X: Array, t: Array) -> Array:
     # How far the logarithm of each coefficient may end below and above its start.
     below, above = np.array([2, 6, 2, 12, 12, 12]), np.array([1, 4, 2, 5, 5, 5])
     bounds = (start - below, start + above)
+    # Relative errors beyond `f_scale`, 10 %, count as outliers.
     return np.asarray(np.exp(least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.1).x))

@@ -22,7 +22,7 @@ from planner.models.families.step_family import (
     prefill_tokens,
     squared_lengths,
 )
-from planner.models.latency import Array
+from planner.models.latency import DECODES, KV_TOKENS, Array
 
 # The released simulator's threshold between small and large batches of decodes.
 LARGE_BATCH = 95
@@ -45,19 +45,18 @@ class DistServeForm(TwoPhases):
         self.prefill_ = fit_nonnegative(_prefill_columns(X), y)
 
     def _fit_decode(self, X: Array, y: Array) -> None:
-        sides = [X[:, 2] < self.large_batch, X[:, 2] >= self.large_batch]
+        sides = [X[:, DECODES] < self.large_batch, X[:, DECODES] >= self.large_batch]
         enough = [len(np.unique(X[side], axis=0)) >= _LEAST_ROWS for side in sides]
-        if not all(enough):
-            sides = [sides[k] if enough[k] else np.full(len(X), True) for k in (0, 1)]
-            # Where neither side has enough, both are all rows by now.
-            sides = [sides[0], sides[0]] if enough[0] else [sides[1], sides[1]]
+        if not all(enough):  # One set for both: of the side that has enough, or else of all steps.
+            side = sides[enough.index(True)] if any(enough) else np.full(len(X), True)
+            sides = [side, side]
         self.decode_ = np.array([fit_nonnegative(_decode_columns(X[side]), y[side]) for side in sides])
 
     def _predict_prefill(self, X: Array) -> Array:
         return np.asarray(_prefill_columns(X) @ self.prefill_)
 
     def _predict_decode(self, X: Array) -> Array:
-        side = (X[:, 2] >= self.large_batch).astype(int)
+        side = (X[:, DECODES] >= self.large_batch).astype(int)
         return np.asarray((_decode_columns(X) * self.decode_[side]).sum(axis=1))
 
 
@@ -66,4 +65,4 @@ def _prefill_columns(X: Array) -> Array:
 
 
 def _decode_columns(X: Array) -> Array:
-    return np.column_stack([ones_column(X), X[:, 3], X[:, 2]])
+    return np.column_stack([ones_column(X), X[:, KV_TOKENS], X[:, DECODES]])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.models.families.step_family import TwoPhases, fit_nonnegative, ones_column, prefill_tokens
-from planner.models.latency import Array
+from planner.models.latency import KV_TOKENS, Array
 
 
 class PrebleSteps(TwoPhases):
@@ -25,10 +25,10 @@ class PrebleSteps(TwoPhases):
         self.prefill_s_ = fit_nonnegative(np.column_stack([ones_column(X), prefill_tokens(X)]), y)
 
     def _fit_decode(self, X: Array, y: Array) -> None:
-        self.decode_s_ = fit_nonnegative(np.column_stack([ones_column(X), X[:, 3]]), y)
+        self.decode_s_ = fit_nonnegative(np.column_stack([ones_column(X), X[:, KV_TOKENS]]), y)
 
     def _predict_prefill(self, X: Array) -> Array:
         return np.asarray(self.prefill_s_[0] + self.prefill_s_[1] * prefill_tokens(X))
 
     def _predict_decode(self, X: Array) -> Array:
-        return np.asarray(self.decode_s_[0] + self.decode_s_[1] * X[:, 3])
+        return np.asarray(self.decode_s_[0] + self.decode_s_[1] * X[:, KV_TOKENS])

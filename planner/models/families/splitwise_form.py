@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.models.families.step_family import TwoPhases, prefill_tokens
-from planner.models.latency import Array
+from planner.models.latency import DECODES, Array
 
 # Extrapolation may fall below zero, so step times are clipped to this.
 _QUICKEST_STEP_S = 1e-6
@@ -27,13 +27,13 @@ class SplitwiseInterpolation(TwoPhases):
         self.prompt_ = medians_by_key(prefill_tokens(X), y)
 
     def _fit_decode(self, X: Array, y: Array) -> None:
-        self.token_ = medians_by_key(X[:, 2], y)
+        self.token_ = medians_by_key(X[:, DECODES], y)
 
     def _predict_prefill(self, X: Array) -> Array:
         return interpolate_times(prefill_tokens(X), *self.prompt_)
 
     def _predict_decode(self, X: Array) -> Array:
-        return interpolate_times(X[:, 2], *self.token_)
+        return interpolate_times(X[:, DECODES], *self.token_)
 
 
 def medians_by_key(keys: Array, y: Array) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import validate_data
 
 from planner.errors import ExtrapolationError, InputError
-from planner.models.latency import Array, StepLatency
+from planner.models.latency import DECODES, PAIRS, PREFILLS, TOKENS, Array, StepLatency
 from planner.models.step_fit import check_profiled
 
 
@@ -64,7 +64,7 @@ class TwoPhases(StepFamily):
     """
 
     def _fit(self, X: Array, y: Array) -> None:
-        prefill, decode = X[:, 2] == 0, X[:, 4] == 0  # No decodes (D), and no prefills (P).
+        prefill, decode = X[:, DECODES] == 0, X[:, PREFILLS] == 0
         self.phases_ = frozenset(
             name for name, rows in (("prefill", prefill), ("decode", decode)) if rows.any()
         )
@@ -80,8 +80,8 @@ class TwoPhases(StepFamily):
     def _predict(self, X: Array) -> Array:
         t = np.zeros(len(X))
         for name, rows, phase in (
-            ("prefill", X[:, 4] > 0, self._predict_prefill),
-            ("decode", X[:, 2] > 0, self._predict_decode),
+            ("prefill", X[:, PREFILLS] > 0, self._predict_prefill),
+            ("decode", X[:, DECODES] > 0, self._predict_decode),
         ):
             if rows.any():
                 if name not in self.phases_:
@@ -104,12 +104,12 @@ class TwoPhases(StepFamily):
 
 def prefill_tokens(X: Array) -> Array:
     """New tokens of a step's prefills, N - D."""
-    return X[:, 0] - X[:, 2]
+    return X[:, TOKENS] - X[:, DECODES]
 
 
 def squared_lengths(X: Array) -> Array:
     """sum n_i (n_i + 2 c_i) = 2 A_p - sum n_i: the sum of squared prompt lengths where nothing is cached."""
-    return np.maximum(2 * X[:, 1] - prefill_tokens(X), 0.0)
+    return np.maximum(2 * X[:, PAIRS] - prefill_tokens(X), 0.0)
 
 
 def fit_nonnegative(columns: Array, y: Array) -> Array:

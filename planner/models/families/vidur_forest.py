@@ -23,7 +23,7 @@ from sklearn.ensemble import RandomForestRegressor
 
 from planner.errors import InputError
 from planner.models.families.step_family import StepFamily, prefill_tokens, squared_lengths
-from planner.models.latency import Array
+from planner.models.latency import DECODES, KV_TOKENS, PREFILLS, Array
 from planner.models.step_tables import ATTN_DECODE, ATTN_PREFILL, HEAD
 
 # Vidur rounds the tokens of a step up to multiples of this.
@@ -83,7 +83,7 @@ def operator_features(name: str, X: Array) -> Array:
     """The features that the operator's time depends on, after Vidur's triage; all features for the total."""
     tokens = np.ceil(X[:, :1] / TOKEN_TILE) * TOKEN_TILE
     equivalent, new_tokens = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
-    decodes, kv_tokens, prefills = X[:, [2]], X[:, [3]], X[:, [4]]
+    decodes, kv_tokens, prefills = X[:, [DECODES]], X[:, [KV_TOKENS]], X[:, [PREFILLS]]
     if name == ATTN_PREFILL:
         return np.hstack([equivalent, new_tokens])
     if name == ATTN_DECODE:
@@ -96,7 +96,7 @@ def operator_features(name: str, X: Array) -> Array:
 def _runs_operator(name: str, X: Array) -> Array:
     """The rows whose step runs the operator at all."""
     if name == ATTN_PREFILL:
-        return np.asarray(X[:, 4] > 0)
+        return np.asarray(X[:, PREFILLS] > 0)
     if name == ATTN_DECODE:
-        return np.asarray(X[:, 2] > 0)
+        return np.asarray(X[:, DECODES] > 0)
     return np.full(len(X), True)

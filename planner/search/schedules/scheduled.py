@@ -167,12 +167,12 @@ def _check_fleets(market: Market, demand: Demand, served: Sequence[ScheduledLlm]
             capacity = market.capacities[c]
             where = f"capacity[{c}] ({capacity.llm}, {capacity.name})"
             gpus = sum(pool.count * pool.type.gpus for pool in unit.pools)
-            market_gpus = sum(capacity.on.values())
+            market_gpus = sum(capacity.gpu_counts.values())
             if gpus != market_gpus:
                 raise InputError(f"{where}: gpus is {market_gpus}, its fleet has {gpus}; make them one")
             # The fleet of a worker with one kind of GPU may name another GPU, which stands for it.
             for gpu in {pool.type.gpu.name for pool in unit.pools} if capacity.beside else ():
-                if row_of(gpu) not in capacity.on:
+                if row_of(gpu) not in capacity.gpu_counts:
                     raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
             if (unit.llm, unit.policies) != (first.llm, first.policies):
                 raise InputError(
