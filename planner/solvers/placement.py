@@ -462,6 +462,7 @@ def _number_nodes(
                     seen, parts = dict.fromkeys(here, 0), []
                     for index, gpus in _deal_gpus(slices_here, counts_here):
                         q, each = here[index], slices[here[index]]
+                        # The parts of a slice are numbered through: part 0, 1, ... of worker 0, then of 1.
                         worker, part = divmod(dealt[q] + seen[q] * pattern.span + i, each.span)
                         seen[q] += 1
                         first = part * each.stages

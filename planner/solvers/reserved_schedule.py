@@ -196,15 +196,13 @@ def schedule(
     # The counts (2 C, T) of `search` are firm workers, then spot workers; its costs are sums over windows.
     windows, count = demand.rate_rps.shape[1], len(market.capacities)
     budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
-    unlimited = replace(market, cost_usd_per_h=None)
+    unlimited = replace(market, cost_usd_per_h=None)  # The search itself knows the budget.
 
     def cost_of(counts: Counts) -> float:
         priced_schedule = buy_gpus(market, demand, counts[:count], counts[count:])
-        return (
-            windows * priced_schedule.cost_usd_per_h
-            if find_broken_constraint(unlimited, demand, priced_schedule) is None
-            else math.inf
-        )
+        if find_broken_constraint(unlimited, demand, priced_schedule) is not None:
+            return math.inf
+        return windows * priced_schedule.cost_usd_per_h
 
     bound, best = search(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
     if bound == math.inf:
@@ -394,7 +392,16 @@ def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) 
         excess = np.vstack((np.zeros((gpus, len(limits))), np.eye(len(limits))))
         rows, most = np.hstack((rows, excess)), np.concatenate((most, np.full(len(limits), MOST_EXCESS)))
         cost, starts, reserved = 0 * cost, 0 * starts, np.concatenate((0 * reserved, excess_prices))
-    return Windows(covers, rows, least, cost, reserved, starts, most, windows)
+    return Windows(
+        covers,
+        rows=rows,
+        least=least,
+        cost=cost,
+        reserved_cost=reserved,
+        start_cost=starts,
+        most=most,
+        windows=windows,
+    )
 
 
 def _window_limits(market: Market) -> dict[FleetLimit, float]:

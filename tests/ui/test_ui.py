@@ -900,7 +900,7 @@ def test_a_plan_of_two_kinds_of_gpu_is_one_kind_of_worker_of_a_schedule() -> Non
         CATALOG,
     )
     offers = {name: planned_market.offer_document(PAIR, gpu, task) for name, gpu in kinds.items()}
-    assert parse_market({"gpus": offers, "capacity": [found]}).capacities[0].on == found["gpu"]
+    assert parse_market({"gpus": offers, "capacity": [found]}).capacities[0].gpu_counts == found["gpu"]
 
 
 @pytest.mark.parametrize("text", ["h100-80g", "4 h100-80g", "", "x × h100-80g"])
