@@ -202,7 +202,7 @@ def schedule(
         priced_schedule = buy_gpus(market, demand, counts[:count], counts[count:])
         if find_broken_constraint(unlimited, demand, priced_schedule) is not None:
             return math.inf
-        return windows * priced_schedule.cost_usd_per_h
+        return float(windows * priced_schedule.cost_usd_per_h)
 
     bound, best = search(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
     if bound == math.inf:
