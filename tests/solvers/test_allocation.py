@@ -276,7 +276,7 @@ def test_melanges_configuration_is_an_instance() -> None:
         ({"workload_distribution": [[20, 10], [50, 121]]}, "must sum to 1, found a sum of 201"),
         ({"workload_distribution": [[0.2, 0.1], [0.5, 0]]}, "must sum to 1, found a sum of 0.8"),
         ({"gpu_info": {"A10G": {"cost": 1.0, "tput": [[2]]}}}, "unknown key 'tput'"),
-        ({"availability": {"B10": 1}}, "of these, how many there are"),
+        ({"availability": {"B10": 1}}, "for some of them a count"),
         ({"total_request_rate": -3}, "total_request_rate: expected a number >= 0"),
         ({"total_request_rat": 3}, "unknown key 'total_request_rat'"),
     ],
