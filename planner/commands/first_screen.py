@@ -46,6 +46,7 @@ def print_first_screen(plan: Plan) -> None:
             if isinstance(each, GpusConsidered | GpusTooSmall)
         ),
     ]
+    rows[:0] = [("With a loss", screen.losses_text(plan))] if screen.losses_text(plan) else []
     _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(plan.warnings))
 
 

@@ -72,7 +72,6 @@ def pareto(
     if json_output:
         print_json(document, study.trace.warnings)
     else:
-        print_rows(
-            list[dict[str, Any]](pareto_page.frontier_table(frontier)), pareto_page.question_line(frontier)
-        )
+        rows = pareto_page.frontier_table(frontier, with_proof=False)
+        print_rows(list[dict[str, Any]](rows), pareto_page.question_line(frontier))
         stdout_console(soft_wrap=True).print(pareto_page.ended_line(frontier), markup=False)

@@ -196,7 +196,9 @@ def amount_text(answer: StudyAnswer) -> str:
 
 
 def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:
-    """One row per figure of the plan, before and after the change; a star marks those that differ."""
+    """One row per figure of the plan, before and after the change; a star marks those that differ. Where no
+    fleet is left after the change, the plan of before alone.
+    """
     from planner.studies.what_if import document
 
     columns = [
@@ -204,8 +206,10 @@ def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[d
         for answer, bound in zip((before, moved.answer), bounds, strict=False)  # No bound without a fleet.
         if answer is not None
     ]
-    if len(columns) == 1:
-        columns.append(dict.fromkeys(columns[0], "no fleet"))
+    if (
+        len(columns) == 1
+    ):  # No fleet after the change: there is nothing to compare, and the limits are others.
+        return [{"": name, "before": text} for name, text in columns[0].items()]
     names = dict.fromkeys([*columns[0], *columns[1]])
     return [
         {

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from planner.documents.catalog import Catalog
 from planner.domain import Limit, Slo
+from planner.models.lora import Lora
 from planner.traffic.classes import select_requests
 from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
@@ -96,6 +97,17 @@ def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:
         ),
         None,
     )
+
+
+def lora_doubts(lora: Lora | None) -> Iterator[str]:
+    """Adapters that wait for each other, because a step has room for fewer than there are."""
+    if lora is not None and lora.max_loras < lora.adapter_count:
+        more = min(lora.adapter_count, 2 * lora.max_loras)
+        yield (
+            f"lora: a step has {lora.max_loras} of {lora.adapter_count} adapters at most, and requests of "
+            f"others wait until one of these has none left; max_loras: {more} may cost less, as `plan "
+            f"what-if --change lora.max_loras={more}` says"
+        )
 
 
 def fleet_doubts(

@@ -41,7 +41,7 @@ def parse_safety(value: Any, where: str = "safety") -> Safety | None:
             f"{where}: expected none, or a mapping such as {{kept_in: 0.9, growth: 10 %}}, found {value!r}"
         )
     section = Section.from_document(value, where, ("kept_in", "growth", "prefix_drift"))
-    kept_in_frac = section.share("kept_in", KEPT_IN_FRAC)
+    kept_in_frac = section.share("kept_in", KEPT_IN_FRAC, example=f"{KEPT_IN_FRAC:g}")
     if not LEAST_KEPT_FRAC <= kept_in_frac <= MOST_KEPT_FRAC:
         raise InputError(
             f"{where}: kept_in: expected {LEAST_KEPT_FRAC:g} to {MOST_KEPT_FRAC:g}, found {kept_in_frac:g}; "

@@ -475,7 +475,7 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
     of_fleet = doubtful.fleet_doubts(named, task.owned, prices, task.sold_whole, catalog)
     is_folder = not catalog.has_llm(task.llm) and is_path(task.llm)
     of_llm = (FOLDER_SERVED.format(name=task.llm),) if is_folder else ()
-    return (*doubtful.slo_doubts(task.slo), *of_fleet, *of_llm)
+    return (*doubtful.slo_doubts(task.slo), *of_fleet, *of_llm, *doubtful.lora_doubts(task.lora))
 
 
 def _check_day(question: Section) -> None:

@@ -200,8 +200,10 @@ def check_whole_number(
     return value
 
 
-def read_share(value: object, where: object, *, most: float = 1.0, bare: float = 1.0) -> float:
-    """A share from 0 to `most`, written 0.1 or "10 %".
+def read_share(
+    value: object, where: object, *, most: float = 1.0, bare: float = 1.0, example: str = "0.1"
+) -> float:
+    """A share from 0 to `most`, written 0.1 or "10 %"; errors show `example`.
 
     A number above `bare` needs its %, even where `most` allows it: a bare 10 may mean a tenth or tenfold.
     """
@@ -213,7 +215,7 @@ def read_share(value: object, where: object, *, most: float = 1.0, bare: float =
         frac = float(text.removesuffix("%")) / (100 if is_percent else 1)
     except ValueError:
         frac = float("nan")
-    valid = f"expected a number from 0 to {min(most, 1.0):g} such as 0.1"
+    valid = f"expected a number from 0 to {min(most, 1.0):g} such as {example}"
     if not is_percent and bare < frac <= 100:
         meant = f"'{frac:g} %'" if frac <= 100 * most else "a share"
         raise refused_value(where, f"{valid}, or a percentage; write {meant}", value)
@@ -351,11 +353,18 @@ class Section:
         )
 
     def share(
-        self, key: str, default: Default | _Required = _REQUIRED, *, most: float = 1.0, bare: float = 1.0
+        self,
+        key: str,
+        default: Default | _Required = _REQUIRED,
+        *,
+        most: float = 1.0,
+        bare: float = 1.0,
+        example: str = "0.1",
     ) -> float | Default:
-        return self._read_value(
-            key, lambda value, where: read_share(value, where, most=most, bare=bare), default
-        )
+        def read(value: object, where: object) -> float:
+            return read_share(value, where, most=most, bare=bare, example=example)
+
+        return self._read_value(key, read, default)
 
     def quantity(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
         """The quantity under `key` in the library's `unit`, of any sign. Raises InputError."""

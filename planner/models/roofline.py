@@ -88,7 +88,10 @@ def roofline(
         if structure not in calibration.prefill_mape_frac:
             structure = "mixture"
         prefill, decode = calibration.prefill_mape_frac[structure], calibration.decode_mape_frac[structure]
-        basis += f"; like LLMs and GPUs: prefill {100 * prefill:.0f} %, decode {100 * decode:.0f} %"
+        basis += (
+            f"; of kernels measured on such GPUs it is off by {100 * prefill:.0f} % in prefills and "
+            f"{100 * decode:.0f} % in decodes"
+        )
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.gemm_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac
     tokens = np.array(KNOTS_TOKENS)

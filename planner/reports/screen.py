@@ -25,6 +25,7 @@ from planner.documents.facts import (
     NotShared,
     RooflineWon,
     SharingSaves,
+    SpotSpare,
     TooFewKept,
 )
 from planner.documents.robustness_facts import MORE_FRAC, Around, AtWorkers, HeadroomFact, Lost
@@ -254,6 +255,17 @@ def cards(plan: Plan) -> list[Card]:
         holds = "" if room is None else holds_text(room)
         return [replace(card, difference="the plan", holds=holds, has_plans_fleet=True)]
     return [_card(plan, each) for each in plan.certificate.answers]
+
+
+def losses_text(plan: Plan) -> str:
+    """Why there is no answer "with a loss" where spot workers come and go: production stands their losses
+    itself. Empty where there is one, or no spot worker.
+    """
+    spot = [each for each in plan.certificate.binding if isinstance(each, SpotSpare)]
+    answers = {answer.name for answer in plan.certificate.answers}
+    if not spot or not answers or "with-a-loss" in answers:
+        return ""
+    return "production stands losses of spot workers already: " + "; ".join(map(sentence, spot))
 
 
 def paper_card(fleet: Fleet, paid: Bill) -> Card:

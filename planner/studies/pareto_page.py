@@ -120,17 +120,25 @@ def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def frontier_table(frontier: Frontier) -> list[dict[str, str]]:
-    """The rows of the table, one per fleet, with every value as text."""
+def frontier_table(frontier: Frontier, *, with_proof: bool = True) -> list[dict[str, str]]:
+    """The rows of the table, one per fleet, with every value as text. A terminal has no room for the column
+    with the fleet of one type per pool and what proves it.
+    """
+    steps = frontier_document(frontier)["steps"]
+    has_asked = any(step["is_asked"] for step in steps)
     return [
         {
             f"{frontier.axis}, holds to": _limit_text(frontier, step["holds_to"]),
             frontier.objective_unit: f"{step['value']:.6g}",
             "fleet": step["fleet"],
             **_answer_cells(step),
-            "on paper, one type per pool": f"{step['level0']:.6g}, "
-            + level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"]),
-            "asked": "*" if step["is_asked"] else "",
+            **({"on paper, one type per pool": _level0_text(step)} if with_proof else {}),
+            **({"at the limit of slo.yaml": "*" if step["is_asked"] else ""} if has_asked else {}),
         }
-        for step in frontier_document(frontier)["steps"]
+        for step in steps
     ]
+
+
+def _level0_text(step: dict[str, Any]) -> str:
+    proof = level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"])
+    return f"{step['level0']:.6g}, {proof}"

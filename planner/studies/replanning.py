@@ -97,6 +97,7 @@ class Way:
     total_usd: float
     holds: bool
     kept_in: KeptIn | None = None  # The test of production, in the same scenarios; None with `safety: none`.
+    is_kept_as_written: bool = True  # On today's traffic alone, which says nothing of scenarios.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,6 +155,13 @@ def replan(
         best = n0
     best, assumed, is_exhausted = _find_cheaper(study, model, scratch, best)
     oracle = model.oracle
+    running_verdict = (
+        oracle.verdict(oracle.fleet(model.fleet_counts(n0)), record=True)[1] if gone == 0 else None
+    )
+    ways = [model.way_of("plan from scratch", n_scratch, is_holding=True, kept_in=scratch_kept_in)]
+    if running_verdict is not None:
+        runs_on = model.tested_way("keep what runs", n0, is_holding=running_holds)
+        ways.insert(0, replace(runs_on, is_kept_as_written=running_verdict.holds))
     lost_moves = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
         best=model.tested_way("the smallest change that pays", best, is_holding=True),
@@ -162,14 +170,9 @@ def replan(
             *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
             *lost_moves,
         ),
-        ways=(
-            *([model.tested_way("keep what runs", n0, is_holding=running_holds)] if gone == 0 else []),
-            model.way_of("plan from scratch", n_scratch, is_holding=True, kept_in=scratch_kept_in),
-        ),
+        ways=tuple(ways),
         verdict=oracle.verdict(oracle.fleet(model.fleet_counts(best)), record=True)[1],
-        running_verdict=(
-            oracle.verdict(oracle.fleet(model.fleet_counts(n0)), record=True)[1] if gone == 0 else None
-        ),
+        running_verdict=running_verdict,
         options=tuple(names),
         is_exhausted=is_exhausted,
         assumed=assumed,
@@ -487,6 +490,7 @@ def change_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
                 "migration_usd": way.migration_usd,
                 "total_usd": way.total_usd,
                 "holds": way.holds,
+                "is_kept_as_written": way.is_kept_as_written,
                 "kept": None if way.kept_in is None else way.kept_in.kept,
                 "futures": None if way.kept_in is None else way.kept_in.scenario_count,
             }

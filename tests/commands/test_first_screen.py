@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from planner.commands import first_screen
 from planner.commands.first_screen import has_busy_hours
-from planner.reports.screen import Card
+from planner.documents.facts import SpotSpare
+from planner.reports.screen import Card, losses_text
+from planner.search.evidence.plan import Plan
 from planner.traffic.trace import Trace
 
 
@@ -37,3 +41,17 @@ def test_an_answer_names_its_fleet_or_why_there_is_none(capsys: pytest.CaptureFi
     printed = " ".join(capsys.readouterr().out.split())
     assert "On paper 9 USD/h; 1 USD/h less; 3 workers" in printed
     assert printed.count("4 workers") == 1 and "Production no fleet was found" in printed
+
+
+def test_a_plan_with_spot_says_why_no_answer_with_a_loss_is_there() -> None:
+    spot = SpotSpare("mixed", 4, 1, 0.001, 0.1, 300.0)
+
+    def losses_of(*answers: str) -> str:
+        named = [SimpleNamespace(name=name) for name in answers]
+        plan = SimpleNamespace(certificate=SimpleNamespace(binding=(spot,), answers=named))
+        return losses_text(cast(Plan, plan))
+
+    said = losses_of("on-paper", "production")
+    assert "of 4 spot workers 1 may be down" in said and "production stands losses" in said
+    assert not losses_of("on-paper", "production", "with-a-loss")
+    assert not losses_of(), "on paper alone there are no answers"

@@ -67,6 +67,14 @@ def test_what_may_be_meant_otherwise_is_said(said: dict[str, Any], meant: str) -
     assert re.search(meant, found), found
 
 
+def test_adapters_without_room_in_a_step_are_said_to_wait() -> None:
+    """3 adapters on 2 slots took 52.80 USD/h and on 3 slots 16.00: nothing said that the slots do it."""
+    lora = {"max_rank": 16, "adapters": 3}
+    (said,) = parse_task(QUESTION | {"lora": lora | {"max_loras": 2}}, CATALOG).doubts
+    assert "2 of 3 adapters" in said and "lora.max_loras=3" in said
+    assert not parse_task(QUESTION | {"lora": lora | {"max_loras": 3}}, CATALOG).doubts
+
+
 @pytest.mark.parametrize(
     ("slo", "doubted"),
     [

@@ -52,6 +52,11 @@ def test_what_cannot_be_meant_is_one_line(said: Any, found: str) -> None:
     assert "safety" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_share_of_scenarios_that_is_none_has_an_example_that_is_one() -> None:
+    with pytest.raises(InputError, match=r"such as 0\.9"):
+        parse_task(QUESTION | {"safety": {"kept_in": "200 %"}}, CATALOG)
+
+
 def test_robust_is_another_way_to_say_it() -> None:
     robust = {"robust": {"spread": True}}
     assert parse_task(QUESTION | robust, CATALOG).safety is None

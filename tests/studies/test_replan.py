@@ -20,7 +20,7 @@ from shares import some
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.commands.replan_command import answer_rows
+from planner.commands.replan_command import answer_rows, slo_text
 from planner.documents.facts import KeptIn
 from planner.documents.safety import Safety
 from planner.documents.task import PlanQuestion
@@ -147,6 +147,14 @@ def test_what_a_search_keeps_and_the_test_does_not_is_not_kept() -> None:
         test = SimpleNamespace(decide=lambda _, kept_in=kept_in: kept_in, safety=Safety())
         change = SimpleNamespace(oracle=oracle, test=test, fleet_counts=lambda n: n)
         assert _ReplanModel.holds(change, np.array([6]), is_picked=False) is holds  # type: ignore[arg-type]
+
+
+def test_too_few_scenarios_are_not_a_limit_that_is_missed() -> None:
+    """ "MISSED" stood beside figures that keep every limit."""
+    way = {"holds": False, "is_kept_as_written": True}
+    assert slo_text(way) == "kept as written, in too few scenarios"
+    assert slo_text(way | {"is_kept_as_written": False}) == "MISSED"
+    assert slo_text(way | {"holds": True}) == "kept"
 
 
 def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:

@@ -332,6 +332,9 @@ def test_no_fleet_after_the_change_is_exit_code_3(asked: list[str]) -> None:
     said = CliRunner().invoke(app, ["what-if", *asked, "--change", "limits.gpus=1", "--json"])
     found = json.loads(said.stdout)
     assert said.exit_code == 3 and found["after"] is None and "GPUs" in found["why"]
+    table = CliRunner().invoke(app, ["what-if", *asked, "--change", "limits.gpus=1"]).stdout
+    assert "before" in table and "no fleet is left" in table
+    assert table.count("│ no fleet") == 0, "18 rows said so, that of a changed limit too"
 
 
 @pytest.mark.slow
