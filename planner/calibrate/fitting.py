@@ -136,6 +136,7 @@ def fit_table(
             "would hide it: steps come out too long then; `plan profile` without --steps-only tells it apart",
         )
     if choose_family:
+        # Its families need scikit-learn's forests, which take long to import.
         from planner.models.family_choice import choose_step_family
 
         choice = choose_step_family(table, folds=FOLDS)

@@ -101,7 +101,8 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 @dataclass(frozen=True, slots=True)
 class LengthAccuracy:
     """Shares of later requests whose bucket was predicted right: by the model, by always naming the commonest
-    bucket of the earlier requests, and by the model within one bucket of the truth.
+    bucket of the earlier requests, and by the model within one bucket of the truth. `fitted` and `later` are
+    the numbers of earlier and of later requests.
     """
 
     accuracy_frac: float

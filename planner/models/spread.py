@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 from planner.errors import InputError
 
-WITHIN_FRAC = 0.9  # The share of all cases that lie between `low` and `high`.
+WITHIN_FRAC = 0.9  # The share of clusters whose factor lies between `low` and `high`.
 INTERVAL_SIGMAS = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)  # `low` and `high` lie so far from the median.
 MOST_FACTOR = 10.0  # A catalog with a factor beyond this, or below its inverse, is refused as a mistake.
 
@@ -37,12 +37,12 @@ class Factor:
 
     @property
     def low(self) -> float:
-        """The factor below which 5 % of cases lie."""
+        """The factor below which those of 5 % of clusters lie."""
         return self.at_sigmas(-INTERVAL_SIGMAS)
 
     @property
     def high(self) -> float:
-        """The factor above which 5 % of cases lie."""
+        """The factor above which those of 5 % of clusters lie."""
         return self.at_sigmas(INTERVAL_SIGMAS)
 
 

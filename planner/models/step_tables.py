@@ -52,7 +52,7 @@ class StepShape(NamedTuple):
 
     @property
     def kv_tokens(self) -> int:
-        # KV tokens in the cache after the step.
+        """KV tokens in the cache after the step."""
         return self.prompts * (self.new + self.cached) + self.decodes * self.context
 
     @property

@@ -289,7 +289,7 @@ class _Slowdowns:
         reference = _machine(task, catalog, catalog.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
         self.limits = task.slowdowns.limits
 
-        @cache
+        @cache  # On a function of this object: a cache of a method would outlive it.
         def judged(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, splitwise_search.Floats]]]:
             return [
                 (trace, splitwise_search.alone_on(reference, trace))

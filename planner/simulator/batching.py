@@ -125,6 +125,7 @@ from planner.simulator.slots import (
     seat_blocks,
     steps_with_blocks,
     take_out,
+    uncomputed_blocks,
 )
 from planner.simulator.step_times import UNBOUNDED, engine_seconds
 
@@ -455,16 +456,8 @@ def _load(state, l, r, nodes, step_blocks, time_s):
     w = state.lanes[l].worker
     worker, caches = state.workers[w], state.caches
     kind = state.types[worker.type]
-    promised, other = ZERO, worker.head[PARTIAL]
-    while other != NONE:
-        promised += blocks_of(state.requests[other].length_tokens)
-        promised -= blocks_of(state.requests[other].computed_tokens)
-        other = state.requests[other].next
-    other = state.offload.memories[w].head[LOADING]
-    while other != NONE:
-        promised += blocks_of(state.requests[other].length_tokens)
-        promised -= blocks_of(state.requests[other].computed_tokens)
-        other = state.requests[other].next
+    promised = uncomputed_blocks(state, worker.head[PARTIAL])
+    promised += uncomputed_blocks(state, state.offload.memories[w].head[LOADING])
     blocks = (cached_nodes(state, w, r) + nodes) * caches.numbers[NODE_BLOCKS] - shared_blocks(state, w, r)
     if blocks + promised > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
         return False

@@ -418,7 +418,7 @@ def pin_node(state, w, node):
         caches.entries[e].refs = 1
         state.workers[w].used_blocks += caches.entries[e].blocks
     _show_node(state, w, node)
-    caches.pinned[node, w // 64] |= np.uint64(1) << np.uint64(w % 64)
+    caches.pinned[node, w // 64] |= worker_bit(w)
 
 
 @where_cached(lambda state, r: None)
@@ -498,10 +498,16 @@ def _free_if_copied(state, w, e):
     return True
 
 
+@small_jit
+def worker_bit(w):
+    """The bit of worker w in its word (number w // 64) of a set of workers."""
+    return np.uint64(1) << np.uint64(w % 64)
+
+
 @kernel_jit
 def _show_node(state, w, node):
     """The router takes worker w to have a node."""
-    holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
+    holders, bit = state.caches.holders[node], worker_bit(w)
     state.caches.workers[w].known_nodes += (holders[w // 64] & bit) == 0
     holders[w // 64] |= bit
 
@@ -509,7 +515,7 @@ def _show_node(state, w, node):
 @kernel_jit
 def _hide_node(state, w, node):
     """The router takes worker w not to have a node."""
-    holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
+    holders, bit = state.caches.holders[node], worker_bit(w)
     state.caches.workers[w].known_nodes -= (holders[w // 64] & bit) != 0
     holders[w // 64] &= ~bit
 
@@ -547,7 +553,7 @@ def empty_cache(state, w, time_s):
     for node in range(len(caches.holders)):
         _hide_node(state, w, node)
     for node in range(len(caches.pinned)):
-        caches.pinned[node, w // 64] &= ~(np.uint64(1) << np.uint64(w % 64))
+        caches.pinned[node, w // 64] &= ~worker_bit(w)
     cache = caches.workers[w]
     cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
 

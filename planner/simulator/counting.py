@@ -25,6 +25,7 @@ from planner.simulator.layout import (
     TBT,
     TTFT,
     UNFINISHED,
+    ZERO,
 )
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_classed, where_rare
 
@@ -55,6 +56,20 @@ def steps_reaching(start_s, first_s, growth_s, time_s):
     while j > 1 and start_s + run_s(first_s, growth_s, j - 1) >= time_s:
         j -= 1
     return j
+
+
+@small_jit
+def _first_above(first_s, growth_s, gap_s, least):
+    """The first step of a run, from step `least` on, that is longer than `gap_s`; there must be one.
+
+    The quotient may be rounded either way, so the search begins just below it.
+    """
+    step = least
+    if growth_s > 0.0:
+        step = max(int((gap_s - first_s) / growth_s) - 1, least)
+    while first_s + growth_s * step <= gap_s:
+        step += 1
+    return step
 
 
 @small_jit
@@ -149,14 +164,9 @@ def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
         counted = _limited_decodes(state, k, l, sequences)
         state.limits[k].counted += counted * (end - begin)
         limit_s = state.limits[k].limit_s
-        # The quotient may be rounded, so `above` is searched from just below it.
         above = end
         if first_s + growth_s * (end - 1) > limit_s:
-            above = begin
-            if growth_s > 0.0:
-                above = max(int((limit_s - first_s) / growth_s) - 1, begin)
-            while first_s + growth_s * above <= limit_s:
-                above += 1
+            above = _first_above(first_s, growth_s, limit_s, begin)
             state.limits[k].violations += counted * (end - above)
         # The same for each window of the limits: steps `since` to `until` - 1 end in window v.
         since = begin
@@ -426,10 +436,7 @@ def gaps_at_most(runs, gap_s):
         if first > gap_s:
             continue
         if first + growth * (steps - 1) > gap_s:
-            i = max(int((gap_s - first) / growth) - 1, 0)
-            while first + growth * i <= gap_s:
-                i += 1
-            steps = i
+            steps = _first_above(first, growth, gap_s, ZERO)
         total += steps * runs[k].sequences
     return total
 
@@ -442,10 +449,5 @@ def next_gap_s(runs, gap_s):
         first, growth, steps = runs[k].first_s, runs[k].growth_s, runs[k].steps
         if first + growth * (steps - 1) <= gap_s:
             continue
-        i = 0
-        if first <= gap_s:
-            i = max(int((gap_s - first) / growth) - 1, 0)
-            while first + growth * i <= gap_s:
-                i += 1
-        smallest = min(smallest, first + growth * i)
+        smallest = min(smallest, first + growth * _first_above(first, growth, gap_s, ZERO))
     return smallest

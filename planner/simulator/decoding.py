@@ -20,7 +20,7 @@ from planner.simulator.counting import (
     record_steps,
     single_gap,
 )
-from planner.simulator.drafts import accept
+from planner.simulator.drafts import accept_drafts
 from planner.simulator.layout import ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit
 from planner.simulator.queue_orders import charge_tokens
@@ -36,12 +36,12 @@ def decoded(state, l, steps, time_s):
     kind = state.types[worker.type]
     first_s, growth_s = lane.run_first_s, lane.run_growth_s
     normal = lane.decodes - lane.late_decodes
-    is_gap = lane.run_start_s == lane.last_token_s  # Otherwise the first gap is longer than the step.
+    starts_at_token = lane.run_start_s == lane.last_token_s  # Otherwise the first gap is longer than a step.
     gap_s = time_s - lane.last_token_s
     if len(state.runs) > 0:
         step_s = first_s if kind.lanes == 1 else lane.stage_s
         # Of a pipeline every gap is recorded singly.
-        sequences = normal if is_gap and kind.lanes == 1 else ZERO
+        sequences = normal if starts_at_token and kind.lanes == 1 else ZERO
         record_steps(state, l, step_s, growth_s, steps, sequences)
         if sequences == 0 and normal > 0:
             record_gap(state, w, lane.last_token_s, gap_s, normal)
@@ -53,7 +53,7 @@ def decoded(state, l, steps, time_s):
         evict_idle(state, w, ZERO, time_s)
     charge_tokens(state, l, steps)
     recycle_windows(state, w, steps * lane.decodes)
-    if kind.batching == LIGHTLLM:
+    if kind.batching == LIGHTLLM:  # From 1 to `patience_steps`, then again from 1.
         worker.tried_steps = (worker.tried_steps + steps - 1) % kind.patience_steps + 1
     worker.dense_tokens += steps * lane.decodes * lane.width
     lane.decode_step += steps
@@ -67,7 +67,7 @@ def decoded(state, l, steps, time_s):
             single_gap(state, w, r, time_s)
         state.slots[l, slot].settled_step = lane.decode_step
     if normal > 0:
-        if is_gap:
+        if starts_at_token:
             count_run(state, l, lane.run_start_s, first_s, growth_s, steps, normal)
             note_gap(state, l, first_s + growth_s * (steps - 1))
         else:
@@ -76,4 +76,4 @@ def decoded(state, l, steps, time_s):
     lane.late_decodes = 0
     lane.last_token_s = time_s
     if lane.width > 1:
-        accept(state, l, time_s)
+        accept_drafts(state, l, time_s)

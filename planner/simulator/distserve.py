@@ -205,6 +205,7 @@ def _finish_batch(state, l, time_s):
 def _count_gap(state, w, since_s, time_s, sequences):
     """Count and record the gap of `sequences` requests whose tokens came at `since_s` and come now."""
     if sequences > 0:
+        # Any lane will do: it matters for limits of classes alone, which this engine has not.
         count_run(state, ZERO, since_s, time_s - since_s, 0.0, ONE, sequences)
         record_gap(state, w, since_s, time_s - since_s, sequences)
 

@@ -28,7 +28,7 @@ def _random_unit(seed, r, tokens):
 
 
 @where_rare(lambda state, l, time_s: None)
-def accept(state, l, time_s):
+def accept_drafts(state, l, time_s):
     """The decodes of lane l have got one token each: add the drafted tokens that are accepted.
 
     A decode that was handed over has no drafts in its first step, which vLLM fills up with blanks. A decode
@@ -45,9 +45,9 @@ def accept(state, l, time_s):
         entry = state.slots[l, slot]
         r = entry.request
         left = entry.finish_step - lane.decode_step
-        before = state.requests[r].output_tokens - left - 1
+        before = state.requests[r].output_tokens - left - 1  # Its tokens before this step.
         more = ZERO
-        # `before`: tokens before this step's. A decode worker has no drafts for the first it computes itself.
+        # A handed-over decode begins with one token, or with none where the prefill worker's is discarded.
         if worker.role != DECODE or before > 1 - kind.discards_token:
             draw = _random_unit(kind.draw_seed, r, before)
             # `accepted` are the chances P_1, P_2, ...: one draw decides how many drafts are accepted.

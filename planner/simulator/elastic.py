@@ -318,12 +318,12 @@ def run_to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop
 
     So GPUs that one run gives back are there for the others from that moment on.
     """
-    steps = [run.steps(first, stop_early) for run, first in zip(runs, sizes, strict=True)]
-    pauses = [(next(step), i) for i, step in enumerate(steps)]
+    simulations = [run.simulate_by_pauses(first, stop_early) for run, first in zip(runs, sizes, strict=True)]
+    pauses = [(next(simulation), i) for i, simulation in enumerate(simulations)]
     heapq.heapify(pauses)
     while pauses:
         _, i = heapq.heappop(pauses)
-        if (next_s := next(steps[i], None)) is not None:
+        if (next_s := next(simulations[i], None)) is not None:
             pauses.append((next_s, i))
         # A run that waited for GPUs may have been woken: it then pauses sooner than it announced.
         pauses = [(runs[k].pause_s(), k) for _, k in pauses]
@@ -446,7 +446,7 @@ class _Run:
             self.push(max(time_s - lag_s, self.now_s), _READS_METRICS)
         self.push(time_s, _DECIDES)
 
-    def steps(self, sizes: Sequence[int], stop_early: bool) -> Iterator[float]:
+    def simulate_by_pauses(self, sizes: Sequence[int], stop_early: bool) -> Iterator[float]:
         """Simulate from pause to pause; each time, the time of the next pause is yielded.
 
         Raises InputError if the stock has too few GPUs for the workers at time zero.
@@ -652,6 +652,7 @@ class _Run:
         divisors = counts[_DIVISORS]
         means = np.divide(totals, divisors, out=np.full(totals.shape, np.nan), where=divisors > 0)
         ttft_s, tpot_s, kv_frac, input_tokens, output_tokens = means
+        # Before the first reading there is no interval for a controller that names its times.
         every_s = self.controller.every_s if self.controller.every_s < math.inf else 0.0
         before_s = self.readings[-1].time_s if self.readings else self.now_s - every_s
         self.readings.append(

@@ -38,8 +38,7 @@ from planner.simulator.layout import (
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.routing import set_pools
 from planner.simulator.slots import add_load
-
-PROMPT_QUEUE_TOKENS = 8192.0  # The threshold of Splitwise's own simulator (splitwise_pools.py).
+from planner.simulator.splitwise_pools import PROMPT_QUEUE_TOKENS
 
 
 @where_rare(lambda state, pool, time_s: None)
@@ -51,9 +50,7 @@ def flip(state, pool, time_s):
     if state.policy[REPURPOSE_S] < np.inf:
         _repurpose(state, time_s)
         return
-    if state.policy[FLIP_S] == np.inf or (
-        state.policy[RESTART_S] > 0.0 and _is_one_restarting(state, time_s)
-    ):
+    if state.policy[FLIP_S] == np.inf or (state.policy[RESTART_S] > 0.0 and _end_restarts(state, time_s)):
         return
     for w in range(len(state.workers)):
         worker = state.workers[w]
@@ -94,7 +91,7 @@ def _repurpose(state, time_s):
     """Let a worker drain for a pool that has long been short of workers; one at a time."""
     for pool in (FRONT, BACK):
         # A draining or restarting worker is on its way already.
-        if not (_is_one_draining(state, time_s) or _is_one_restarting(state, time_s)):
+        if not (_end_drains(state, time_s) or _end_restarts(state, time_s)):
             _check_shortage(state, pool, time_s)
 
 
@@ -120,12 +117,12 @@ def _check_shortage(state, pool, time_s):
     state.policy[since] = np.inf
     state.workers[least].is_up = DRAINING
     set_pools(state)
-    _is_one_draining(state, time_s)  # It may be idle already.
+    _end_drains(state, time_s)  # It may be idle already.
 
 
 @kernel_jit
-def _is_one_draining(state, time_s):
-    """Whether a worker still drains; one that has become idle is given its other role first."""
+def _end_drains(state, time_s):
+    """Give workers that drained and have become idle their other role; True if one still drains."""
     for w in range(len(state.workers)):
         if state.workers[w].is_up == DRAINING:
             # A worker that became idle at this very moment still has events of that moment before it.
@@ -150,8 +147,8 @@ def _is_short(state, pool):
 
 
 @kernel_jit
-def _is_one_restarting(state, time_s):
-    """Whether a worker still restarts; one that is done is up from now on.
+def _end_restarts(state, time_s):
+    """Let workers that have restarted be up from now on; True if one still restarts.
 
     A live router learns from the worker itself that it is up, so until then it counts as restarting.
     """

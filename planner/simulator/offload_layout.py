@@ -82,6 +82,7 @@ def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[Wo
         return None
     memories = np.zeros(len(kinds), MEMORY)
     memories["head"] = memories["tail"] = NONE
+    # Tokens, until they are divided by those of a node.
     memories["nodes"] = np.array([kv_offload.kv_tokens(llm, kind.tp) for kind in types])[kinds]
     memories["store"] = np.arange(len(kinds))
     if kv_offload.is_shared:  # A token's bytes depend on the parallelism: that of the workers that prefill.

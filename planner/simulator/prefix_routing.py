@@ -25,7 +25,8 @@ pinned-prefix: as min-ttft, among the workers where the longest pinned prefix of
     all where none of those is up and has room.
 tenant-round-robin: the next worker in turn, for each tenant by itself.
 
-All see caches as the router knows them (caches.py): min-ttft what is computed, the others what they sent.
+All see caches as the router knows them (caches.py): min-ttft and pinned-prefix what is computed, the others
+what they sent. tenant-round-robin looks at no cache.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from planner.simulator.caches import (
     promise_prompt,
     read_notices,
     remember_routed,
+    worker_bit,
 )
 from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
@@ -98,6 +100,7 @@ def route_by_prefix(state, r, time_s):
         w = _least_score(state, r, policy == MIN_TTFT)
     if w != NONE:
         caches.prompts[r].expected_tokens = caches.match[w] * caches.numbers[NODE_TOKENS]
+        # The policies that go by what they sent: prefix-affinity, cache-aware, e2, d2lpm, e2-dynamic.
         if policy == AFFINITY or CACHE_AWARE <= policy <= D2LPM or policy == E2_DYNAMIC:
             promise_prompt(state, w, r)
     return w
@@ -179,8 +182,8 @@ def _pinned_worker(state, r):
     best, best_s = NONE, np.inf
     for i in range(state.counters[SIZE + FRONT] if last != NONE else ZERO):
         w = state.pools[FRONT, i]
-        is_pinned = (caches.pinned[last, w // 64] >> np.uint64(w % 64)) & np.uint64(1)
-        if is_pinned == 0 or not fits_worker(state, w, need):
+        is_pinned = (caches.pinned[last, w // 64] & worker_bit(w)) != 0
+        if not is_pinned or not fits_worker(state, w, need):
             continue
         missed = state.requests[r].length_tokens - caches.match[w] * caches.numbers[NODE_TOKENS]
         seconds = state.score[w] + missed * caches.workers[w].token_s

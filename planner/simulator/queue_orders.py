@@ -1,7 +1,7 @@
 """Which prompt is next on a worker, for queue policies that depend on the prefix cache or on tenants.
 
 Such a queue is a list of all waiting prompts that is searched each time. Other policies have a heap by key
-(queues.py); they stand before LPM in planner/policies.py, so `queue_order <= EDF` tells them.
+(queues.py). These stand before LPM in planner/policies.py, so `queue_order <= EDF` means a heap.
 
 lpm (SGLang): the prompt with the longest cached prefix; of equal ones the first to arrive.
 
@@ -12,8 +12,9 @@ dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits
 A tenant that comes back keeps its debt, but no credit.
 
 dlpm-turns: dlpm for engines that take a number with each request (vLLM's priority). The number is the
-tenant's turn: how many quanta of its work were sent before, those that it let pass included. In one turn the
-longest cached prefix goes first, as the router knew it. Outputs are charged when they are complete.
+tenant's turn: how many quanta of its work were sent before, or the turn that the worker serves if that is
+later, as turns are not saved up. In one turn the longest cached prefix goes first, as the router knew it.
+Outputs are charged when they are complete.
 
 preble (Srivatsa et al. 2024): P groups by the cached share of the prompt. In a round each group, the best
 first, may send one prompt more than the next lower one.
@@ -57,6 +58,7 @@ def assign_turn(state, w, r):
     tenant.sent = max(tenant.sent, caches.workers[w].turn * quantum)
     turn = np.floor(tenant.sent / quantum)
     tenant.sent += caches.settings[EXTEND_WEIGHT] * (state.requests[r].length_tokens - prompt.expected_tokens)
+    # From turn * TURN_TOKENS on, and below the next turn's; the more is cached the smaller.
     prompt.place = (turn + 1.0) * TURN_TOKENS - 1.0 - min(prompt.expected_tokens, TURN_TOKENS - 1.0)
 
 
@@ -291,7 +293,9 @@ def _charge_up_to(state, l, steps):
 
 @where_cached(lambda state, r: None)
 def charge_output(state, r):
-    """Charge the output of request r, which is finished, where only the end counts; e2 learns its length."""
+    """Charge the output of request r, which is finished, for d2lpm and dlpm-turns; e2's window learns its
+    length.
+    """
     caches = state.caches
     note_output(state, r)
     w, u = state.requests[r].prefill_worker, caches.prompts[r].tenant

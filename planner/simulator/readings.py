@@ -46,12 +46,8 @@ def _count_gauges(records, pool_of, results, time_s):
             r = requests[r].next
         counts[p, RUNNING] += worker.running
         counts[p, WAITING] += int(worker.assigned) - worker.running + leaving
-        blocks = worker.used_blocks + blocks_of_run(
-            # A step that ends at this moment has ended.
-            kind,
-            lanes[worker.first_lane],
-            np.nextafter(time_s, np.inf),
-        )
+        after_s = np.nextafter(time_s, np.inf)  # A step that ends at this moment has ended.
+        blocks = worker.used_blocks + blocks_of_run(kind, lanes[worker.first_lane], after_s)
         sums[p, KV_SUM] += blocks / kind.kv_blocks
         counts[p, KV_SHARES] += 1
 
@@ -68,7 +64,7 @@ def _count_request(request, mark, pools, results):
     if w != NONE and mark & HAS_ARRIVED == 0:
         mark |= HAS_ARRIVED
         counts[pool_of[w], ARRIVED] += 1
-    if v != NONE and mark & IS_HANDED_OFF == 0:  # Its decode worker.
+    if v != NONE and mark & IS_HANDED_OFF == 0:
         mark |= IS_HANDED_OFF
         counts[pool_of[v], ARRIVED] += 1
     if mark & HAS_FIRST_TOKEN == 0 and not np.isnan(request.first_token_s):

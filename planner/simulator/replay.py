@@ -75,8 +75,8 @@ EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": lay
 
 Result = TypeVar("Result")
 
-# Of workers with equal scores a router takes the one whose type has the smallest of these keys (`_rank`).
-Rank = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
+# Of workers with equal scores a router takes the one whose type has the smallest of these keys (`_tie_key`).
+TieKey = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
 
 
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
@@ -576,13 +576,13 @@ def _state(
         expected = outputs.expected_tokens(requests["input_tokens"], np.zeros(n)).astype(np.int64)
         requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected
 
-    types, tables, pool_ranks = _types(pools, fleet, trace)
+    types, tables, tie_keys = _types(pools, fleet, trace)
     kinds = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
     dp_ranks = _dp_ranks(pools)
     workers, lanes = _workers(pools, types, kinds)
     if sizes is not None:
         workers["is_up"] = _index_in_pool(pools) < np.asarray(sizes)[kinds]
-    count, order = len(workers), _routing_order(pools, pool_ranks, kinds)
+    count, order = len(workers), _routing_order(pools, tie_keys, kinds)
     # Entities have events: first each lane, then what the simulator's engine has of its own (one entity in a
     # stepwise engine, else one for each request), last the disturbances of the outside world.
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
@@ -676,19 +676,20 @@ def _await_disturbance(state: State, *, outside: int) -> None:
     state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
 
 
-def _routing_order(pools: Sequence[Pool], pool_ranks: Sequence[Rank], kinds: Ints) -> npt.NDArray[np.int64]:
+def _routing_order(pools: Sequence[Pool], tie_keys: Sequence[TieKey], kinds: Ints) -> npt.NDArray[np.int64]:
     """The kernel's workers (W,), of pools `kinds` (W,), in the order in which routers take those of equal
-    score: by `_rank` of their types. Only workers of one type keep their order in the fleet, so neither names
-    nor the order of pools matter.
+    score: by the `tie_keys` (P,) of their types. Only workers of one type keep their order in the fleet, so
+    neither names nor the order of pools matter.
     """
     decodes = [pool.role == "decode" for pool in pools]
-    keys = [(is_back, rank[0][is_back], *rank[1:]) for is_back, rank in zip(decodes, pool_ranks, strict=True)]
+    # Of the two times in a key, the one of the pool's own phase counts.
+    keys = [(is_back, key[0][is_back], *key[1:]) for is_back, key in zip(decodes, tie_keys, strict=True)]
     position = np.empty(len(pools), np.int64)
     position[sorted(range(len(pools)), key=keys.__getitem__)] = np.arange(len(pools))
     return np.argsort(position[kinds], kind="stable")
 
 
-def _rank(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[Floats]) -> Rank:
+def _tie_key(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[Floats]) -> TieKey:
     """The key by which types of equal score are sorted: first by the seconds that a request adds in routing
     jsq, as a prefill and as a decode worker; then by KV blocks and seats, the most first; then by all other
     numbers of the type, so that no two types are equal.
@@ -728,11 +729,11 @@ def _list_pools(state: State) -> None:
 
 def _types(
     pools: Sequence[Pool], fleet: Fleet, trace: Trace
-) -> tuple[npt.NDArray[np.void], Floats, list[Rank]]:
-    """A layout.TYPE for each pool, all tables of step times as one array, and each type's key (`Rank`)."""
+) -> tuple[npt.NDArray[np.void], Floats, list[TieKey]]:
+    """A layout.TYPE for each pool, all tables of step times as one array, and each type's `TieKey`."""
     types = np.empty(len(pools), dtype=layout.TYPE)
     tables: list[Floats] = []
-    pool_ranks: list[Rank] = []
+    tie_keys: list[TieKey] = []
     policies, longest_tokens, offset = fleet.policies, int(trace.input_tokens.max()), 0
     for i, pool in enumerate(pools):
         worker_type = pool.type
@@ -741,20 +742,20 @@ def _types(
         most_tokens += worker_type.max_num_seqs * worker_type.step_tokens
         is_small = most_tokens <= REMEMBERED_TOKENS and isinstance(worker_type.form, Hashable)
         make = _remembered_type if is_small else _type
-        types[i : i + 1], type_tables, rank = make(
+        types[i : i + 1], type_tables, tie_key = make(
             worker_type, policies, fleet.llm.name, longest_tokens, most_tokens
         )
         for j, table in enumerate(type_tables):
             types[i]["table_at"][j] = offset
             offset += len(table)
             tables.append(table)
-        pool_ranks.append(rank)
-    return types, np.concatenate(tables), pool_ranks
+        tie_keys.append(tie_key)
+    return types, np.concatenate(tables), tie_keys
 
 
 def _type(
     worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int, most_tokens: int
-) -> tuple[npt.NDArray[np.void], tuple[Floats, ...], Rank]:
+) -> tuple[npt.NDArray[np.void], tuple[Floats, ...], TieKey]:
     """A layout.TYPE (1,) without the offsets of its tables, the tables of its step times, and its key."""
     row = np.zeros(1, dtype=layout.TYPE)
     _fill_type(row, worker_type, policies, llm, longest_tokens)
@@ -762,7 +763,7 @@ def _type(
     row["form"] = form.code
     row["numbers"][0, : len(form.numbers)] = form.numbers
     row["table_width"][0, : len(form.widths)] = form.widths
-    return row, form.tables, _rank(worker_type, row, form.tables)
+    return row, form.tables, _tie_key(worker_type, row, form.tables)
 
 
 _remembered_type = lru_cache(maxsize=REMEMBERED_TYPES)(_type)
@@ -873,10 +874,11 @@ def _counted_limits(
     limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
 ) -> npt.NDArray[np.void]:
     """The limits (L,) as the kernel counts them over the whole, before the first event."""
-    of_trace, key = _limits_of_traces.setdefault(trace, {}), (tuple(limits), window_s)
-    if key not in of_trace:
-        of_trace[key] = _limits_as_counted(limits, trace, window_s)
-    return of_trace[key].copy()
+    limits_of_trace = _limits_of_traces.setdefault(trace, {})
+    key = tuple(limits), window_s
+    if key not in limits_of_trace:
+        limits_of_trace[key] = _limits_as_counted(limits, trace, window_s)
+    return limits_of_trace[key].copy()  # The kernel counts in it.
 
 
 # The counted limits by trace, as long as the trace is in memory: most traces are simulated on many fleets.
@@ -1096,6 +1098,7 @@ def results(
         runs["worker"] = worker_of[runs["worker"]]
     finish_s = float(columns["last_finish_s"][0])
     end_s = float(arrival_s[-1] if np.isnan(finish_s) else finish_s)
+    selectors = selectors_of(limits)
     return Simulation(
         arrival_s=arrival_s,
         input_tokens=trace.input_tokens,
@@ -1138,9 +1141,7 @@ def results(
         counted_in=state.in_windows["counted"],
         violations_in=state.in_windows["violations"],
         tasks=tasks_of(trace),
-        of_class=class_numbers(selectors, trace)
-        if (selectors := selectors_of(limits))
-        else layout.nothing("i8"),
+        of_class=class_numbers(selectors, trace) if selectors else layout.nothing("i8"),
     )
 
 

@@ -87,9 +87,9 @@ def tenant_shares(
 ) -> tuple[TenantShare, ...]:
     """The least share of each of these tenants, by default of all."""
     all_tenants = [
-        _ServiceOf.requests(simulation, simulation.tenant == u) for u in range(len(simulation.tenants))
+        _ServiceCurve.of_requests(simulation, simulation.tenant == u) for u in range(len(simulation.tenants))
     ]
-    together = _ServiceOf.requests(simulation, np.ones_like(simulation.tenant, dtype=bool))
+    together = _ServiceCurve.of_requests(simulation, np.ones_like(simulation.tenant, dtype=bool))
     weights, (start_s, end_s) = simulation.tenant_weights, simulation.window_s
     shares = []
     for u in range(len(simulation.tenants)) if tenants is None else tenants:
@@ -111,7 +111,7 @@ def tenant_shares(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ServiceOf:
+class _ServiceCurve:
     """The service W of some requests over time, as the sum of a piecewise linear curve and of jumps.
 
     `waiting` are the spans in which some of them wait, `present` those in which some wait or run.
@@ -129,18 +129,20 @@ class _ServiceOf:
     begun: Floats
 
     @classmethod
-    def requests(cls, simulation: Simulation, own: npt.NDArray[np.bool_]) -> _ServiceOf:
+    def of_requests(cls, simulation: Simulation, own: npt.NDArray[np.bool_]) -> _ServiceCurve:
         """The service of the requests in the mask `own` (n,), but for rejected ones."""
         own = own & (simulation.status != REJECTED)
         of_prompt, of_output = simulation.token_weights
         arrival_s = simulation.arrival_s[own]
 
-        def happens_s(since_arrival_s: Floats) -> Floats:
-            """When it happens; infinite for what never did (NaN)."""
+        def moment_s(since_arrival_s: Floats) -> Floats:
+            """When something happened to each request, given in seconds after its arrival; infinite for what
+            never did (NaN).
+            """
             return np.nan_to_num(arrival_s + since_arrival_s[own], nan=np.inf)
 
-        scheduled_s, first_s = happens_s(simulation.queue_s), happens_s(simulation.ttft_s)
-        finish_s = happens_s(simulation.e2e_s)
+        scheduled_s, first_s = moment_s(simulation.queue_s), moment_s(simulation.ttft_s)
+        finish_s = moment_s(simulation.e2e_s)
         computed = simulation.input_tokens[own]
         if simulation.cached_tokens is not None:
             computed = computed - simulation.cached_tokens[own]

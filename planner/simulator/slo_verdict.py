@@ -354,12 +354,12 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     edges_s = np.zeros(0) if slo.every_s is None else windows_s(simulation, slo.every_s)
     lines = []
     for k, limit in enumerate(slo.limits):
-        # The kernel counts gaps, and stops when a limit on them is lost; other metrics are counted here.
+        # The kernel counts gaps, and stops when a limit on them is broken; other metrics are counted here.
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
         if not limit.metric_row.is_of_gaps:  # Requests without a value have an infinite one and violate too.
             seen_s = request_values_s(simulation, limit.metric, limit)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
-        # A simulation that was stopped early, since its SLO was lost, is not complete.
+        # A simulation that was stopped early, since its SLO was missed, is not complete.
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
         kept = 1.0 - violations / counted if counted else 1.0
         value = value_s(simulation, limit.metric, limit.percentile_frac, limit) if values else float("nan")
@@ -518,18 +518,22 @@ def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
     start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
     last = (simulation.arrival_s >= last_tenth_s(start, end)) & (simulation.arrival_s <= end)
     if not slo.selectors:
-        return _patient(simulation, last, slo.patience_of(None, end - start))
+        return _patient_share(simulation, last, slo.patience_of(None, end - start))
     of_classes = [
-        _patient(simulation, last & (simulation.of_class == number), slo.patience_of(selector, end - start))
+        _patient_share(
+            simulation, last & (simulation.of_class == number), slo.patience_of(selector, end - start)
+        )
         for number, selector in enumerate(slo.selectors)
     ]
     # Requests of no class have the patience of the whole SLO.
     if (rest := last & (simulation.of_class < 0)).any():
-        of_classes.append(_patient(simulation, rest, slo.patience_of(None, end - start)))
+        of_classes.append(_patient_share(simulation, rest, slo.patience_of(None, end - start)))
     return min(of_classes)  # By share, then by patience.
 
 
-def _patient(simulation: Simulation, last: npt.NDArray[np.bool_], patience_s: float) -> tuple[float, float]:
+def _patient_share(
+    simulation: Simulation, last: npt.NDArray[np.bool_], patience_s: float
+) -> tuple[float, float]:
     """The share of the requests `last` that waited at most `patience_s` for each token, and `patience_s`."""
     # An answer of one token has no gap, so its longest gap is NaN, which fmax ignores.
     waited_s = np.fmax(simulation.ttft_s[last], simulation.tbt_max_s[last])

@@ -66,6 +66,17 @@ def blocks_of(tokens):
     return (tokens + BLOCK - 1) // BLOCK
 
 
+@small_jit
+def uncomputed_blocks(state, r):
+    """KV blocks that prompts computed in part still need: request r and those after it in its list."""
+    blocks = ZERO
+    while r != NONE:
+        request = state.requests[r]
+        blocks += blocks_of(request.length_tokens) - blocks_of(request.computed_tokens)
+        r = request.next
+    return blocks
+
+
 @kernel_jit
 def blocks_for(lane, steps):
     """KV blocks that the running decodes will take in their next `steps` steps.

@@ -862,7 +862,7 @@ def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_ea
         state.counters[SIZE + pool] = len(members)
     marks = np.zeros(MARKS, dtype=np.int64)
     marks[ADDS], marks[MOVES] = adds, moves
-    parts = state._replace(
+    machine_state = state._replace(
         machines=machines,
         tasks=np.zeros(len(state.requests), dtype=TASK),
         queues=np.zeros((count, 2 * seats + FIRST_QUEUE_SPARE), dtype=np.int64),
@@ -870,6 +870,7 @@ def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_ea
         pools=pools,
         marks=marks,
     )
-    while simulate_events(parts, closed_loop, stop_early):
-        parts = parts._replace(queues=np.pad(parts.queues, ((0, 0), (0, parts.queues.shape[1]))))
+    while simulate_events(machine_state, closed_loop, stop_early):
+        queues = machine_state.queues
+        machine_state = machine_state._replace(queues=np.pad(queues, ((0, 0), (0, queues.shape[1]))))
         marks[NEEDS_LONGER_QUEUES] = 0

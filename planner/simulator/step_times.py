@@ -66,16 +66,17 @@ def step_seconds(state, kind, lane):
     if kind.form != FIVE:
         return _other_seconds(state, kind, lane)
     k, decodes, kv_tokens = kind.numbers, lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
+    a, b, d, e, m = k[0], k[1], k[2], k[3], k[4]
     t = (
         state.tables[kind.table_at[0] + decodes + lane.prefill_tokens]
-        + k[0] * lane.pairs
-        + k[1] * decodes
-        + k[2] * (kv_tokens + lane.cached)
-        + k[3] * lane.prefills
+        + a * lane.pairs
+        + b * decodes
+        + d * (kv_tokens + lane.cached)
+        + e * lane.prefills
     )
     if lane.prefills > 0:
-        t += k[4] * kv_tokens
-    return t / kind.pp, 0.0, 0.0, k[2] * decodes, UNBOUNDED
+        t += m * kv_tokens
+    return t / kind.pp, 0.0, 0.0, d * decodes, UNBOUNDED
 
 
 @where_rare(lambda state, kind, lane: (np.inf, 0.0, 0.0, 0.0, UNBOUNDED))
@@ -87,25 +88,26 @@ def _other_seconds(state, kind, lane):
     if kind.form == SPECULATIVE:
         return _speculative_s(tables, kind, lane, decodes, kv_tokens), 0.0, 0.0, 0.0, UNBOUNDED
     if kind.form == SPLITWISE_LOOKUP:
-        beside = k[1] * decodes + k[2] * kv_tokens
+        mixed_factor, b, d, counts_decodes = k[0], k[1], k[2], k[3] > 0.0
+        beside = b * decodes + d * kv_tokens
         if prefill == 0:
-            return (tables[at[1] + decodes] + beside) / kind.pp, 0.0, 0.0, k[2] * decodes, UNBOUNDED
-        t = tables[at[0] + prefill + (decodes if k[3] > 0.0 else 0)]
+            return (tables[at[1] + decodes] + beside) / kind.pp, 0.0, 0.0, d * decodes, UNBOUNDED
+        t = tables[at[0] + prefill + (decodes if counts_decodes else 0)]
         if decodes > 0:
-            t *= k[0]
+            t *= mixed_factor
         return (t + beside) / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
     if kind.form == DISTSERVE_FIT:
-        extra = k[10] + k[11] * (prefill + kv_tokens - decodes)
+        per_rank_s, overhead_s, overhead_token_s = k[9], k[10], k[11]
+        extra = overhead_s + overhead_token_s * (prefill + kv_tokens - decodes)
         if prefill > 0:
             t = k[0] + k[1] * prefill + k[2] * squares
-            return t / kind.pp + k[9] * kind.pp, extra, 0.0, 0.0, UNBOUNDED
-        i = 3 if decodes < width[0] else 6
+            return t / kind.pp + per_rank_s * kind.pp, extra, 0.0, 0.0, UNBOUNDED
+        i = 3 if decodes < width[0] else 6  # a', b' and c' of small batches, or of large ones.
         t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
-        return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + k[11] * decodes, UNBOUNDED
+        return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + overhead_token_s * decodes, UNBOUNDED
     if kind.form == CORRECTED:
-        # How many steps after this one have the same context, rounded up to the table's grid.
+        # How many steps after this one have the same context, where the fit rounds contexts up to a grid.
         more = UNBOUNDED
-        # Only fits whose context is rounded.
         if width[3] > 1 and decodes > 0:
             context = int(kv_tokens) // decodes
             more = -context % width[3]
@@ -119,6 +121,7 @@ def _other_seconds(state, kind, lane):
         return t / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
     # Only VIDUR_TABLES is left.
     steps = UNBOUNDED
+    prefill_over_frac, decode_over_frac, send_token_s, send_s = k[0], k[1], k[2], k[3]
     eights = (prefill + decodes + 7) // 8
     if eights >= width[0]:
         return np.inf, 0.0, 0.0, 0.0, steps
@@ -127,32 +130,38 @@ def _other_seconds(state, kind, lane):
         edge = int(np.rint(np.sqrt(squares)))
         if lane.cached_64 >= width[1] or edge >= width[2]:
             return np.inf, 0.0, 0.0, 0.0, steps
-        t += tables[at[1] + int(lane.cached_64) * width[2] + edge] * (1.0 + (k[0] if chunks > 1 else 0.0))
+        over_frac = prefill_over_frac if chunks > 1 else 0.0
+        t += tables[at[1] + int(lane.cached_64) * width[2] + edge] * (1.0 + over_frac)
     if decodes > 0:
         context = int(kv_tokens) // decodes
         column = (context + 63) // 64
         if column >= width[3] or decodes >= width[4]:
             return np.inf, 0.0, 0.0, 0.0, steps
-        t += tables[at[2] + decodes * width[3] + column] * (1.0 + (k[1] if decodes > 1 else 0.0))
+        over_frac = decode_over_frac if decodes > 1 else 0.0
+        t += tables[at[2] + decodes * width[3] + column] * (1.0 + over_frac)
         steps = column * 64 - context + 1  # The context is in the same 64s until then.
-    return t / kind.pp, 0.0, k[2] * (prefill + decodes) + k[3], 0.0, steps
+    return t / kind.pp, 0.0, send_token_s * (prefill + decodes) + send_s, 0.0, steps
 
 
 @kernel_jit
 def _speculative_s(tables, kind, lane, decodes, kv_tokens):
-    """Seconds of a step in which every decode checks its drafts, and of passes that draft the next."""
-    k, f, drafts = kind.numbers, kind.table_at[0], kind.numbers[6]
+    """Seconds of a step in which every decode checks its drafts, and of passes that draft the next: the
+    formulas of planner/models/speculation.py, with its letters.
+    """
+    k, f = kind.numbers, kind.table_at[0]
+    a, b, d, e, m, h = k[0], k[1], k[2], k[3], k[4], k[5]
+    drafts, q, draft_s = k[6], k[7], k[8]
     chunks, rows = lane.prefills, decodes + lane.prefills
-    read = k[2] * (kv_tokens + drafts * decodes)
-    beside = k[3] * chunks + read + k[2] * lane.cached
+    read = d * (kv_tokens + drafts * decodes)
+    beside = e * chunks + read + d * lane.cached
     if chunks > 0:
-        beside += k[4] * (kv_tokens + drafts * decodes)
+        beside += m * (kv_tokens + drafts * decodes)
     wide = tables[f + lane.prefill_tokens + decodes * lane.width]
     more = drafts * kv_tokens + 0.5 * drafts * (drafts + 1.0) * decodes
-    own_s = wide + k[0] * (lane.pairs + more) + k[1] * (1.0 + drafts) * decodes + beside
-    first_s = wide - k[5] + k[0] * lane.pairs + k[1] * decodes + beside
-    again_s = tables[f + rows] - k[5] + k[1] * rows + read
-    return own_s + k[7] * (first_s + (drafts - 1.0) * again_s) + k[8] * drafts
+    own_s = wide + a * (lane.pairs + more) + b * (1.0 + drafts) * decodes + beside
+    first_s = wide - h + a * lane.pairs + b * decodes + beside  # The first pass, over all tokens of the step.
+    again_s = tables[f + rows] - h + b * rows + read
+    return own_s + q * (first_s + (drafts - 1.0) * again_s) + draft_s * drafts
 
 
 @kernel_jit
@@ -164,27 +173,34 @@ def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
     short that t falls by at most LONGEST_FALL_FRAC.
     """
     k, at, knots = kind.numbers, kind.table_at, kind.table_width[1]
-    floor_s = np.sqrt(k[0] * k[0] + (k[2] * decodes) ** 2) + k[4] * decodes
+    s, c, b, d, h = k[0], k[2], k[4], k[5], k[11]
+    floor_s = np.sqrt(s * s + (c * decodes) ** 2) + b * decodes  # p = 2 without prefills.
     context = 1.0 + kv_tokens / decodes
     i = min(int(kind.table_width[2] * np.log2(context)), knots - 2)
     left, right = tables[at[3] + i], tables[at[3] + i + 1]
     cell = at[2] + decodes * knots + i
     slope = (tables[cell + 1] - tables[cell]) / (right - left)
     more = max(int(right - context), 0)  # How many steps follow the first one before the knot.
-    first = (floor_s + k[5] * kv_tokens) * (tables[cell] + slope * (context - left))
-    last = (floor_s + k[5] * (kv_tokens + more * decodes)) * (tables[cell] + slope * (context + more - left))
+    first = (floor_s + d * kv_tokens) * (tables[cell] + slope * (context - left))
+    last = (floor_s + d * (kv_tokens + more * decodes)) * (tables[cell] + slope * (context + more - left))
     if last > first:
-        return first + k[11], (last - first) / more, more + 1
+        return first + h, (last - first) / more, more + 1
     fall = (first - last) / max(more, 1)  # By how much a step is shorter than the one before.
     if fall * more > LONGEST_FALL_FRAC * first:
         more = int(LONGEST_FALL_FRAC * first / fall)
-    return first - 0.5 * fall * more + k[11], 0.0, more + 1
+    return first - 0.5 * fall * more + h, 0.0, more + 1
 
 
 @kernel_jit
 def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chunks):
-    """Seconds of a step with prefills."""
+    """Seconds of a step with prefills.
+
+    k[6:11] are the scales of the coordinates z. In the table of measured steps a row has the five scaled
+    coordinates, then the weights for steps of prefills alone and for steps with decodes
+    (`correction.CorrectedFormula.compile_for_kernel`).
+    """
     k, at = kind.numbers, kind.table_at
+    s, s_p, c, a, b, d, h = k[0], k[1], k[2], k[3], k[4], k[5], k[11]
     tokens = prefill + decodes
     eights = (tokens + 7) // 8
     z0, z1 = k[6] * np.log2(8.0 * eights), k[7] * np.log2(1.0 + decodes)
@@ -199,5 +215,5 @@ def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chun
             r += tables[j + 6] * product * (1.0 + x1) * (1.0 + x2) * np.exp(-(exponent + x1 + x2))
         else:
             r += tables[j + 5] * product * np.exp(-exponent)
-    dense = np.cbrt((k[0] + k[1]) ** 3 + (k[2] * tokens) ** 3)  # p = 3 with prefills.
-    return (dense + k[3] * pairs + k[4] * decodes + k[5] * kv_tokens) * np.exp(r) + k[11]
+    dense = np.cbrt((s + s_p) ** 3 + (c * tokens) ** 3)  # p = 3 with prefills.
+    return (dense + a * pairs + b * decodes + d * kv_tokens) * np.exp(r) + h

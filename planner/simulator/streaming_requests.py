@@ -130,11 +130,11 @@ class StreamedRequests:
         for first in self._unread:
             end = min(first + self._chunk, self._n)
             rows = slice(first, end)
+            # The kernel may still read a chunk at the edge of what is laid out.
             is_done = at_the_end or (
                 end < self._laid_out
                 and (self.requests["status"][rows] != layout.UNFINISHED).all()
                 and first // self._chunk not in leaving
-                # A chunk at the edge of what is laid out may still be read by the kernel.
             )
             if is_done:
                 self._read_chunk(rows)

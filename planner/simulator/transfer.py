@@ -25,6 +25,7 @@ from planner.simulator.slots import (
     foreseen_blocks,
     request_blocks,
     seat_blocks,
+    uncomputed_blocks,
 )
 
 
@@ -131,11 +132,8 @@ def _has_room(state, w, r, time_s):
     if kind.is_async:
         return _has_room_async(state, w, r, lane.run_steps)
     coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
-    partial = worker.head[PARTIAL] if kind.batching == VLLM_V1 else NONE
-    while partial != NONE:
-        request = state.requests[partial]
-        coming += blocks_of(request.length_tokens) - blocks_of(request.computed_tokens)
-        partial = request.next
+    if kind.batching == VLLM_V1:
+        coming += uncomputed_blocks(state, worker.head[PARTIAL])
     if kind.batching != VLLM_V1 and kind.reserved_blocks == 0:
         coming += worker.running + kind.watermark_blocks
     coming += request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
@@ -165,11 +163,7 @@ def _has_room_async(state, w, r, steps):
     for i in range(lane.prefills):
         if state.chunks[worker.first_lane, i].is_last:
             blocks += _next_blocks(state, w, state.chunks[worker.first_lane, i].request)
-    partial = worker.head[PARTIAL]
-    while partial != NONE:
-        request = state.requests[partial]
-        blocks += blocks_of(request.length_tokens) - blocks_of(request.computed_tokens)
-        partial = request.next
+    blocks += uncomputed_blocks(state, worker.head[PARTIAL])
     resting = worker.head[RESTING]
     while resting != NONE:
         blocks += _next_blocks(state, w, resting)

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pulp
 from scipy.sparse import csc_matrix
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Solvers take long to import, so each is imported where it is needed.
     import highspy
     from ortools.sat.python import cp_model
 

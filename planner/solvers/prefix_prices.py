@@ -104,7 +104,7 @@ class PrefixPrices:
         pairs = [(u, v) for u in np.flatnonzero(demand.rate_rps).tolist() for v in demand.path(u)]
         classes, nodes = np.array(pairs, np.int64).reshape(-1, 2).T
         hit_s = demand.work_s[classes] - demand.path_sum(demand.prefill_s)[nodes]
-        for name, value in (
+        for name, value in (  # The class is frozen, so its own fields are set past `__setattr__`.
             ("order", np.array(order)),
             ("size", size),
             ("on_path", (classes, nodes)),

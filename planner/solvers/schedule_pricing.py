@@ -95,6 +95,7 @@ class Windows:
     ) -> None:
         self.covers, self.cost, self.reserved_cost = covers, cost, reserved_cost
         self.start_cost, self.most, self.windows = start_cost, most, windows
+        # K, the K + G columns of a window alone, and the G columns that all windows share.
         self.kinds, self.local, self.shared = len(start_cost), len(cost), len(reserved_cost)
         self.rows = [list(zip(rows, least.tolist(), strict=True)) for _ in range(self.windows)]
         for cover in covers:
