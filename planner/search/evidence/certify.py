@@ -42,7 +42,7 @@ from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws
 from planner.search.problem.stages import Stage, Urgent
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
-from planner.search.production.kept_policies import production_of_policies
+from planner.search.production.kept_policies import production_of_policies, put_policies_of_fleet_first
 from planner.search.production.most_traffic import (
     at_rate,
     falling_rates,
@@ -221,6 +221,8 @@ def _plan_at_rates(
         task_now = task_at_rate(task, trace, throughput.rate_rps, seed)
         conditions_now = at_rate(_with_least_time(conditions), throughput.rate_rps)
         searched = search_llm(task_now, trace, catalog, seed=seed, conditions=conditions_now, start=[fleet])
+        if is_kept:
+            searched = put_policies_of_fleet_first(searched, fleet)
         problem, paper = best_of(searched)
         trial = pick_known_fleet_and_test(problem, paper, fleet) if is_kept else None
         is_done = trial is None or is_test_passed(trial.kept_in, trial.test.safety) or problem.out_of_time()

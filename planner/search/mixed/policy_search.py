@@ -40,6 +40,7 @@ from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.options import OBJECTIVE_UNITS, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check
+from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
 RACE_EFFORT_FRAC = 1.0  # A race may simulate this share of what the searches before it have simulated.
@@ -122,7 +123,7 @@ def _each_policy(
             )
         answers.append((policy_problem, result))
     if not answers:
-        answers = _race_within_limits(problem, failures)
+        answers = _race_within_limits(problem, failures, start)
     if not answers:
         raise _no_fleet_error(problem, [failure.error for _, failure in failures])
     return race_policies(problem, _as_sure_as_all(answers, [failure for _, failure in failures]))
@@ -147,21 +148,20 @@ def _as_sure_as_all(
 
 
 def _race_within_limits(
-    problem: Problem, failures: Sequence[tuple[Problem, NoFleet]]
+    problem: Problem, failures: Sequence[tuple[Problem, NoFleet]], start: Sequence[Fleet]
 ) -> list[tuple[Problem, FleetSearch]]:
     """A search with the raced policy under which the cheapest fleet holds, where none holds with the policies
-    that were searched. Raced are the fleets that hold beyond the limits, without the workers beyond them.
+    that were searched. Raced are the fleets of `start`, and those that hold beyond the limits without the
+    workers beyond them.
     """
+    options = every_option(problem)
+    known = [counts for fleet in start if (counts := counts_of(fleet, options)) and problem.allows(counts)]
     effort = RACE_EFFORT_FRAC * sum(each.oracle.effort() for each, _ in failures)
     for chosen, failure in failures:
-        options = [
-            problem.with_tie_break(option)
-            for of_role in (mixed_options, prefill_options, decode_options)
-            for option in of_role(problem.types, problem.priced)
-        ]
         wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
-        near = list(dict.fromkeys(each for counts in wider for each in _cut_to_limits(problem, counts)))
-        raced, _, spent = _race_near(chosen, near, chosen.task.policies.raced, effort)
+        near = [*known, *(each for counts in wider for each in _cut_to_limits(problem, counts))]
+        near = list(dict.fromkeys(near))
+        raced, _, spent = race_near(chosen, near, chosen.task.policies.raced, effort)
         effort -= spent
         gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
         for each in gains[:1]:
@@ -172,6 +172,15 @@ def _race_within_limits(
             if isinstance(result, FleetSearch):
                 return [(first, result)]
     return []
+
+
+def every_option(problem: Problem) -> list[Option]:
+    """Every worker type of the problem in every role."""
+    return [
+        problem.with_tie_break(option)
+        for of_role in (mixed_options, prefill_options, decode_options)
+        for option in of_role(problem.types, problem.priced)
+    ]
 
 
 def _cut_to_limits(problem: Problem, wider: Counts) -> list[Counts]:
@@ -342,10 +351,10 @@ def race(
     the policies that were raced, those for which no effort was left, and the effort spent.
     """
     near_best = near_fleets(problem, best, level0)
-    return _race_near(problem, near_best, changes, effort, best)
+    return race_near(problem, near_best, changes, effort, best)
 
 
-def _race_near(
+def race_near(
     problem: Problem,
     near_best: Sequence[Counts],
     changes: Iterable[PolicyChange],

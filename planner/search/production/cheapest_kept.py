@@ -178,6 +178,16 @@ def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
     return names_of(fleet) == names_of(best) or objective(fleet) > objective(best) * (1 + ROUNDING)
 
 
+def fill_limits(problem: Problem, counts: Counts, k: int) -> Counts:
+    """The fleet with as many workers of pool `k` as the limits allow, at most MOST_GROWTH times as many."""
+    option, at_first = counts[k]
+    for n in range(MOST_GROWTH * at_first, at_first, -1):
+        larger = owned_first(problem, (*counts[:k], (option, n), *counts[k + 1 :]))
+        if problem.allows(larger):
+            return larger
+    return counts
+
+
 def grow_until_kept(
     problem: Problem, least: Counts, unused_owned: Counts = (), *, most: float = math.inf
 ) -> tuple[Problem, Counts | None]:

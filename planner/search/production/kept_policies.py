@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from planner.documents import facts
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError
+from planner.fleet import Fleet
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search
 from planner.search.mixed.policy_search import (
     RACE_EFFORT_FRAC,
@@ -22,12 +23,14 @@ from planner.search.mixed.policy_search import (
     gains_of,
     label_of,
     race,
+    race_near,
     with_usual_queue,
 )
-from planner.search.oracle.fleet_counts import Counts, as_many_at_this_price, objective
+from planner.search.oracle.fleet_counts import Counts, as_many_at_this_price, counts_of, objective
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.plan_problem import Problem, with_policies, with_search_scenarios
-from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS
+from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits
+from planner.search.production.scale_model import FULL_REQUESTS
 from planner.search.production.scenario_test import FleetTrial, is_test_passed
 from planner.search.production.three_answers import (
     Production,
@@ -67,7 +70,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     chosen, paper = best_of(searched)
     if not chosen.task.policies.raced:
         return _production_with_pins(searched)
-    best = _tested((chosen, paper))
+    best = _tested((chosen, paper)) or _tested_with_others(searched)
     if best is None:
         return searched, production_or_paper(chosen, paper)
     best, gain_facts = _compare_with_first(searched, best), list[facts.PolicyGains | facts.PoliciesRaced]()
@@ -98,6 +101,18 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     best_search = replace(best_search, raced=(*paper.raced, *gain_facts))
     production = with_answers(best_problem, best_search, best.trial)
     return _put_first(best_problem, best_search, searched), production
+
+
+def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> list[Searched]:
+    """The searches with that of the fleet's policies first, made anew where policies were raced, and without
+    those that found a cheaper fleet on paper or would be preferred at its price.
+    """
+    chosen, paper = best_of(searched)
+    own = next((each for each in searched if each[0].oracle.policies == fleet.policies), None)
+    if own is None and chosen.task.policies.raced:
+        other = with_policies(chosen, fleet.policies)
+        own = _search_from(paper, other, counts_of(fleet, paper.level0.options))
+    return list(searched) if own is None else _put_first(*own, searched)
 
 
 def _put_first(problem: Problem, own_search: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
@@ -159,6 +174,31 @@ def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None
     if trial is None or not is_test_passed(trial.kept_in, trial.test.safety):
         return None
     return _Tested(searched, trial)
+
+
+def _tested_with_others(searched: Sequence[Searched]) -> _Tested | None:
+    """Production where the policies that are best on paper have none within the limits: with the others that
+    were searched, or with raced ones. Raced are fleets that fill the limits, in the search's scenarios.
+    """
+    chosen, paper = best_of(searched)
+    tested = [each for other in searched if other[0] is not chosen and (each := _tested(other)) is not None]
+    if tested:
+        return min(tested, key=lambda each: each.value)
+    if len(chosen.trace) > FULL_REQUESTS:  # Scenarios of so many requests take too long.
+        return None
+    effort = RACE_EFFORT_FRAC * max(RACE_EFFORTS * chosen.oracle.effort(), LEAST_SEARCH_REQUESTS)
+    near = list(dict.fromkeys(fill_limits(chosen, paper.best, k) for k in range(len(paper.best))))
+    try:
+        scenario_problem = with_search_scenarios(chosen)
+        raced, _, _ = race_near(scenario_problem, near, chosen.task.policies.raced, effort)
+    except StoppedError:  # The time was over.
+        return None
+    gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+    for gain in gains[:MOST_SEARCHED]:
+        searched_with = _searched_with((chosen, paper), gain)
+        if searched_with is not None and (best := _tested(searched_with)) is not None:
+            return best
+    return None
 
 
 def _compare_with_first(searched: Sequence[Searched], best: _Tested) -> _Tested:

@@ -17,17 +17,19 @@ from planner.documents.catalog import Catalog
 from planner.documents.certificate import Throughput
 from planner.documents.task import PlanQuestion
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import search_again
 from planner.search.mixed.infeasible import with_relaxation
+from planner.search.mixed.policy_search import MOST_ROUNDS, every_option, race_near
+from planner.search.oracle.fleet_counts import counts_of
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import ended_by, is_over
 from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.stages import Stage
-from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_limit
+from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits, with_search_limit
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
@@ -115,6 +117,20 @@ class RateClimb:
         except StoppedError:  # The time is over. The best fleet so far is the result.
             pass
 
+    def go_on(self) -> bool:
+        """Climb beyond the refuted rate, for which `find_fleet` knows other policies now. Returns whether
+        there is a fleet at that rate.
+        """
+        rate_rps, self.failed_rps = self.failed_rps, math.inf
+        try:
+            is_carried = self._try_rate(rate_rps)
+        except StoppedError:
+            self.failed_rps = rate_rps
+            return False
+        if is_carried:
+            self.climb_from(rate_rps)
+        return is_carried
+
     def _try_rate(self, rate_rps: float, workers_of: Fleet | None = None) -> bool:
         """Whether a fleet with these worker types (None: with any) sustains the rate. Only a search of all
         worker types refutes it.
@@ -185,16 +201,19 @@ def find_most_traffic(
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
     best_fleets: list[Fleet] = []
     carried_rps: list[float] = []
+    choices = list(task.policy_choices())
+
+    def problem_at(rate_rps: float) -> plan_problem.Problem:
+        rate_task = task_at_rate(task, trace, rate_rps, seed)
+        return plan_problem.on_all_draws(
+            with_relaxation(lambda: build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet))
+        )
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
-        rate_task = task_at_rate(task, trace, rate_rps, seed)
         conditions.progress(_climb_in_words("most traffic", rate_rps, carried_rps))
-        whole_problem = with_relaxation(
-            lambda: build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
-        )
-        problem = _restrict_to_workers(plan_problem.on_all_draws(whole_problem), workers_of)
+        problem = _restrict_to_workers(problem_at(rate_rps), workers_of)
         is_exhausted = True
-        for policies in task.policy_choices():
+        for policies in choices:
             with_policy = plan_problem.with_policies(problem, policies)
             level0 = search_level0(with_policy, best_fleets, any_will_do=True)
             best = level0.search.best
@@ -218,6 +237,7 @@ def find_most_traffic(
     )
     if climb.fleet is None:
         raise _no_rate_error(task, climb, conditions)
+    _climb_with_raced(climb, problem_at, choices, conditions.deadline)
     return Throughput(climb.holds_rps, climb.refuted_rps), climb.fleet
 
 
@@ -240,22 +260,27 @@ def find_most_kept_traffic(
     """
     quiet = plan_problem.Conditions(conditions.deadline)
     # The fleets found under each choice of policies, the last one first, with which searches start.
-    known_fleets = {policies: [paper_fleet] for policies in task.policy_choices()}
+    known_fleets: dict[Policies, list[Fleet]] = {}
     carried_rps: list[float] = []
+    raced = [paper_fleet.policies] if task.policies.raced else []
+    choices = list(dict.fromkeys((*task.policy_choices(), *raced)))
+
+    def problem_at(rate_rps: float) -> plan_problem.Problem:
+        rate_task = task_at_rate(task, trace, rate_rps, seed)
+        return plan_problem.on_all_draws(
+            build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
+        )
+
+    def in_scenarios(problem: plan_problem.Problem) -> plan_problem.Problem:
+        scenario_problem = _slowest_scenarios_first(plan_problem.with_search_scenarios(problem))
+        return with_search_limit(scenario_problem, LEAST_SEARCH_REQUESTS)
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
         conditions.progress(_climb_in_words("most traffic in production", rate_rps, carried_rps))
-        rate_task = task_at_rate(task, trace, rate_rps, seed)
-        whole_problem = build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
-        problem = _restrict_to_workers(plan_problem.on_all_draws(whole_problem), workers_of)
-        for policies in task.policy_choices():
-            scenario_problem = with_search_limit(
-                _slowest_scenarios_first(
-                    plan_problem.with_search_scenarios(plan_problem.with_policies(problem, policies))
-                ),
-                LEAST_SEARCH_REQUESTS,
-            )
-            start = known_fleets[policies]
+        problem = _restrict_to_workers(problem_at(rate_rps), workers_of)
+        for policies in choices:
+            scenario_problem = in_scenarios(plan_problem.with_policies(problem, policies))
+            start = known_fleets.setdefault(policies, [paper_fleet])
             best = search_level0(scenario_problem, start, walks=False, any_will_do=True).search.best
             if best is None and any_mix:
                 best = search_again(scenario_problem, start, is_mixed=True)
@@ -282,8 +307,45 @@ def find_most_kept_traffic(
         return None
     if climb.fleet is None:
         raise _no_rate_error(task, climb, conditions)
+    _climb_with_raced(climb, lambda rps: in_scenarios(problem_at(rps)), choices, conditions.deadline)
     rates = Throughput(climb.holds_rps, climb.refuted_rps, on_paper.rate_rps, on_paper.refuted_rps)
     return rates, climb.fleet
+
+
+def _climb_with_raced(
+    climb: RateClimb,
+    problem_at: Callable[[float], plan_problem.Problem],
+    choices: list[Policies],
+    deadline: float,
+) -> None:
+    """Go on with the climb as long as raced policies carry the rate that was refuted, each time with these as
+    the only `choices`. Raced are the fleet of the climb and those that fill the limits with its workers.
+    """
+    for _ in range(MOST_ROUNDS):
+        if climb.fleet is None or climb.refuted_rps is None or is_over(deadline):
+            return
+        try:
+            raced = _best_raced(problem_at(climb.refuted_rps), climb.fleet)
+        except StoppedError:
+            return
+        if raced is None:
+            return
+        before, choices[:] = list(choices), [raced]
+        if not climb.go_on():
+            choices[:] = before
+            return
+
+
+def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
+    """The raced policies with which the cheapest of the fleets like `fleet` holds; None if with none."""
+    changes, counts = problem.task.policies.raced, counts_of(fleet, every_option(problem))
+    if not changes or counts is None:
+        return None
+    like = dict.fromkeys((counts, *(fill_limits(problem, counts, k) for k in range(len(counts)))))
+    own = plan_problem.with_policies(problem, fleet.policies)
+    raced, _, _ = race_near(own, list(like), changes, math.inf)
+    holding = [each for each in raced if each.best is not None]
+    return min(holding, key=lambda each: each.value).policies if holding else None
 
 
 def _climb_in_words(what: str, rate_rps: float, carried_rps: Sequence[float]) -> str:
