@@ -30,7 +30,7 @@ HOUR_S, LEAST_HOURS, BUSY = 3600.0, 3, 1.3
 
 def print_first_screen(plan: Plan) -> None:
     """Print verdict, answers, main figures, why nothing is cheaper, and warnings of a plan."""
-    from planner.documents.facts import GpusConsidered, GpusTooSmall
+    from planner.documents.facts import GpusConsidered, GpusTooSmall, RoutersMiss
     from planner.reports import screen, words
     from planner.reports.fact_sentences import sentence, sentences
 
@@ -47,7 +47,9 @@ def print_first_screen(plan: Plan) -> None:
         ),
     ]
     rows[:0] = [("With a loss", screen.losses_text(plan))] if screen.losses_text(plan) else []
-    _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(plan.warnings))
+    # The row of routers says of each what a warning would say again.
+    warnings = [each for each in plan.warnings if not isinstance(each, RoutersMiss)]
+    _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(warnings))
 
 
 def print_shared_screen(plan: SharedPlan) -> None:

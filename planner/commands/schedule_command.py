@@ -89,8 +89,8 @@ def schedule(
             "the demand is missing: give --demand FILE, or --trace LLM=FILE for every LLM, not both"
         )
     paths = _named(trace or [])
+    is_csv = out is not None and out.suffix == ".csv"
     if out is not None:
-        is_csv = out.suffix == ".csv"
         (check_output_file if is_csv else check_output_directory)(out)
         keep_inputs([out] if is_csv else [out / name for name in NAMES], market, demand, slo, *paths.values())
     with Progress() as progress:
@@ -115,8 +115,9 @@ def schedule(
         print_json(answer.to_dict(), warnings)
     else:
         _print(answer.answer)
-        for line in mind:
-            stdout_console(soft_wrap=True).print(f"Mind: {line}", markup=False)
+        written = [] if out is None else [f"written to {out}" + ("" if is_csv else f": {', '.join(NAMES)}")]
+        for line in (*(f"Mind: {line}" for line in mind), *written):
+            stdout_console(soft_wrap=True).print(line, markup=False)
     if not answer.is_optimal:
         raise typer.Exit(4)
 

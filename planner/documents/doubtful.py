@@ -133,6 +133,15 @@ def fleet_doubts(
         is_used = any(name in (other, catalog.gpus[other].base) for other in named or ())
         if named is not None and not is_used and name not in owned:
             yield f"fleet: prices: {name} is not among gpus ({', '.join(named)}): its price changes nothing"
+        base = catalog.gpus[catalog.gpus[name].base]
+        base_usd_per_h = prices_usd_per_h.get(base.name, base.price_usd_per_h)
+        is_by_node = sold_whole.get(name, sold_whole.get(base.name, base.is_sold_whole))
+        if name != base.name and is_by_node and price_usd_per_h != base_usd_per_h:
+            yield (
+                f"fleet: prices: {name} costs {price_usd_per_h:g} USD/h and {base.name} {base_usd_per_h:g}: "
+                "workers of both may share nodes, and a fleet with both pays the higher price for all their "
+                f"nodes; sold_as: {{{base.name}: gpu}} pays each its own"
+            )
     for name, count in owned.items():
         if named is not None and name not in named:
             yield (

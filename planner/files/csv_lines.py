@@ -23,6 +23,7 @@ from planner.files.checked_files import MAX_LINE_BYTES
 from planner.files.document_values import show_value
 
 _CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # Up to the first quote that is not doubled.
+_QUOTED = re.compile(rb'"[^"]*"')
 _NUMBER_OR_DATE = re.compile(rb"\s*\"?(?:[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*)\"?\s*")
 _BLOCK_BYTES = 16 * 2**20  # Read at once: long traces are never in memory as a whole.
 
@@ -148,11 +149,14 @@ def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str])
 
 def other_delimiter(header: bytes) -> bytes:
     """The sign that separates the names of a header without commas, semicolon or tab; empty where none does,
-    or a line is JSON or quoted.
+    or a line is JSON. Names may be quoted, and what stands within quotes separates nothing.
     """
-    if header[:1] in (b"{", b"[") or b"," in header or b'"' in header:
+    if header[:1] in (b"{", b"["):
         return b""
-    return next((sign for sign in (b";", b"\t") if sign in header.strip(sign)), b"")
+    bare = _QUOTED.sub(b"name", header)
+    if b"," in bare or b'"' in bare:
+        return b""
+    return next((sign for sign in (b";", b"\t") if sign in bare.strip(sign)), b"")
 
 
 def with_commas(text: bytes, delimiter: bytes) -> bytes:

@@ -374,7 +374,7 @@ def _json_value(value: Any) -> Any:
 
 
 def signed_percent(frac: float) -> str:
-    return "-" if not math.isfinite(frac) else f"{100 * frac:+.1f} %"
+    return "-" if not math.isfinite(frac) else f"{100 * frac:+z.1f} %"
 
 
 def error_rows(validation: Validation) -> list[dict[str, str]]:

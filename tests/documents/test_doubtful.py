@@ -59,6 +59,10 @@ def test_a_plain_question_is_not_doubted() -> None:
         ({"prices": {"h100-80g": 0}}, "h100-80g costs 0 USD/h"),
         ({"prices": {"a100-80g": 1}}, "a100-80g is not among gpus .* its price changes nothing"),
         ({"owned": {"a100-80g": 8}}, "a100-80g is not among gpus .* the 8 that you own may be used"),
+        (
+            {"gpus": {"h100-80g": 8, "h100-80g@450W": 8}, "prices": {"h100-80g@450W": 2}},
+            "450W costs 2 USD/h and h100-80g 2.99.* pays the higher price for all .*sold_as: {h100-80g: gpu}",
+        ),
         ({"sold_as": {"h100-80g": "node"}}, "no whole number of nodes of 8.* 8 are paid for those 6"),
     ],
 )

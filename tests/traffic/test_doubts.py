@@ -10,6 +10,8 @@ import pytest
 
 from planner.errors import InputError
 from planner.traffic.frames import trace_of
+from planner.traffic.logs.log_columns_map import parse_columns
+from planner.traffic.logs.log_reading import LogOptions
 from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
@@ -150,12 +152,29 @@ def test_semicolons_and_tabs_separate_as_commas_do(tmp_path: Path) -> None:
         "ts;prompt_tokens;completion_tokens\n0,5;100;10\n1,75;200;20\n",
         "ts\tprompt_tokens\tcompletion_tokens\n0.5\t100\t10\n1.75\t200\t20\n",
         "timestamp;input_tokens;output_tokens\n0,5;100;10\n1,75;200;20\n",
+        '"ts"\t"prompt_tokens"\t"completion_tokens"\n"0.5"\t100\t10\n1.75\t"200"\t20\n',
+        '"ts, s";"# prompt; tokens";"completion_tokens"\n0,5;100;10\n1,75;200;20\n',
     ):
         trace = read(tmp_path, text)
         assert trace.arrival_s.tolist() == expected.arrival_s.tolist() == [0, 1.25]
         assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == ([100, 200], [10, 20])
     with pytest.raises(InputError, match="separated by bars"):
         read(tmp_path, "ts|prompt_tokens|completion_tokens\n0.5|100|10\n")
+
+
+def test_a_map_without_the_status_of_a_log_is_doubted(tmp_path: Path) -> None:
+    """A map of one's own left out the column that is recognised without it: failed requests were counted."""
+    log = "at,in,out,HTTP\n" + "".join(f"{at},100,10,{503 if at == 2 else 200}\n" for at in range(4))
+    (tmp_path / "log.csv").write_text(log)
+    columns = {"arrival": "at:s", "input": "in", "output": "out"}
+    counted = read_trace(tmp_path / "log.csv", log_options=LogOptions(columns=parse_columns(columns)))
+    (said,) = counted.warnings
+    assert len(counted) == 4 and "'HTTP' says that some requests failed" in said and "as status" in said
+    mapped = columns | {"status": "HTTP"}
+    left = read_trace(
+        tmp_path / "log.csv", log_options=LogOptions(columns=parse_columns(mapped)), drop_invalid=True
+    )
+    assert len(left) == 3 and not any("HTTP" in text for text in left.warnings)
 
 
 SEMICOLONS = "timestamp;input_tokens;output_tokens\n"

@@ -476,6 +476,16 @@ def _apart_s(sample: pd.DataFrame, one: str, other: str) -> float:
     return float(np.median(distances_ns)) / 1e9 if distances_ns else 0.0
 
 
+def unmapped_status(sample: pd.DataFrame, columns: Columns) -> str:
+    """The column of a sample that says of some requests that they failed, where a user's map names no status;
+    else empty.
+    """
+    if columns.status:
+        return ""
+    name = _column_named(sample, "status", _NAMES["status"], set(columns.by_role().values()))
+    return name if name and has_failed(sample[name])[0].any() else ""
+
+
 def _column_named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], taken: set[str]) -> str:
     """The first column that has a likely name, with or without gen_ai in front, and holds values; empty if
     there is none. Of columns with equal words the first in the log counts, hence `reversed`.

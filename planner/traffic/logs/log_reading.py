@@ -19,7 +19,7 @@ from planner.files.jsontext import parse_json
 from planner.traffic import csv_tables
 from planner.traffic.logs import access, known, log_tables, otlp, vllm_log
 from planner.traffic.logs.gather import Gatherer
-from planner.traffic.logs.log_columns_map import Columns, guess_columns, words_of
+from planner.traffic.logs.log_columns_map import Columns, guess_columns, unmapped_status, words_of
 from planner.traffic.logs.span_waits import SERIAL, SpanTree
 from planner.traffic.logs.times import zone_of
 from planner.traffic.texts import json_object
@@ -281,8 +281,14 @@ def _csv(source: LogSource, options: LogOptions) -> _Log:
     # Names that are all numbers are no header but a row.
     if options.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
         raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
-    columns = options.columns or guess_columns(log_tables.csv_sample(names, source.peek()), where)
+    sample = log_tables.csv_sample(names, source.peek())
+    columns = options.columns or guess_columns(sample, where)
     _check_there(columns, names, where)
+    if failed := unmapped_status(sample, columns) if options.columns else "":
+        doubts.append(
+            f"{source.path}: column {show_value(failed)} says that some requests failed; the map names no "
+            f"status, so they are counted: add {failed} to it as status to leave them out"
+        )
     given = columns.by_role()
     figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
     lengths = [given[role] for role in ("input", "output") if role in given]
