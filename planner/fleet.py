@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -410,6 +410,11 @@ class Fleet:
         """
         engines = [pool.type.engine for pool in self.running_pools if pool.type.engine is not None]
         return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
+
+    def with_counts(self, counts: Iterable[int]) -> Fleet:
+        """The same fleet with these numbers of workers, one for each of `pools`."""
+        sized = (replace(pool, count=count) for pool, count in zip(self.pools, counts, strict=True))
+        return replace(self, pools=tuple(sized))
 
     def with_types(self, change: Callable[[WorkerType], WorkerType]) -> Fleet:
         """The same fleet with other worker types."""

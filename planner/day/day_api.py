@@ -273,7 +273,7 @@ def _day_question(
         missed_frac=day_section.missed_frac,
         start_notes=start_notes(fleet, day_section, facts),
         fleet_note=fleet_note,
-        stock=stock_of(task),
+        stock={gpu: count for gpu, count in task.stock_and_owned.items() if count is not None},
     )
 
 
@@ -389,11 +389,6 @@ def elastic_pools(
             )
         )
     return tuple(pools)
-
-
-def stock_of(task: PlanQuestion) -> dict[str, int]:
-    """The GPUs that all pools share."""
-    return {gpu: count for gpu, count in task.stock_and_owned.items() if count is not None}
 
 
 def start_of(standing: Fleet, pool: Pool, day_section: DaySection, facts: StartupFacts) -> StartTime:

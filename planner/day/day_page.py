@@ -245,11 +245,6 @@ def _best_usd(answer: DayAnswer) -> float | None:
     return None if answer.optimum is None else answer.optimum.usd
 
 
-def hours_of(answer: DayAnswer) -> float:
-    """The length of the judged traffic in hours."""
-    return answer.judged.duration_s / 3600
-
-
 def percent(part: float, whole: float | None) -> str:
     """`part` as a signed percentage of `whole`; "-" where there is no whole, or it is 0."""
     return f"{100 * part / whole:+.1f} %" if whole else "-"
@@ -281,7 +276,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
         "step_s": question.step_s,
         "train_frac": question.train_frac,
         "requests": len(answer.judged),
-        "hours": hours_of(answer),
+        "hours": answer.judged.duration_s / 3600,
         "standing_usd_per_h": standing_usd_per_h(answer),
         "winner": answer.winner.name,
         "pools": [

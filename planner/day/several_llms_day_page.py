@@ -192,7 +192,11 @@ def _html(answer: JointAnswer) -> str:
         section("Costs", drawn(costs)),
     ]
     for name, one in answer.each.items():
-        own = [_named(figure, name) for figure in day_page.draw_day(one)]
+        # All charts share one page, so the names of figures contain their LLM.
+        own = [
+            Figure(f"{name}-{figure.name}", figure.chart, f"{name}: {figure.caption}")
+            for figure in day_page.draw_day(one)
+        ]
         parts += [
             section(f"{name} over the day", drawn(own)),
             section(
@@ -206,8 +210,3 @@ def _html(answer: JointAnswer) -> str:
     shared += shared_lines(answer)
     parts.append(section("What they share", bullets([*shared, standing_line(answer).removesuffix(".")])))
     return page("A day of several LLMs", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
-
-
-def _named(figure: Figure, llm: str) -> Figure:
-    """A chart under a name that contains its LLM, because all charts share one page."""
-    return Figure(f"{llm}-{figure.name}", figure.chart, f"{llm}: {figure.caption}")

@@ -410,7 +410,11 @@ def interval_histogram(
     if not series_by_edge:
         return None
     edges = np.array(sorted(series_by_edge))
-    groups = {edge: {_without_le(row) for row in rows} for edge, rows in series_by_edge.items()}
+    # By edge the labels but for `le`, the edge itself: those of the instances that have this bucket.
+    groups = {
+        edge: {tuple(label for label in row.labels if label[0] != "le") for row in rows}
+        for edge, rows in series_by_edge.items()
+    }
     if any(group != groups[edges[-1]] for group in groups.values()):
         raise InputError(f"{name}: instances have different buckets; watch those of one version of an engine")
     if not math.isinf(edges[-1]):
@@ -432,8 +436,3 @@ def _parse_edge(le: str, name: str) -> float:
     if math.isnan(edge):
         raise InputError(f"{name}: a bucket has le={show_value(le)}, expected a number or +Inf")
     return edge
-
-
-def _without_le(row: Series) -> Labels:
-    """The labels of a bucket's series but for its edge (`le`): those of its instance."""
-    return tuple(label for label in row.labels if label[0] != "le")

@@ -160,7 +160,8 @@ class ConfigKernels:
     def step_ms(self, step: StepShape) -> float:
         """Time of a step [ms]. The step holds Python's ints: AIConfigurator refuses numpy's."""
         ms = self._tokens_ms(step.prompts * step.new + step.decodes)
-        ms += self._heads_ms(step.prompts + step.decodes)
+        rows = step.prompts + step.decodes  # The output head computes one row per sequence.
+        ms += _sum_ms(self._engine.evaluate_generation_ops([0], batch_size=rows, s=1))
         if step.prompts:
             ms += self._prompts_ms(step.prompts, step.new, step.cached)
         if step.decodes:
@@ -257,10 +258,6 @@ class ConfigKernels:
         """Times [ms] of the operations that depend on the tokens of a step alone, in order."""
         operations = self._engine.evaluate_context_ops(self._token_operations, batch_size=1, s=tokens)
         return np.array([ms for _, ms, *_ in operations])
-
-    def _heads_ms(self, rows: int) -> float:
-        """Time of the output head [ms] for so many rows."""
-        return _sum_ms(self._engine.evaluate_generation_ops([0], batch_size=rows, s=1))
 
     def _modules_ms(self, decodes: int, context: int) -> float:
         """Time of attention modules of decodes [ms], without launches."""

@@ -120,7 +120,8 @@ def read_prices(
                 offer = _InstancePrice(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
                 rows_by_term.setdefault((gpu, term), []).append(offer)
     if not rows_by_term:
-        raise InputError(f"{path}: holds no price of a GPU of catalogs/gpus.yaml{_region_text(region)}")
+        in_region = f" in region {region}" if region else ""
+        raise InputError(f"{path}: holds no price of a GPU of catalogs/gpus.yaml{in_region}")
     offers: dict[str, tuple[ProviderOffer, ...]] = {}
     for (gpu, term), rows in rows_by_term.items():
         best = min(rows, key=lambda row: (-row.gpus, row.usd_per_h, row.region))
@@ -154,7 +155,3 @@ def _read_figure(written: str, where: str) -> float | None:
     if not 0 <= value < math.inf:
         raise InputError(f"{where}: expected a number >= 0, found {written[:80]!r}")
     return value
-
-
-def _region_text(region: str | None) -> str:
-    return f" in region {region}" if region else ""

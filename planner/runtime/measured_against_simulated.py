@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from planner.domain import Metric, Slo
 from planner.errors import InputError
@@ -454,7 +453,8 @@ def _observed_simulation(
             applies = np.repeat(like.of_limit(limit)[gap_of], [len(gaps) for gaps in all_gaps])
             counted[j], violations[j] = int(applies.sum()), int((gap_s[applies] > limit.limit_s).sum())
     logs = [run.logs.get(name) for name in like.worker_names]
-    steps = [None if log is None else _steps_of(log, part) for log in logs]
+    # Earlier steps are those of the warm-up, or of other parts.
+    steps = [None if log is None else log.steps[log.steps.start_s >= part.start_s] for log in logs]
     return (
         replace(
             like,
@@ -479,11 +479,6 @@ def _observed_simulation(
         ),
         gap_s,
     )
-
-
-def _steps_of(log: EngineLog, part: ReplayPart) -> pd.DataFrame:
-    """The logged steps since the part began; earlier ones are of the warm-up, or of other parts."""
-    return log.steps[log.steps.start_s >= part.start_s]
 
 
 def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:

@@ -84,7 +84,8 @@ def find_fewest_workers(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet |
         bad = 0
         while good - bad > 1:
             middle = (good + bad) // 2
-            if holds(fewer := _with_count(grown, name, middle)):
+            counts = (middle if pool.name == name else pool.count for pool in grown.pools)
+            if holds(fewer := grown.with_counts(counts)):
                 grown, good = fewer, middle
             else:
                 bad = middle
@@ -95,8 +96,3 @@ def _multiply_workers(fleet: Fleet, times: int) -> Fleet:
     """The fleet's running pools with `times` the workers, and without disturbances, which name workers."""
     pools = tuple(replace(pool, count=times * pool.count) for pool in fleet.running_pools)
     return replace(fleet, pools=pools, disturbances=())
-
-
-def _with_count(fleet: Fleet, name: str, count: int) -> Fleet:
-    pools = tuple(replace(pool, count=count) if pool.name == name else pool for pool in fleet.pools)
-    return replace(fleet, pools=pools)

@@ -47,7 +47,10 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "requests": len(run.trace),
         **{status: sum(request.status == status for request in sent) for status in STATUSES},
         "compared": int(comparison.chosen.sum()),
-        "reasons": _reason_counts(validation),
+        # How many requests did not finish for each reason.
+        "reasons": dict(
+            Counter(each.reason for each in validation.measurement.journal.sent.values() if each.reason)
+        ),
         "times": "engines' step logs" if run.is_timed_by_engines else "client",
         "outside_engine_s": {"p50": _quantile_or_none(outside, 0.5), "p99": _quantile_or_none(outside, 0.99)},
         "client_late_s": lateness_s(sent),
@@ -197,7 +200,8 @@ def verdict_text(validation: Validation) -> str:
         text += f", and {'kept' if comparison.predicted_verdict.holds else 'missed'} in the simulation."
         client = validation.by_client
         if client is not None and client.measured_verdict.holds != validation.slo_holds:
-            text += f" By the client's clock, router and network included, it was {_kept_word(client)}."
+            kept_word = "kept" if client.measured_verdict.holds else "MISSED"
+            text += f" By the client's clock, router and network included, it was {kept_word}."
     if validation.replanned is not None:
         text += f" {_replanned_sentence(validation.replanned, validation.plan_fleet)}"
     most = max(stolen_frac_by_engine(validation).values(), default=0.0)
@@ -254,10 +258,6 @@ def _tolerances_used(row: PercentileRow) -> float:
     if row.tolerance_frac:
         return abs(row.error_frac) / row.tolerance_frac
     return math.inf if row.error_frac else 0.0
-
-
-def _kept_word(comparison: MeasuredComparison) -> str:
-    return "kept" if comparison.measured_verdict.holds else "MISSED"
 
 
 def _percent_text(frac: float) -> str:
@@ -321,13 +321,6 @@ def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
             for name, sized in fleets.items()
         },
     }
-
-
-def _reason_counts(validation: Validation) -> dict[str, int]:
-    """How many requests did not finish for each reason."""
-    return dict(
-        Counter(request.reason for request in validation.measurement.journal.sent.values() if request.reason)
-    )
 
 
 def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:

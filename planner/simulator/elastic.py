@@ -332,8 +332,7 @@ def run_to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop
 
 def _largest_fleet(fleet: Fleet, pools: Sequence[ElasticPool]) -> Fleet:
     """The fleet with as many workers as may ever be there at once; the kernel has records for all of them."""
-    both = zip(fleet.pools, pools, strict=True)
-    return replace(fleet, pools=tuple(replace(pool, count=elastic.most) for pool, elastic in both))
+    return fleet.with_counts(pool.most for pool in pools)
 
 
 def _first_sizes(fleet: Fleet, pools: Sequence[ElasticPool]) -> list[int]:

@@ -85,10 +85,7 @@ def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
     fleets: dict[tuple[int, ...], Fleet] = {}
     for factor in sorted(SIZES, key=lambda factor: factor != 1):
         counts = tuple(math.ceil(factor * pool.count - ROUNDING) for pool in fleet.running_pools)
-        pools = tuple(
-            replace(pool, count=count) for pool, count in zip(fleet.running_pools, counts, strict=True)
-        )
-        other = replace(fleet, pools=pools)
+        other = replace(fleet, pools=fleet.running_pools).with_counts(counts)
         # A smaller fleet may cost the same, where nodes are paid whole: it is left out.
         if factor >= 1 or bill_fleet(other).usd_per_h < own_usd_per_h:
             fleets.setdefault(counts, other)

@@ -7,7 +7,6 @@ controller. The table PAIRS says which controller can be written for which targe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from planner import manifests
 from planner.day.autoscaling import (
@@ -145,7 +144,7 @@ def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     """The fleet with the counts that the controller begins with; InputError if it has other pools."""
     with_all_pools(fleet, autoscaler)  # Only for its InputError.
     sizes = {pool.name: pool.size for pool in autoscaler.pools}
-    return replace(fleet, pools=tuple(replace(pool, count=sizes[pool.name]) for pool in fleet.pools))
+    return fleet.with_counts(sizes[pool.name] for pool in fleet.pools)
 
 
 def _write_beside_target(

@@ -62,9 +62,7 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
                 f"pool {engine_command.one_line(pool.name)[:100]}: its role is {pool.role}, found "
                 f"{scaled[pool.name].role}"
             )
-    return replace(
-        fleet, pools=tuple(replace(pool, count=max(scaled[pool.name].size, 1)) for pool in fleet.pools)
-    )
+    return fleet.with_counts(max(scaled[pool.name].size, 1) for pool in fleet.pools)
 
 
 def kubernetes_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:

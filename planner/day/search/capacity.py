@@ -30,12 +30,6 @@ MANY_SEQUENCES = 64  # The line through decode step times goes through 1 sequenc
 LEAST_REQUESTS = 200  # A smaller sample says too little about a percentile, so its rate is left out.
 
 
-def resized(fleet: Fleet, sizes: Sequence[int]) -> Fleet:
-    """The same fleet with other counts of workers, by pool."""
-    pools = (replace(pool, count=int(n)) for pool, n in zip(fleet.pools, sizes, strict=True))
-    return replace(fleet, pools=tuple(pools))
-
-
 def capacity_table(
     fleet: Fleet, trace: Trace, slo: Slo, *, highest_rps: float, most: Sequence[int]
 ) -> CapacityTable | None:
@@ -103,7 +97,7 @@ def least_that_keep(
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
 
     def holds(sizes: Sequence[int]) -> bool:
-        candidate, patience_s = resized(fleet, sizes), whole_slo.patience_s(judged_span_s(trace))
+        candidate, patience_s = fleet.with_counts(sizes), whole_slo.patience_s(judged_span_s(trace))
         run = simulate_if_kept(candidate, trace, whole_slo.limits, requests, patience_s=patience_s)
         return run is not None and judge(run, whole_slo, values=False).holds
 

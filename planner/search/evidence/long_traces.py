@@ -203,15 +203,10 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
     counts = [pool.count for pool in plan.fleet.pools]
     order = sorted(range(len(counts)), key=lambda i: -plan.fleet.pools[i].type.price_usd_per_h)
 
-    def fleet_of(counts: list[int]) -> Fleet:
-        pools = plan.fleet.pools
-        return replace(
-            plan.fleet,
-            pools=tuple(replace(pool, count=count) for pool, count in zip(pools, counts, strict=True)),
-        )
-
     def keeps_slo(counts: list[int]) -> bool:
-        simulation = _simulate_whole(fleet_of(counts), trace, plan.slo, deadline, stop_early=True)
+        simulation = _simulate_whole(
+            plan.fleet.with_counts(counts), trace, plan.slo, deadline, stop_early=True
+        )
         return simulation is not None and judge(simulation, plan.slo, values=False).holds
 
     for i in order:
@@ -225,7 +220,7 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
             else:
                 fails = fewer[i]
         counts[i] = holds
-    smaller = fleet_of(counts)
+    smaller = plan.fleet.with_counts(counts)
     if counts == [pool.count for pool in plan.fleet.pools]:
         return over_whole
     return replace(
