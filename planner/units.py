@@ -9,7 +9,7 @@ import re
 
 from planner.errors import InputError
 
-HOUR_S = 3600.0
+HOUR_S, DAY_S = 3600.0, 86400.0
 HOURS_PER_MONTH = 730  # A twelfth of 8,760 hours.
 _FACTORS: dict[str, dict[str, float]] = {
     "s": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},

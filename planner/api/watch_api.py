@@ -31,9 +31,8 @@ from planner.studies.plan_watch import (
 from planner.studies.replanning import Replan
 from planner.studies.replanning import change_document as replan_document
 from planner.studies.what_if import Study
-from planner.units import quantity
+from planner.units import DAY_S, quantity
 
-DAY_S = 86400.0
 # If what drifted has moved on by less than this share since the last search, no new search is made.
 REPLAN_AGAIN_FRAC = 0.03
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.day.controllers.deployment import DAY_S, CapacityTable, Deployment, History
+from planner.day.controllers.deployment import CapacityTable, Deployment, History
 from planner.day.controllers.oscillation import Oscillation, find_oscillations
 from planner.day.controllers.table import CONTROLLERS, ChosenController, parse_controller, settings_variants
 from planner.day.search.any_moment_bound import any_moment_bound
@@ -47,7 +47,7 @@ from planner.simulator.slo_verdict import attained_in_windows, in_windows, keeps
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.solvers.whole_nodes import node_of
 from planner.traffic.trace import Trace
-from planner.units import show_s
+from planner.units import DAY_S, show_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -318,9 +318,8 @@ class DayInputs:
     left_s: float
 
     def knowledge_of(self, each: ChosenController) -> Deployment:
-        """What a controller may know. Without training traffic, a timetable is made of the judged traffic."""
-        has_no_earlier_days = each.row.name == CRON and self.train is None
-        return in_hindsight(self.deployment, self.question.trace) if has_no_earlier_days else self.deployment
+        """What a controller may know."""
+        return knowledge_of(each, self.deployment, self.question.trace)
 
 
 def _run_controllers(
@@ -650,12 +649,12 @@ def deployment_of(question: DayQuestion, known: Trace, train: Trace | None) -> D
     )
 
 
-def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
-    """What a timetable knows without training traffic: the judged traffic, as if earlier days had been the
-    same.
-
-    Hours of a day that this traffic does not reach count as hours without requests.
+def knowledge_of(chosen: ChosenController, deployment: Deployment, judged: Trace) -> Deployment:
+    """What a controller may know: `deployment`. Without training traffic a timetable knows the judged traffic
+    too, as if earlier days had been the same; hours of a day that it does not reach are without requests.
     """
+    if chosen.row.name != CRON or deployment.history is not None:
+        return deployment
     days = max(int(np.ceil(judged.arrival_s[-1] / DAY_S)), 1)
     edges_s = np.arange(0.0, days * DAY_S + BUCKET_S / 2, BUCKET_S)
     history = History(BUCKET_S, np.histogram(judged.arrival_s, edges_s)[0] / BUCKET_S)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from planner.day.controllers.deployment import Deployment
 from planner.day.controllers.table import ChosenController, parse_controller
 from planner.day.day_study import (
-    CRON,
     LEAST_OPTIMUM_S,
     OPTIMUM,
     STATIC,
@@ -26,7 +25,7 @@ from planner.day.day_study import (
     Optimum,
     check_step,
     deployment_of,
-    in_hindsight,
+    knowledge_of,
     missed_usd_of,
     score_day,
     short_day_warnings,
@@ -289,8 +288,7 @@ def _simulate_day(
     """The day of one controller; `tuned` has its settings for each LLM, and how many were simulated."""
     parts, used_deployments = [], []
     for question, (chosen, _), deployment in zip(judged, tuned, deployments, strict=True):
-        if chosen.row.name == CRON and deployment.history is None:
-            deployment = in_hindsight(deployment, question.trace)
+        deployment = knowledge_of(chosen, deployment, question.trace)
         used_deployments.append(deployment)
         parts.append(
             ElasticFleet(
@@ -356,15 +354,15 @@ def _find_optimum(
     ]
     best = _joint_day(OPTIMUM, parts, terms)
     status, bound_usd = cheapest.status, cheapest.bound_usd
-    cheaper = [(row, f"what {row.name} did") for row in rows if row.keeps]
+    described_days = [(row, f"what {row.name} did") for row in rows if row.keeps]
     if (of_each := _cheapest_of_each(best, rows, terms)) is not None:
-        cheaper.append((of_each, "of each LLM what a controller did, or sizes of the grid"))
-    cheapest_row, what = min(cheaper, key=lambda row: row[0].usd, default=(best, ""))
+        described_days.append((of_each, "of each LLM what a controller did, or sizes of the grid"))
+    cheapest_row, words = min(described_days, key=lambda described: described[0].usd, default=(best, ""))
     if cheapest_row.usd < best.usd:
         renamed = tuple(
             replace(part, name=OPTIMUM, parameters={}, settings_count=1) for part in cheapest_row.parts
         )
-        status = f"{what}, which changes sizes at other moments than the grid's"
+        status = f"{words}, which changes sizes at other moments than the grid's"
         best, bound_usd = replace(cheapest_row, name=OPTIMUM, parts=renamed), min(bound_usd, cheapest_row.usd)
     llm_parts = []
     for part, columns, own_runs in zip(best.parts, runs.columns, llm_runs, strict=True):

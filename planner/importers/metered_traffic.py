@@ -37,7 +37,7 @@ from planner.importers.prometheus_range import (
 )
 from planner.importers.vllm_metrics import FINISHED, HITS, KV_USE, OUTPUT, PROMPT, QUERIES, WAITING
 from planner.traffic.formats import LAST_YEAR_S, YEAR_2000_S
-from planner.units import quantity
+from planner.units import DAY_S, HOUR_S, quantity
 
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
@@ -124,7 +124,7 @@ def described_traffic(
     if format_name == USAGE:
         return usage_traffic(files)
     every_s = quantity(every, "s", where="--every")
-    if not LEAST_EVERY_S <= every_s <= 86400.0:
+    if not LEAST_EVERY_S <= every_s <= DAY_S:
         raise InputError(f"--every: expected 1 s to 1 d, found {show_value(every)}")
     return metrics_traffic(files, every_s)
 
@@ -149,7 +149,7 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
 
     Intervals without samples are filled, with a warning.
     """
-    where = " and ".join(file.name for file in files[:3])
+    where = " and ".join(file.name for file in files[:3])  # More names would fill an error message.
     parts = tuple(f"{name}_{part}" for name in LENGTHS.values() for part in ("bucket", "sum", "count"))
     wanted = {FINISHED, *parts, WAITING, *KV_USE, HITS[0], QUERIES[0]}
     series = read_series(list(files), wanted.__contains__)
@@ -271,8 +271,9 @@ def _more_facts(
     waiting = [row for row in series if row.name == WAITING]
     if waiting:
         queue = mean_gauge(waiting, edges_s)
-        facts["most_waiting"] = None if np.isnan(queue).all() else float(np.nanmax(queue))
-        behind_frac = float(np.mean(queue[~np.isnan(queue)] >= _WAITED)) if not np.isnan(queue).all() else 0.0
+        known = queue[~np.isnan(queue)]
+        facts["most_waiting"] = float(known.max()) if known.size else None
+        behind_frac = float(np.mean(known >= _WAITED)) if known.size else 0.0
         if behind_frac > 0:
             warnings.append(
                 f"requests waited in {behind_frac:.0%} of the intervals (up to {facts['most_waiting']:.3g} "
@@ -331,9 +332,9 @@ def usage_traffic(files: Sequence[Path]) -> Described:
         raise InputError(f"{where}: {bad[0]} tokens are fewer than requests; are these embeddings?")
     notes = [f"buckets of {every_s:g} s tell the mean length alone; how lengths spread is assumed"]
     warnings = []
-    if every_s > 3600:
+    if every_s > HOUR_S:
         warnings.append(
-            f"buckets of {every_s / 3600:g} h hide the busiest hour; export with bucket_width=1h or 1m"
+            f"buckets of {every_s / HOUR_S:g} h hide the busiest hour; export with bucket_width=1h or 1m"
         )
     lengths = {side: {"mean": _six_digits(mean)} for side, mean in means.items()}
     return Described(

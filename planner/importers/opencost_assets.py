@@ -58,7 +58,7 @@ def read_asset_prices(
         if region is not None and region not in regions:
             continue
         hours = _number(node, "GPUHours", where)
-        if hours <= 0:
+        if hours <= 0:  # A node without GPUs.
             continue
         kind = str(node.get("nodeType", ""))[:80]
         gpu = next((by_label[value] for value in labels.values() if value in by_label), None)

@@ -1,9 +1,9 @@
 """NVIDIA Dynamo: a DynamoGraphDeployment (v1beta1) with a frontend and one component per pool.
 
-Pools of pairs and mixed pools are graphs apart: a frontend routes either through prefill workers or not. The
-operator looks for a container named `main`, and starts a worker that spans nodes by `multinode`: with
-data-parallel ranks it adds to --data-parallel-size which of them are on a node, and a front end on each node
-(deploy/operator/internal/dynamo/backend_vllm.go at 003d1ee).
+Pairs and mixed pools have a graph each, because a frontend sends either all requests through prefill workers
+or none. The operator looks for a container named `main`, and starts a worker that spans nodes by `multinode`:
+with data-parallel ranks it adds to --data-parallel-size which of them are on a node, and a front end on each
+node (deploy/operator/internal/dynamo/backend_vllm.go at 003d1ee).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
         )
     graphs = []
     for name, own in graph_pools(fleet).items():
-        components = [_frontend(fleet), *(_component(fleet, n, p, max_model_len) for n, p in own)]
+        workers = (_component(fleet, component, pool, max_model_len) for component, pool in own)
+        components = [_frontend(fleet), *workers]
         graphs.append(
             {
                 "apiVersion": "nvidia.com/v1beta1",
@@ -79,7 +80,7 @@ def graph_pools(fleet: Fleet) -> dict[str, list[tuple[str, Pool]]]:
     labels = engine_command.pool_labels(fleet, length=COMPONENT_NAME_LETTERS)
     pools = list(zip(labels, fleet.running_pools, strict=True))
     pools_by_graph = {}
-    for kind in ("disagg", "agg"):
+    for kind in ("disagg", "agg"):  # Dynamo's words for pairs and for mixed pools.
         if own := [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]:
             pools_by_graph[_graph_name(fleet, kind, own)] = own
     return pools_by_graph

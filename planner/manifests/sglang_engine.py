@@ -35,7 +35,9 @@ def image(version: str) -> str:
 
 
 def refuse(fleet: Fleet, target: str) -> None:
-    """Raise InputError where the plan counts on SGLang and `target`, or this module, does not start it so."""
+    """Raise InputError where the plan counts on SGLang, but `target` starts no SGLang, or the plan's settings
+    are not written for it here.
+    """
     if not serves(fleet):
         return
     if target not in TARGETS:

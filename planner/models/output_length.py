@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from planner.errors import InputError
 from planner.traffic.trace import Trace
+from planner.units import DAY_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,7 +24,6 @@ Ints = npt.NDArray[np.int64]
 BUCKET_TOKENS = 200  # TetriInfer's choice of w.
 # What `length_features` gives for each request; `day_s` is the time of day.
 FEATURES = ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
-DAY_S = 86400.0  # Seconds of a day.
 
 
 class OutputTable(NamedTuple):

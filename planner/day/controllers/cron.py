@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.day.controllers.deployment import DAY_S, CapacityTable, Deployment, History
+from planner.day.controllers.deployment import CapacityTable, Deployment, History
 from planner.day.controllers.settings import LIST, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.day.controllers.windows import Window, check_windows, read_windows, workers_at
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
+from planner.units import DAY_S
 
 
 @dataclass(frozen=True, slots=True)

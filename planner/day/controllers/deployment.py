@@ -17,7 +17,6 @@ Role = Literal["mixed", "prefill", "decode"]
 MIXED: Role = "mixed"
 PREFILL: Role = "prefill"
 DECODE: Role = "decode"
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

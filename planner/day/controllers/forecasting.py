@@ -48,7 +48,9 @@ class RateForecast:
             begin_s = (k - len(history.rates_rps)) * history.bucket_s
             steps = max(round(history.bucket_s / self.bucket_s), 1)  # Buckets of ours in one of the history.
             for step in range(steps):
-                self._learn(self._bucket(begin_s + (step + 0.5) * history.bucket_s / steps), rate)
+                bucket = self._bucket(begin_s + (step + 0.5) * history.bucket_s / steps)
+                self._sums[bucket] += rate
+                self._counts[bucket] += 1
 
     @property
     def has_season(self) -> bool:
@@ -58,10 +60,6 @@ class RateForecast:
     def _bucket(self, time_s: float) -> int:
         """The bucket of the season that contains a time of the run."""
         return int((self.deployment.clock_s + time_s) % self.season_s // self.bucket_s) % self.buckets
-
-    def _learn(self, bucket: int, rate_rps: float) -> None:
-        self._sums[bucket] += rate_rps
-        self._counts[bucket] += 1
 
     def add(self, time_s: float, interval_s: float, rate_rps: float) -> None:
         """Add the rate of the `interval_s` before `time_s`."""

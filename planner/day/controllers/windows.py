@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import DAY_S, Deployment
+from planner.day.controllers.deployment import Deployment
 from planner.errors import InputError
 from planner.files import document_values
+from planner.units import DAY_S
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")

@@ -57,9 +57,11 @@ class JointRuns:
         ends = np.cumsum([len(runs.fleet.pools) for runs in each]).tolist()
         self.columns = [range(end - len(runs.fleet.pools), end) for runs, end in zip(each, ends, strict=True)]
         # By window: the number of its LLM, and its own number among that LLM's windows.
-        self._llm_and_window = [(m, v) for m, runs in enumerate(each) for v in range(runs.window_count)]
+        self._llm_and_window = [
+            (llm, own) for llm, runs in enumerate(each) for own in range(runs.window_count)
+        ]
         # By LLM: the number of its first window.
-        self._first_window = [0, *np.cumsum([runs.window_count for runs in each]).tolist()]
+        self._first_window = [0, *np.cumsum([runs.window_count for runs in each[:-1]]).tolist()]
 
     @property
     def window_count(self) -> int:
@@ -70,12 +72,12 @@ class JointRuns:
         return sum(runs.request_count for runs in self.each)
 
     def own_steps(self, window: int) -> range:
-        m, v = self._llm_and_window[window]
-        return self.each[m].own_steps(v)
+        llm, own_window = self._llm_and_window[window]
+        return self.each[llm].own_steps(own_window)
 
     def later_steps(self, window: int) -> range:
-        m, v = self._llm_and_window[window]
-        return self.each[m].later_steps(v)
+        llm, own_window = self._llm_and_window[window]
+        return self.each[llm].later_steps(own_window)
 
     def pools_of(self, window: int) -> range:
         return self.columns[self._llm_and_window[window][0]]
@@ -111,7 +113,8 @@ class JointRuns:
             for part, own in zip(parts, self.columns, strict=True)
             for span in part.run.spans
         ]
-        missed = [self._first_window[m] + v for m, part in enumerate(parts) for v in part.missed]
+        numbered = zip(self._first_window, parts, strict=True)
+        missed = [first + own for first, part in numbered for own in part.missed]
         return DayRun(
             workers,
             run=parts[0].run,
@@ -123,9 +126,10 @@ class JointRuns:
         )
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
-        m, v = self._llm_and_window[window]
-        own = self.columns[m]
-        return self.each[m].misses_window(np.ascontiguousarray(workers[:, own.start : own.stop]), v, first)
+        llm, own_window = self._llm_and_window[window]
+        own = self.columns[llm]
+        own_workers = np.ascontiguousarray(workers[:, own.start : own.stop])
+        return self.each[llm].misses_window(own_workers, own_window, first)
 
 
 def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from readings import ENGINE, deployment, per_worker, reading
 
-from planner.day.controllers.deployment import DAY_S, History, LoadRule
+from planner.day.controllers.deployment import History, LoadRule
 from planner.day.controllers.forecasting import RateForecast
 from planner.day.controllers.table import parse_controller
+from planner.units import DAY_S
 
 
 def curve(time_s: float) -> float:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from readings import deployment, per_worker, reading
 
-from planner.day.controllers.deployment import DAY_S, History
+from planner.day.controllers.deployment import History
 from planner.day.controllers.table import parse_controller
 from planner.errors import InputError
+from planner.units import DAY_S
 
 
 def test_static_stays_what_it_was_or_what_it_is_told() -> None:
