@@ -165,9 +165,8 @@ class LiveFleet:
         if not self.free_seats:
             self._find_free_seats()
         account = self._account(tenant) if self.is_by_tenant else 0
-        names = (
-            names[: inputs // KV_BLOCK_TOKENS] if self.keeps_prefixes else ()
-        )  # Only whole blocks are cached.
+        # Only whole blocks are cached.
+        names = names[: inputs // KV_BLOCK_TOKENS] if self.keeps_prefixes else ()
         start = self._write_path(names) if names else 0
         seat = self.free_seats.pop()
         events.take_seat(self.state, seat, time_s, inputs, outputs, account, start, len(names))
@@ -193,9 +192,7 @@ class LiveFleet:
         return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
-        """The request's place in its worker's queue, the smallest first; None if the engine
-        orders its queue.
-        """
+        """The request's place in its worker's queue, the smallest first; None where engines order queues."""
         if not QUEUE[self.policies.queue].by_turns:
             return None
         return int(self.caches.prompts["place"][seat])
@@ -224,8 +221,8 @@ class LiveFleet:
         return None if worker == layout.NONE else worker
 
     def _note_new_roles(self) -> None:
-        """Note the workers whose role the policy has changed: down until `note_up`, if that takes
-        a restart.
+        """Note the workers whose role the policy has changed; where that takes a restart they are down until
+        `note_up`.
         """
         for w, code in enumerate(self.workers["role"].tolist()):
             if ROLES[self.roles[w]] == code:
