@@ -16,7 +16,8 @@ from typing import Literal
 
 from planner.errors import CatalogError
 
-WEIGHT_BYTES = {  # Bytes of one weight, with its share of the scales.
+# Bytes of one weight by number format, with its share of the scales that its group of weights has.
+WEIGHT_BYTES = {
     "bf16": 2.0,
     "fp8": 1.0,  # A scale per tensor or channel.
     "fp8-block": 1.0,  # A scale per 128 x 128.
@@ -42,10 +43,10 @@ class GroupedAttention:
     """Query heads that share key and value heads.
 
     With a window a layer attends to the last `window_tokens` alone. `gates_output`: a gate as wide as the
-    queries (Qwen3-Next). `values_are_keys`: one projection for both; the cache holds both. `reuses_kv`: the
-    keys and values are an earlier layer's (Gemma 3n). `index_*`: a small attention of its own chooses the
-    tokens to attend to; its keys are cached in 16 bits (MiniMax-M3). `bf16_parameters` counts weights that
-    have 16 bits whatever `weights` says.
+    queries (Qwen3-Next). `values_are_keys`: keys and values have one projection; the cache holds both.
+    `reuses_kv`: the keys and values are an earlier layer's (Gemma 3n). `index_*`: a small further attention,
+    the index, chooses the tokens to attend to; its keys are cached in 16 bits (MiniMax-M3).
+    `bf16_parameters` counts weights that have 16 bits whatever `weights` says.
     """
 
     heads: int
@@ -98,10 +99,11 @@ class GroupedAttention:
 class LatentAttention:
     """Keys and values as one compressed vector per token (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    With `q_rank` 0 queries are not compressed. `index_*`: a small attention of its own chooses the tokens to
-    attend to (DeepSeek-V3.2); its keys are cached in 8 bits with a scale. A layer with `index_tokens` and no
-    index attends to the tokens that an earlier layer chose (GLM-5.2). `gates_output`: a gate as wide as the
-    output (Kimi-K3). `bf16_parameters` counts weights that have 16 bits whatever `weights` says.
+    With `q_rank` 0 queries are not compressed. `index_*`: a small further attention, the index, chooses the
+    tokens to attend to (DeepSeek-V3.2); its keys are cached in 8 bits with a scale. A layer with
+    `index_tokens` and no index attends to the tokens that an earlier layer chose (GLM-5.2). `gates_output`: a
+    gate as wide as the output (Kimi-K3). `bf16_parameters` counts weights that have 16 bits whatever
+    `weights` says.
     """
 
     heads: int
@@ -148,7 +150,7 @@ class LatentAttention:
 
     @property
     def kv_shares(self) -> int:
-        """One: every GPU of a TP group keeps the whole vector."""
+        """One, because every GPU of a TP group keeps the whole vector."""
         return 1
 
     @property
@@ -169,10 +171,10 @@ class LatentAttention:
 class CompressedAttention:
     """One vector that is key and value for all heads (DeepSeek-V4).
 
-    There is one vector for each of the last `window_tokens`, and one for every `ratio` tokens before them
-    together; with `ratio` 0 only the window has vectors. With an index the tokens to attend to are chosen
-    among the latter. `output_rank` and `output_groups`: the output is projected in two steps, the first by
-    groups of heads. vLLM keeps the vectors in 8 bits, and rotated dimensions in 16.
+    There is one vector for each of the last `window_tokens` tokens, and before the window one for every
+    `ratio` tokens together; with `ratio` 0 only the window has vectors. With an index the vectors to attend
+    to are chosen among those before the window. `output_rank` and `output_groups`: the output is projected in
+    two steps, the first by groups of heads. vLLM keeps the vectors in 8 bits, and rotated dimensions in 16.
     """
 
     heads: int
@@ -235,7 +237,7 @@ class CompressedAttention:
 
     @property
     def kv_shares(self) -> int:
-        """One: every GPU of a TP group keeps the whole cache."""
+        """One, because every GPU of a TP group keeps the whole cache."""
         return 1
 
     @property
@@ -274,11 +276,11 @@ class StateAttention:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """One feed-forward block, or `experts` of which a token visits `experts_per_token`, and shared experts
-    that every token visits (`shared_width`, all together).
+    """One feed-forward block; or `experts` blocks, of which a token visits `experts_per_token`, with shared
+    experts that every token visits (`shared_width` is the width of all together).
 
-    `inner` is the width in which the routed experts work, where it is not the LLM's (Nemotron's latent
-    experts).
+    `inner` is the width of the routed experts' inputs, where it is not the LLM's hidden width (Nemotron's
+    latent experts).
     """
 
     width: int
@@ -292,7 +294,7 @@ class FeedForward:
 
     @property
     def matrices(self) -> int:
-        """Up and down, and the gate if there is one."""
+        """How many matrices a block has: up and down, and the gate if there is one."""
         return 3 if self.is_gated else 2
 
     def expert_parameters(self, hidden: int) -> float:
@@ -432,7 +434,7 @@ class Llm:
 
     @property
     def active_parameters(self) -> float:
-        """Weights of the layers that one token is multiplied with; the output head is left out."""
+        """How many weights of the layers one token is multiplied with; the output head is left out."""
         return sum(active for _, _, _, active in self.parts())
 
     @property

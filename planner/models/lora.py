@@ -8,10 +8,11 @@ keeps its A or B whole on every GPU, unless vLLM's --fully-sharded-loras is set.
     slot bytes   2 r sum (A + B)                        of one GPU, over all modules
     step         kernels + K read + min(n k/E, K) experts + n token         where K adapters are in it, else 0
 
-n tokens of the step have an adapter. `read` is the time to read an adapter's matrices outside of experts,
-`experts` the time to read those of all its experts, of which a token visits k of E. `token` is the time of 2
-FLOPs per value and token at the rate of GEMMs, with each input read once and each output twice. All of it is
-a roofline with the efficiencies of catalogs/roofline.yaml; nobody has measured it.
+n tokens of the step have an adapter. `kernels` is the time of the kernels alone, `read` the time to read an
+adapter's matrices outside of experts, `experts` the time to read the matrices of all its experts, of which a
+token visits k of E. `token` is the time of 2 FLOPs per value and token at the rate of GEMMs, with each input
+read once and each output twice. All of these are rooflines with the efficiencies of catalogs/roofline.yaml;
+nobody has measured them.
 
 After vLLM 0.32, vllm/lora/layers and vllm/config/lora.py (github.com/vllm-project/vllm).
 """
@@ -42,8 +43,8 @@ DISK_BYTES_PER_S = 1e9  # Estimated rate at which vLLM reads an adapter's file i
 
 @dataclass(frozen=True, slots=True)
 class LoraCost:
-    """What adapters take on one GPU of a worker, in the symbols above. `load_s` is the time from the host's
-    memory into a slot, `disk_s` that from disk into the host's memory.
+    """What adapters take on one GPU of a worker, in the words of the module's docstring (`visited_frac` is
+    k/E). `load_s` is the time from the host's memory into a slot, `disk_s` from disk into the host's memory.
     """
 
     slot_bytes: float
@@ -139,7 +140,9 @@ class LoraSlots:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """`count` matrices or experts of one name on one GPU; values of A and B per unit of rank."""
+    """`count` matrices, or experts, of one name on one GPU, with the values of A and B of each per unit of
+    rank, and the kernels of all together.
+    """
 
     name: str
     count: float
@@ -219,10 +222,10 @@ def _modules_of(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, GroupedAttention):
             queries = attention.heads / tp * attention.head_dim * (2 if attention.gates_output else 1)
-            # Few KV heads are copied.
+            # With more GPUs than KV heads each GPU has a copy of one.
             keys = max(attention.kv_heads / tp, 1) * (attention.head_dim + attention.value_dim)
             output = attention.heads / tp * attention.value_dim
-            # Queries, keys and values have an A each.
+            # Queries, keys and values have an A each, of `hidden` values per unit of rank.
             yield _Module("qkv_proj", group.count, 3 * hidden, queries + keys, group.count)
             yield _Module("o_proj", group.count, output, hidden, group.count)
         if (block := group.feed_forward) is None:

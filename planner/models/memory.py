@@ -3,8 +3,8 @@
     KV tokens = (gpu_bytes * utilisation - weights - activations - reserve) / kv_bytes_per_token
 
 with everything counted on one GPU of the worker, the one with the least room. Tensor parallelism splits
-weights and KV heads; once it exceeds the KV heads these are copied, so a token costs each GPU one KV head at
-least. Pipeline parallelism splits the layers; the first stage also holds the embeddings, the last one the
+weights and KV heads; with more GPUs than KV heads the heads are copied, so a token costs each GPU one KV head
+at least. Pipeline parallelism splits the layers; the first stage also holds the embeddings, the last one the
 output head, and the longest stage ceil(layers / PP) layers. Data-parallel ranks have keys, values and all
 other weights of their own; experts are dealt out to the GPUs of all ranks, whole or in slices. Where weights
 are quantised, embeddings and head keep 16 bits.
@@ -12,11 +12,12 @@ are quantised, embeddings and head keep 16 bits.
 Activations: vLLM profiles one step of `max_num_batched_tokens` tokens, then samples `max_num_seqs` rows, and
 keeps the larger peak free. In the layers these are alive: the residual stream and its norm (hidden each,
 whole on every GPU), the feed-forward block's gate, up and their product (split over TP). A mixture holds
-gate, up and product once per expert a token visits, and each such expert's output (hidden, whole) before the
-sum. Of data-parallel ranks on one node every GPU gets the tokens of all (vLLM's allgather_reducescatter), and
-makes room for their experts' values as if all were its own; of ranks on several nodes what
-`planner/models/all2all.py` says. In the sampler, on the last stage: the residual stream, and
-for each row and word of the vocabulary its logit in 16 and in 32 bit, its probability and a random number.
+gate, up and product once per expert that a token visits, and each such expert's output (hidden, whole) before
+the sum. With data-parallel ranks on one node every GPU gets the tokens of all ranks (vLLM's
+allgather_reducescatter), and makes room for their experts' values as if all were its own; for ranks on
+several nodes planner/models/all2all.py says what it gets. In the sampler, on the last stage: the residual
+stream, and for each row and word of the vocabulary its logit in 16 and in 32 bit, its probability and a
+random number.
 
 Reserve: what CUDA does not show of the card, what vLLM calls non-torch memory (cuBLAS, and between GPUs NCCL
 and the workspaces of all-reduces), the CUDA graphs that vLLM 0.21 and later keep free, and for attention with
@@ -41,21 +42,21 @@ from planner.models.llm import CompressedAttention, FeedForward, LatentAttention
 # nvidia-smi, and so the catalog, reports this much more memory than CUDA, of which vLLM takes its share:
 # 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
 HIDDEN_BYTES = 0.5 * 2**30
-# Non-torch memory of one GPU. A group of GPUs adds GROUP_BYTES by link: over NVLink 5 the buffers of NCCL and
-# of FlashInfer's all-reduces. All are medians of what the logs of benchmarks/kv_capacity.yaml leave after all
-# other terms.
+# Non-torch memory of one GPU. A GPU of a group has GROUP_BYTES more, by the group's link: over NVLink 5 the
+# buffers of NCCL and of FlashInfer's all-reduces. All are medians of what is left in the logs of
+# benchmarks/kv_capacity.yaml after all other terms.
 NON_TORCH_BYTES = 0.4 * 2**30
 # Releases before 0.14 had more non-torch memory: 1.8 GiB, and twice that in a group of GPUs.
 FIRST_WITH_SMALL_NON_TORCH = (0, 14)
 OLD_NON_TORCH_BYTES = 1.8 * 2**30
-GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}  # Buffers of a group of GPUs, by link.
+GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
 OTHER_GROUP_BYTES = 0.5 * 2**30
 # Bytes of a layer's captured CUDA graphs, by what the layer is.
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
 # From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
 FIRST_WITH_GRAPHS = (0, 21)
-# Bytes per row and word in the sampler: in 16 bits the logit, in 32 bits the logit, its probability and a
-# random number.
+# Bytes per row and word of the vocabulary in the sampler: the logit in 16 bits, and in 32 bits the logit, its
+# probability and a random number.
 SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0
 SORTING_SAMPLER_BYTES = 32.0  # The same of releases before FIRST_WITH_GRAPHS, which sort the logits.
 # DeepSeek-V4's hyper-connections carry this many residual streams (`hc_mult`).
@@ -66,8 +67,8 @@ INDEX_WORKSPACE_BYTES = 40 * 132.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What else of vLLM changes the memory: its version, the longest request that it serves (None: the LLM's
-    context), and the share of the GPU that it may use.
+    """What changes the memory besides the worker type: vLLM's version, the longest request that it serves
+    (None: the LLM's context), and the share of the GPU that it may use.
     """
 
     version: str = DEPLOYED_VERSION
@@ -87,7 +88,8 @@ SERVED_TODAY = Served()
 class Memory:
     """The bytes of one GPU of a worker by use. `kv_bytes` is negative if the other uses exceed the budget.
 
-    `step_bytes` of the KV cache hold the step under way, where its tokens take more than they leave behind.
+    `step_bytes` of the KV cache are for the step under way, if its tokens take more bytes than they leave in
+    the cache for good.
     """
 
     budget_bytes: float
@@ -103,10 +105,10 @@ class Memory:
 
     @property
     def kv_tokens(self) -> int:
-        """The KV tokens of the worker in whole blocks; every GPU holds its heads of all of them."""
+        """The KV tokens of the worker in whole blocks: every GPU holds its own heads of all tokens."""
         lasting_bytes = self.kv_bytes - self.step_bytes
         blocks = math.floor(lasting_bytes / self.kv_bytes_per_token / KV_BLOCK_TOKENS)
-        return max(blocks, 0) * KV_BLOCK_TOKENS  # Too little memory holds none.
+        return max(blocks, 0) * KV_BLOCK_TOKENS  # Below 0 where the weights do not fit.
 
 
 def worker_memory(

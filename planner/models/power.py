@@ -45,8 +45,9 @@ _CurveShares = tuple[float, float, float, float]  # floor, m, c and top of the f
 class Power:
     """The formula above with numbers in it, all shares of a board's limit.
 
-    `idle_frac` is by GPU name. `prefill_mape_frac` and `decode_mape_frac` are the held-out errors of prefill
-    peaks and decode means. `measured` has floor, memory, compute and top of the GPUs that have their own.
+    `idle_frac` is by GPU name, `other_idle_frac` for all other GPUs. `prefill_mape_frac` and
+    `decode_mape_frac` are the held-out errors of prefill peaks and decode means. `measured` has floor,
+    memory, compute and top of GPUs with numbers of their own.
     """
 
     floor_frac: float
@@ -114,7 +115,7 @@ def step_utilisations(
     decodes attend to K tokens.
     """
     gpu_seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)  # Never divide by 0.
-    kv_copies = max(1.0, gpus / llm.kv_heads)  # More GPUs than KV heads each read a copy.
+    kv_copies = max(1.0, gpus / llm.kv_heads)  # With more GPUs than KV heads every GPU reads a copy of one.
     kv_bytes = np.asarray(kv_tokens) * llm.kv_bytes_per_token * kv_copies
     flops = 2 * llm.active_parameters * np.asarray(tokens, dtype=float)
     read_bytes = active_weight_bytes(llm, tokens) + kv_bytes

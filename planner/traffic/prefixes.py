@@ -1,16 +1,17 @@
 """What the prompts of a trace share: its prefix tree, the tokens that hit a prefix cache of any size, and the
 time between uses of a block.
 
-A node of the tree is a run of blocks that the same requests use; after it some of these requests go on with
-different blocks, or end. Nodes are numbered by first use, so a parent has a lower number than its children.
+A node of the tree is a series of blocks that the same requests use; after it some of these requests go on
+with different blocks, or end. Nodes are numbered by first use, so a parent has a lower number than its
+children.
 
 Hit ratios are those of one LRU cache of blocks that is filled on arrival. A block hits only if all blocks
-before it in its prompt hit. A request touches its last block first and its first one last, as engines do when
-they free blocks. So a parent was never used longer ago than its child, and LRU evicts leaves. The cache is
-then a stack: a block hits at every size beyond its stack distance, the number of distinct blocks used since
-(Mattson et al. 1970), and one pass gives the curve for all sizes. All blocks of a path that were last used
-together lie together in the stack. So a Fenwick tree over requests, which are fewer than blocks, finds the
-distances.
+before it in its prompt hit. A request touches its last block first and its first block last, as engines do
+when they free blocks. So a parent was never used longer ago than its child, and LRU evicts leaves. The cache
+is then a stack: a block hits in every cache larger than its stack distance, the number of distinct blocks
+used since its last use (Mattson et al. 1970), and one pass gives the curve for all sizes. Blocks of a path
+that were last used together lie together in the stack. So a Fenwick tree over requests, which are fewer than
+blocks, finds the distances.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ GAP_PERCENTILES = (10, 50, 90, 99)  # PrefixSummary has these percentiles of the
 WINDOW_S = 180.0  # The working set is counted in windows of this length.
 # `alike_tokens_frac` reads at most so many block ids, which takes a second and is enough for a share.
 MOST_IDS_READ = 5_000_000
-MOST_KEPT_IDS = 100_000_000  # The nodes of so many block ids are kept, which takes 0.4 GB.
+MOST_KEPT_IDS = 100_000_000  # The nodes of so many block ids are kept in memory, which takes 0.4 GB.
 # The sizes of caches, in tokens, at which the curve of hits is shown.
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
 
@@ -88,9 +89,9 @@ class Blocks:
     """The uses of blocks in a trace: arrays (m,) like `Trace.prefix_ids`, cut into requests by `offsets`
     (n + 1,).
 
-    A block is identified by the block before it and its own id; `node` (m,) numbers such blocks by first use.
-    `parent` (V,) is the block before each, -1 for a first block. `tokens` (m,) are those of a block, fewer if
-    the prompt ends within it.
+    A block is identified by the block before it and its own id; `node` (m,) numbers such blocks by first use
+    (here a node is a single block; `prefix_tree` merges blocks). `parent` (V,) is the block before each, -1
+    for a first block. `tokens` (m,) are those of a block, fewer if the prompt ends within it.
     """
 
     offsets: IntArray
@@ -116,8 +117,8 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HitCurve:
-    """`hit_tokens` (D,) are the tokens that hit in LRU caches of 0, 1, ..., D - 1 blocks. Larger caches have
-    as many hits as the last of these.
+    """`hit_tokens` (D,) are the tokens that hit in LRU caches of 0, 1, ..., D - 1 blocks. Caches of more
+    blocks have as many hits as one of D - 1.
     """
 
     block_tokens: int
@@ -161,7 +162,8 @@ def block_uses(trace: Trace) -> Blocks:
     return Blocks(trace.prefix_offsets, node, parent, tokens)
 
 
-# Every simulation with prefix caches needs the nodes of its traffic, so those of the first traces are kept.
+# Every simulation with prefix caches needs the nodes of its traffic, so the nodes of traces are kept, up to
+# MOST_KEPT_IDS, as long as the traces are in memory.
 _kept_nodes: weakref.WeakKeyDictionary[Trace, tuple[Int32Array, Int32Array]] = weakref.WeakKeyDictionary()
 _keeping = threading.Lock()
 
@@ -203,14 +205,11 @@ def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
     if not trace.has_prefixes:
         return replace(trace, input_tokens=longer_prompts)
     blocks = np.diff(trace.prefix_offsets)
-    most_blocks = -(
-        -longer_prompts // trace.prefix_block_tokens
-    )  # The last block of a prompt may be partial.
+    most_blocks = -(-longer_prompts // trace.prefix_block_tokens)  # Rounded up: the last may be partial.
     longer_blocks = np.minimum((blocks * factor).astype(np.int64), most_blocks)
     offsets = np.concatenate(([0], np.cumsum(longer_blocks)))
-    place = np.arange(offsets[-1]) - np.repeat(
-        offsets[:-1], longer_blocks
-    )  # Of each new block in its prompt.
+    # The place of each new block in its prompt, and the place of the old block that it repeats.
+    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], longer_blocks)
     old_place = (np.arange(longer_blocks.max(initial=0)) / factor).astype(np.int64)
     repetition = np.arange(len(old_place)) - np.searchsorted(old_place, old_place)
     old_ids = trace.prefix_ids[np.repeat(trace.prefix_offsets[:-1], longer_blocks) + old_place[place]]
@@ -223,17 +222,18 @@ def prefix_tree(blocks: Blocks) -> PrefixTree:
     node, parent = blocks.node, blocks.parent
     requests = np.bincount(node, minlength=len(parent))
     is_head = (parent < 0) | (requests != requests[parent])
-    # A head is the first block of a node of the tree. Any other block was first used right after its parent,
-    # so its number is that of its parent plus one. Counting heads therefore gives each block its node (V,).
+    # A head is the first block of a tree's node. Any other block was first used right after its parent, so
+    # its number is its parent's plus one. Counting heads up to a block therefore gives the block's node (V,).
     merged = np.cumsum(is_head) - 1
     heads = np.flatnonzero(is_head)
     tokens = np.zeros(len(parent), np.int32)
-    # A use has fewer tokens if its prompt ends within the block, so the most of any use are the block's.
+    # A use has fewer tokens if its prompt ends within the block, so a block has the most tokens of any use.
     np.maximum.at(tokens, node, blocks.tokens)
     owner = blocks.owner
     depth, first_request = np.zeros(len(parent), np.int64), np.zeros(len(parent), np.int64)
     depth[node] = np.arange(len(node)) - blocks.offsets[owner]
-    # Uses are written from the last to the first, so that the first use of a block is what stays.
+    # Uses are written from the last to the first, so that the first use of a block is written over the
+    # others.
     backwards = slice(None, None, -1)
     first_request[node[backwards]] = owner[backwards]
     block_tokens = int(tokens.max(initial=0))
@@ -258,8 +258,8 @@ def stack_distances(offsets: IntArray, node: Int32Array, nodes: int) -> Reuse:
 
 
 def hit_curve(trace: Trace, tokens: npt.NDArray[Any], reuse: Reuse) -> HitCurve:
-    """Hits by cache size for one LRU cache that all requests share. `tokens` (m,) is what each use of a block
-    is worth: its tokens, or another weight.
+    """Hits by cache size for one LRU cache that all requests share. `tokens` (m,) is what a hit counts at
+    each use of a block: its tokens, or another weight.
     """
     return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), _hit_tokens(tokens, reuse))
 
@@ -283,7 +283,7 @@ def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
 
 
 def _hit_tokens(tokens: npt.NDArray[Any], reuse: Reuse) -> FloatArray:
-    # Hits at distance d need d + 1 blocks.
+    """(D,): the tokens that hit in caches of 0, 1, ... blocks. A hit at distance d needs d + 1 blocks."""
     is_hit = reuse.distance >= 0
     tokens_by_blocks = np.bincount(reuse.distance[is_hit] + 1, weights=tokens[is_hit], minlength=1)
     return np.asarray(np.cumsum(tokens_by_blocks), dtype=np.float64)

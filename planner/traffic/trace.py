@@ -228,7 +228,7 @@ class Trace:
             )
         part = self.select(self.llm == index)
         note = f"{len(part)} of the {len(self)} requests of {self.name}: those to {show_value(name)}"
-        # The note on several LLMs is no longer true.
+        # The note on several LLMs is not true of the part.
         notes = (*(each for each in self.notes if each != several_llms(self.llm, self.llms)), note)
         return replace(part, llm=no_ids(), llms=(), notes=notes)
 
@@ -236,8 +236,8 @@ class Trace:
 def measured_window(trace: Trace) -> tuple[float, float]:
     """The window (start, end) [s] whose requests are judged: from the end of the warm-up to the last arrival.
 
-    The warm-up is left out because the first requests find an empty fleet, and so are too fast. If requests
-    wait for others, the last arrival depends on the fleet, and the window has no end.
+    The warm-up is left out because the first requests come to an empty fleet and are too fast. If requests
+    wait for others, the last arrival depends on the fleet, so the window has no end (infinity).
     """
     first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
     return first + warm_up_s(last - first), np.inf if trace.after.size else last
@@ -249,14 +249,14 @@ def warm_up_s(span_s: float) -> float:
 
 
 def judged_span_s(trace: Trace) -> float:
-    """The length [s] of the measured window up to the last arrival; if requests wait for others, the last
-    arrival as if answers took no time.
+    """The length [s] of the measured window up to the last arrival; if requests wait for others, up to the
+    last arrival as if answers took no time.
     """
     return float(trace.arrival_s[-1]) - measured_window(trace)[0]
 
 
 def last_tenth_s(start_s: float, end_s: float) -> float:
-    """When the last tenth of a window begins, by whose requests the backlog test judges whether queues
+    """When the last tenth of a window begins. By the requests in it the backlog test judges whether queues
     grow.
     """
     return end_s - (end_s - start_s) / 10
@@ -296,7 +296,7 @@ def spread_stamps(trace: Trace, *, seed: int) -> Trace:
     if not quantum_s:
         return trace
     jitter_s = np.random.default_rng(seed).uniform(0.0, quantum_s, len(trace))
-    # Sorted jitter keeps rows in their order, since only equal stamps change places.
+    # Jitter is less than the clock's step, so sorting changes the order of equal stamps alone.
     arrival_s = np.sort(trace.arrival_s + jitter_s)
     note = (
         f"{quantum_s:g} s quantised stamps: uniform jitter of 0 to {quantum_s:g} s (seed {seed}), "

@@ -1,5 +1,5 @@
-"""A trace in numbers: a summary for `plan trace`; classes of similar requests for the optimizer; and counts
-of distinct pairs of lengths for the lower bounds.
+"""A trace in numbers: a summary for `plan trace`; classes of similar requests for the master problem
+(solvers/master.py); and counts of distinct pairs of lengths for the lower bounds.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def count_dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
 
 
 def session_summary(trace: Trace) -> SessionSummary:
-    """See SessionSummary; some request of the trace must wait for another."""
+    """The summary of a trace in which some request waits for another."""
     waits, turns = waits_for_others(trace), np.bincount(session_numbers(trace))
     turns = turns[turns > 1]
     think_s = Distribution.from_values(trace.think_s[waits])
@@ -161,16 +161,16 @@ def session_summary(trace: Trace) -> SessionSummary:
 
 
 def prefix_sharing(trace: Trace) -> PrefixSharing:
-    """See PrefixSharing for what is counted; the trace must have prefix ids."""
+    """What an ideal prefix cache would spare on a trace with prefix ids."""
     offsets, ids, block = trace.prefix_offsets, trace.prefix_ids, trace.prefix_block_tokens
     blocks = np.diff(offsets)
     owner = np.repeat(np.arange(len(trace)), blocks)  # The request of every id.
     _, first_at, distinct = np.unique(ids, return_index=True, return_inverse=True)
     first_owner = owner[first_at][distinct]  # The first request with the same id.
 
-    # A prompt's hits end at its first block that no earlier request had.
+    # A prompt's hits end at its first block that no earlier request had. `misses` has these blocks, and the
+    # end of all ids for prompts after the last miss.
     misses = np.append(np.flatnonzero(first_owner == owner), len(ids))
-    # `misses` has the end of all ids too, for prompts after the last miss.
     hit_blocks = np.minimum(misses[np.searchsorted(misses, offsets[:-1])], offsets[1:]) - offsets[:-1]
     hit_tokens = np.minimum(hit_blocks * block, trace.input_tokens)
 
@@ -196,8 +196,9 @@ class Workload:
     """A trace as K classes of requests of similar lengths. Arrays (K,) are sorted by input, then output
     length.
 
-    Each minimum is taken by itself. So a request of (min_input_tokens, min_output_tokens) is at most as much
-    work as any of the class, and a lower bound may count on that. `class_of` (n,) is each request's class.
+    Each minimum is over the class by itself. So a request of (min_input_tokens, min_output_tokens) is at most
+    as much work as any request of the class, and lower bounds count that. `class_of` (n,) is each request's
+    class.
     With prefix caches at least `min_uncached_tokens` of a prompt must be computed, and at least
     `min_own_tokens` are in no other prompt; without caches both are the whole prompt.
     """
@@ -239,7 +240,7 @@ def to_classes(
         )
     uncached = trace.input_tokens if cached_tokens is None else trace.input_tokens - cached_tokens
     own = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
-    # A class by number; each further cut multiplies it by its parts.
+    # `code` is the class of each request; a further cut multiplies it by the number of its parts.
     code = _quantile_bucket(uncached, inputs)
     further_cuts = [(trace.output_tokens, outputs)]
     if cached_tokens is not None:
@@ -299,15 +300,15 @@ def pair_numbers(lengths: TraceLengths, trace: Trace) -> IntArray:
 
 
 def _pair_codes(input_tokens: IntArray, output_tokens: IntArray) -> IntArray:
-    """Both lengths in one number of 64 bits; MAX_TOKENS fits 32."""
+    """Both lengths in one number of 64 bits, as each is at most MAX_TOKENS, which has less than 32."""
     return (input_tokens << 32) + output_tokens
 
 
-MOST_PAIRS = 20_000  # Pairs of prompt and output lengths in bounds, which sum over all of them.
-LEAST_RATIO = 1.02  # Lengths are rounded to powers of at least this, at most 2 % down.
+MOST_PAIRS = 20_000  # Lower bounds sum over at most so many pairs of prompt and output length.
+LEAST_RATIO = 1.02  # Lengths are rounded down to powers of this, so by at most 2 %; of more if need be.
 
 
-@lru_cache(maxsize=16)  # A search needs the same ones for every worker type.
+@lru_cache(maxsize=16)  # A search needs the same pairs for every worker type.
 def coarser_lengths(lengths: TraceLengths) -> TraceLengths:
     """The same requests as at most MOST_PAIRS pairs of lengths. Each pair is of no more work than the
     requests it stands for, so lower bounds stay valid: prompts and outputs are rounded down to powers of
