@@ -1,7 +1,7 @@
 """A plan as files: plan.yaml, certificate.json, requests.csv, report.html and manifests/.
 
-Equal plans of one day and version give equal bytes: no durations of our own, every number rounded in the same
-way.
+Equal plans of one day and version give equal bytes: the files have no time that the planner itself took, and
+every number is rounded in the same way.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from planner.reports.words import alternative_note
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.energy import ExpectedPower
+from planner.simulator.layout import FINISHED
 from planner.simulator.service_shares import tenant_shares
 from planner.simulator.simulation import STATUS, Simulation
 from planner.simulator.slo_verdict import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
@@ -86,8 +87,8 @@ _CSV_CHUNK = 50_000  # Rows made at once, which bounds the memory of a long trac
 
 
 def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, str]:
-    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan.
-    Without `pages` all but the report.
+    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is the command line that
+    made the plan. Without `pages` report.html is left out.
     """
     _, texts = router_rows(plan)
     rows = [
@@ -153,8 +154,8 @@ def plan_yaml(plan: Plan) -> str:
 
 
 def _traffic_name(plan: Plan) -> str:
-    """The file that can be replayed: requests.csv says neither who waits for whom, nor what prompts share,
-    nor whose adapter is asked for, nor which tenant or LLM a class matches, nor whose share is guaranteed.
+    """The file from which the traffic can be simulated again. requests.csv has no columns for waits, shared
+    prefixes, adapters, tenants and LLMs, so traffic that depends on these has traffic.jsonl too.
     """
     needs_more_columns = (
         plan.trace.after.size
@@ -185,8 +186,8 @@ def _traffic(plan: Plan) -> str:
 
 
 def bill_document(paid: Bill) -> Document:
-    """The price per hour: `usd_per_h` of whole nodes, `by_gpu_usd_per_h` of the GPUs in use alone. Both
-    include `electricity_usd_per_h` for the provisioned power.
+    """The bill as keys and values: `usd_per_h` is for whole nodes, `by_gpu_usd_per_h` for the GPUs in use
+    alone. Both include `electricity_usd_per_h`, at provisioned power.
     """
     return {
         "usd_per_h": paid.usd_per_h,
@@ -220,14 +221,14 @@ def _production(plan: Plan) -> Document:
 
 
 def _agents_document(plan: Plan) -> Document:
-    """Agents that the fleet carries, tasks per hour, USD per task; nothing for traffic without tasks."""
-    figures = plan.agent_figures
-    return {} if figures is None else {"agents": dataclasses.asdict(figures)}
+    """Agents that the fleet carries, tasks per hour, USD per task; empty for traffic without tasks."""
+    agents = plan.agent_figures
+    return {} if agents is None else {"agents": dataclasses.asdict(agents)}
 
 
 def _throughput(plan: Plan) -> Document:
-    values = plan.throughput
-    return {} if values is None else {"throughput": dataclasses.asdict(values)}
+    """The most traffic, for the objective throughput; empty for other objectives."""
+    return {} if plan.throughput is None else {"throughput": dataclasses.asdict(plan.throughput)}
 
 
 def _totals(plan: Plan) -> Document:
@@ -247,6 +248,7 @@ def _totals(plan: Plan) -> Document:
 
 
 def _prefixes(plan: Plan) -> Document:
+    """The prefixes of each pool; empty without prefix caches."""
     return {"prefixes": [pool_document(values) for values in plan.prefixes]} if plan.prefixes else {}
 
 
@@ -270,20 +272,22 @@ def _routers(plan: Plan) -> Document:
     }
 
 
-def placement_document(values: NodePlacement | None) -> Document | None:
-    """Which workers share nodes, and how few nodes could do at all."""
-    if values is None:
+def placement_document(placement: NodePlacement | None) -> Document | None:
+    """Which workers share nodes, and a lower bound on the nodes of any placement (`fewest_nodes`)."""
+    if placement is None:
         return None
     return {
-        "nodes": {node.name: [str(part) for part in node.parts] for node in values.nodes},
-        "fewest_nodes": values.bound,
-        "is_optimal": values.is_optimal,
-        "cross_node_kv_frac": values.cross_frac,
+        "nodes": {node.name: [str(part) for part in node.parts] for node in placement.nodes},
+        "fewest_nodes": placement.bound,
+        "is_optimal": placement.is_optimal,
+        "cross_node_kv_frac": placement.cross_frac,
     }
 
 
 def power_document(power: ExpectedPower | None) -> Document | None:
-    """Watts of the fleet's GPUs and Joules of what they did, in the measured window; None if unrecorded."""
+    """Watts of the fleet's GPUs, and Joules per request and per 1000 output tokens, in the measured window;
+    None if no steps were recorded.
+    """
     if power is None:
         return None
     document: Document = {
@@ -299,6 +303,7 @@ def power_document(power: ExpectedPower | None) -> Document | None:
 
 
 def _images(fleet: Fleet) -> list[str]:
+    """The container images of all pools."""
     return sorted({image_of(pool.type) for pool in fleet.running_pools})
 
 
@@ -383,11 +388,12 @@ def _with_value(
 def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:
     """The output of `plan simulate --json`.
 
-    Percentiles are over the requests of the measured window; one that never got its first (or last) token
-    counts as infinite there, which is null, and is left out of the mean. `tbt_s` needs `record=True`.
+    Percentiles are over the requests of the measured window. A request that never got its first (or last)
+    token counts there as infinite, which is written as null, and is left out of the mean. `tbt_s` needs
+    `record=True`.
     """
     inside = measured(simulation)
-    finished = simulation.status == 0
+    finished = simulation.status == FINISHED
     start_s = float(simulation.arrival_s[0])
     span_s = simulation.end_s - start_s
     output_tokens = float(simulation.output_tokens.sum(where=finished))

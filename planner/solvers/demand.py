@@ -1,8 +1,9 @@
-"""A lower bound on the cost of a fleet that sees bursts: what arrives in an interval has a deadline.
+"""A lower bound on the cost of a fleet that counts bursts: requests that arrive in an interval have deadlines
+soon after it, so their work must be done in little time.
 
 Sets   i  measured request        j  option (worker type in a role)        v  interval (start_v, end_v]
-Data   a_i     arrival of i;  s_i, w_i  seconds after it by which its prefill and its whole work must be done
-               (Deadlines)
+Data   a_i     arrival of i;  s_i, w_i  seconds after a_i by which i's prefill and i's whole work must be done
+               (required_work.Deadlines)
        l_i     latest arrival: a_i, unless i waits for others (BoundRequests)
        c_j     objective of one worker
        pi_i    least objective x seconds that the whole work of i takes of any options;  pi'_i  its prefill
@@ -19,9 +20,9 @@ Vars   R >= 0  objective of the fleet;   0 <= d_i <= 1  i is given up: it may mi
 Work is priced: a second of a worker of j is worth c_j. So a fleet of objective R does work worth at most R
 per second, however it routes and orders. A request that is given up is given up in all intervals. There are
 as many rows as pairs of arrivals. Violated rows are found in one pass over the arrivals (the largest sum of a
-run of terms) and added until there are none; a bound that stops early is lower, never wrong. Requests of
-similar price that are in the same rows share one variable d. Each of them that is given up takes at most the
-work of the dearest one out of the group's sum.
+series of terms) and added until there are none; a bound that stops early is lower, never wrong. Requests of
+similar price that are in the same rows, a group, share one variable d. A request of the group that is given
+up takes at most the work of the dearest request out of the group's sum.
 
 Prices. A step of N tokens takes at least alpha + beta N seconds, for any line (alpha, beta) below the step
 times. Decoding D tokens takes at least D / max_num_seqs steps. It also takes at least as many steps as the KV
@@ -57,7 +58,7 @@ from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, coarsen_pairs, pair_numbers
 
 ROUNDS = 12  # Violated rows are added so often at most.
-ENOUGH_FRAC = 0.002  # A row that is violated by a smaller share of R is not worth another round.
+ENOUGH_FRAC = 0.002  # If no row is violated by more than this share of R, the rounds end.
 # Intervals end at the last arrival of a burst plus these quantiles of w_i, or at the last arrival of all plus
 # these shares of the longest w_i.
 SLACK_QUANTILES = (0.0, 0.5, 0.9, 1.0)
@@ -72,10 +73,9 @@ SLICES = 48  # Requests are grouped by price into so many slices, which are fine
 MOST_SOLVE_S = 30.0  # One linear program may take so long.
 
 
+# (alpha, beta, by_kv): a line below the step times [s], and what the least number of steps follows from: the
+# KV tokens of a worker (True), or its most sequences.
 StepLine = tuple[float, float, bool]
-"""(alpha, beta, by_kv): a line below the step times [s], and how the least number of steps is found: from the
-KV tokens of a worker (True), or from its most sequences.
-"""
 
 
 def step_lines(option: Option) -> list[StepLine]:

@@ -10,12 +10,12 @@
     multi_turn  `output_length`, and `timestamp` or `delay` [ms] after the answer before; a first turn of role
                 system, with text alone, begins every prompt. Prompts hold all turns before and their answers
 
-Where a file does not say which request waits for which, we find it from the times. A request waits for the
+Where a file does not say which request waits for which, it follows from the times. A request waits for the
 last request of its own agent that had ended when it began, and for the last request of each sub-agent that
-was sent out since then. The first request of a sub-agent waits for the last one of the agent that sent it
-out. The time from the end of these to the request is its pause. A request that begins before another one of
-its agent has ended runs in parallel and does not wait for that one. Each conversation has a clock of its own.
-All begin at 0, so as many agents are at work as there are conversations.
+was sent out since that request. The first request of a sub-agent waits for the last request of the agent that
+sent it out. The time from the end of all these to the request is its pause. A request that begins before
+another request of its agent has ended runs beside it and does not wait for it. Each conversation has a clock
+of its own. All clocks begin at 0, so as many agents are at work as there are conversations.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
 
 
 def _object_of(line: bytes) -> Mapping[str, Any]:
-    """The JSON object of a line; an empty one if it is none."""
+    """The JSON object of a line; an empty one if the line is no JSON object."""
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
@@ -100,7 +100,7 @@ def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -
     calls: list[_Call] = []
     tasks = count = block_tokens = 0
     for conversation, tokens in conversations:
-        block_tokens = tokens  # It is the same in all conversations of a file.
+        block_tokens = tokens  # All conversations of a file have the same.
         tasks = _link(conversation, first=len(calls), tasks=tasks)
         calls += conversation
         count += 1
@@ -111,8 +111,7 @@ def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -
 
 def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
     """The calls of each conversation, and the tokens of a block, from a file of Weka captures."""
-    # A hash id is valid within its line, unless its scope is global. `id_of` numbers them for the whole
-    # trace.
+    # A hash id is of its line alone, unless its scope is global. `id_of` numbers (scope, id) for the trace.
     id_of: dict[tuple[object, int], int] = {}
     sizes = set()
     for number, line in lines:
@@ -133,8 +132,8 @@ def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list
 
 
 def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) -> Iterator[_Call]:
-    """The calls of an agent, and those of its sub-agents. `since_s` is when its clock began, on that of the
-    conversation.
+    """The calls of an agent and of its sub-agents. `since_s` is the time on the conversation's clock at which
+    the agent's own clock is 0.
     """
     for i, row in enumerate(requests):
         entry = f"{where}: requests[{i}]"
@@ -144,8 +143,8 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         if isinstance(row.get("requests"), list):
             sub_requests = row["requests"]
             times_s = [each.get("t", 0.0) for each in sub_requests if isinstance(each, dict)]
-            # Raw captures count the times of a sub-agent from its own entry on, other files from the
-            # conversation's start. In the former a time may be smaller than that of the entry.
+            # Raw captures count the times of a sub-agent from its own entry on, other files from the start of
+            # the conversation. Only in raw captures may a time be smaller than that of the entry.
             is_relative = bool(times_s) and min(times_s) < start_s
             name = f"{thread}/{row.get('agent_id', i)}"
             yield from _weka_calls(sub_requests, name, start_s if is_relative else 0.0, entry)
@@ -201,8 +200,8 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
             ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
         ids += [id_of.setdefault(each, len(id_of)) for each in row.get("hash_ids") or []]
         delay_s = _number(row, "delay", where, usual=0.0) / 1000
-        # The file does not say how long answers took. So a request ends when it starts, and only delays lie
-        # between the turns.
+        # The file does not say how long answers took. So a request is taken to end when it starts, and only
+        # delays lie between the turns.
         start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
         ids = ids[: -(-tokens // MOONCAKE_BLOCK)]  # The file may list more ids than its prompt has blocks.
         think_s = delay_s if before else None

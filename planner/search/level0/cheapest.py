@@ -37,10 +37,8 @@ from planner.search.oracle.stopping import StoppedError
 from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, choose
 
-Weigh = Callable[[Option], float]
-"""What one worker of an option adds to a sum that is minimised or limited."""
-Run = Callable[[Sequence[Callable[[], None]]], None]
-"""Executes closures, in parallel or one after the other."""
+Weigh = Callable[[Option], float]  # What one worker of an option adds to a sum that is minimised or limited.
+Run = Callable[[Sequence[Callable[[], None]]], None]  # Executes closures, in parallel or one by one.
 # The next WAVE questions are chosen among so many of the cheapest corners of one LLM.
 MOST_LOOKED_AT = 4 * WAVE
 
@@ -112,7 +110,7 @@ def cheapest(
     `weigh` gives the weight of a worker; without it the weight of a fleet is its objective with whole nodes.
     `run` executes closures that simulate. Their answers stay in the designs, so another search of the same
     designs costs little. With `leaping` prefill counts without an upper limit grow by a factor until a choice
-    is known. The counts that were passed over are looked at afterwards, and only then `bound` is valid.
+    is known. The counts that were passed over are simulated afterwards, and only then `bound` is valid.
     """
     tables = [_Table(designs, limits, weigh) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
@@ -124,14 +122,14 @@ def cheapest(
         return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
 
     while True:
-        # First the best choice among fleets that are known to hold: an upper bound.
+        # The best choice among fleets that are known to hold is an upper bound.
         holding = _choose([table.holding() for table in tables], limits)[0]
         value = math.inf if holding is None else sum(column.weight for column in holding)
         if value < upper * (1 - ROUNDING):
             best, upper = holding, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
-        # Then the most that the fleet of each LLM may weigh in a better choice: the others weigh at least
+        # In a better choice the fleet of an LLM weighs at most its ceiling, because the others weigh at least
         # `least`.
         ceilings = [upper - (sum(least) - own_least) for own_least in least]
         columns = [table.columns(ceiling) for table, ceiling in zip(tables, ceilings, strict=True)]
@@ -168,6 +166,7 @@ def cheapest(
 
 
 def _best_in_words(value: float) -> str:
+    """The value of the best choice so far, for progress."""
     return "none found yet" if math.isinf(value) else f"best so far {value:,.2f}"
 
 

@@ -42,15 +42,15 @@ from planner.traffic.workload import TraceLengths, coarser_lengths
 from planner.units import counted
 
 WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level 0 may cost, in requests.
-# Most cheaper fleets are far too small and fail early. Until some are simulated, we take each to cost what a
+# Most cheaper fleets are far too small and fail early. Until some are simulated, each is taken to cost what a
 # simulation of the search did, divided by this.
 FAR_SOONER = 8
 # An option whose full step breaks the tightest limit on gaps needs about so many times the guessed workers.
 GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
-# With more requests than SEATS_REQUESTS, we assume (pruning_rules.SEATS) that a decode pool fails if it has
-# less than FEW_FRAC of the workers that could just generate all tokens. The smallest pools that kept up had
-# 0.92 of these.
+# With more requests than SEATS_REQUESTS a decode pool is assumed to fail (pruning_rules.SEATS) if it has less
+# than FEW_FRAC of the workers that could just generate all tokens. The smallest pools that kept up had 0.92
+# of these workers.
 SEATS_REQUESTS = 200_000
 FEW_FRAC = 0.8
 
@@ -96,8 +96,8 @@ class _SearchSpace:
         engine = problem.task.engine
         if problem.task.deploy in ONE_POOL or (engine is not None and engine.name in TARGETS_OF_ENGINE):
             prefill = decode = []
-        # A bound must leave out sessions of which a request may be late. A guess need not, so the edges
-        # between requests are dropped and all arrive at their nominal times.
+        # A bound must leave out sessions of which a request may be late, a guess need not. So the guess drops
+        # the waits between requests, and all arrive at their nominal times.
         guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
@@ -146,7 +146,7 @@ def search_level0(
         search.assumed |= set() if too_slow else {pruning_rules.LINK}
         pairs = []
     best_mixed = best_one_gpu = (search.best, search.value)
-    # Every fleet that holds is offered to `search` at once, so a StoppedError loses none.
+    # A fleet that holds is offered to `search` as soon as it is simulated, so a StoppedError loses none.
     try:
         _offer_known(problem, start, space.options, holds, search)
         problem.progress(Stage(f"fleets of one worker type: {counted(len(space.mixed), 'type')}", "level 0"))
@@ -184,9 +184,8 @@ def likely_fleet(problem: Problem) -> Counts | None:
 
 
 def _timed(problem: Problem, search: Search, simulate: Holds, *, is_half: bool = False) -> Holds:
-    """The function `simulate`, which now also reports progress, and raises StoppedError in place of a
-    simulation that would begin after the time is over. With `is_half` it simulates one pool of a pair, which
-    is not a fleet.
+    """The function `simulate` with reports of progress, and with a StoppedError in place of a simulation that
+    would begin after the time is over. With `is_half` it simulates one pool of a pair, which is no fleet.
     """
 
     def simulate_in_time(fleets: Sequence[Counts]) -> list[bool]:
@@ -214,9 +213,8 @@ def _search_pairs(
     problem.progress(Stage(text, "pairs"))
     oracle, is_one_type = problem.oracle, label == "one GPU type"
     simulations = PairSimulations(_timed(problem, search, oracle.holds))
-    # Where requests wait for others, a pool that fails alone may do in a pair: in its simulation the partner
-    # takes no time, so the next requests of a session come earlier. So pools are simulated alone only where
-    # requests do not wait.
+    # A pool is simulated alone with a partner that takes no time. With sessions the next requests then come
+    # earlier, so a pool that fails alone may be enough in a pair: pools are not simulated alone there.
     if not problem.trace.after.size:
         simulations = PairSimulations(
             simulations.holds,
@@ -342,7 +340,7 @@ def _walk_cheaper(
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, problem.oracle.verdicts, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
-        # How far the walk came depends on the clock, and the plan must not depend on that.
+        # How far the walk came depends on the clock, so the search counts as interrupted.
         raise StoppedError
 
 
@@ -354,8 +352,8 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.slo_work))
     likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:
-        # The caches of so many workers, and the stores to which they offload KV, leave less to compute. So
-        # the guess is made again with their hits.
+        # The caches of `likely` workers, and the stores to which they offload KV, leave less to compute. So
+        # the guess is made again with the hits of these caches.
         offload, worker = oracle.policies.kv_offload, option.type
         store_tokens = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
         stores = 1 if offload is not None and offload.is_shared else likely
@@ -364,7 +362,7 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
         likely = least_workers(option, lengths, guess)
     likely = oracle.workers_needed(option, likely)
     most = problem.limits.most_workers(option.type)
-    # `busy` and `few` are guesses for decode without drafts, and for requests that wait for no answers.
+    # `busy` and `few` are guesses only for decode workers without drafts, and for traffic without sessions.
     if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
         return Bounded(option, least, most, likely)
     busy, few = max(math.ceil(workers_for_backlog_test(problem, option, full_workers)), 1), 1
