@@ -478,8 +478,8 @@ def _tenants(simulation: Simulation) -> Document:
 
 
 def requests_csv(simulation: Simulation) -> str:
-    """One row per request, by arrival; a time is empty where the request never got so far. `arrival_s` has
-    all its digits, for a replay.
+    """One row per request, by arrival; a time is empty if the request never got so far. `arrival_s` has all
+    its digits, so that the file can be simulated again.
 
     If the trace says which tokens are of images, these have a column of their own, as in a trace.
     """
@@ -518,7 +518,7 @@ def requests_csv(simulation: Simulation) -> str:
         )
         ids = range(start, start + len(columns[0]))
         text = "".join([row_format % row for row in zip(ids, *columns, strict=True)])
-        # Twice, because the first pass misses every other one of neighbours, which share a comma.
+        # Neighbouring "nan" share a comma, so the first pass misses every other one.
         parts.append(text.replace(",nan,", ",,").replace(",nan,", ",,"))
     return "".join(parts)
 
@@ -543,6 +543,7 @@ def _facts(plan: Plan) -> Document:
 
 
 def _alternatives(plan: Plan) -> list[Document]:
+    """The other fleets of a plan, with a sentence and facts on each."""
     return [
         {
             "label": alternative.label,
@@ -566,6 +567,7 @@ def _fleet_summary(fleet: Fleet) -> Document:
 
 
 def _slo_lines(verdict: Verdict) -> list[Document]:
+    """The lines of the SLO with their simulated values."""
     return [
         {
             "limit": line.limit.name,
@@ -580,6 +582,7 @@ def _slo_lines(verdict: Verdict) -> list[Document]:
 
 
 def _in_window(worst: InWindow) -> Document:
+    """A line in one window; an attainment has no value in seconds (NaN)."""
     value = {} if math.isnan(worst.value_s) else {"simulated_s": worst.value_s}
     return {"start_s": worst.start_s, "end_s": worst.end_s, **value, "kept_frac": worst.kept_frac}
 

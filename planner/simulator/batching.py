@@ -719,9 +719,9 @@ def _prompts_first(state, l, time_s):
     kind = state.types[worker.type]
     is_peak = kind.batching == LIGHTLLM
     if is_peak:
-        if lane.decodes > 0 and worker.tried_steps < kind.patience_steps:
+        if lane.decodes > 0 and worker.steps_since_prompts < kind.patience_steps:
             return
-        worker.tried_steps = 0
+        worker.steps_since_prompts = 0
     longest, tokens = ZERO, ZERO
     while worker.running < kind.seats:
         r = worker.first_waiting
@@ -832,7 +832,7 @@ def run_length(state, l, time_s, goes_on):
     elif kind.batching == LIGHTLLM:
         steps = min(steps, (kind.kv_blocks * BLOCK - int(lane.kv_sum)) // lane.decodes + 1)
         if worker.waiting > 0:
-            steps = min(steps, kind.patience_steps - worker.tried_steps)
+            steps = min(steps, kind.patience_steps - worker.steps_since_prompts)
     elif kind.reserved_blocks == 0 and free >= lane.decodes:
         # A block must be free for every decode when a step starts.
         steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)

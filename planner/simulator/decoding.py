@@ -54,7 +54,7 @@ def decoded(state, l, steps, time_s):
     charge_tokens(state, l, steps)
     recycle_windows(state, w, steps * lane.decodes)
     if kind.batching == LIGHTLLM:  # From 1 to `patience_steps`, then again from 1.
-        worker.tried_steps = (worker.tried_steps + steps - 1) % kind.patience_steps + 1
+        worker.steps_since_prompts = (worker.steps_since_prompts + steps - 1) % kind.patience_steps + 1
     worker.dense_tokens += steps * lane.decodes * lane.width
     lane.decode_step += steps
     lane.kv_sum += float(steps) * lane.decodes

@@ -122,7 +122,7 @@ WORKER = np.dtype(
         ("read_s", "f8"),  # When its API server will have made tokens of all prompts sent to it.
         ("awaited_blocks", "i8"),  # KV blocks that the first of the hand-offs without room needs.
         ("stage_free_s", "f8", MAX_PP),  # When each stage of its pipeline is free.
-        ("tried_steps", "i8"),  # Batching lightllm: decode steps since new prompts were last tried.
+        ("steps_since_prompts", "i8"),  # Batching lightllm: decode steps since it last looked at new prompts.
         ("served_batch", "i8"),  # The scheduling batch (queue_batch) whose prompts are served now.
         ("filled_batch", "i8"),  # The latest scheduling batch.
         ("filled", "i8"),  # How many prompts are in the latest one.

@@ -1,7 +1,8 @@
 """Which worker takes a request: the pool FRONT is for arrivals, the pool BACK for hand-offs.
 
-Policies by score choose the smallest `state.score`, which `slots.add_load` keeps up to date. To find it
-quickly, workers are in groups of GROUP, and `state.lowest` is a lower bound of the scores in each.
+Policies by score choose the worker with the smallest `state.score`, which `slots.add_load` keeps up to date.
+To find that worker quickly, workers are in groups of GROUP, and `state.lowest` has for each group a lower
+bound of its scores.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ from planner.simulator.slots import blocks_of, blocks_of_run, extra_blocks, step
 def set_pools(state):
     """List the workers of both pools that are up, in the order in which a router prefers equal ones.
 
-    The first rank of a worker stands for all its ranks. No bound of a group's scores is known any more.
+    The first rank of a worker stands for all its ranks. The bounds of the groups' scores are reset, because
+    the groups have other workers now.
     """
     for pool in (FRONT, BACK):
         size = 0
@@ -74,8 +76,7 @@ def _draw_below(state, n):
     x ^= x << np.uint64(25)
     x ^= x >> np.uint64(27)
     state.counters[RANDOM_STATE] = np.int64(x)
-    # The multiplier is the generator's own. Of the product the 31 highest bits are used, the most random
-    # ones.
+    # The multiplier is part of the generator. The 31 highest bits of the product are the most random ones.
     return np.int64((x * np.uint64(2685821657736338717) >> np.uint64(33)) % np.uint64(n))
 
 
@@ -86,7 +87,9 @@ def _draw_two_below(state, count):
     second = first
     if count > 1:
         second = _draw_below(state, count - 1)
-        if second >= first:  # Those from `first` on move up by one, so that each other one is as likely.
+        if (
+            second >= first
+        ):  # Numbers from `first` on move up by one, so each number but `first` is as likely.
             second += 1
     return first, second
 
@@ -232,7 +235,7 @@ def _random_with_room(state, pool, r, need, policy, time_s):
     request = state.requests[r]
     blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
     for is_strict in (True, False):
-        # The candidates are counted, then numbers below the count are drawn, then the candidates counted off.
+        # Candidates are counted, numbers below the count are drawn, and candidates are counted down to these.
         count = 0
         for i in range(state.counters[SIZE + pool]):
             count += _has_room_now(state, state.pools[pool, i], need, blocks, is_strict, time_s)

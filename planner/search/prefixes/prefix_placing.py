@@ -1,11 +1,11 @@
 """Which prefixes each worker of a pool should keep, and what that saves. The formulation is
-`replicate_prefixes`; here its input is made from a trace and a pool, and estimates and warm-up prompts from
-its placement.
+`replicate_prefixes` (solvers/prefix_replication.py). Here its input is made from a trace and a pool, and
+estimates and warm-up prompts from its answer.
 
 Stable prefixes (system prompts, tool instructions, popular documents) are used in most parts of the trace:
-they are placed on workers. All other reuse is taken for that of sessions that come and go. Sessions use the
-memory that is left, and hit as often as in one LRU cache of that size over all workers. This assumes a router
-that keeps each session on its worker.
+they are placed on workers. All other reuse is taken to be of sessions that come and go. Sessions use the
+memory that placed prefixes leave, and hit as often as in one LRU cache of that size over all workers. This
+assumes a router that keeps each session on its worker.
 
 Seconds of work are those of the master problem (`least_seconds`): the least that a request costs a busy
 worker. Memory for prefixes is what running requests leave by Little's law; it depends in turn on the hits.
@@ -36,25 +36,23 @@ from planner.traffic.workload import prefix_sharing
 PrefillSeconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
 
 # A prefix is stable if it is used in at least STABLE_PARTS of TRACE_PARTS equal parts of the trace's time.
-# Two parts may miss it: a trace often begins or ends with a lull.
+# Two parts may lack it, because traces often begin or end with little traffic.
 TRACE_PARTS = 10
 STABLE_PARTS = 8
-# At most so many nodes of the prefix tree are placed, which bounds the time that a placement takes. Nodes
-# that are used less are left to sessions.
+# At most so many nodes of the prefix tree are placed, the most used ones, which bounds the time that a
+# placement takes. All other nodes count as sessions.
 MOST_NODES = 100
 CURVE_PIECES = 12  # Pieces of the concave curve of session hits over memory that the formulation has.
-ROOM_ITERATIONS = 10  # Room depends on hits and hits on room; they mostly agree after three rounds.
+ROOM_ITERATIONS = 10  # Room depends on hits and hits on room; the two mostly agree after three rounds.
 SAME_HIT_FRAC = 1e-3  # Hit shares that differ by less count as equal: their room differs by about a block.
-STEP_ITERATIONS = (
-    100  # Rounds for a step's time and its sequences, which depend on each other. They are cheap.
-)
-FULL_FRAC = 0.95  # Most of a worker's time that prefill is taken to have: at 1 no decode would ever end.
+STEP_ITERATIONS = 100  # Cheap rounds for a step's time and its sequences, which depend on each other.
+FULL_FRAC = 0.95  # Prefill is taken to have at most this share of a worker's time; at 1 no decode would end.
 # The search for a placement ends at this gap to its bound, or after so many routings. A routing sends every
 # class of requests to workers (planner/solvers/prefix_prices.py).
 GAP_FRAC = 0.02
 ROUTINGS = 400
 FEW_ROUTINGS = 100  # Routings for each smaller pool that `workers_for_same_load` tries.
-LEAST_SEARCH_S = 0.1  # A placement whose search has begun gets this long at least.
+LEAST_SEARCH_S = 0.1  # Once begun, a search for a placement gets this long at least.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +124,9 @@ class KeepAlive:
 
 
 def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
-    """The pool that prefills: the only one, or the one named."""
+    """The pool that prefills: the only one, or the one of this name. Raises InputError if there is none, or
+    if there are several and no name.
+    """
     pools = [pool for pool in fleet.pools if pool.role != "decode" and pool.count]
     named = [pool for pool in pools if name is None or pool.name == name]
     if len(named) == 1:
@@ -173,22 +173,22 @@ def pool_prefixes(
     for pool in fleet.pools:
         workers = range(next_worker, next_worker + pool.count)
         next_worker = workers.stop
-        own = np.flatnonzero(np.isin(simulation.prefill_worker, workers))
-        if pool.role == "decode" or not len(own):
+        numbers = np.flatnonzero(np.isin(simulation.prefill_worker, workers))  # Of the pool's requests.
+        if pool.role == "decode" or not len(numbers):
             continue
-        part = trace if len(own) == len(trace) else trace.select(own)
+        part = trace if len(numbers) == len(trace) else trace.select(numbers)
         if not part.duration_s > 0:
             continue  # Requests that all arrive at once have no rates.
         if pinned is None:
             plan = plan_prefixes(part, pool, time_limit_s=time_limit_s, rng=rng)
-            prompts = warm_up(part, plan, own)
+            prompts = warm_up(part, plan, numbers)
         else:
             plan = pinned(pool)
             prompts = warm_up(trace, plan)
-        cached = simulation.cached_tokens[own]
+        cached = simulation.cached_tokens[numbers]
         option = Option(pool.role, pool.type, objective=0.0)  # Work does not depend on the price.
         work_s = least_seconds(option, part.input_tokens, part.output_tokens, cached)
-        load = np.bincount(simulation.prefill_worker[own] - workers.start, work_s, minlength=pool.count)
+        load = np.bincount(simulation.prefill_worker[numbers] - workers.start, work_s, minlength=pool.count)
         answers.append(
             PoolPrefixes(
                 plan=plan,
@@ -239,7 +239,7 @@ def estimate_plan(
 
 
 def warm_up(trace: Trace, plan: PrefixPlan, numbers: IntArray | None = None) -> list[WarmUp]:
-    """Per worker the longest placed prefixes, which hold the shorter ones; hottest first.
+    """Per worker the longest placed prefixes, which hold all shorter ones; the most used first.
 
     If `trace` is a part of a larger one, `numbers` (n,) are its requests' numbers in that larger trace.
     """
@@ -253,7 +253,7 @@ def warm_up(trace: Trace, plan: PrefixPlan, numbers: IntArray | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A placed prefix that no other placed one begins with: the first `tokens` of a request's prompt."""
+    """A placed prefix with which no other placed prefix begins: the first `tokens` of a request's prompt."""
 
     tokens: int
     request: int
@@ -268,7 +268,7 @@ def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
     leaf_of_node: dict[int, Leaf] = {}
     leaves: list[list[Leaf]] = []
     for r in range(plan.pool.count):
-        inner = set(demand.parent[placed[:, r]].tolist())  # Another placed prefix begins with each of these.
+        inner = set(demand.parent[placed[:, r]].tolist())  # Nodes with which a longer placed prefix begins.
         leaves.append([])
         for v in hottest:
             if placed[v, r] and v not in inner and end_tokens[v] > 0:
@@ -320,7 +320,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         tokens=np.concatenate(([0], tree.tokens[stable])),
         prefill_s=np.concatenate(([0.0], prefill_s(tree.start_tokens[stable], tree.tokens[stable]))),
         rate_rps=requests / trace.duration_s,
-        work_s=all_work_s / np.maximum(requests, 1),  # No request of a class: no work to divide.
+        work_s=all_work_s / np.maximum(requests, 1),  # A class without requests has no work.
     )
     node_blocks = np.concatenate(([0], tree.blocks[stable])).astype(float)
     stable_blocks = demand.path_sum(node_blocks)[class_of]
@@ -361,18 +361,18 @@ def _session_reuse(
     """
     owner = blocks.owner
     within = np.arange(len(owner)) - blocks.offsets[owner]  # Each block's number in its prompt.
-    rest = within >= stable_blocks[owner]
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[rest], minlength=len(trace)))))
-    used = prefixes.stack_distances(offsets, blocks.node[rest], len(blocks.parent))
-    tokens = blocks.tokens[rest]
-    seconds = prefill_s(within[rest] * trace.prefix_block_tokens, tokens)
-    size, saved_s = prefixes.hit_curve(trace, seconds, used).concave()
+    is_of_session = within >= stable_blocks[owner]
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[is_of_session], minlength=len(trace)))))
+    reuse = prefixes.stack_distances(offsets, blocks.node[is_of_session], len(blocks.parent))
+    tokens = blocks.tokens[is_of_session]
+    seconds = prefill_s(within[is_of_session] * trace.prefix_block_tokens, tokens)
+    size, saved_s = prefixes.hit_curve(trace, seconds, reuse).concave()
     # The corners lie at equal steps of what is saved; corners that coincide become one.
     corners = np.unique(np.searchsorted(saved_s, np.linspace(0, saved_s[-1], CURVE_PIECES + 1)))
     sessions = SessionReuse(
         tuple(size[corners].tolist()), tuple((saved_s[corners] / trace.duration_s).tolist())
     )
-    return sessions, prefixes.hit_curve(trace, tokens, used)
+    return sessions, prefixes.hit_curve(trace, tokens, reuse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,12 +394,12 @@ def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
 
 
 def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
-    """What each worker has for prefixes beside its running requests if `workers` share all requests; by
-    default those of the pool.
+    """The room that each worker has for prefixes beside its running requests if `workers`, by default those
+    of the pool, share all requests.
 
     Hits leave room for more hits. So room and hits are computed in turn until they agree, beginning with the
-    hits of an endless cache. Hits are those of one LRU cache as large as the placed prefixes of all workers:
-    the smaller of a worker's two rooms, so that hits are not overstated.
+    hits of an endless cache. Hits are those of one LRU cache as large as `placed_tokens` of all workers: it
+    is the smaller of a worker's two rooms, so hits are not overstated.
     """
     workers = workers or pool.count
     blocks = prefixes.block_uses(trace)
@@ -420,7 +420,7 @@ def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
     not with the request that uses them.
 
     Sequences in decode by Little's law: arrivals x tokens to come x the time between two tokens, which is a
-    step of that many sequences, stretched by the share of time that prefill takes.
+    step of that many sequences, made longer by the share of time that prefill takes.
     """
     sequences = 0.0
     worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
@@ -433,9 +433,9 @@ def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
             prefill, trace.input_tokens, trace.output_tokens, hit_frac * trace.input_tokens
         )
         busy_frac = min(rate_rps * float(prompts_s.mean()), FULL_FRAC)
-        # Means over all decode steps of all requests, so that long answers weigh more.
+        # Both contexts are means over all decode steps of all requests, so that long answers weigh more.
         gaps = trace.output_tokens - 1.0
-        all_gaps = max(float(gaps.sum()), 1.0)  # At least 1 to divide by, if no request decodes.
+        all_gaps = max(float(gaps.sum()), 1.0)  # If no request decodes, 0 is divided by 1.
         context = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / all_gaps
         own_context = float((gaps * (own_tokens + gaps / 2)).sum()) / all_gaps
         for _ in range(STEP_ITERATIONS):

@@ -74,7 +74,7 @@ class Gatherer:
         the numbers count, such as "log.csv, line".
         """
         column_names = self.columns.by_role()
-        # A row with a time is not blank. Only for the others all columns are checked.
+        # A row with a time is not blank. All columns are checked only if some row has no time.
         blank = is_missing(table[self.clock.name])
         if blank.any():
             blank = np.logical_and.reduce([is_missing(table[name]) for name in set(column_names.values())])
@@ -197,7 +197,7 @@ class Gatherer:
         missing = is_missing(column)
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
         if missing.any():
-            # Small numbers, since hashes of texts are hardly ever small.
+            # These numbers are small, which hashes of texts hardly ever are, so they meet no hash.
             first = self._without_id
             self._without_id += len(missing)
             hashed[missing] = np.arange(first, self._without_id, dtype=np.uint64)[missing]
@@ -255,7 +255,7 @@ class Gatherer:
             without_tokens = np.concatenate(self._ids_without_tokens)
             halves = int(np.isin(without_tokens, np.concatenate(self._ids)).sum())
             self.dropped[HALVES] += halves
-            # So far these rows are counted as rows without tokens.
+            # These rows were counted as rows without tokens, so they are taken out there.
             for reason in (formats.NO_OUTPUT, formats.NO_INPUT):
                 moved = min(halves, self.dropped[reason])
                 self.dropped[reason] -= moved

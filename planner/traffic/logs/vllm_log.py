@@ -49,7 +49,7 @@ _ENDED = re.compile(rb"Request (\S+) (aborted|failed)\b")
 _MAX_TOKENS = re.compile(rb"[(, ]max_tokens=(\d+)[,)]")
 _ANSWER_COUNT = re.compile(rb"SamplingParams\(n=(\d{1,4}),")
 _LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
-# The lists of token ids of a prompt and of an answer.
+# What stands before the list of token ids of a prompt ("in") and of an answer ("out").
 _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
 _PROMPT = b"prompt: "
 # vLLM writes no year. Every year counts as a leap year, so that February 29 has a place; `_time_ns` takes
@@ -101,8 +101,8 @@ class VllmLog:
     def read(self, lines: Iterable[tuple[int, bytes]]) -> None:
         """Take the lines of a log, with their numbers."""
         for number, raw in lines:
-            # Most lines are on other things. This test is faster than the patterns. Lines have "Request" or
-            # "request".
+            # Most lines have none of these words ("Request" or "request"), and this test is faster than the
+            # patterns.
             if b"equest" not in raw and b"Generated" not in raw:
                 continue
             match = LINE.match(raw) or JSON_LINE.match(raw)
@@ -225,7 +225,7 @@ class VllmLog:
         number_of_day = DAYS_BEFORE_MONTH[month - 1] + day - 1
         if self._previous_day - number_of_day > _YEAR_DAYS // 2:  # The year has changed.
             self._days += _YEAR_DAYS
-        # A log that goes from 28 February to March without the 29th is of no leap year.
+        # If a log goes from 28 February or before to March, without the 29th, its year has no such day.
         if 0 <= self._previous_day <= _FEB_28 and number_of_day > _FEB_28 + 1:
             self._days -= 1
         self._previous_day = number_of_day
