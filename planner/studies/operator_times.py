@@ -64,8 +64,8 @@ def operator_times(fleet: Fleet, simulation: Simulation) -> tuple[OperatorTime, 
     rows, first = [], 0
     for pool in fleet.running_pools:
         end = first + pool.count
-        own = (runs["worker"] >= first) & (runs["worker"] < end) & (inside_s > 0)
-        rows += _pool_rows(pool, runs[own], inside_s[own], chunks.of_runs(own))
+        is_of_pool = (runs["worker"] >= first) & (runs["worker"] < end) & (inside_s > 0)
+        rows += _pool_rows(pool, runs[is_of_pool], inside_s[is_of_pool], chunks.of_runs(is_of_pool))
         first = end
     return tuple(rows)
 

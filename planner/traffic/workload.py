@@ -239,7 +239,7 @@ def to_classes(
             f"{trace.name}: all requests arrive at once, so a class has no rate; use a longer trace"
         )
     uncached = trace.input_tokens if cached_tokens is None else trace.input_tokens - cached_tokens
-    own = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
+    own_tokens = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
     # `code` is the class of each request; a further cut multiplies it by the number of its parts.
     code = _quantile_bucket(uncached, inputs)
     further_cuts = [(trace.output_tokens, outputs)]
@@ -265,7 +265,7 @@ def to_classes(
         mean_output_tokens=np.add.reduceat(output_tokens, starts) / requests,
         class_of=class_of,
         min_uncached_tokens=np.minimum.reduceat(uncached[order], starts),
-        min_own_tokens=np.minimum.reduceat(own[order], starts),
+        min_own_tokens=np.minimum.reduceat(own_tokens[order], starts),
     )
 
 

@@ -383,14 +383,17 @@ def race_near(
     return raced, [policies for policies, _ in waiting], spent
 
 
-def _changes_nothing(policies: Policies, own: Policies, best: Counts) -> bool:
-    """Whether `policies` differ from `own` in hand-offs alone, and the fleet hands nothing over."""
+def _changes_nothing(policies: Policies, chosen: Policies, best: Counts) -> bool:
+    """Whether `policies` differ from the `chosen` ones in hand-offs alone, and the fleet hands nothing over."""
     if any(option.role == "prefill" for option, _ in best):
         return False
     with_own_hand_offs = replace(
-        policies, decode_routing=own.decode_routing, pools=own.pools, repurpose_after_s=own.repurpose_after_s
+        policies,
+        decode_routing=chosen.decode_routing,
+        pools=chosen.pools,
+        repurpose_after_s=chosen.repurpose_after_s,
     )
-    return with_own_hand_offs == own
+    return with_own_hand_offs == chosen
 
 
 def _race_one(

@@ -94,31 +94,31 @@ def charge_effort(query: object, cost: int | None) -> None:
     """
     if cost is not None:
         _current_meter().add(cost)
-    if (own := current_task()) is None:
+    if (task := current_task()) is None:
         return
     if cost is not None:
-        own.wave.cost[query] = cost
-    own.spent += own.wave.cost.get(query, 0)
+        task.wave.cost[query] = cost
+    task.spent += task.wave.cost.get(query, 0)
 
 
 def remember_answer(answers: dict[Any, bool], key: Any, answer: bool) -> None:
     """Set `answers[key]`. New keys are put into the order of the tasks when the wave ends
     (`_merge_in_order`).
     """
-    if (own := current_task()) is not None:
+    if (task := current_task()) is not None:
         entry = id(answers), key
         if key not in answers:
-            own.wave.added.add(entry)
-        if entry in own.wave.added:
-            own.answers.append((answers, key))
+            task.wave.added.add(entry)
+        if entry in task.wave.added:
+            task.answers.append((answers, key))
     answers[key] = answer
 
 
 def effort_spent() -> int:
     """The effort that counts against the limits of a search, in simulated requests."""
-    if (own := current_task()) is None:
+    if (task := current_task()) is None:
         return _current_meter().spent
-    return own.wave.spent_before + min(AT_ONCE, own.wave.tasks) * own.spent
+    return task.wave.spent_before + min(AT_ONCE, task.wave.tasks) * task.spent
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
@@ -135,8 +135,8 @@ def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
     at_once = min(parallel_width(), len(tasks))
     wave_tasks = [WaveTask(wave) for _ in tasks]
     contexts = [contextvars.copy_context() for _ in tasks]
-    for context, own in zip(contexts, wave_tasks, strict=True):
-        context.run(_task.set, own)
+    for context, wave_task in zip(contexts, wave_tasks, strict=True):
+        context.run(_task.set, wave_task)
     try:
         _run(list(zip(contexts, tasks, strict=True)), at_once)
     finally:
@@ -187,10 +187,10 @@ def _merge_in_order(tasks: Sequence[WaveTask]) -> None:
     the wave, if any, gets their answers and their effort.
     """
     outer = current_task()
-    for own in tasks:
-        for answers, key in own.answers:
+    for task in tasks:
+        for answers, key in task.answers:
             answers[key] = answers.pop(key)  # This moves the key to the end.
             if outer is not None:
                 outer.answers.append((answers, key))
         if outer is not None:
-            outer.spent += own.spent
+            outer.spent += task.spent

@@ -248,8 +248,8 @@ def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> 
         if replay is None:
             while len(_replays) >= KEPT_REPLAYS:
                 del _replays[next(iter(_replays))]
-            own = make_writable(trace)
-            replay = _replays[name] = Replay(own, kept=kept or len(own) <= KEPT_REQUESTS)
+            writable = make_writable(trace)
+            replay = _replays[name] = Replay(writable, kept=kept or len(writable) <= KEPT_REQUESTS)
     return replay.answer(query)
 
 

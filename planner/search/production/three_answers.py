@@ -669,9 +669,9 @@ def _cheapest_neighbour(
     workers. If it fails, all fleets that are smaller in every pool fail too.
     """
     lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
-    own = merge_kinds(best)
+    machines = merge_kinds(best)
     idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
-    counted_pools = [*own, *idle[: max(MOST_MACHINES_CHANGED - len(own), 0)]]
+    counted_pools = [*machines, *idle[: max(MOST_MACHINES_CHANGED - len(machines), 0)]]
     options = [option for option, _ in counted_pools]
     ranges = [
         range(max(count - MOST_WORKERS_CHANGED, 0), count + MOST_WORKERS_CHANGED + 1)

@@ -330,23 +330,23 @@ def _grouped_length_columns(sample: pd.DataFrame, role: str) -> list[str]:
 
 def names_length(name: str, role: str) -> bool:
     """Whether a column's name says tokens of the prompt (role input), or of the answer (output)."""
-    own, other = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
+    own_words, other_words = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
     # Prefixes of OpenTelemetry and the like say nothing of the role.
     words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
     meaning_words = set(words) - {"x", "num", "n", "count", "of"}
     if not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:
         return False
-    if not meaning_words & (own | ({"in"} if role == "input" else {"out"})):
+    if not meaning_words & (own_words | ({"in"} if role == "input" else {"out"})):
         return False
-    return not meaning_words & other or _comes_last(words, own, other)
+    return not meaning_words & other_words or _comes_last(words, own_words, other_words)
 
 
-def _comes_last(words: list[str], own: set[str], other: set[str]) -> bool:
-    """Whether, of the words that name prompt or answer, the last is in `own`: `response.usage.prompt_tokens`
-    is of the prompt.
+def _comes_last(words: list[str], own_words: set[str], other_words: set[str]) -> bool:
+    """Whether, of the words that name prompt or answer, the last is in `own_words`:
+    `response.usage.prompt_tokens` is of the prompt.
     """
-    sides = [word for word in words if word in own or word in other]
-    return bool(sides) and sides[-1] in own
+    sides = [word for word in words if word in own_words or word in other_words]
+    return bool(sides) and sides[-1] in own_words
 
 
 def _only_column(sample: pd.DataFrame, names: list[str], what: str, doubts: list[str]) -> str:
@@ -426,7 +426,7 @@ def _time_columns(
     arrival alone is enough; without one, an end and a duration are needed.
     """
     starts, others, ends = (
-        [name for name, own in times.items() if own == kind] for kind in ("start", "", "end")
+        [name for name, time_kind in times.items() if time_kind == kind] for kind in ("start", "", "end")
     )
     # The likeliest start comes first: _START is sorted by likelihood.
     starts.sort(key=lambda name: min(_START.index(word) for word in words_of(name) if word in _START))
