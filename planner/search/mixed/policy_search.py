@@ -384,7 +384,7 @@ def race_near(
 
 
 def _changes_nothing(policies: Policies, chosen: Policies, best: Counts) -> bool:
-    """Whether `policies` differ from the `chosen` ones in hand-offs alone, and the fleet hands nothing over."""
+    """Whether `policies` differ from `chosen` in hand-offs alone, and the fleet hands nothing over."""
     if any(option.role == "prefill" for option, _ in best):
         return False
     with_own_hand_offs = replace(
