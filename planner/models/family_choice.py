@@ -138,9 +138,11 @@ def choose_step_family(
         # The refit of each fold must not see it either.
         refits = np.empty_like(y)
         for k in range(folds):
-            seen = fold != k
-            fold_model = fit_candidate(candidates[best], X[seen], y[seen], _select_rows(operators, seen))
-            refits[~seen] = to_step_latency(fold_model, X[seen])[0].steps_s(X[~seen])
+            is_fitted = fold != k
+            fold_model = fit_candidate(
+                candidates[best], X[is_fitted], y[is_fitted], _select_rows(operators, is_fitted)
+            )
+            refits[~is_fitted] = to_step_latency(fold_model, X[is_fitted])[0].steps_s(X[~is_fitted])
         errors = converted = errors_by_regime(X, y, refits)
         for name, candidate in candidates.items():
             if isinstance(candidate, CorrectedSteps) and is_better(errors_by_family.get(name, {}), converted):
@@ -179,9 +181,9 @@ def cross_validated_s(
     """Seconds of every row, each predicted by a fit to the other folds."""
     predicted = np.empty_like(y)
     for k in np.unique(fold):
-        seen = fold != k
-        model = fit_candidate(candidate, X[seen], y[seen], _select_rows(operators, seen))
-        predicted[~seen] = model.set_params(beyond="extrapolate").predict(X[~seen])
+        is_fitted = fold != k
+        model = fit_candidate(candidate, X[is_fitted], y[is_fitted], _select_rows(operators, is_fitted))
+        predicted[~is_fitted] = model.set_params(beyond="extrapolate").predict(X[~is_fitted])
     return predicted
 
 

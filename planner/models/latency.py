@@ -209,11 +209,12 @@ class StepLatency:
         """Seconds to prefill prompts alone on an idle engine, in chunks of `budget_tokens`."""
         n = np.asarray(input_tokens, dtype=float)
         whole = np.floor_divide(n, budget_tokens)
-        rest = n - whole * budget_tokens
+        last_tokens = n - whole * budget_tokens
         chunks_s = whole * self.step_s(budget_tokens, prefills=1) + np.where(
-            rest > 0, self.step_s(rest, prefills=1), 0.0
+            last_tokens > 0, self.step_s(last_tokens, prefills=1), 0.0
         )
-        read = budget_tokens * whole * (whole - 1) / 2 + np.where(rest > 0, n - rest, 0.0)  # C of all chunks.
+        # C of all chunks: each chunk reads the tokens of the chunks before it.
+        read = budget_tokens * whole * (whole - 1) / 2 + np.where(last_tokens > 0, n - last_tokens, 0.0)
         pairs = n * (n + 1) / 2  # Of the whole prompt.
         return np.asarray(chunks_s + self.a_s * pairs + self.d_s * read)
 
@@ -262,9 +263,9 @@ class StepLatency:
         beyond = (2 * tokens,) if tokens >= self.knots_tokens[-1] else ()
         knots = tuple(sorted({*self.knots_tokens, tokens, *beyond}))
         knot_tokens = np.array(knots)
-        own = _interpolate_knots(knot_tokens, self.knots_tokens, self.f_s)
+        seconds = _interpolate_knots(knot_tokens, self.knots_tokens, self.f_s)
         joint = self.joint_at(knot_tokens) if self.joint_s else np.array([])
-        return replace(self, knots_tokens=knots, f_s=tuple(own.tolist()), joint_s=tuple(joint.tolist()))
+        return replace(self, knots_tokens=knots, f_s=tuple(seconds.tolist()), joint_s=tuple(joint.tolist()))
 
     def with_least(self, least_s: float, *, beyond_tokens: float) -> StepLatency:
         """The same engine with f(N) at least `least_s` from one token beyond `beyond_tokens` on."""

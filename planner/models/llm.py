@@ -415,8 +415,8 @@ class Llm:
         for group in self.layer_groups:
             if group.attention is not None:
                 in_16_bits = group.count * group.attention.bf16_parameters
-                rest = group.count * group.attention.parameters(self.hidden) - in_16_bits
-                yield "attention", group.attention.weights, rest, rest
+                other_parameters = group.count * group.attention.parameters(self.hidden) - in_16_bits
+                yield "attention", group.attention.weights, other_parameters, other_parameters
                 if in_16_bits:
                     yield "attention", "bf16", in_16_bits, in_16_bits
             if (block := group.feed_forward) is None:

@@ -262,9 +262,9 @@ def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
     """The layers of each pipeline stage, as vLLM partitions them: evenly, with the rest dealt to the stages
     before the last one, which has the output head.
     """
-    least, rest = divmod(llm.layers, pp)
-    # `rest` of the stages before the last.
-    return tuple(least + (pp - 1 - rest <= stage < pp - 1) for stage in range(pp))
+    least, longer_stages = divmod(llm.layers, pp)
+    # So many of the stages before the last one have a layer more.
+    return tuple(least + (pp - 1 - longer_stages <= stage < pp - 1) for stage in range(pp))
 
 
 def kv_cache_tokens(
@@ -305,8 +305,10 @@ def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
         attention, block = group.attention, group.feed_forward
         if attention is not None:
             in_16_bits = attention.bf16_parameters
-            rest = attention.parameters(llm.hidden) - in_16_bits
-            read += group.count * (rest * llm.bytes_per_weight(attention.weights) + 2.0 * in_16_bits)
+            other_parameters = attention.parameters(llm.hidden) - in_16_bits
+            read += group.count * (
+                other_parameters * llm.bytes_per_weight(attention.weights) + 2.0 * in_16_bits
+            )
         if block is not None:
             experts = touched_experts(block, tokens) * block.expert_parameters(llm.hidden)
             read += group.count * experts * llm.bytes_per_weight(block.weights)

@@ -343,13 +343,13 @@ def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
     workers = {role: _workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
     patterns: list[_Pattern] = []
     for kind in dict.fromkeys(each.kind for each in slices):
-        here = [q for q, each in enumerate(slices) if each.kind == kind]
-        in_pairs = [q for q in here if slices[q].pool.role != "mixed"]
+        of_kind = [q for q, each in enumerate(slices) if each.kind == kind]
+        in_pairs = [q for q in of_kind if slices[q].pool.role != "mixed"]
         pair_span = max((slices[q].span for q in in_pairs), default=1) if affinity == "low" else 1
         if pair_span == 1:
-            groups = [(here, 1)]
+            groups = [(of_kind, 1)]
         else:
-            groups = [(in_pairs, pair_span), ([q for q in here if q not in in_pairs], 1)]
+            groups = [(in_pairs, pair_span), ([q for q in of_kind if q not in in_pairs], 1)]
         for group, span in groups:
             for group_counts in _contents([slices[q] for q in group]):
                 counts = [0] * len(slices)
@@ -455,16 +455,16 @@ def _number_nodes(
     nodes: list[PlacedNode] = []
     for f, rack in enumerate(racks):
         for pattern, uses in zip(patterns, counts, strict=True):
-            here = [q for q, count in enumerate(pattern.counts) if count]
-            slices_here, counts_here = [slices[q] for q in here], [pattern.counts[q] for q in here]
+            on_node = [q for q, count in enumerate(pattern.counts) if count]
+            slices_here, counts_here = [slices[q] for q in on_node], [pattern.counts[q] for q in on_node]
             for _ in range(uses[f]):
                 for i in range(pattern.span):
-                    seen, parts = dict.fromkeys(here, 0), []
+                    next_part, parts = dict.fromkeys(on_node, 0), []
                     for index, gpus in _deal_gpus(slices_here, counts_here):
-                        q, each = here[index], slices[here[index]]
+                        q, each = on_node[index], slices[on_node[index]]
                         # The parts of a slice are numbered through: part 0, 1, ... of worker 0, then of 1.
-                        worker, part = divmod(dealt[q] + seen[q] * pattern.span + i, each.span)
-                        seen[q] += 1
+                        worker, part = divmod(dealt[q] + next_part[q] * pattern.span + i, each.span)
+                        next_part[q] += 1
                         first = part * each.stages
                         kind, last = each.pool.type, first + each.stages - 1
                         parts.append(
@@ -481,6 +481,6 @@ def _number_nodes(
                     nodes.append(
                         PlacedNode(f"{pattern.kind}-{len(nodes)}", pattern.kind, rack.name, tuple(parts))
                     )
-                for q in here:
+                for q in on_node:
                     dealt[q] += pattern.counts[q] * pattern.span
     return tuple(nodes)

@@ -161,9 +161,11 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     each_deadlines, measured = [deadlines], max(int(is_measured.sum()), 1)
     prefills = wholes = 0
     for selector in slo.selectors:
-        own = tuple(replace(limit, selector=None) for limit in slo.limits if limit.selector == selector)
+        class_limits = tuple(
+            replace(limit, selector=None) for limit in slo.limits if limit.selector == selector
+        )
         # An attainment is of all requests together, so the lines of a class have none.
-        of_class = _deadlines_of(Slo(own), trace, guess_pace=guess_pace)
+        of_class = _deadlines_of(Slo(class_limits), trace, guess_pace=guess_pace)
         requests = int((is_measured & select_requests(selector, trace)).sum())
         prefills += requests - allowed_above(of_class.prefill_frac, requests)
         wholes += requests - allowed_above(of_class.whole_frac, requests)

@@ -238,9 +238,9 @@ def by_rule(market: Market, demand: Demand) -> Schedule | None:
     _check(market, demand)
     workers = np.zeros((len(market.capacities), demand.rate_rps.shape[1]), np.int64)
     for m, llm in enumerate(demand.llms):
-        own = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
-        prices = {c: market.highest_usd_per_h(market.capacities[c]) for c in own}
-        cheapest = min(own, key=lambda c: prices[c] / market.capacities[c].rate_rps)
+        llm_capacities = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
+        prices = {c: market.highest_usd_per_h(market.capacities[c]) for c in llm_capacities}
+        cheapest = min(llm_capacities, key=lambda c: prices[c] / market.capacities[c].rate_rps)
         rate = demand.rate_rps[m]
         needed = np.ceil(rate / market.capacities[cheapest].rate_rps - ROUNDING)
         if len(np.unique(rate)) > 1:  # A line needs two rates.
@@ -318,9 +318,9 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
     rate = np.array([capacity.rate_rps for capacity in market.capacities])[:, None]
     share = np.array([market.spot_share(capacity) for capacity in market.capacities])[:, None]
     for m, llm in enumerate(demand.llms):
-        own = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
-        firm = (rate * priced_schedule.workers)[own].sum(axis=0)
-        carried = firm + (rate * share * priced_schedule.spot_workers)[own].sum(axis=0)
+        llm_capacities = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
+        firm = (rate * priced_schedule.workers)[llm_capacities].sum(axis=0)
+        carried = firm + (rate * share * priced_schedule.spot_workers)[llm_capacities].sum(axis=0)
         least_rps = demand.rate_rps[m] * (1 - RATE_FRAC)
         if (carried < least_rps - ROUNDING).any():
             return f"served {llm}"
@@ -360,14 +360,14 @@ def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) 
     )
     covers, most = [], np.zeros(2 * count)
     for m, llm in enumerate(demand.llms):
-        own = np.flatnonzero([c.llm == llm for c in capacities])
-        spot = own[share[own] > 0]
-        columns = np.concatenate((own, count + spot))
-        carried = np.concatenate((rate[own], (share * rate)[spot]))
+        llm_capacities = np.flatnonzero([c.llm == llm for c in capacities])
+        spot = llm_capacities[share[llm_capacities] > 0]
+        columns = np.concatenate((llm_capacities, count + spot))
+        carried = np.concatenate((rate[llm_capacities], (share * rate)[spot]))
         most[columns] = np.ceil(demand.rate_rps[m].max() / carried) + 1  # One more for rounding.
         covers.append(Cover(columns, carried, demand.rate_rps[m]))
         if len(spot):
-            firm = np.concatenate((rate[own], np.zeros(len(spot))))
+            firm = np.concatenate((rate[llm_capacities], np.zeros(len(spot))))
             covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
     gpus_of = np.array([[float(c.gpu_counts.get(offer.gpu, 0)) for c in capacities] for offer in offers])
     none, one = np.zeros((gpus, count)), np.eye(gpus)

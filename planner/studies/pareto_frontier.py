@@ -191,9 +191,9 @@ def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
         return _amount_walk(task, "power", "power_limit_w", lambda fleet: fleet.power_w)
     if metric == "cost":
         # A plan for cost with a limit on cost finds the same fleet at every limit, so power is planned for.
-        wanted = "power" if task.objective == "cost" else task.objective
+        objective = "power" if task.objective == "cost" else task.objective
         return _amount_walk(
-            replace(task, objective=wanted),
+            replace(task, objective=objective),
             "cost",
             "cost_limit_usd_per_h",
             lambda fleet: bill_fleet(fleet).usd_per_h,

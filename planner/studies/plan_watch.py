@@ -290,8 +290,8 @@ def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference
 
     requests = per_window(None)
     by_metric = {"rate": fit_reference("rate", requests, np.full(windows, window_s), None)}
-    for what, tokens in (("prompt", trace.input_tokens), ("output", trace.output_tokens)):
-        by_metric[what] = fit_reference(what, per_window(tokens), requests, _variance(tokens))
+    for length, tokens in (("prompt", trace.input_tokens), ("output", trace.output_tokens)):
+        by_metric[length] = fit_reference(length, per_window(tokens), requests, _variance(tokens))
     if hit_frac is not None and 0 < hit_frac < 1:
         # The simulation gives only the mean. Its scatter is taken as that of a prompt that is either cached
         # or not, with prompts of different lengths.
@@ -527,9 +527,10 @@ def drifts_of(refs: Mapping[str, Reference], live: LiveTraffic) -> tuple[LiveDri
         "output": (live.output_tokens, finished),
         "missed": (missed * finished, finished),
     }
-    sampled = [what for what in refs if np.isfinite(rows[what][0]).any()]
+    sampled = [quantity for quantity in refs if np.isfinite(rows[quantity][0]).any()]
     return tuple(
-        drift_of(refs[what], *rows[what], live.edges_s, _TESTS_EACH * len(sampled)) for what in sampled
+        drift_of(refs[quantity], *rows[quantity], live.edges_s, _TESTS_EACH * len(sampled))
+        for quantity in sampled
     )
 
 
@@ -550,8 +551,8 @@ def watch_windows(plan: Planned, live: LiveTraffic) -> WatchedPlan:
 def length_factors(drifts: Mapping[str, LiveDrift]) -> tuple[float, float]:
     """The factors by which lengths of prompts and outputs have drifted; 1 without a drift."""
     factors = [
-        drifts[what].now / drifts[what].planned if what in drifts and drifts[what].is_drift else 1.0
-        for what in ("prompt", "output")
+        drifts[length].now / drifts[length].planned if length in drifts and drifts[length].is_drift else 1.0
+        for length in ("prompt", "output")
     ]
     return factors[0], factors[1]
 

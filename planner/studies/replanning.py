@@ -461,7 +461,7 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
         gap_s = np.diff(trace.arrival_s)
         return np.asarray(gap_s / gap_s.mean())
 
-    for what, old, new in (
+    for quantity, old, new in (
         ("prompt tokens", before.input_tokens, after.input_tokens),
         ("output tokens", before.output_tokens, after.output_tokens),
         ("gap between arrivals / mean", relative_gaps(before), relative_gaps(after)),
@@ -469,7 +469,7 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
         test = ks_2samp(old, new)
         d, p = float(test.statistic), float(test.pvalue)
         is_drift = d >= OTHER_FRAC and p < BY_CHANCE
-        rows.append(TrafficDrift(what, float(np.median(old)), float(np.median(new)), d, p, is_drift))
+        rows.append(TrafficDrift(quantity, float(np.median(old)), float(np.median(new)), d, p, is_drift))
     return tuple(rows)
 
 

@@ -294,8 +294,8 @@ class TraceRows:
         """
         for name, read in tuple(self.rivals.items()):
             lengths = _to_floats(columns[name])
-            given = lengths >= 0
-            if not given.any() or np.array_equal(lengths[given], counts[read][given]):
+            has_value = lengths >= 0
+            if not has_value.any() or np.array_equal(lengths[has_value], counts[read][has_value]):
                 continue
             del self.rivals[name]
             self.doubts.append(
@@ -382,15 +382,16 @@ class TraceRows:
         """A warning if more than a few requests were left out (blank lines do not count); raises TraceError
         if too many were, or if none is left.
         """
-        left = sum(map(len, self.ticks))
+        kept_requests = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{counted(rows, 'row')} with {reason}" for reason, rows in left_out.items())
-        if not left:
+        if not kept_requests:
             raise TraceError(f"{self.path}: no request is left; found {reasons or 'no row below the header'}")
         dropped = sum(rows for reason, rows in left_out.items() if reason != BLANK)
-        share = dropped / (left + dropped)
+        share = dropped / (kept_requests + dropped)
         message = (
-            f"{dropped} of {left + dropped} requests ({share:.1%}) cannot be served as they stand: {reasons}"
+            f"{dropped} of {kept_requests + dropped} requests ({share:.1%}) cannot be served as they stand: "
+            f"{reasons}"
         )
         if share > MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
@@ -398,7 +399,10 @@ class TraceRows:
             )
         if share <= REPORTED_DROPPED_FRAC:
             return ()
-        return (f"{self.path.name}: {message}; they are left out, what follows is of the other {left} alone",)
+        return (
+            f"{self.path.name}: {message}; they are left out, what follows is of the other "
+            f"{kept_requests} alone",
+        )
 
     def to_trace(self) -> Trace:
         """The trace of all rows, in order of arrival, with its notes and warnings."""

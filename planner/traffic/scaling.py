@@ -189,8 +189,8 @@ def _whole_sessions(
     # how many sessions are kept.
     requests_in_first = np.concatenate(([0], np.cumsum(np.bincount(session)[order])))
     forced = len(np.unique(forced_sessions))
-    kept = forced + int(np.abs(requests_in_first[forced:] - requests).argmin())
-    return np.flatnonzero(np.isin(session, order[:kept]))
+    session_count = forced + int(np.abs(requests_in_first[forced:] - requests).argmin())
+    return np.flatnonzero(np.isin(session, order[:session_count]))
 
 
 def _superpose(

@@ -106,8 +106,8 @@ def tasks_of(trace: Trace) -> Tasks | None:
 
 def _find_tasks(trace: Trace) -> Tasks:
     """As `tasks_of`, without the cache."""
-    given = trace.task if trace.task.size else session_numbers(trace)
-    number = np.unique(given, return_inverse=True)[1].astype(np.int64)
+    task_numbers = trace.task if trace.task.size else session_numbers(trace)
+    number = np.unique(task_numbers, return_inverse=True)[1].astype(np.int64)
     child, parent = trace.after.T
     is_within_task = number[child] == number[parent]  # Other waits are between tasks.
     after = trace.after[is_within_task]

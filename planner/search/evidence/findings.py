@@ -301,17 +301,17 @@ def simulate_neighbours(
         holds = failing_loss is None
         # A fleet that fails is simulated as it fails: on that draw, with the workers that are left. A fleet
         # that holds is simulated on the traffic as written with all its workers.
-        oracle, left = (problem.oracle, fewer) if failing_loss is None else failing_loss
+        oracle, remaining = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
-        after_losses = sum(n for _, n in left) < sum(n for _, n in fewer)
+        after_losses = sum(n for _, n in remaining) < sum(n for _, n in fewer)
         # Without workers, or with only one of prefill and decode workers, nothing can be simulated.
-        roles = {option.role for option, n in left if n > 0}
+        roles = {option.role for option, n in remaining if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             neighbours.append(
                 facts.Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses)
             )
             continue
-        _, verdict = oracle.verdict(oracle.fleet(left), record=True)
+        _, verdict = oracle.verdict(oracle.fleet(remaining), record=True)
         outcome = outcome_of(verdict, problem.slo)
         neighbours.append(
             facts.Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses)
@@ -470,10 +470,10 @@ def simulate_spot_loss(
     warnings: list[facts.Warned] = [facts.Cautioned("spot-nodes")]
     if events and clock.allows("spot-gone"):
         verdict = _verdict_on_every_draw(problem, replace(fleet, disturbances=tuple(events)))
-        gone = facts.SpotGone(outcome_of(verdict, problem.slo))
-        bindings.append(gone)
+        spot_gone = facts.SpotGone(outcome_of(verdict, problem.slo))
+        bindings.append(spot_gone)
         if not verdict.holds:
-            warnings.append(gone)
+            warnings.append(spot_gone)
     return tuple(bindings), tuple(warnings)
 
 

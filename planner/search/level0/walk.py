@@ -117,9 +117,9 @@ def walk(
     (`verdicts`) are skipped. A fleet that holds becomes the best, and from then on only cheaper ones are
     walked. `search.is_exact` is set where nothing cheaper is left.
     """
-    left = count_cheaper(mixed, pairs, search, search.value)
-    search.counted = search.value, left
-    if not np.isfinite(left) or not may_go_on(0, int(left)):
+    cheaper_left = count_cheaper(mixed, pairs, search, search.value)
+    search.counted = search.value, cheaper_left
+    if not np.isfinite(cheaper_left) or not may_go_on(0, int(cheaper_left)):
         return
     fleets = [
         counts
@@ -129,14 +129,18 @@ def walk(
     fleets.sort(key=lambda counts: -fleet_counts.objective(counts))
     stride = max(len(fleets) // SAMPLE, 1)  # The sample is spread evenly over the prices.
     fleets = [*fleets[::stride], *(counts for k, counts in enumerate(fleets) if k % stride)]
-    done = 0
-    while done < len(fleets):
-        if not may_go_on(done, len(fleets) - done):
+    simulated = 0
+    while simulated < len(fleets):
+        if not may_go_on(simulated, len(fleets) - simulated):
             return
         below = search.value * (1 - ROUNDING)
-        size = WAVE_SIZE if done else SAMPLE
-        wave = [counts for counts in fleets[done : done + size] if fleet_counts.objective(counts) < below]
-        done += size
+        size = WAVE_SIZE if simulated else SAMPLE
+        wave = [
+            counts
+            for counts in fleets[simulated : simulated + size]
+            if fleet_counts.objective(counts) < below
+        ]
+        simulated += size
         holding: list[fleet_counts.Counts] = []
 
         def simulate(counts: fleet_counts.Counts, holding: list[fleet_counts.Counts] = holding) -> None:
@@ -186,27 +190,28 @@ def every_mix(
     None if there are more than `most`.
     """
     rows = [(amount, [limits.use(name, option.type) for option in options]) for name, amount in limits.rows()]
-    left = [amount * (1 + ROUNDING) for amount, _ in rows]
+    amounts = [amount * (1 + ROUNDING) for amount, _ in rows]
     uses = [use for _, use in rows]
     if np.isfinite(value):
-        left.append(value * (1 - ROUNDING))
+        amounts.append(value * (1 - ROUNDING))
         uses.append([option.objective for option in options])
     is_limited = (np.array(uses) > 0).any(axis=0) if uses else np.zeros(len(options), bool)
     if not is_limited.all():
         return None  # Nothing limits one of the options, so there is no end to the fleets.
     vectors = np.zeros((1, 0), dtype=np.int64)
-    rest = np.maximum([left], 0.0)
+    remaining = np.maximum([amounts], 0.0)
     for j in range(len(options)):
-        # Each vector of the options before is followed by all counts of option j that fit into its rest.
+        # Each vector of the options before is followed by all counts of option j that fit into the amounts
+        # that the vector leaves.
         use = np.array([row_uses[j] for row_uses in uses])
         needed = use > 0
-        choices = np.floor(np.min(rest[:, needed] / use[needed], axis=1)) + 1
+        choices = np.floor(np.min(remaining[:, needed] / use[needed], axis=1)) + 1
         if choices.sum() > MOST_VECTORS * most:
             return None
         choices = choices.astype(np.int64)
         count = np.arange(choices.sum()) - np.repeat(np.cumsum(choices) - choices, choices)
         vectors = np.column_stack([np.repeat(vectors, choices, axis=0), count])
-        rest = np.repeat(rest, choices, axis=0) - count[:, None] * use
+        remaining = np.repeat(remaining, choices, axis=0) - count[:, None] * use
     roles = np.array([option.role for option in options], dtype=str)
     mixed, prefill, decode = (vectors[:, roles == role].any(axis=1) for role in get_args(Role))
     # A fleet has prefill and decode workers, or neither, and some worker.

@@ -324,8 +324,8 @@ def find_wider_fleets(problem: Problem) -> list[Counts]:
         if (is_all and fleets[False]) or problem.out_of_time():
             break
         problem.progress("infeasible; looking for the smallest relaxation")
-        wanted: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
-        wider = replace(problem, limits=lifted, task=replace(problem.task, objective=wanted))
+        objective: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
+        wider = replace(problem, limits=lifted, task=replace(problem.task, objective=objective))
         level0 = search_level0(wider)
         best = search_mixed_fleets(wider, level0).best
         if best is not None and problem.allows(best):

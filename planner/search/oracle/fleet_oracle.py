@@ -321,12 +321,12 @@ class Oracle:
         """Whether the fleet keeps the SLO in enough scenarios. Scenarios are simulated until that is
         clear.
         """
-        missed, left = 0, self._in_scenarios
-        while missed <= self.may_miss < missed + len(left):
+        missed, undecided = 0, self._in_scenarios
+        while missed <= self.may_miss < missed + len(undecided):
             # Fewer verdicts cannot decide, however they turn out, so at least so many run side by side.
-            least_needed = min(self.may_miss + 1 - missed, missed + len(left) - self.may_miss)
-            missed += self._missed_by(counts, left[:least_needed])
-            left = left[least_needed:]
+            least_needed = min(self.may_miss + 1 - missed, missed + len(undecided) - self.may_miss)
+            missed += self._missed_by(counts, undecided[:least_needed])
+            undecided = undecided[least_needed:]
         return missed <= self.may_miss
 
     def _missed_by(self, counts: Counts, oracles: Sequence[Oracle]) -> int:
@@ -360,9 +360,9 @@ class Oracle:
         refutes them: this oracle, or that of a draw. None if the fleet survives all losses.
         """
         for oracle in (self, *self._on_draws):
-            for left in self._losses(counts):
-                if not oracle._keeps_slo(left):
-                    return oracle, left
+            for remaining in self._losses(counts):
+                if not oracle._keeps_slo(remaining):
+                    return oracle, remaining
         return None
 
     def prefill_meets_ttft_alone(self, fleets: Sequence[Counts]) -> list[bool]:
@@ -438,10 +438,10 @@ class Oracle:
         with the lowest share of requests within a limit.
         """
         verdicts: list[Verdict] = []
-        for left in self._losses(counts):
-            if not _serves(left):
+        for remaining in self._losses(counts):
+            if not _serves(remaining):
                 return None
-            verdicts.append(self.judgement(left))
+            verdicts.append(self.judgement(remaining))
         return min(
             verdicts, key=lambda verdict: (verdict.holds, *sorted(line.kept_frac for line in verdict.lines))
         )
@@ -459,7 +459,7 @@ class Oracle:
 
     def _survives(self, counts: Counts) -> bool:
         """Whether a fleet keeps the SLO on this oracle's traffic after each loss."""
-        return all(self._keeps_slo(left) for left in self._losses(counts))
+        return all(self._keeps_slo(remaining) for remaining in self._losses(counts))
 
     def _with_spread(self, fleet: Fleet) -> Fleet:
         """The fleet with step times that lie `step_time_sigmas` above their medians."""
@@ -478,11 +478,14 @@ class Oracle:
             lost = [tuple(self.spare_workers if i == k else 0 for i in pools) for k in pools]
         elif self.spare_nodes:
             lost = self._node_losses(counts)
-        left = []
+        remaining = []
         for loss in lost:
-            after_loss = [(option, count - gone) for (option, count), gone in zip(counts, loss, strict=True)]
-            left.append(tuple((option, count // self.downscale) for option, count in after_loss))
-        return left
+            after_loss = [
+                (option, count - lost_workers)
+                for (option, count), lost_workers in zip(counts, loss, strict=True)
+            ]
+            remaining.append(tuple((option, count // self.downscale) for option, count in after_loss))
+        return remaining
 
     def _node_losses(self, counts: Counts) -> list[tuple[int, ...]]:
         """How many workers of each pool the loss of `spare_nodes` nodes may take, one tuple for each loss.
@@ -516,7 +519,7 @@ class Oracle:
         """
         if not self._in_scenarios:
             return False
-        keys = (self._key(left) for left in self._losses(counts))
+        keys = (self._key(remaining) for remaining in self._losses(counts))
         return any(self.answers.look_up((*self.question_key(), *key), self.slo) is False for key in keys)
 
     def _keeps_slo(self, counts: Counts) -> bool:

@@ -342,13 +342,13 @@ def stable_nodes(trace: Trace, tree: prefixes.PrefixTree) -> IntArray:
     """
     through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
     part = np.minimum(through_frac * TRACE_PARTS, TRACE_PARTS - 1).astype(int)
-    seen = np.zeros((len(tree), TRACE_PARTS), bool)
+    is_used = np.zeros((len(tree), TRACE_PARTS), bool)
     # Each round marks one node of every request and moves up one level, from its deepest node to the root.
     node = tree.end.copy()
     while len(below_root := np.flatnonzero(node >= 0)):
-        seen[node[below_root], part[below_root]] = True
+        is_used[node[below_root], part[below_root]] = True
         node[below_root] = tree.parent[node[below_root]]
-    stable = np.flatnonzero(seen.sum(axis=1) >= STABLE_PARTS)
+    stable = np.flatnonzero(is_used.sum(axis=1) >= STABLE_PARTS)
     hottest = stable[np.argsort(-tree.requests[stable], kind="stable")][:MOST_NODES]
     return np.sort(hottest)
 

@@ -170,16 +170,16 @@ def _first_uses(
     """The spans (first, end) of `ids` in which each pinned prefix occurs for the first time. `offsets` are
     the starts of the prompts in `ids`.
     """
-    wanted = {prefix.block_ids for prefix in pinned}
-    lengths = sorted({len(each) for each in wanted})
+    pinned_ids = {prefix.block_ids for prefix in pinned}
+    lengths = sorted({len(each) for each in pinned_ids})
     spans = []
     for first, end in itertools.pairwise(offsets):
-        if not wanted:
+        if not pinned_ids:
             break
         for length in lengths:
             beginning = tuple(ids[first : first + length])
-            if first + length <= end and beginning in wanted:
-                wanted.discard(beginning)
+            if first + length <= end and beginning in pinned_ids:
+                pinned_ids.discard(beginning)
                 spans.append((first, first + length))
     return spans
 

@@ -221,14 +221,14 @@ def _judged_tasks(
     return JudgedTasks(tasks, *lengths, shared, is_measured)
 
 
-def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
+def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged) -> float:
     """The limit's percentile [s] if every request of every task had each phase on its fastest idle worker."""
-    judged_tasks = of.of_tasks
+    judged_tasks = judged_requests.of_tasks
     if judged_tasks is None:
         return 0.0
     n, gaps = judged_tasks.input_tokens, judged_tasks.output_tokens - 1
     latencies = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
-    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
+    decoding_s = np.min([_decoding_s(*latency, n, gaps, judged_requests) for latency in latencies], axis=0)
     ttft_s = np.min([_least_ttft_s(worker, n, judged_tasks.shared_tokens) for worker in types], axis=0)
     e2e_s = ttft_s + decoding_s
     tasks = judged_tasks.tasks
@@ -237,36 +237,46 @@ def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], of: Judged) -> fl
     return percentile_s(values_s, limit.percentile_frac)
 
 
-def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
+def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged) -> float:
     """The limit's judged percentile [s] if every request had each phase on its fastest idle worker."""
-    of = of.of_classes[limit.selector] if limit.selector is not None else of
+    judged_requests = (
+        judged_requests.of_classes[limit.selector] if limit.selector is not None else judged_requests
+    )
 
     def percentile(values_s: Floats, requests: Floats, others: int) -> float:
         """The percentile of these values and of `others` requests that take no time."""
         values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
         return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
 
-    n, gaps = of.input_tokens, of.output_tokens - 1
+    n, gaps = judged_requests.input_tokens, judged_requests.output_tokens - 1
     latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
     if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
             return 0.0  # A step yields several tokens, so all gaps up to this percentile may be 0.
         first_gap = np.minimum(gaps, 1.0)
-        first_s = np.min([_decoding_s(*latency, n, first_gap, of) for latency in latencies], axis=0)
-        return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
+        first_s = np.min(
+            [_decoding_s(*latency, n, first_gap, judged_requests) for latency in latencies], axis=0
+        )
+        return float(first_s[gaps > 0].min()) if judged_requests.has_gaps and (gaps > 0).any() else 0.0
     if limit.metric_row.is_of_tasks:
-        return _least_of_tasks(limit, types, of)
-    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
-    ttft_s = np.min([_least_ttft_s(worker, n, of.shared_tokens) for worker in types], axis=0)
-    values_s = limit.metric_row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))
+        return _least_of_tasks(limit, types, judged_requests)
+    decoding_s = np.min([_decoding_s(*latency, n, gaps, judged_requests) for latency in latencies], axis=0)
+    ttft_s = np.min([_least_ttft_s(worker, n, judged_requests.shared_tokens) for worker in types], axis=0)
+    values_s = limit.metric_row.values_s(_idle_times(n, judged_requests.output_tokens, ttft_s, decoding_s))
     if not limit.metric_row.is_of_decodes:
-        return percentile(values_s, of.requests, of.perhaps)
+        return percentile(values_s, judged_requests.requests, judged_requests.perhaps)
     is_decoded = gaps > 0
-    return percentile(values_s[is_decoded], of.requests[is_decoded], of.perhaps_decoded)
+    return percentile(
+        values_s[is_decoded], judged_requests.requests[is_decoded], judged_requests.perhaps_decoded
+    )
 
 
 def _decoding_s(
-    latency: StepLatency, drafts: Speculation | None, input_tokens: Floats, gaps: Floats, of: Judged
+    latency: StepLatency,
+    drafts: Speculation | None,
+    input_tokens: Floats,
+    gaps: Floats,
+    judged_requests: Judged,
 ) -> Floats:
     """A lower bound (n,) [s] on the decoding time of `gaps` (n,) tokens: each request is alone on its worker,
     and all of its drafts are accepted.
@@ -275,11 +285,13 @@ def _decoding_s(
     time counts.
     """
     most, latency = 1 if drafts is None else drafts.most_tokens, least_token_times(latency, drafts)
-    beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=of.is_cached)
+    beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=judged_requests.is_cached)
     return np.asarray(np.ceil(gaps / most) * latency.step_s(1) + beside_s)
 
 
-def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple[Limit, float, str]]:
+def unreachable(
+    slo: Slo, types: Sequence[WorkerType], judged_requests: Judged
+) -> list[tuple[Limit, float, str]]:
     """The limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
 
     A floor is a lower bound on the percentile that is judged (slo_verdict.judge). For gaps it is the shortest
@@ -289,11 +301,16 @@ def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple
     ordered = _fastest_first(types)
     for limit in slo.limits:
         # Usually the first type keeps the limit, and its own floor is computed faster than that of all types.
-        if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + ROUNDING) for worker in ordered):
+        if any(
+            _least_of(limit, [worker], judged_requests) <= limit.limit_s * (1 + ROUNDING)
+            for worker in ordered
+        ):
             continue
-        best_s = _least_of(limit, types, of)  # Here each phase of each request has its fastest type.
+        best_s = _least_of(
+            limit, types, judged_requests
+        )  # Here each phase of each request has its fastest type.
         if best_s > limit.limit_s * (1 + ROUNDING):
-            alone_s = [_least_of(limit, [worker], of) for worker in types]
+            alone_s = [_least_of(limit, [worker], judged_requests) for worker in types]
             broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
     return broken
 

@@ -42,7 +42,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
     if not problem.task.owned:
         return counts
     gpus = {gpu.name: gpu for gpu in problem.gpus}
-    left = {
+    unused = {
         row_of(gpu): MANY if count is None else count
         for gpu, count in problem.limits.stock.items()
         if gpu.endswith(OWNED)
@@ -56,11 +56,11 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
         option, total = pools[0][0], sum(count for _, count in pools)
         row = row_of(option.type.gpu.name)
         # Spot workers, and those whose renting costs less than owning, stay as the search chose them.
-        if row not in left or kind.is_spot or _rents_for_less(row, gpus):
+        if row not in unused or kind.is_spot or _rents_for_less(row, gpus):
             bought[kind] = pools
             continue
-        owned = min(total, left[row] // option.type.gpus)
-        left[row] -= owned * option.type.gpus
+        owned = min(total, unused[row] // option.type.gpus)
+        unused[row] -= owned * option.type.gpus
         if owned < total and row not in gpus:  # The rest would have to be rented, which is not offered.
             return counts
         each = ((row + OWNED, owned), (row, total - owned))

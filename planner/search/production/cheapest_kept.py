@@ -142,20 +142,20 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     oracle = problem.oracle
     hard_scenarios = oracle.scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
     hard_problem = with_scenarios(problem, hard_scenarios, oracle.may_miss)
-    kept = [] if best is None else [best]
+    kept_fleets = [] if best is None else [best]
     for start, _ in (paper.level0.mixed, paper.level0.one_gpu):
         if start is None or names_of(start) == names_of(paper.best):
             continue
-        dearest = objective(kept[0]) if kept else math.inf
+        dearest = objective(kept_fleets[0]) if kept_fleets else math.inf
         fleet: Counts | None = start
         for each in (hard_problem, problem):
             if fleet is not None:
                 _, fleet = in_time(
                     partial(grow_until_kept, each, fleet, most=dearest), otherwise=(each, None)
                 )
-        if fleet is not None and not (kept and _is_no_cheaper(fleet, kept[0])):
-            kept.insert(0, fleet)
-    return kept
+        if fleet is not None and not (kept_fleets and _is_no_cheaper(fleet, kept_fleets[0])):
+            kept_fleets.insert(0, fleet)
+    return kept_fleets
 
 
 def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], refuted: float) -> None:

@@ -85,10 +85,11 @@ class ScenarioTest:
         may_pass = self._kept_in(most_scenarios, most_scenarios).decision == "holds"
         at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
 
-        def is_over(kept: int, number: int) -> bool:
-            if_rest_kept = self._kept_in(kept + most_scenarios - number, most_scenarios)
+        def is_over(kept_count: int, number: int) -> bool:
+            if_rest_kept = self._kept_in(kept_count + most_scenarios - number, most_scenarios)
             is_hopeless = may_pass and if_rest_kept.decision != "holds"
-            return number >= most_scenarios or self._kept_in(kept, number).decision != "open" or is_hopeless
+            is_decided = self._kept_in(kept_count, number).decision != "open"
+            return number >= most_scenarios or is_decided or is_hopeless
 
         while not is_over(len(kept), number := len(missed) + len(kept)) and not self.out_of_time():
             # A batch is as large as possible without a scenario that turns out to be unnecessary: the test

@@ -780,10 +780,10 @@ def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.S
     """The fact that says how the scenarios were drawn and how many the search saw."""
     assert problem.task.safety is not None and problem.searched is not None
     trace = problem.searched.trace
-    how = drawn_by(problem.task, trace)
+    way = drawn_by(problem.task, trace)
     return facts.ScenariosDrawn(
-        how,
-        block_s(trace) if how == "blocks" else 0.0,
+        way,
+        block_s(trace) if way == "blocks" else 0.0,
         problem.task.safety.growth_frac,
         all(option.type.latency.spread is not None for option, _ in best),
         len(searched.scenarios),
@@ -832,11 +832,11 @@ def _fleets_of_like_price(problem: Problem, paper: FleetSearch, best: Counts) ->
         for option, _ in best
     ]
     counted = [count for _, count in best]
-    seen = {names_of(best)}
+    names_listed = {names_of(best)}
     others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
     prices = (objective, by_gpu, *((paid_whole_usd_per_h,) if problem.task.objective == "gpus" else ()))
     for counts in itertools.chain(others, _feasible_fleets(problem, paper)):
         is_near = all(abs(price(counts) - price(best)) <= LIKE_PRICE_FRAC * price(best) for price in prices)
-        if names_of(counts) not in seen and is_near and problem.allows(counts):
-            seen.add(names_of(counts))
+        if names_of(counts) not in names_listed and is_near and problem.allows(counts):
+            names_listed.add(names_of(counts))
             yield counts

@@ -291,18 +291,18 @@ def _add_workers(
     """The firm workers with more of them in the windows that are missed, as far as the limits allow. `failed`
     counts how often each window was missed.
     """
-    wanted: set[tuple[int, int]] = set()  # LLMs and windows of the schedule, by number.
+    short_windows: set[tuple[int, int]] = set()  # LLMs and windows of the schedule, by number.
     for m, v in missed:
         failed[m, v] = failed.get((m, v), 0) + 1
         edges_s = runs[m].run.simulation.edges_s
         first, last = (int(edge_s // demand.window_s) for edge_s in (edges_s[v], edges_s[v + 1] - EDGE_S))
         if failed[m, v] > 1:
             first -= 1  # Requests of the window before may still queue in this one.
-        wanted |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
+        short_windows |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
     firm = firm.copy()
     # The budget limits the schedule, not its repair: what that costs is an answer, not an error.
     without_budget = replace(market, cost_usd_per_h=None)
-    for m, t in sorted(wanted):
+    for m, t in sorted(short_windows):
         for c in sorted(served[m].units, key=lambda c: _usd_per_rate(market, c)):
             more = firm.copy()
             more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))

@@ -104,13 +104,15 @@ def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
     fleet that uses all of it leaves 0, and not less by a rounding error.
     """
     workers = [(option.type, count) for option, count in counts]
-    left = {limit: amount * (1 + ROUNDING) - limits.used(limit, workers) for limit, amount in limits.rows()}
+    remaining = {
+        limit: amount * (1 + ROUNDING) - limits.used(limit, workers) for limit, amount in limits.rows()
+    }
     stock = {
-        gpu: None if count is None else max(int(left[FleetLimit("stock", gpu)]), 0)
+        gpu: None if count is None else max(int(remaining[FleetLimit("stock", gpu)]), 0)
         for gpu, count in limits.stock.items()
     }
-    gpus = None if limits.gpus is None else max(int(left[GPUS]), 0)
-    return FleetLimits(stock, left.get(POWER), left.get(COST), gpus, limits.by_gpu)
+    gpus = None if limits.gpus is None else max(int(remaining[GPUS]), 0)
+    return FleetLimits(stock, remaining.get(POWER), remaining.get(COST), gpus, limits.by_gpu)
 
 
 def limits_beside(limits: FleetLimits, fleets: Sequence[Counts], k: int) -> FleetLimits:
@@ -130,29 +132,29 @@ def serve_in_turn(
     the LLMs: each LLM is served first in one of them.
     """
     for first in range(llms):
-        left = limits
+        remaining = limits
         fleets: dict[int, Counts] = {}
         for k in (*range(first, llms), *range(first)):
-            if (counts := serve(k, left)) is None:
+            if (counts := serve(k, remaining)) is None:
                 break
             fleets[k] = counts
-            left = subtract_fleet(left, counts)
+            remaining = subtract_fleet(remaining, counts)
         else:
             return [fleets[k] for k in range(llms)]
     return None
 
 
-def problem_within(problem: Problem, left: FleetLimits) -> Problem:
-    """The same problem within the limits `left`, in its question as well."""
+def problem_within(problem: Problem, remaining: FleetLimits) -> Problem:
+    """The same problem within the limits `remaining`, in its question as well."""
     task = replace(
         problem.task,
-        stock={gpu: left.stock.get(gpu, left.stock.get(gpu + OWNED)) for gpu in problem.task.stock},
-        owned={gpu: left.stock[gpu + OWNED] or 0 for gpu in problem.task.owned},
-        power_limit_w=left.power_w,
-        cost_limit_usd_per_h=left.cost_usd_per_h,
-        gpu_limit=left.gpus,
+        stock={gpu: remaining.stock.get(gpu, remaining.stock.get(gpu + OWNED)) for gpu in problem.task.stock},
+        owned={gpu: remaining.stock[gpu + OWNED] or 0 for gpu in problem.task.owned},
+        power_limit_w=remaining.power_w,
+        cost_limit_usd_per_h=remaining.cost_usd_per_h,
+        gpu_limit=remaining.gpus,
     )
-    return replace(problem, task=task, limits=left)
+    return replace(problem, task=task, limits=remaining)
 
 
 def infeasible_error(

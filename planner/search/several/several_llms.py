@@ -189,10 +189,10 @@ def _searches_as_run(
         return searched, leave
     for k, part in enumerate(parts):
         if part.task.safety is None:
-            left = limits_beside(limits, shared_production.fleets, k)
+            remaining = limits_beside(limits, shared_production.fleets, k)
             problem = replace(best_of(searched[k])[0], task=part.task, deadline=deadline)
-            searched[k] = shared_paper.search_within(problem, left, shared_production.fleets[k])
-            leave[k] = shared_paper.others_leave_fact(left)
+            searched[k] = shared_paper.search_within(problem, remaining, shared_production.fleets[k])
+            leave[k] = shared_paper.others_leave_fact(remaining)
     return searched, leave
 
 
@@ -217,8 +217,8 @@ def _certify_plans(
         )
         if adds_robustness:
             plan = add_robustness(plan, best_of(with_deadline), production)
-        if (left := leave[k]) is not None:
-            certificate = replace(plan.certificate, assumptions=(left, *plan.certificate.assumptions))
+        if (others_leave := leave[k]) is not None:
+            certificate = replace(plan.certificate, assumptions=(others_leave, *plan.certificate.assumptions))
             plan = replace(plan, certificate=certificate)
         plans.append(plan)
     return plans

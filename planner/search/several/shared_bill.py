@@ -173,12 +173,12 @@ def _beside_first(
     for name, one in best.plans.items():
         assumptions = (nothing_left, *one.certificate.assumptions)
         plans[name] = replace(one, certificate=replace(one.certificate, assumptions=assumptions))
-    how: tuple[Binding, ...] = tuple(
+    bindings: tuple[Binding, ...] = tuple(
         fact
         for fact in best.in_production or best.binding
         if not isinstance(fact, Finding) and not (isinstance(fact, ProductionShared) and fact.is_each)
     )
-    facts: tuple[Binding, ...] = (filled, *how, *(fact for fact in gives if fact not in how))
+    facts: tuple[Binding, ...] = (filled, *bindings, *(fact for fact in gives if fact not in bindings))
     binding = tuple(fact for fact in best.binding if not isinstance(fact, Finding))
     is_as_cheap = best.value_on_paper <= first.value_on_paper * (1 + CHEAPER_FRAC)
     return replace(

@@ -92,10 +92,10 @@ def _find_fleets_for_share(
     smaller; None if no such fleets were found.
     """
 
-    def serve(k: int, left: FleetLimits) -> Counts | None:
+    def serve(k: int, remaining: FleetLimits) -> Counts | None:
         if out_of_time():
             return None
-        problem = problem_within(problems[k], left)
+        problem = problem_within(problems[k], remaining)
         scenarios = problem.oracle.scenarios
         may_miss = _floor((1 - min(kept_frac, _required_frac(problem))) * len(scenarios))
         # The bisection repeats this search, so each search gets the smallest budget of simulated requests.

@@ -223,25 +223,25 @@ def _search_within_others(
     for k, (part, (design, _)) in enumerate(zip(parts, shared.best, strict=True)):
         problem = design.llm_problem
         assert isinstance(problem, Problem)
-        left = joint_limits.limits_beside(problem.limits, chosen, k)
+        remaining = joint_limits.limits_beside(problem.limits, chosen, k)
         problem = replace(problem, task=part.task, deadline=slice_of(deadline, len(parts) - k))
-        each = search_within(problem, left, chosen[k])
+        each = search_within(problem, remaining, chosen[k])
         chosen[k] = best_of(each)[1].best
         searched.append(each)
-        leave.append(others_leave_fact(left))
+        leave.append(others_leave_fact(remaining))
     return searched, leave
 
 
-def search_within(problem: Problem, left: FleetLimits, start: Counts) -> Searched:
-    """Search for an LLM within the limits `left` by others, starting from the fleet `start`."""
-    problem = joint_limits.problem_within(problem, left)
+def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Searched:
+    """Search for an LLM within the limits that others leave, starting from the fleet `start`."""
+    problem = joint_limits.problem_within(problem, remaining)
     problem = replace(problem, lower=lower_bound(problem))
     return [(problem, search(problem, [problem.oracle.fleet(start)]))]
 
 
-def others_leave_fact(left: FleetLimits) -> OthersLeave:
+def others_leave_fact(remaining: FleetLimits) -> OthersLeave:
     """What the others leave of each limit, as a fact for the certificate."""
-    return OthersLeave(tuple(Remainder(limit, amount) for limit, amount in left.rows()))
+    return OthersLeave(tuple(Remainder(limit, amount) for limit, amount in remaining.rows()))
 
 
 def gives_way_facts(
@@ -280,13 +280,13 @@ def _simulate_in_turn(
     Nothing is returned. The oracles keep the verdicts, and the master problem begins with them.
     """
 
-    def serve(k: int, left: FleetLimits) -> Counts | None:
+    def serve(k: int, remaining: FleetLimits) -> Counts | None:
         value_of: dict[Counts, float] = {}  # The best fleet under each choice of policies, with its value.
         for problem, _ in alone[k]:
             if is_over(until):
                 return None
             progress("LLMs one after another on what is left")
-            level0 = search_level0(replace(problem, limits=left, deadline=until)).search
+            level0 = search_level0(replace(problem, limits=remaining, deadline=until)).search
             if level0.best is not None:
                 value_of.setdefault(level0.best, level0.value)
         return min(value_of, key=value_of.__getitem__, default=None)

@@ -349,10 +349,10 @@ def _serve_in_turn(
     into what is left, or else a fleet that a search finds there.
     """
 
-    def serve(k: int, left: FleetLimits) -> Counts | None:
+    def serve(k: int, remaining: FleetLimits) -> Counts | None:
         if is_over(deadline):
             return None
-        problem = joint_limits.problem_within(replace(llms[k].problem, deadline=deadline), left)
+        problem = joint_limits.problem_within(replace(llms[k].problem, deadline=deadline), remaining)
         takes_alone = llms[k].alone_holds and problem.allows(llms[k].alone)
         return llms[k].alone if takes_alone else _find_fleet_within(llms[k], problem, any_mix=any_mix)
 

@@ -131,13 +131,13 @@ class Columns:
 ROLES = tuple(each.name for each in fields(Columns) if each.name != "units")
 
 
-def parse_columns(given: str | Mapping[str, Any], where: str = "--map") -> Columns:
+def parse_columns(written: str | Mapping[str, Any], where: str = "--map") -> Columns:
     """`arrival=created_at,input=prompt_tokens,output=completion_tokens:...`, or the same keys with values.
 
     A time or a duration may say its unit after a colon: `arrival=ts:ms`.
     """
-    if isinstance(given, str):
-        pairs = [part.partition("=") for part in _split_map(given) if part.strip()]
+    if isinstance(written, str):
+        pairs = [part.partition("=") for part in _split_map(written) if part.strip()]
         for role, sign, _ in pairs:
             if not sign:
                 raise InputError(
@@ -148,10 +148,10 @@ def parse_columns(given: str | Mapping[str, Any], where: str = "--map") -> Colum
             raise InputError(
                 f"{where}: {next(n for n in names if names.count(n) > 1)} is given twice; keep one"
             )
-        given = {role.strip(): name for role, _, name in pairs}
+        written = {role.strip(): name for role, _, name in pairs}
     column_by_role: dict[str, Any] = {}
     units: dict[str, str] = {}
-    for role, value in given.items():
+    for role, value in written.items():
         if role not in ROLES:
             hint = nearest_names(role, ROLES, 1)
             advice = f"did you mean {hint[0]!r}? " if hint else ""
@@ -349,7 +349,7 @@ def _comes_last(words: list[str], own_words: set[str], other_words: set[str]) ->
     return bool(sides) and sides[-1] in own_words
 
 
-def _only_column(sample: pd.DataFrame, names: list[str], what: str, doubts: list[str]) -> str:
+def _only_column(sample: pd.DataFrame, names: list[str], meaning: str, doubts: list[str]) -> str:
     """The first of these columns, empty if there is none; a doubt is added if their values differ."""
     if len(names) > 1:
         first = as_numbers(sample[names[0]])
@@ -357,7 +357,7 @@ def _only_column(sample: pd.DataFrame, names: list[str], what: str, doubts: list
             name for name in names[1:] if not np.array_equal(as_numbers(sample[name]), first, equal_nan=True)
         ]
         if differ:
-            doubts.append(f"{' and '.join([names[0], *differ][:4])} may both be {what}")
+            doubts.append(f"{' and '.join([names[0], *differ][:4])} may both be {meaning}")
     return names[0] if names else ""
 
 
