@@ -16,8 +16,8 @@
     safety: {kept_in: 0.9, growth: 10 %}   # or none
     day: {controllers: [hpa, keda], train: 70 %}     # of `plan day` alone: day/day_settings.py
 
-Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
-is quietly dropped would certify the wrong fleet. planner/documents/several_llms_question.py reads a question
+Only `llm` and one of `slo` and `preset` are required. An unknown key is refused: a misspelt limit that is
+quietly dropped would certify the wrong fleet. planner/documents/several_llms_question.py reads a question
 for several LLMs on one stock, with the functions of this module for each LLM.
 """
 
@@ -81,13 +81,12 @@ from planner.traffic.scaling import Scaling
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
 LEAST_PRICE_USD_PER_H = 1e-6  # Solvers cannot tell a smaller price from 0.
-MOST_DOWN_FRAC = 0.5  # Share of time that a spot worker may be away; beyond it most of a pool is missing.
+MOST_DOWN_FRAC = 0.5  # A spot worker may be away for this share of the time; more is refused.
 MOST_INTERRUPTIONS_PER_H = 60.0  # More than one a minute is a typing error.
 SPOT_RESTART_S = 600.0  # Time until an interrupted worker has a new machine and its weights.
-SAME_AS_COST = (
-    "cost_per_million_tokens"  # The traffic is given, so the cheapest fleet has the cheapest tokens.
-)
-# The module that checks the section `day:`. It imports this one, so that it is loaded by name.
+# The traffic is given, so the cheapest fleet has the cheapest tokens.
+SAME_AS_COST = "cost_per_million_tokens"
+# The module that checks the section `day:`. It imports this module, so it is loaded by name when needed.
 _DAY_SETTINGS = "planner.day.day_settings"
 _SPARE = re.compile(r"(\d{1,4})\s*(workers?|nodes?)?")
 # In place of a target: the plan has no target, and is made anew for every target whose router misses its SLO.
@@ -299,12 +298,12 @@ class PlanQuestion:
 
     @property
     def prefix_cache(self) -> bool:
-        """Whether hits in prefix caches may be counted on."""
+        """Whether plans may count on hits in prefix caches."""
         return self.policies.prefix_cache
 
     @property
     def kv_offload(self) -> KvOffload | None:
-        """What is kept in CPU memory behind the prefix caches; None for nothing."""
+        """The memory behind the prefix caches to which KV blocks are offloaded; None for none."""
         return self.policies.kv_offload
 
     def policy_choices(self) -> tuple[Policies, ...]:
@@ -337,7 +336,7 @@ class PlanQuestion:
 
 
 def read_task(path: Path, catalog: Catalog) -> PlanQuestion:
-    """Read slo.yaml. Raises InputError with the file, the key, what was found and what is valid."""
+    """Read slo.yaml. Raises InputError with the file, the key, its value and what is valid."""
     return parse_task(read_document(path, catalog), catalog, where=str(path))
 
 
@@ -372,7 +371,7 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 
 def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "slo.yaml") -> PlanQuestion:
-    """A question from a mapping, as the UI has it; `where` opens every error message."""
+    """A question from a mapping with the keys of slo.yaml; `where` opens every error message."""
     _check_one_llm(document, catalog, where)
     preset = _find_preset(document["preset"], catalog, where) if "preset" in document else None
     question = Section.from_document(document, where)

@@ -36,15 +36,16 @@ Ints = npt.NDArray[np.int64]
 class ElasticPool:
     """How one pool of a fleet may change.
 
-    A worker is ready `start_s` after it is requested. Of those that start at one time the first `warm` are
-    ready after `warm_start_s`: their nodes hold the image and the weights already. Such nodes are not paid as
-    workers before. A worker is stopped `drain_limit_s` after it is given up, even if it still runs requests.
+    A worker is ready `start_s` after it is requested. Of the workers that start at one time the first `warm`
+    are ready after `warm_start_s`, because their nodes hold the image and the weights already. Before that
+    such nodes are not paid. A worker is stopped `drain_limit_s` after it is given up, even if it still runs
+    requests.
     Spot workers are interrupted `interruptions_per_h` times per hour of a worker, with a notice of
     `notice_s`.
 
     `first` workers are there at time zero; None stands for the pool's count in the fleet. The controller gets
-    `least` to `most` workers. Those that drain count among the `most`: a worker for which there is no room
-    starts once one of them is gone.
+    `least` to `most` workers. Draining workers count among the `most`: a worker for which there is no room
+    starts once a draining one is gone.
     """
 
     start_s: float
@@ -77,14 +78,15 @@ class MetricsReading:
 
     Arrays (P,) are by pool of the fleet. A rate or mean of nothing is NaN.
 
-    At that time: `ready`, `starting` and `draining` workers; of the ready ones the prompts that wait
-    (`waiting`), the requests that hold a seat (`running`) and the mean share of KV blocks in use (`kv_frac`);
-    requests that found no worker at all (`limbo`).
+    At that time: `ready`, `starting` and `draining` workers; of the ready workers the prompts that wait
+    (`waiting`), the requests that have a seat (`running`) and the mean share of KV blocks in use (`kv_frac`);
+    `limbo`, the requests for which there is no worker at all.
 
-    Over the interval: requests that arrived at the pool and that finished there; of the latter mean prompt
-    and output tokens and mean gap between tokens (TPOT); mean TTFT of those that had their first token. In a
-    prefill pool a request finishes with its first token, and output tokens and TPOT are NaN. In a decode pool
-    hand-offs arrive, and TTFT is NaN. A request that has lost its worker counts where it was routed last.
+    Over the interval: requests that arrived at the pool, and requests that finished there; of the finished
+    ones mean prompt and output tokens and mean gap between tokens (TPOT); the mean TTFT of requests that got
+    their first token. In a prefill pool a request finishes with its first token, and output tokens and TPOT
+    are NaN. In a decode pool hand-offs arrive, and TTFT is NaN. A request that has lost its worker counts
+    where it was routed last.
 
     The first reading is at time zero, with an interval of `every_s`.
     """
@@ -109,9 +111,9 @@ class MetricsReading:
 class Controller(Protocol):
     """Decides every `every_s` seconds, from time zero on, by the metrics as they were `lag_s` before.
 
-    `start` begins a run with these sizes, without memory of an earlier one. `sizes` returns how many workers
-    (P,) it wants in each pool, ready and starting ones together; they are kept within the pool's least and
-    most.
+    `start` begins a run with these sizes, without memory of an earlier run. `sizes` returns how many workers
+    (P,) it wants in each pool, ready and starting ones together; the numbers are kept within the pool's least
+    and most.
     """
 
     every_s: float
@@ -150,10 +152,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticRun:
-    """What happened to the requests and the workers, and the D decisions of the controller.
-
-    Decisions are at `requested_s` (D,), for `requested_sizes` (D, P), kept within least and most. `readings`
-    are the metrics at the times when they were read.
+    """What happened to the requests and the workers, and the D decisions of the controller: at the times
+    `requested_s` (D,) it wanted the sizes `requested_sizes` (D, P), kept within least and most. `readings`
+    are all metrics that it saw.
     """
 
     simulation: Simulation
@@ -174,7 +175,7 @@ class Stock:
 
     def __init__(self, gpus: Mapping[str, int]):
         self.free = dict(gpus)
-        self.draining: list[_Run] = []  # The runs of workers that drain: one entry for each worker.
+        self.draining: list[_Run] = []  # The run of each draining worker, one entry for each worker.
         self.waiting: list[_Run] = []  # Runs that want more GPUs than are free.
 
     def claims(self, pool: Pool) -> dict[str, int]:
@@ -192,14 +193,14 @@ class Stock:
             self.free[name] -= workers * count
 
     def wake(self, now_s: float) -> None:
-        """Let all runs that wait for GPUs look again now, as some were given back."""
+        """Let all runs that wait for GPUs look for them again now, since some were given back."""
         woken, self.waiting = self.waiting, []
         for run in woken:
             run.push(now_s, _LOOKS_FOR_ROOM)
 
 
-# A run whose requests have all arrived ends if none finishes for so long, beyond the time of a start: if they
-# all wait in limbo for a worker, or if workers are busy but never finish one.
+# A run whose requests have all arrived ends if no request finishes for so long plus the time of a start: the
+# first number holds if all wait in limbo for a worker, the second if workers are busy.
 LIMBO_PATIENCE_S = 3600.0
 _BUSY_PATIENCE_S = 86400.0
 # A run that waits for draining workers to make room looks again after so long: short against any start.
@@ -227,9 +228,9 @@ def simulate_elastic(
 
     `pools` (P,) say how each pool of the fleet may change. Of a pool that shrinks, workers that still start
     are given up first, the latest requested first; then ready ones, the latest ready first, and among equals
-    the one with the highest number. A Kubernetes ReplicaSet chooses so too, whatever its pods run. A worker
-    that is gone leaves its number to the next one. Spot interruptions are drawn with the fleet's
-    policies.seed, for each life of each number by itself, from the moment the worker is ready.
+    the one with the highest number, as a Kubernetes ReplicaSet does. A worker that is gone leaves its number
+    to the next one. Spot interruptions are drawn with the fleet's policies.seed, for each life of each number
+    by itself, from the moment the worker is ready.
 
     Requests that find no worker wait in limbo as long as one that is off could hold them. They are left
     unfinished if no request finishes for LIMBO_PATIENCE_S and a start after the last arrival. `limits`,
@@ -245,7 +246,7 @@ def simulate_elastic(
         state = elastic_state(largest, trace, sizes, limits=limits, every_s=every_s, runs=runs)
         run = _Run(state, largest, pools, controller, Stock({}))
         run_to_the_end([run], [sizes], stop_early=stop_early)
-        needed = int(state.counters[layout.RUNS])  # The run works on these arrays.
+        needed = int(state.counters[layout.RUNS])  # The run has written into `state`.
         if not record or needed <= runs:
             return run.result(results(run.state, largest, trace, tuple(limits)))
         runs = needed

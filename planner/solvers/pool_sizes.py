@@ -52,14 +52,12 @@ from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+# Entries (step, pool, size): for at least one entry the pool's size in the step must be larger than `size`.
 Cut = tuple[tuple[int, int, int], ...]
-"""(step, pool, size) each: for at least one of them, the pool's size in the step must be larger than
-`size`.
-"""
 
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
-# For billing units no longer than this the model does not round lives up to whole units. What it leaves out
-# is at most a minute of a worker that lives for hours.
+# For billing units no longer than this the model does not round lives up to whole units: it leaves out at
+# most a minute of a worker that lives for hours.
 LONG_UNIT_S = 60.0
 SAME_S = 1e-6  # Two times that differ by less than this are equal but for rounding errors.
 
@@ -128,7 +126,7 @@ class DayTerms:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, C)."""
+        """(T, C): the steps of the day, and the pools."""
         return len(self.edges_s) - 1, len(self.pools)
 
     @property
@@ -260,7 +258,7 @@ def _idle_usd(day: DayTerms, gpus: Ints) -> float:
     hours, total = day.cells_h(), 0.0
     for node, pools in day.pools_by_node_kind().values():
         gpus_in_use = gpus[:, pools].sum(axis=1)
-        idle_gpus = -gpus_in_use % node.gpus  # The rest of the last node that is begun.
+        idle_gpus = -gpus_in_use % node.gpus  # What fills the last node up.
         total += float(hours @ idle_gpus) * node.idle_usd_per_h
     return total
 
@@ -270,8 +268,8 @@ def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
     start another, since each is billed in whole units.
 
     The worker that was started last is given up first. So the n-th worker of a pool lives while n or more are
-    needed, and for each n we decide by itself when it is given up. A worker is paid until `drain_s` after
-    that.
+    needed, and for each n it is decided by itself when the n-th worker is given up. It is paid until
+    `drain_s` after that.
     """
     filled_workers = np.zeros_like(workers)
     for c in range(len(day.pools)):

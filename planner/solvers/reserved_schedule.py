@@ -85,9 +85,9 @@ class GpuOffer:
 class Capacity:
     """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
 
-    A worker here may be a whole of several engines, such as prefill and decode workers; if these have other
-    kinds of GPUs too, `beside` says how many of each. `fleet` is the file with the pools that one worker
-    stands for; only the simulation of a schedule (search/schedules) reads it.
+    A worker here may be several engines together, such as prefill and decode workers; if these have other
+    kinds of GPUs than `gpu` too, `beside` says how many of each. `fleet` is the file with the pools that one
+    worker stands for; only the simulation of a schedule (search/schedules) reads it.
     """
 
     llm: str
@@ -127,7 +127,7 @@ class Market:
         return sum(offer.highest_usd_per_h * gpus for offer, gpus in self.offers_of(capacity))
 
     def interruptions_per_h(self, capacity: Capacity) -> float:
-        """How often in an hour a spot worker is interrupted: it ends with the first of its GPUs that ends."""
+        """How often in an hour a spot worker is interrupted: whenever one of its GPUs is taken back."""
         return sum(offer.interruptions_per_h for offer, _ in self.offers_of(capacity))
 
     def is_on_spot(self, capacity: Capacity) -> bool:

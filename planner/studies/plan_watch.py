@@ -55,9 +55,8 @@ _BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is c
 _NOT_ZERO = 1e-12  # Replaces 0 where exposures and levels divide; such blocks have no level.
 _SURE_FRAC = 0.99  # Several levels are told apart if chance alone would show them in fewer than 1 % of cases.
 _SIGMAS_95 = 1.96  # Half of a 95 % interval, in standard deviations.
-_LEAST_FREEDOM = (
-    8  # With fewer degrees of freedom an estimate of phi scatters too much, and phi is taken as 1.
-)
+# With fewer degrees of freedom an estimate of phi scatters too much, and phi is taken as 1.
+_LEAST_FREEDOM = 8
 _TESTS_EACH = 2  # The tests of each quantity: for a rise and for a fall.
 FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
 _LEAST_VARIANCE = 1e-6  # c^2 is never 0: equal lengths would make every deviation an alarm.
