@@ -22,7 +22,9 @@ from planner.units import counted
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ManifestsResult(Result):
-    """The files of each target, which targets were refused and why, and what to know before applying."""
+    """The files of each target, the targets that were refused with the reasons, and notes for whoever applies
+    the files.
+    """
 
     fleet: Fleet
     target: str
@@ -90,7 +92,7 @@ def manifests(
     fleet = read_fleet(plan, read_catalog(catalog))
     simulated_routers = []
     if isinstance(plan, str | Path):
-        # Of a plan's folder, plan.yaml; any other path is the file itself.
+        # A path may be a plan's folder, whose plan.yaml is read, or the file itself.
         in_folder = plan_file(plan)
         file = in_folder if in_folder.is_file() else Path(plan)
         max_model_len = max_model_len or read_max_model_len(file)

@@ -193,10 +193,11 @@ def is_broken(state):
 
 @kernel_jit
 def see_late(state, time_s):
-    """Count requests that have waited longer than a limit on ttft or e2e by `time_s` and are not done.
+    """Count requests that have waited longer than a limit on ttft or e2e by `time_s` and are not done, so
+    that a broken limit is known before they are done.
 
-    So a limit is known to be broken before they are. Also notes when the backlog test cannot be passed any
-    more. Only for traces without sessions, where requests are in order of arrival.
+    Also notes when the backlog test cannot be passed any more. Only for traces without sessions, where
+    requests are in order of arrival.
     """
     if time_s > state.policy[LATEST_S]:
         state.policy[LATEST_S] = np.inf  # The test is made once.
@@ -236,7 +237,7 @@ def is_over(state, closed_loop, stop_early, time_s):
 def record_steps(state, l, first_s, growth_s, steps, sequences):
     """Record a run of steps of lane l, which are gaps between tokens for `sequences` requests.
 
-    RUNS counts on where there is no more room, so that the caller learns how much would have been needed.
+    If there is no more room, RUNS still counts, so that the caller learns how much room is needed.
     """
     k = state.counters[RUNS]
     if k < len(state.runs):

@@ -42,7 +42,7 @@ class PoolUse:
 
 
 def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
-    """How each running pool used its GPUs, in the fleet's order; nothing unless the run was recorded."""
+    """How each running pool used its GPUs, in the fleet's order; empty if no steps were recorded."""
     if not len(simulation.runs):
         return ()
     runs, inside_s, (start_s, end_s) = measured_runs(simulation)
@@ -53,7 +53,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
         first = end
         pool_runs, seconds = runs[is_of_pool], inside_s[is_of_pool]
         if not len(pool_runs):
-            # No step ran: 0 of everything that is a share of the window.
+            # No step ran, so all shares of the window are 0, and means over steps are NaN.
             nan = float("nan")
             uses.append(PoolUse(pool.name, pool.count, 0.0, 0.0, 0.0, nan, nan, nan, nan, 0, nan))
             continue
@@ -87,6 +87,6 @@ def _percentile(values: npt.NDArray[np.int64], weights: Floats, percentile_frac:
     """Smallest value with at least this share of the weight at or below it."""
     order = np.argsort(values, kind="stable")
     cumulated = np.cumsum(weights[order])
-    # The product may be rounded up, and would then lie above every cumulated weight.
+    # The product may be rounded up, and could then lie above every cumulated weight.
     index = np.searchsorted(cumulated, percentile_frac * cumulated[-1] * (1 - 1e-12))
     return float(values[order[min(index, len(order) - 1)]])

@@ -38,15 +38,14 @@ NEAR_CORNER = 1.1
 # because one failure rules the pool out.
 NEAR_GUESS = 1.5
 
-Vector = tuple[int, ...]
-"""Counts of the pools of a design; all but the last are its row."""
+Vector = tuple[int, ...]  # Counts of the pools of a design; all but the last name its row.
 
 
 class DesignQuery(Protocol):
     """A question about a design that simulations answer: `PoolQuestion` or `RowQuestion`."""
 
     def simulate(self) -> None:
-        """Find the answer. Several queries may do so at the same time, so it changes nothing else."""
+        """Find the answer. Several queries may do so at the same time, so this changes only the query."""
 
     def record_answer(self) -> None:
         """Put the answer where the search looks for it. Queries do so one after another."""
@@ -121,8 +120,8 @@ class PoolQuestion:
     def of(cls, pool: DesignPool, most: int) -> PoolQuestion:
         """The next question about a pool: first whether any count up to `most` suffices, then how few do.
 
-        The counts go from the first guess upwards in growing strides until one suffices, then downwards, and
-        last by bisection.
+        Counts go from a guess upwards in growing strides until one suffices, then downwards likewise, and
+        last by bisection between a failed and a sufficient count.
         """
         failed, holding, item = pool.learned.failed, pool.learned.least_holding, pool.item
         guess, stride = item.likely, max(item.likely // FIRST_STRIDE_PARTS, 1)
@@ -134,7 +133,7 @@ class PoolQuestion:
             is_most_near = item.busy is None and most < NEAR_GUESS * guess
             return cls(pool, most if is_most_near else min(count, most))
         suffices = int(holding)
-        # They go down in the same way, until only counts between a failed and a sufficient one are open.
+        # The mirrored rule for the way down; once it leaves the open counts, bisection takes over.
         count = 2 * suffices - guess - stride if suffices <= guess else guess
         return cls(pool, count if failed < count < suffices else (failed + suffices) // 2)
 

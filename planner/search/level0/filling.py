@@ -73,8 +73,8 @@ def list_filled_fleets(
 
 
 class _Table:
-    """One worker of each option, as arrays (J + 1,): its role, its objective, what it uses of each limit. The
-    last entry is the filler option.
+    """What one worker of each option is and takes, as arrays (J + 1,): role, objective, use of each limit.
+    The last entry is the filler option.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class _Table:
         """
         filler = len(self.objective) - 1
         ones = (chosen < filler).astype(float)
-        # Left out are combinations that cannot serve, or cost too much with one worker of each option.
+        # Combinations are left out if they cannot serve, or cost too much with one worker of each option.
         is_open = self._can_serve(chosen) & (self._objective(chosen, ones) < self.value)
         if self.kinds is not None:
             is_open &= ~_has_equals(self.kinds[chosen])
@@ -210,7 +210,7 @@ class _Table:
         has_prefill, has_decode = (roles == prefill).any(axis=1), (roles == decode).any(axis=1)
         hands_over = (roles == prefill) | (roles == decode)
         drafts = self.drafts[chosen]
-        # Drafts are the same if the largest of their numbers is the smallest. Mixed pools do not count.
+        # Drafts are the same if the largest of their numbers is the smallest. Mixed pools hand nothing over.
         largest = np.where(hands_over, drafts, -1).max(axis=1)
         smallest = np.where(hands_over, drafts, len(self.drafts)).min(axis=1)
         return np.asarray((has_prefill == has_decode) & (~hands_over.any(axis=1) | (largest == smallest)))

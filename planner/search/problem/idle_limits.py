@@ -32,7 +32,7 @@ def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floa
     `shared_tokens` of a prompt are in other prompts too; they are assumed to be cached.
     """
     latency = worker.latency
-    # The last token of a prompt is always computed, since its step yields the first output token.
+    # The last token of a prompt is always computed, because its step yields the first output token.
     computed_tokens = np.maximum(input_tokens - shared_tokens, 1)
     cached_tokens = input_tokens - computed_tokens
     # Each computed token also attends to all cached ones, which `prefill_s` does not know of.
@@ -239,9 +239,8 @@ def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], judged_requests: 
 
 def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged) -> float:
     """The limit's judged percentile [s] if every request had each phase on its fastest idle worker."""
-    judged_requests = (
-        judged_requests.of_classes[limit.selector] if limit.selector is not None else judged_requests
-    )
+    if limit.selector is not None:
+        judged_requests = judged_requests.of_classes[limit.selector]
 
     def percentile(values_s: Floats, requests: Floats, others: int) -> float:
         """The percentile of these values and of `others` requests that take no time."""
@@ -306,9 +305,7 @@ def unreachable(
             for worker in ordered
         ):
             continue
-        best_s = _least_of(
-            limit, types, judged_requests
-        )  # Here each phase of each request has its fastest type.
+        best_s = _least_of(limit, types, judged_requests)  # Each phase of each request on its fastest type.
         if best_s > limit.limit_s * (1 + ROUNDING):
             alone_s = [_least_of(limit, [worker], judged_requests) for worker in types]
             broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
