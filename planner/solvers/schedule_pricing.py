@@ -199,9 +199,9 @@ class Windows:
         cost is spread evenly over the windows.
         """
         ends = np.cumsum([len(rows) for rows in self.rows])
-        duals_by_llm = np.split(duals[: ends[-1]], ends[:-1])
+        duals_by_window = np.split(duals[: ends[-1]], ends[:-1])
         of_windows = []
-        for window_duals, rows in zip(duals_by_llm, self.rows, strict=True):
+        for window_duals, rows in zip(duals_by_window, self.rows, strict=True):
             use_of_reserved = np.array([row[-self.shared :] for row, _ in rows])
             of_windows.append(window_duals @ use_of_reserved)
         reserved = np.column_stack(of_windows)
