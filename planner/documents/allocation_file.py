@@ -134,7 +134,7 @@ def _convert_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     gpus, stock = config.get("gpu_info"), config.get("availability", {})
     if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):
         raise InputError(
-            f"{where}: gpu_info, availability: expected an object per GPU and, of these, how many there are"
+            f"{where}: gpu_info, availability: expected an object per GPU, and for some of them a count"
         )
     types = []
     for name, values in gpus.items():

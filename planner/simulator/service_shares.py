@@ -93,17 +93,17 @@ def tenant_shares(
     weights, (start_s, end_s) = simulation.tenant_weights, simulation.window_s
     shares = []
     for u in range(len(simulation.tenants)) if tenants is None else tenants:
-        service, worst, windows = all_tenants[u], (math.nan, (0.0, 0.0)), 0
-        for edges_s in _windows(service.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
-            served, of_all = np.diff(service.until(edges_s)), np.diff(together.until(edges_s))
+        own, worst, windows = all_tenants[u], (math.nan, (0.0, 0.0)), 0
+        for edges_s in _windows(own.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
+            served, of_all = np.diff(own.until(edges_s)), np.diff(together.until(edges_s))
             active = np.array([_meets_windows(each.present, edges_s) for each in all_tenants])  # (U, windows)
             # The tenant's own weight counts, active or not.
             fair = weights[u] * of_all / np.maximum(weights @ active, weights[u])
-            owed = np.minimum(fair, served + service.waiting_at(edges_s[1:]))
+            owed = np.minimum(fair, served + own.waiting_at(edges_s[1:]))
             # A tenant that is owed nothing waits for nothing in this window.
             for v in np.flatnonzero(owed > 0):
                 windows += 1
-                if not served[v] / owed[v] >= worst[0]:  # True for NaN too, which the worst is at first.
+                if not served[v] / owed[v] >= worst[0]:  # Also if the worst is NaN, as at first.
                     worst = float(served[v] / owed[v]), (float(edges_s[v]), float(edges_s[v + 1]))
         span_s = worst[1] if windows else None
         shares.append(TenantShare(simulation.tenants[u], worst[0], span_s, windows))
@@ -133,7 +133,7 @@ class _ServiceCurve:
         """The service of the requests in the mask `own` (n,), but for rejected ones."""
         own = own & (simulation.status != REJECTED)
         of_prompt, of_output = simulation.token_weights
-        arrival_s = simulation.arrival_s[is_chosen]
+        arrival_s = simulation.arrival_s[own]
 
         def moment_s(since_arrival_s: Floats) -> Floats:
             """When something happened to each request, given in seconds after its arrival; infinite for what
@@ -145,8 +145,8 @@ class _ServiceCurve:
         finish_s = moment_s(simulation.e2e_s)
         computed = simulation.input_tokens[own]
         if simulation.cached_tokens is not None:
-            computed = computed - simulation.cached_tokens[is_chosen]
-        prompt, output = of_prompt * computed, of_output * simulation.output_tokens[is_chosen].astype(float)
+            computed = computed - simulation.cached_tokens[own]
+        prompt, output = of_prompt * computed, of_output * simulation.output_tokens[own].astype(float)
         starts_s = np.concatenate([scheduled_s, first_s])
         ends_s = np.concatenate([first_s, finish_s])
         amounts = np.concatenate([prompt, np.maximum(output - of_output, 0.0)])

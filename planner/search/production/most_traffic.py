@@ -351,7 +351,7 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
 def _climb_in_words(what: str, rate_rps: float, carried_rps: Sequence[float]) -> str:
     """For progress: the rate that is searched now, and the highest one that is known to be sustained."""
     found = f"best so far {max(carried_rps):g}" if carried_rps else "none found yet"
-    return f"{kind}: trying {rate_rps:g} requests/s, {found}"
+    return f"{what}: trying {rate_rps:g} requests/s, {found}"
 
 
 def at_rate(conditions: plan_problem.Conditions, rate_rps: float) -> plan_problem.Conditions:
