@@ -70,17 +70,21 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
     requests = float(live.finished[part][has_counts].sum()) / live.instances
     latency = {}
     for metric, histogram in live.latency.items():
-        sum_s, count = _known_totals(histogram, part)
-        if count > 0 and sum_s > 0:
-            latency[metric] = {"mean": sum_s / count}
+        sum_s, observations = _known_totals(histogram, part)
+        if observations > 0 and sum_s > 0:
+            latency[metric] = {"mean": sum_s / observations}
     if requests < FEWEST_REQUESTS or not latency or not {"prompt", "output"} <= set(live.lengths):
         return None
     count = min(int(requests), MOST_REQUESTS)
     prompts, outputs = (_draw_lengths(live.lengths[side], part, count, rng) for side in ("prompt", "output"))
     hits = float(np.nansum(live.hit_tokens[part]))
-    notes = [f"{hits:.3g} prompt tokens came from the prefix cache, which is not simulated"] if hits else []
+    notes = (
+        [f"{hits:.3g} prompt tokens of all engines came from the prefix cache, which is not simulated"]
+        if hits
+        else []
+    )
     if preempted := float(np.nansum(live.preempted[part])):
-        notes.append(f"{preempted:g} preemption(s): the KV cache was full at times")
+        notes.append(f"{preempted:g} preemption(s) on all engines: the KV cache was full at times")
     return MeasuredRun(
         f"{names}, from {live.edges_s[part.start]:.0f} s",
         count,

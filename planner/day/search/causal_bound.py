@@ -17,19 +17,20 @@ if more workers and less work before never hurt (MORE in day/search/day_optimum.
 does not hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a
 window: where the burst of a window comes more than a start-up after its beginning, it may keep the window.
 
-A bound for these (`reacting_bound`) lets a rule see the whole window when it begins. Workers that it orders
-then are ready a start-up later, so of n_vc is left what the window needs in its first start_s, in which sizes
-stay. The sizes of the next window are paid from start_s before it begins, so x costs p(x) for 2 start_s of a
-window, at most all of it, and the least sizes for the rest.
+`reacting_bound` is for rules that act within a window: they see the whole window when it begins. Workers
+that such a rule orders then are ready start_s later. So n_vc becomes the size that the first start_s of the
+window need, in which no size can change. Sizes x are paid in two parts of a window only: in the start_s
+before it, while workers start, and in its first start_s. For the rest the least sizes are paid.
 
-This rule knows from its beginning what an hour is like. Let each block also be drawn from those of its
-`among_s`, block j with p_j, its share of their windows, and let a window of a given need look alike in all of
-them. Then what a rule knows at the k-th window of a block is s, how often each need c came in it before, and
+Both bounds are for rules that are told, as a block begins, what its windows are like. A rule that must
+learn it pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block
+j with probability p_j, its share of the half day's windows. Let e be a kind of window, of equal needs, and
+windows of one kind look alike in all blocks. At the k-th window of a block a rule knows s, where s_e
+windows before it were of kind e, and
 
-  P(s) = sum_j p_j k! prod_c q_jc^s_c / s_c!,     q_jc  share of the windows of block j that need c
+  P(s) = sum_j p_j k! prod_e q_je^s_e / s_e!,     q_je  share of the windows of block j that are of kind e
 
-So w_sx takes the place of w_hx, with the needs that follow s: c with sum_j P(j | s) q_jc. A rule that learns
-an hour by its windows pays more than one that is told.
+So w_sx takes the place of w_hx, and the next window is of kind e with probability sum_j P(j | s) q_je.
 """
 
 from __future__ import annotations
@@ -71,12 +72,13 @@ class CausalBound:
     least: tuple[int, ...]
     price_usd_per_h: Callable[[Sequence[int]], float]
 
-    def usd(self, missed_windows: float, block_s: float) -> float:
-        """The least cost of a day with this many missed windows in the mean; blocks last `block_s`."""
-        return _cheapest_usd([self._cheapest_line(block) for block in self._blocks(block_s)], missed_windows)
+    def usd(self, most_missed: float, block_s: float) -> float:
+        """The least cost [USD] of a day with at most `most_missed` missed windows in the mean; blocks last
+        `block_s`."""
+        return _cheapest_usd([self._cheapest_line(block) for block in self._blocks(block_s)], most_missed)
 
     def usd_of_unknown_blocks(
-        self, missed_windows: float, block_s: float, among_s: float = AMONG_S
+        self, most_missed: float, block_s: float, among_s: float = AMONG_S
     ) -> float | None:
         """The least cost if a rule does not know which block it is in; None for too many histories.
 
@@ -88,16 +90,17 @@ class CausalBound:
         for first in range(0, len(blocks), group_blocks):
             group = blocks[first : first + group_blocks]
             kinds = len(np.unique(self.needs[group[0].start : group[-1].stop], axis=0))
+            # The histories of a block: multisets of kinds, of fewer windows than the block has.
             if math.comb(kinds + len(group[0]) - 1, kinds) > MOST_HISTORIES:
                 return None
             lines += self._lines_of_histories(group)
-        return _cheapest_usd(lines, missed_windows)
+        return _cheapest_usd(lines, most_missed)
 
     def _blocks(self, block_s: float) -> list[range]:
         """The windows of each block; the last one may have fewer."""
         block_windows = max(round(block_s / float(self.lengths_s.max())), 1)
-        ends = [*range(block_windows, len(self.needs), block_windows), len(self.needs)]
-        return [range(max(end - 1, 0) // block_windows * block_windows, end) for end in ends]
+        count = len(self.needs)
+        return [range(v, min(v + block_windows, count)) for v in range(0, max(count, 1), block_windows)]
 
     def _lines_of_histories(self, group: Sequence[range]) -> list[list[tuple[float, float]]]:
         """The convex lower line of each s, for blocks that are drawn from this group."""
@@ -119,6 +122,7 @@ class CausalBound:
         # For each s (how often each kind of window came so far), its probability together with each block j.
         histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(own)}
         for k in range(max(map(len, group))):
+            # Every block of the group with a k-th window is one draw from the group.
             places = [block.start + k for block in group if len(block) > k]
             hours = float(self.lengths_s[places].sum()) / HOUR_S
             following: dict[tuple[int, ...], Floats] = {}
@@ -143,13 +147,13 @@ class CausalBound:
         return _lower_hull(points)
 
 
-def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], missed_windows: float) -> float:
+def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], most_missed: float) -> float:
     """The least sum of costs if a point is chosen on each convex line of (USD, windows missed).
 
-    All points together may miss `missed_windows`.
+    All points together may miss `most_missed` windows.
     """
     total_usd = sum(line[0][0] for line in lines)
-    left = sum(line[0][1] for line in lines) - missed_windows
+    left = sum(line[0][1] for line in lines) - most_missed
     segments = [segment for line in lines for segment in itertools.pairwise(line)]
 
     def usd_per_window_kept(ends: tuple[tuple[float, float], tuple[float, float]]) -> float:
@@ -181,19 +185,21 @@ def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
             if is_below_line:
                 break
             hull.pop()
-        if hull and usd <= hull[-1][0]:  # The new point misses fewer windows at the same cost.
-            hull.pop()
         hull.append((usd, missed))
     return hull
 
 
 def causal_bound(runs: DayRuns) -> CausalBound | None:
-    """The bound for the pools and the traffic of these runs; None where there are too many sizes."""
+    """The bound for the pools and the traffic of these runs; None where there are too many sizes.
+
+    `own_steps(v)` are the intervals of the timetable in window v.
+    """
     return _bound_of(runs, lambda v, c, size: misses_with_size(runs, v, runs.own_steps(v), c, size))
 
 
 def reacting_bound(runs: DayRuns) -> CausalBound | None:
     """The bound for rules that see a window whole when it begins."""
+    # With the quickest pool's start-up, and the longest window, the bound is not above that of the others.
     start_s = min(pool.start_s for pool in runs.terms.pools)
     bound = _bound_of(runs, partial(_misses_in_start_up, runs, start_s))
     if bound is None:
@@ -213,10 +219,12 @@ def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size
     end_s = min(begin_s + first_s, float(runs.windows_s[window + 1]))
     if end_s <= begin_s:
         return False
-    most = runs.terms.most[0]
+    most = runs.terms.most[0]  # Each pool's most workers, which are the same all day.
     few = np.where(np.arange(len(most)) == c, size, most)
     times_s, workers = [begin_s, end_s], [few, most]
-    if begin_s > RUN_IN_S:
+    if (
+        begin_s > RUN_IN_S
+    ):  # As in day_runs.py the slice begins earlier, so that the window's queue is filled.
         times_s, workers = [begin_s - RUN_IN_S, *times_s], [most, *workers]
     part = runs.simulate_slice(window, np.array(times_s), np.array(workers))
     # A part without requests misses nothing.
@@ -224,11 +232,11 @@ def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size
 
 
 def _bound_of(runs: DayRuns, misses: Callable[[int, int, int], bool]) -> CausalBound | None:
-    """The bound in which window v needs the least size of pool c that `misses(v, c, size)` refutes."""
+    """The bound in which window v needs the least size of pool c for which `misses(v, c, size)` is false."""
     least = tuple(pool.least for pool in runs.terms.pools)
     needs = np.tile(np.array(least, np.int64), (runs.window_count, 1))
     for c, pool in enumerate(runs.terms.pools):
-        size = pool.least
+        size = pool.least  # The search for a window's size begins at that of the window before.
         for v in range(runs.window_count):
             size = least_that_holds(partial(misses, v, c), pool.least, pool.most, size)
             needs[v, c] = size
