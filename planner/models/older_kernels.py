@@ -19,8 +19,12 @@ on 0.17. Before 0.16 k is 0.65 ms. Llama-3.1-70B on 0.10 alone gives 0.8 to 1.0 
 the inter-token latencies of ML.ENERGY on 0.11 would be too long. With these values 92 to 98 % of TTFTs lie
 inside the spread, without the launches 43 to 82 %.
 
-On H100 and H200 the same 1.45 ms counts for LLMs with experts in fp8 by blocks, without a fit there:
-MiniMax-M2.5 on 8 H200 takes 105 ms for 1024 tokens, its kernels 48. Llama and gpt-oss do not show it there.
+On other GPUs the same 1.45 ms counts for LLMs with experts in fp8 by blocks from 0.16 to 0.18, without a fit
+there: MiniMax-M2.5 on 8 H200 takes 105 ms for 1024 tokens, its kernels 48. All other LLMs, and these on other
+versions, have k = 0.6 ms there from 0.14 on. It was fitted to one measurement: steps of 513 to 2500 tokens of
+Llama-3.1-8B on an H100 with 0.26 (benchmarks/gpu/h100) are 5.5 % short with it, 15.7 % without. TTFT of
+gpt-oss-120b on H200 with 0.18, which had no part in that, comes from 26 to 23 % short. Runs of 0.11 are no
+nearer with it.
 
 Sparse latent attention (DeepSeek-V3.2, GLM-5) is launched outside graphs on every version and GPU:
 
@@ -50,6 +54,8 @@ LAUNCHES_S_BEFORE = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
 # 2026) has none for MiniMax-M2.5 in fp8 on B300, and all of them for the same LLM in nvfp4 on B200.
 BLOCK_LAUNCHES_GONE = (0, 18, 2)
 BLOCK_LAUNCHES_SEEN = (0, 16)  # On GPUs other than BLACKWELL they were seen from this version on.
+# On GPUs other than BLACKWELL all LLMs: k from this version on.
+LAUNCHES_S_SINCE = ((0, 14), 0.6e-3)
 SPARSE_LAUNCHES_S = 1.5e-3  # s above.
 
 
@@ -65,12 +71,16 @@ def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     """Seconds that launches take in steps larger than the captured graphs (k layers above); 0 for versions
     and GPUs where none were seen.
     """
-    has_blocks = _has_block_experts(llm)
-    if (version := _vllm_version(engine)) is None or (has_blocks and version >= BLOCK_LAUNCHES_GONE):
+    if (version := _vllm_version(engine)) is None:
         return 0.0
-    if gpu.base not in BLACKWELL and not (has_blocks and version >= BLOCK_LAUNCHES_SEEN):
-        return 0.0
-    return llm.layers * next((least_s for first, least_s in LAUNCHES_S_BEFORE if version < first), 0.0)
+    layer_s, has_blocks = 0.0, _has_block_experts(llm)
+    if gpu.base not in BLACKWELL and version >= LAUNCHES_S_SINCE[0]:
+        layer_s = LAUNCHES_S_SINCE[1]
+    is_gone = has_blocks and version >= BLOCK_LAUNCHES_GONE
+    if not is_gone and (gpu.base in BLACKWELL or (has_blocks and version >= BLOCK_LAUNCHES_SEEN)):
+        older_s = next((least_s for first, least_s in LAUNCHES_S_BEFORE if version < first), 0.0)
+        layer_s = max(layer_s, older_s)
+    return llm.layers * layer_s
 
 
 def _has_block_experts(llm: Llm) -> bool:

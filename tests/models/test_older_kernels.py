@@ -75,22 +75,34 @@ def test_a_step_of_a_fleet_on_an_old_version_takes_longer_by_its_layers() -> Non
         ("gb300-279g", "0.18.1", 0.116),
         ("b200-180g", "0.19.0", 0.0),
         ("h200-141g", "0.10.2", 0.0),
+        ("h200-141g", "0.14.0", 0.048),
+        ("h100-80g", "0.33.0", 0.048),
     ],
 )
-def test_launches_of_large_steps_take_time_on_blackwell_before_0_19(
+def test_launches_of_large_steps_take_time_on_blackwell_before_0_19_and_elsewhere_since_0_14(
     gpu: str, version: str, least_s: float
 ) -> None:
-    """80 layers of Llama-3.1-70B at 0.65 and 1.45 ms, whatever the number of GPUs."""
+    """80 layers of Llama-3.1-70B at 0.65, 1.45 and 0.6 ms, whatever the number of GPUs."""
     assert least_large_step_s(LLAMA, CATALOG.gpu(gpu), vllm(version)) == pytest.approx(least_s)
 
 
-@pytest.mark.parametrize("gpu", ["b200-180g", "h200-141g"])
-@pytest.mark.parametrize(("version", "least_s"), [("0.18.1", 62 * 1.45e-3), ("0.18.2", 0.0)])
+@pytest.mark.parametrize(
+    ("gpu", "version", "layer_ms"),
+    [
+        ("b200-180g", "0.18.1", 1.45),
+        ("b200-180g", "0.18.2", 0.0),
+        ("h200-141g", "0.13.0", 0.0),
+        ("h200-141g", "0.15.1", 0.6),
+        ("h200-141g", "0.18.1", 1.45),
+        ("h200-141g", "0.18.2", 0.6),
+    ],
+)
 def test_experts_in_block_fp8_lost_their_launches_earlier_and_have_them_on_hopper(
-    gpu: str, version: str, least_s: float
+    gpu: str, version: str, layer_ms: float
 ) -> None:
-    assert least_large_step_s(MINIMAX, CATALOG.gpu(gpu), vllm(version)) == pytest.approx(least_s)
-    assert least_large_step_s(MINIMAX, CATALOG.gpu("h200-141g"), vllm("0.15.1")) == 0.0
+    """62 layers of MiniMax-M2.5."""
+    least_s = least_large_step_s(MINIMAX, CATALOG.gpu(gpu), vllm(version))
+    assert least_s == pytest.approx(62e-3 * layer_ms)
 
 
 def test_sparse_attention_of_large_steps_is_launched_outside_graphs_on_every_version() -> None:
