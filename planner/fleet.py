@@ -478,5 +478,10 @@ class Fleet:
 # A search uses the same few worker types in the same few scenarios over and over.
 @lru_cache(maxsize=4096)
 def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
-    """The same worker type, its step times this many standard deviations above the median of their spread."""
-    return replace(worker, latency=worker.latency.at_spread(z_prefill, z_decode))
+    """The same worker type, its step times this many standard deviations above the median of their spread; its
+    front end is as late as prefills are.
+    """
+    engine, spread = worker.engine, worker.latency.spread
+    if engine is not None and spread is not None:
+        engine = engine.with_longer_front_end(spread.front_end_factor(z_prefill))
+    return replace(worker, latency=worker.latency.at_spread(z_prefill, z_decode), engine=engine)

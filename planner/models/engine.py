@@ -98,6 +98,12 @@ class Engine:
         """The same engine if its host took longer by this share."""
         return replace(self, host=self.host.with_longer_times(share), rest=self.rest.with_longer_times(share))
 
+    def with_longer_front_end(self, factor: float) -> Engine:
+        """The same engine if requests took `factor` times as long to reach it, and their text to become tokens."""
+        return replace(
+            self, front_end_s=factor * self.front_end_s, prompt_token_s=factor * self.prompt_token_s
+        )
+
     @property
     def title(self) -> str:
         """The name for reports, for instance "vLLM 0.15.1, asynchronous scheduling"."""

@@ -2,7 +2,8 @@
 
 The error of a fit on steps of its own campaign says little about other engines, hosts and GPUs. So step times
 have a spread: lognormal factors on the time of prefills and of decodes, as found between predictions and
-measured runs of whole campaigns (catalogs/spreads.yaml).
+measured runs of whole campaigns (catalogs/spreads.yaml). The API server's time for a prompt varies as prefills
+do, around its own median: of prompts that are cached, TTFT is little else.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class StepTimeSpread:
     decode: Factor
     source: str
     is_own: bool = False
+
+    def front_end_factor(self, z_prefill: float) -> float:
+        """The factor on the API server's time where prefills are `z_prefill` standard deviations late."""
+        return math.exp(z_prefill * self.prefill.log_sd)
 
     @classmethod
     def calibrated(cls, uncertainty_frac: float) -> StepTimeSpread:

@@ -14,6 +14,7 @@ from questions import question, traffic
 from planner.documents.facts import Answered
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
+from planner.models.engine import Engine
 from planner.models.spread import Factor, StepTimeSpread
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import plan, search_llm
@@ -308,6 +309,21 @@ def test_steps_at_the_median_of_a_spread_are_scaled_by_it() -> None:
     plain, late = (fleet.with_step_spread(*z).pools[0].type.latency for z in ((0.0, 0.0), (2.0, 2.0)))
     assert plain.d_s == pytest.approx(1.2 * fleet.pools[0].type.latency.d_s)
     assert late.d_s == pytest.approx(1.2 * np.exp(0.4) * fleet.pools[0].type.latency.d_s)
+
+
+def test_the_front_end_is_as_late_as_prefills_are() -> None:
+    """At the median as its row says, whatever the median; two standard deviations later exp(0.2) times as long."""
+    problem, paper = searched()
+    spread = StepTimeSpread(Factor(1.1, 0.1), Factor(1.2, 0.2), "made up")
+    engine = Engine("vllm", "0.33.0", async_scheduling=True, front_end_s=4e-3, prompt_token_s=5e-6)
+    fleet = problem.oracle.fleet(paper.best).with_types(
+        lambda each: replace(each, latency=replace(each.latency, spread=spread), engine=engine)
+    )
+    assert fleet.with_step_spread(0.0, 2.0).engine == engine
+    late = fleet.with_step_spread(2.0, 0.0).engine
+    assert late is not None
+    assert late.front_end_s == pytest.approx(4e-3 * np.exp(0.2))
+    assert late.prompt_token_s == pytest.approx(5e-6 * np.exp(0.2))
 
 
 def test_the_warnings_of_a_certified_plan_do_not_say_otherwise() -> None:

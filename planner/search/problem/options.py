@@ -17,7 +17,7 @@ from planner.documents.speculative import engine_with_drafts, find_drafter
 from planner.documents.task import TOKEN_BUDGETS, PlanQuestion
 from planner.domain import OWNED, ROUNDING, Gpu, Slo
 from planner.errors import InputError
-from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
+from planner.fleet import MAX_NUM_SEQS, Role, WorkerType, slowed_by_spread
 from planner.models.all2all import (
     HIGH_THROUGHPUT,
     LOW_LATENCY,
@@ -146,17 +146,19 @@ class Engines:
         return list(dict.fromkeys(combinations))
 
 
-def _at_spread(latency: StepLatency, name: str) -> StepLatency:
-    """The fit with times at the upper end of its spread, and without a spread. Raises InputError with `name`
-    if it has none.
+def _at_spread(worker: WorkerType, name: str) -> WorkerType:
+    """The worker type with step times and front end at the upper end of their spread, and without a spread.
+    Raises InputError with `name` if it has none.
     """
+    latency = worker.latency
     if latency.spread is None:
         raise InputError(
             f"robust: spread: nobody knows how far step times of {name} may be from the truth "
             f"({latency.basis}); leave this GPU out, or give step_times: 30 %"
         )
     basis = f"{latency.basis}; taken at the upper end of their spread (robust)"
-    return replace(latency.at_spread(INTERVAL_SIGMAS, INTERVAL_SIGMAS), basis=basis, spread=None)
+    late = slowed_by_spread(worker, INTERVAL_SIGMAS, INTERVAL_SIGMAS)
+    return replace(late, latency=replace(late.latency, basis=basis, spread=None))
 
 
 def worker_types(
@@ -275,8 +277,6 @@ class Degree:
         fit = on_version(fit, llm, self.gpu, engines.engine)
         latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=stages_bytes_per_s)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
-        if engines.at_spread:
-            latency = _at_spread(latency, self.name)
         if engines.longer_frac:
             basis = f"{latency.basis}; taken {100 * engines.longer_frac:g} % longer (robust)"
             latency = replace(latency.with_longer_steps(engines.longer_frac), basis=basis)
@@ -313,22 +313,21 @@ def _types_of_degree(
         if kv_tokens == 0:
             continue
         latency = latency or degree.latency(llm, catalog, engines)
-        types.append(
-            WorkerType(
-                gpu,
-                tp,
-                latency,
-                kv_tokens,
-                budget,
-                most_seqs,
-                pp,
-                engine=engine_with_drafts(engines.simulated, drafts),
-                speculation=drafts,
-                ep=degree.ep,
-                dp=degree.dp,
-                lora=slots,
-            ).with_llm(llm)
-        )
+        worker = WorkerType(
+            gpu,
+            tp,
+            latency,
+            kv_tokens,
+            budget,
+            most_seqs,
+            pp,
+            engine=engine_with_drafts(engines.simulated, drafts),
+            speculation=drafts,
+            ep=degree.ep,
+            dp=degree.dp,
+            lora=slots,
+        ).with_llm(llm)
+        types.append(_at_spread(worker, degree.name) if engines.at_spread else worker)
     return types
 
 
