@@ -99,7 +99,7 @@ class Engine:
         return replace(self, host=self.host.with_longer_times(share), rest=self.rest.with_longer_times(share))
 
     def with_longer_front_end(self, factor: float) -> Engine:
-        """The same engine if requests took `factor` times as long to reach it, and their text to become tokens."""
+        """The same engine if requests took `factor` times as long on their way to it, tokeniser included."""
         return replace(
             self, front_end_s=factor * self.front_end_s, prompt_token_s=factor * self.prompt_token_s
         )

@@ -2,8 +2,8 @@
 
 The error of a fit on steps of its own campaign says little about other engines, hosts and GPUs. So step times
 have a spread: lognormal factors on the time of prefills and of decodes, as found between predictions and
-measured runs of whole campaigns (catalogs/spreads.yaml). The API server's time for a prompt varies as prefills
-do, around its own median: of prompts that are cached, TTFT is little else.
+measured runs of whole campaigns (catalogs/spreads.yaml). The API server's time for a prompt varies as
+prefills do, around its own median: of prompts that are cached, TTFT is little else.
 """
 
 from __future__ import annotations
