@@ -478,8 +478,8 @@ class Fleet:
 # A search uses the same few worker types in the same few scenarios over and over.
 @lru_cache(maxsize=4096)
 def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
-    """The same worker type, its step times this many standard deviations above the median of their spread, and
-    its front end as late as prefills are.
+    """The same worker type, its step times this many standard deviations above the median of their spread
+    and its front end as late as prefills are.
     """
     engine, spread = worker.engine, worker.latency.spread
     if engine is not None and spread is not None:

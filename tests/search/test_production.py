@@ -312,7 +312,7 @@ def test_steps_at_the_median_of_a_spread_are_scaled_by_it() -> None:
 
 
 def test_the_front_end_is_as_late_as_prefills_are() -> None:
-    """As its row says whatever the median of prefills; two standard deviations later exp(0.2) times as long."""
+    """As its row says, whatever the median of prefills; two standard deviations later exp(0.2) times that."""
     problem, paper = searched()
     spread = StepTimeSpread(Factor(1.1, 0.1), Factor(1.2, 0.2), "made up")
     engine = Engine("vllm", "0.33.0", async_scheduling=True, front_end_s=4e-3, prompt_token_s=5e-6)
