@@ -577,7 +577,9 @@ def basis(plan: Plan) -> dict[str, Basis]:
     for steps, names in kinds.items():
         values["step times" + (f" of {listed(names)}" if len(kinds) > 1 else "")] = steps
     values["KV memory"] = "estimated"  # By planner/models/memory.py, in every plan.
-    values["prices"] = "given" if not any(price.date for price in plan.prices) else "listed"
+    bought = {pool.type.gpu.name for pool in plan.fleet.running_pools}
+    is_listed = any(price.date for price in plan.prices if price.gpu in bought)
+    values["prices"] = "listed" if is_listed else "given"
     if plan.fleet.is_disaggregated:
         values["the KV link"] = "given"
     if plan.power is not None:
