@@ -224,7 +224,7 @@ def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size
     times_s, workers = [begin_s, end_s], [few, most]
     if (
         begin_s > RUN_IN_S
-    ):  # As in day_runs.py the slice begins earlier, so that the window's queue is filled.
+    ):  # As in day/search/day_runs.py the slice begins earlier, so that the window's queue is filled.
         times_s, workers = [begin_s - RUN_IN_S, *times_s], [most, *workers]
     part = runs.simulate_slice(window, np.array(times_s), np.array(workers))
     # A part without requests misses nothing.
