@@ -257,12 +257,13 @@ def test_what_rests_on_a_roofline_is_called_unchecked() -> None:
 def test_prices_are_given_where_those_of_the_bought_gpus_are() -> None:
     """The price of the GPU that was bought was given; that of another one, which was compared, was listed."""
     plan = answered()
-    (bought,) = {pool.type.gpu.name for pool in plan.fleet.running_pools}
-    other = Price("a100-40g", 1.29, "catalogs/gpus.yaml", "2025-07")
-    assert (
-        screen.basis(replace(plan, prices=(Price(bought, 1.0, "slo.yaml", ""), other)))["prices"] == "given"
-    )
-    assert screen.basis(replace(plan, prices=(replace(other, gpu=bought),)))["prices"] == "listed"
+    bought = {pool.type.gpu.name for pool in plan.fleet.running_pools}
+    given = tuple(Price(gpu, 1.0, "slo.yaml", "") for gpu in bought)
+    other = Price("l40s-48g", 0.86, "catalogs/gpus.yaml", "2025-07")
+    assert "l40s-48g" not in bought
+    assert screen.basis(replace(plan, prices=(*given, other)))["prices"] == "given"
+    listed = tuple(replace(other, gpu=gpu) for gpu in bought)
+    assert screen.basis(replace(plan, prices=listed))["prices"] == "listed"
 
 
 def test_the_first_screen_says_when_a_roofline_won_over_a_measured_gpu() -> None:
