@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scale import question
-from planner.api.inputs import read_catalog, requests_of
-from planner.documents.catalog import Catalog
+from planner.api.inputs import requests_of
+from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
 from planner.search.level0 import level0_search
 from planner.search.level0.one_pool import Bounded, least_that_holds

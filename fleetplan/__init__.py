@@ -15,7 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from planner import __version__ as __version__
     from planner.api.catalog_frames import catalog as catalog
-    from planner.api.inputs import read_catalog as read_catalog
     from planner.api.inputs import read_fleet as read_fleet
     from planner.api.inputs import read_trace as read_trace
     from planner.api.manifesting import manifests as manifests
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from planner.api.watch_api import watch as watch
     from planner.api.working import working_on as working_on
     from planner.day.day_api import day as day
+    from planner.documents.catalog import read_catalog as read_catalog
     from planner.errors import CatalogError as CatalogError
     from planner.errors import ExtrapolationError as ExtrapolationError
     from planner.errors import InfeasibleError as InfeasibleError
@@ -59,7 +59,7 @@ _HOME = {
     "manifests": "planner.api.manifesting",
     "pareto": "planner.api.studying",
     "plan": "planner.api.planning",
-    "read_catalog": "planner.api.inputs",
+    "read_catalog": "planner.documents.catalog",
     "read_fleet": "planner.api.inputs",
     "read_plan": "planner.api.planning",
     "read_task": "planner.api.questions",

@@ -23,30 +23,33 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-HEARD = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and how a service manager or a scheduler ends a program
-_came: list[int] = []  # those of them that came, the first of which decides the exit code
-_silent = [True]  # True until the interrupt has been reported.
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and how a service manager ends a program.
+_received: list[int] = []  # The interrupts that came; the first one decides the exit code.
+_is_reported = False
 _began_s = time.monotonic()
-PATIENCE_S = 3.0  # Python hears of an interrupt between two of its steps, a solver's run may be one of them
+# After an interrupt the command has this long to end by itself. A solver's run takes longer than most: Python
+# acts on a signal only between two of its own steps, and such a run is one step.
+GRACE_S = 3.0
+REPEAT_S = 0.05  # An interrupt that a callback swallowed is raised again after this time.
 
-
-# Linear algebra runs on one thread: what is large here runs on threads of ours, sums would depend on the
-# number of cores, and with little memory (ulimit -v) OpenBLAS waits for its buffers for ever.
+# Linear algebra runs on one thread. What is large here runs on threads of ours; sums would depend on the
+# number of cores; and with little memory (ulimit -v) OpenBLAS waits for its buffers for ever.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Python looks for garbage in cycles after so many new objects, 700 by default: 3 % of a plan's CPU time, in
-# which it finds next to nothing.
-GARBAGE_AFTER = (10_000, 20, 100)
+# While modules are loaded, Python looks for garbage in cycles after this many new objects. Its default of 700
+# takes 3 % of a plan's CPU time and finds next to nothing.
+LOADING_THRESHOLDS = (10_000, 20, 100)
 
 
 def main() -> None:
     """Load the command and run it."""
-    gc.set_threshold(*GARBAGE_AFTER)
-    ordinary = (signal.default_int_handler, signal.SIG_DFL)  # nohup and & have them ignored
-    is_heard = all(signal.getsignal(number) in ordinary for number in HEARD)
-    if is_heard:
-        _hear(_leave)
-        atexit.register(_end)  # runs after all others, as the first to be registered
+    gc.set_threshold(*LOADING_THRESHOLDS)
+    # Under nohup, and behind &, a shell has interrupts ignored, and they stay ignored.
+    default_handlers = (signal.default_int_handler, signal.SIG_DFL)
+    handles_interrupts = all(signal.getsignal(number) in default_handlers for number in INTERRUPTS)
+    if handles_interrupts:
+        _handle_interrupts(_report_and_exit)
+        atexit.register(_exit_if_interrupted)  # The first function registered is the last to run.
     try:
         check_planner()
     except ImportError as error:
@@ -54,62 +57,63 @@ def main() -> None:
     from planner.files.standard_streams import fill_standard_streams
 
     fill_standard_streams()
-    if is_heard:
+    if handles_interrupts:
         read, write = os.pipe()
         os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        _thread.start_new_thread(_watch, (read,))
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)  # Python writes the number of each signal.
+        _thread.start_new_thread(_exit_after_grace, (read,))
     from planner.cli import main as run
     from planner.commands import command_output
 
     command_output.began_s = _began_s
-    sys.unraisablehook = _again
+    sys.unraisablehook = _repeat_interrupt
     try:
-        if is_heard:
+        if handles_interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, _raise)
+            signal.signal(signal.SIGTERM, _raise_interrupt)
         run()
     except BaseException as error:
-        if is_heard:
-            _hear(_leave)
+        if handles_interrupts:
+            _handle_interrupts(_report_and_exit)
         if not _is_interrupt(error):
             raise
-        _say()
+        _report_once()
         sys.exit(_exit_code())
     finally:
-        if is_heard:
-            _hear(_leave)  # Python's own end takes time too, and nothing is around it
+        if handles_interrupts:
+            _handle_interrupts(_report_and_exit)  # Python takes a while to end, outside of this `try`.
 
 
-def _hear(act: Callable[..., object] | signal.Handlers) -> None:
-    """From now on, an interrupt (Ctrl-C, or a signal of HEARD) calls `act`."""
-    for number in HEARD:
-        signal.signal(number, act)
+def _handle_interrupts(handler: Callable[..., object] | signal.Handlers) -> None:
+    """From now on an interrupt calls `handler`."""
+    for number in INTERRUPTS:
+        signal.signal(number, handler)
 
 
-def _raise(number: int, _frame: object) -> NoReturn:
-    """As Python does of Ctrl-C."""
-    _came.append(number)
+def _raise_interrupt(number: int, _frame: object) -> NoReturn:
+    """Raise KeyboardInterrupt for SIGTERM too, as Python does for Ctrl-C."""
+    _received.append(number)
     raise KeyboardInterrupt
 
 
 def _exit_code() -> int:
-    """As shells count: 130 after SIGINT, 143 after SIGTERM."""
-    return 128 + int(_came[0] if _came else signal.SIGINT)
+    """The exit code that shells give: 130 after SIGINT, 143 after SIGTERM."""
+    return 128 + int(_received[0] if _received else signal.SIGINT)
 
 
-def _leave(*came: Any) -> NoReturn:
-    """Where nothing is under way that would have to be put back."""
-    _came.extend(came[:1])
-    _say()
+def _report_and_exit(*signal_and_frame: Any) -> NoReturn:
+    """Report the interrupt and end at once, where the command has nothing under way that must be undone."""
+    _received.extend(signal_and_frame[:1])
+    _report_once()
     os._exit(_exit_code())
 
 
-def _end() -> None:
-    """All is done. Python would give the signal back now, and send it where a library's code that it ran from
-    text had been interrupted."""
-    _hear(signal.SIG_IGN)
-    if not _silent:
+def _exit_if_interrupted() -> None:
+    """The last function of the process. After an interrupt it skips the rest of Python's end, in which Python
+    would give the signal its default action again, and pass it on to libraries that it had interrupted.
+    """
+    _handle_interrupts(signal.SIG_IGN)
+    if _is_reported:
         try:
             sys.stdout.flush()
         except (OSError, ValueError):  # stdout is closed.
@@ -117,28 +121,34 @@ def _end() -> None:
         os._exit(_exit_code())
 
 
-def _watch(pipe: int) -> None:
-    """Ends what does not end itself soon after an interrupt: files are written whole or not at all."""
-    while (number := os.read(pipe, 1)[0]) not in HEARD:
+def _exit_after_grace(pipe: int) -> None:
+    """Wait for an interrupt, and end the process GRACE_S later if it still runs. Files are not left half
+    written: they are written aside and renamed.
+    """
+    while (number := os.read(pipe, 1)[0]) not in INTERRUPTS:
         pass
-    time.sleep(PATIENCE_S)
-    _leave(number)
+    time.sleep(GRACE_S)
+    _report_and_exit(number)
 
 
-def _say() -> None:
-    """Once, with what the command has to say."""
-    while _silent:
-        _silent.pop()
-        known = sys.modules.get("planner.files.interrupts")
-        words = known.tidy_and_report() if known is not None else ""
-        try:
-            os.write(2, f"plan: interrupted{'; ' if words else ''}{words}\n".encode(errors="replace"))
-        except OSError:  # stderr is closed, so nothing can be reported.
-            pass
+def _report_once() -> None:
+    """Print one line on the interrupt, with what the command adds to it, such as a plan it has saved."""
+    global _is_reported
+    if _is_reported:
+        return
+    _is_reported = True
+    interrupts = sys.modules.get("planner.files.interrupts")  # Without it no command has begun.
+    addition = interrupts.tidy_and_report() if interrupts is not None else ""
+    try:
+        os.write(2, f"plan: interrupted{'; ' if addition else ''}{addition}\n".encode(errors="replace"))
+    except OSError:  # stderr is closed, so nothing can be reported.
+        pass
 
 
-def _again(unraisable: Any) -> None:
-    """An interrupt inside a callback cannot be raised there, and Python drops it: let it come again."""
+def _repeat_interrupt(unraisable: Any) -> None:
+    """Python drops an interrupt that comes inside a callback, where it cannot be raised. Raise it again soon;
+    print whatever else was dropped, as Python does.
+    """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _thread.start_new_thread(_interrupt_soon, ())
     else:
@@ -146,12 +156,14 @@ def _again(unraisable: Any) -> None:
 
 
 def _interrupt_soon() -> None:
-    time.sleep(0.05)
+    time.sleep(REPEAT_S)
     _thread.interrupt_main()
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Itself, or what a library made of it: typer leaves with 130, a module cannot be imported."""
+    """Whether this error is an interrupt, or was raised because of one: Typer exits with 130, and the import
+    of a module fails.
+    """
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True

@@ -66,7 +66,7 @@ from planner.policies import ROUTERS_OF
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
-LONGEST_MESSAGE_CHARS = 2000
+LONGEST_MESSAGE_CHARS = 2000  # Of a longer error the middle is left out: it quotes a value that fills a file.
 
 TimeOption = Annotated[
     float,
@@ -112,9 +112,12 @@ class CommandLine(typer.Typer):
 
 
 class FilesOrCommands(TyperGroup):
-    """The commands; where a file stands in the place of one, the error names the option it belongs to."""
+    """The commands. Where a file, or a word of another tool, stands in place of one, the error says what to
+    write.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As Typer does, for a known command."""
         if args and args[0] not in self.commands:
             option = OPTION_OF_SUFFIX.get(Path(args[0]).suffix.lower())
             if option is not None:
@@ -127,9 +130,9 @@ class FilesOrCommands(TyperGroup):
         """As Typer does, but for an option of another tool (--qps) the error names ours. Typer itself would
         suggest the option that is spelt most alike (--gpus), which is seldom the one that is meant.
         """
-        names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        names = _option_names(self)
         for arg in args:
-            if arg in self.commands:
+            if arg in self.commands:  # What follows are the options of that command.
                 break
             name = arg.split("=")[0]
             if name.startswith("--") and name not in names and (meant := OTHER_OPTIONS.get(name[2:].lower())):
@@ -138,36 +141,53 @@ class FilesOrCommands(TyperGroup):
 
 
 class AnyCommand(TyperCommand):
-    """A command; where an option of a plan's question is not its own, the error names the way to ask it."""
+    """A command. For an option that belongs to a question, or a file without its option, the error says what
+    to write.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        """As Typer does, once no argument is of these two kinds."""
+        names = _option_names(self)
         for arg in args:
             name = arg.split("=")[0]
             if name in QUESTION_OPTIONS and name not in names:
-                if "--slo" in names and (limit := re.fullmatch(r"--(\w+)-(p\d+)", name)):
-                    ctx.fail(
-                        f"No such option: {name}; plan {ctx.info_name} takes limits from --slo: write, in "
-                        f"slo.yaml beside llm, slo: {{{limit[1]}: {{{limit[2]}: 1 s}}}}"
-                    )
-                question = "its question from --slo" if "--slo" in names else "no question in options"
-                ctx.fail(
-                    f"No such option: {name}; plan {ctx.info_name} takes {question}: "
-                    f"`plan {name} ... -o out/` plans from such options and writes out/slo.yaml too"
-                )
-        has_places = any(parameter.param_type_name == "argument" for parameter in self.params)
-        if args and not args[0].startswith("-") and not has_places:
-            path, written = Path(args[0]), args[0]
-            option = "--fleet" if _is_fleet(path) else OPTION_OF_SUFFIX.get(path.suffix.lower(), "--fleet")
-            if option == "--fleet" and "--current" in names:
-                option = "--current"
-            elif option == "--fleet" and option not in names and "--slo" in names:
-                # A question in options is written beside its plan; else it is where the user has it.
-                slo = path / "slo.yaml"
-                option, written = "--slo", str(slo) if slo.is_file() else slo.name
-            if option in names:
-                ctx.fail(f"{args[0]!r} is no option; did you mean: plan {ctx.info_name} {option} {written}")
+                self._refuse_question_option(ctx, name, has_slo="--slo" in names)
+        takes_arguments = any(parameter.param_type_name == "argument" for parameter in self.params)
+        if args and not args[0].startswith("-") and not takes_arguments:
+            self._refuse_bare_file(ctx, args[0], names)
         return super().parse_args(ctx, args)
+
+    def _refuse_question_option(self, ctx: Any, name: str, *, has_slo: bool) -> None:
+        """End with an error for an option such as --llm, which only `plan` and `plan init` have."""
+        if has_slo and (limit := re.fullmatch(r"--(\w+)-(p\d+)", name)):
+            ctx.fail(
+                f"No such option: {name}; plan {ctx.info_name} takes limits from --slo: write, in "
+                f"slo.yaml beside llm, slo: {{{limit[1]}: {{{limit[2]}: 1 s}}}}"
+            )
+        question = "its question from --slo" if has_slo else "no question in options"
+        ctx.fail(
+            f"No such option: {name}; plan {ctx.info_name} takes {question}: "
+            f"`plan {name} ... -o out/` plans from such options and writes out/slo.yaml too"
+        )
+
+    def _refuse_bare_file(self, ctx: Any, arg: str, names: set[str]) -> None:
+        """End with an error for a file without the option it belongs to, if one of `names` takes it."""
+        path, written = Path(arg), arg
+        option = "--fleet" if _is_fleet(path) else OPTION_OF_SUFFIX.get(path.suffix.lower(), "--fleet")
+        if option == "--fleet" and "--current" in names:  # plan replan has this name for the fleet.
+            option = "--current"
+        elif option == "--fleet" and option not in names and "--slo" in names:
+            # A folder of a plan for a command that takes a question: that of a plan from options is in the
+            # folder; any other is where the user has it.
+            slo = path / "slo.yaml"
+            option, written = "--slo", str(slo) if slo.is_file() else slo.name
+        if option in names:
+            ctx.fail(f"{arg!r} is no option; did you mean: plan {ctx.info_name} {option} {written}")
+
+
+def _option_names(command: Any) -> set[str]:
+    """The names of a command's options, "--no-..." among them."""
+    return {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
 
 
 def _is_fleet(path: Path) -> bool:
@@ -258,12 +278,15 @@ for _name, _command in (
 app.add_typer(catalog_commands, name="catalog")
 
 
+SEARCH_THRESHOLDS = (20_000, 50, 50)  # See `gc.set_threshold`; __main__.py has those for loading.
+
+
 def main() -> None:
     """Entry point: a PlannerError is one line on stderr and its exit code; anything else is our bug."""
     _fill_closed_streams()
-    # The search makes few reference cycles; to look for them as often as by default took 5 % of its time.
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 50)
+    # The search makes few reference cycles. To look for them as often as by default took 5 % of its time.
+    gc.freeze()  # What is loaded stays until the end.
+    gc.set_threshold(*SEARCH_THRESHOLDS)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # A terminal that cannot show × shows \xd7.
@@ -306,7 +329,7 @@ def _fill_closed_streams() -> None:
 def _print_error(error: PlannerError) -> int:
     """Print the error as one line on stderr; returns the exit code."""
     message = " ".join(str(error).split())
-    if len(message) > LONGEST_MESSAGE_CHARS:  # The message quotes a value that fills a file.
+    if len(message) > LONGEST_MESSAGE_CHARS:
         message = f"{message[: LONGEST_MESSAGE_CHARS // 2]} ... {message[-LONGEST_MESSAGE_CHARS // 4 :]}"
     print(f"plan: {message}", file=sys.stderr)  # noqa: T201
     return error.exit_code
@@ -338,9 +361,7 @@ def plan(
     context: typer.Context,
     slo: shared_options.SloOption = None,
     trace: shared_options.TraceOption = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", readable=False, help="Folder for the plan and all it needs.")
-    ] = None,
+    out: Annotated[Path | None, shared_options.out_folder("Folder for the plan and all it needs.")] = None,
     catalog: shared_options.CatalogOption = None,
     seed: shared_options.SeedOption = 0,
     time_limit: TimeOption = USUAL_LIMIT_S,
@@ -401,8 +422,9 @@ def plan(
         return
     if context.invoked_subcommand is not None:
         return
-    # ttft_p95 is of the metric ttft: four characters are the percentile.
-    limits = {name.replace("_", "-"): to for name, to in context.params.items() if name[:-4] in METRICS}
+    # The parameters of limits are named after a metric and a percentile, whose four characters are cut off:
+    # ttft_p95.
+    limits = {name.replace("_", "-"): limit for name, limit in context.params.items() if name[:-4] in METRICS}
     flags = QuestionOptions(
         llm, rate, input_, output, task, duration, gpus, safety, limits, agents, objective
     )
@@ -418,42 +440,42 @@ def plan(
 
 def _run_plan(plan_options: PlanOptions, flags: QuestionOptions) -> None:
     """Plan for the question that the options give, or for slo.yaml, which has one LLM or several."""
-    slo, given = plan_options.slo, flags.values_by_option()
-    if given:
+    slo, values_by_option = plan_options.slo, flags.values_by_option()
+    if values_by_option:
         if slo is not None:
             raise InputError(
-                f"--{next(iter(given))}: is in place of slo.yaml; write it into {slo}, ask "
+                f"--{next(iter(values_by_option))}: is in place of slo.yaml; write it into {slo}, ask "
                 f"plan what-if --slo {slo} --change KEY=VALUE, or drop --slo"
             )
-        arguments = tuple(part for name, value in given.items() for part in (f"--{name}", value))
+        arguments = tuple(part for name, value in values_by_option.items() for part in (f"--{name}", value))
         question_document = flags.document(has_trace=plan_options.trace is not None)
         plan_one(replace(plan_options, question_options=question_document, flags=arguments))
         return
-    is_shared = slo is not None and plan_options.out is not None and has_several_llms(slo)
-    if (
-        slo is None
-        or plan_options.out is None
-        or not (plan_options.trace is not None or is_shared or describes_traffic(slo))
-    ):
-        if slo is not None:
-            check_keys(slo)  # Raises for a misspelt `trafic:`, which otherwise looks like no traffic.
-            if (trace := plan_options.trace) is not None and not trace.exists():
-                raise InputError(f"{trace}: no such file")
-        if slo is None:
-            missing = "--slo FILE"
-        else:
-            missing = "-o DIR" if plan_options.out is None else "--trace FILE"
-        typer.echo(
-            f"plan: {missing} is missing: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo "
-            "FILE that describes its traffic and -o DIR, or --llm, --rate, --input, --output and a limit; "
-            "see plan --help",
-            err=True,
-        )
-        raise typer.Exit(2)
-    if is_shared:
+    if slo is None:
+        raise _missing("--slo FILE")
+    has_several = plan_options.out is not None and has_several_llms(slo)
+    has_traffic = plan_options.trace is not None or has_several or describes_traffic(slo)
+    if plan_options.out is None or not has_traffic:
+        # An error in what is there comes first: a misspelt `trafic:` would otherwise look like no traffic.
+        check_keys(slo)
+        if (trace := plan_options.trace) is not None and not trace.exists():
+            raise InputError(f"{trace}: no such file")
+        raise _missing("-o DIR" if plan_options.out is None else "--trace FILE")
+    if has_several:
         plan_several(plan_options)
     else:
         plan_one(plan_options)
+
+
+def _missing(option: str) -> typer.Exit:
+    """Print that a plan lacks this option; returns the exit for wrong usage."""
+    typer.echo(
+        f"plan: {option} is missing: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo "
+        "FILE that describes its traffic and -o DIR, or --llm, --rate, --input, --output and a limit; "
+        "see plan --help",
+        err=True,
+    )
+    return typer.Exit(2)
 
 
 if __name__ == "__main__":

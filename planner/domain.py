@@ -201,8 +201,8 @@ class Slo:
 
     def guarantee_of(self, tenant: str) -> ServiceGuarantee | None:
         """The guarantee to a tenant of this name."""
-        promised = {each.tenant: each for each in self.guarantees}
-        return promised.get(tenant, promised.get(None))
+        guarantees = {each.tenant: each for each in self.guarantees}
+        return guarantees.get(tenant, guarantees.get(None))
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
@@ -211,10 +211,10 @@ class Slo:
 
     def patience_s(self, span_s: float) -> float:
         """How long requests of the most patient class may wait in the backlog test of `span_s` seconds."""
-        kinds: tuple[Selector | None, ...] = self.selectors
-        if not kinds or any(each.selector is None for each in self.limits):
-            kinds = (*kinds, None)  # There are limits for requests of no class, or no limits at all.
-        return max(self.patience_of(each, span_s) for each in kinds)
+        classes: tuple[Selector | None, ...] = self.selectors
+        if not classes or any(each.selector is None for each in self.limits):
+            classes = (*classes, None)  # There are limits for requests of no class, or no limits at all.
+        return max(self.patience_of(each, span_s) for each in classes)
 
     def patience_of(self, selector: Selector | None, span_s: float) -> float:
         """How long requests of a class may wait in the backlog test, or with None the requests of no class:

@@ -151,8 +151,8 @@ def _rounded_up(value: float) -> str:
     text = f"{value:g}"
     if float(text) >= value * (1 - ROUNDING_FRAC):
         return text
-    unit = 10.0 ** (math.floor(math.log10(value)) - 5)
-    return f"{float(text) + unit:g}"
+    last_digit = 10.0 ** (math.floor(math.log10(value)) - 5)  # `:g` writes six digits.
+    return f"{float(text) + last_digit:g}"
 
 
 def ways_text(ways: Iterable[Iterable[Change]]) -> str:

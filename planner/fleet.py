@@ -4,6 +4,7 @@ in the names of fields.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -119,11 +120,11 @@ class WorkerType:
         per step follow if they are not MAX_NUM_SEQS ('h100-80g tp4 2048 seqs64'), then drafts ('... spec2').
         """
         stages = f" pp{self.pp}" if self.pp > 1 else ""
-        seats = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
+        sequences = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
         drafts = "" if self.speculation is None else f" spec{self.speculation.tokens}"
         experts = " ep" if self.ep else ""
         split = f"tp{self.tp}" + (f" dp{self.dp}" if self.dp > 1 else "")
-        return f"{self.gpu.name} {split}{experts}{stages} {self.max_num_batched_tokens}{seats}{drafts}"
+        return f"{self.gpu.name} {split}{experts}{stages} {self.max_num_batched_tokens}{sequences}{drafts}"
 
     @property
     def step_tokens(self) -> int:
@@ -264,88 +265,88 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Which policies a fleet uses, and their parameters; planner/policies.py describes each name.
-
-    `queue` orders the waiting prompts: none is overtaken by one that arrives more than `queue_window_s` later
-    (ageing), and with `queue_batch` > 0 prompts overtake each other only within scheduling batches of that
-    size (TetriInfer). With `queue` "edf" a request goes by its arrival plus the seconds that `due` has for
-    its class, or for the most patient class if it is of none. `admission` lets a sequence join the decodes by
-    its predicted KV cache. heavy-light
-    treats outputs of more than `heavy_tokens` as heavy, and reads the workers' loads at most once per
-    `load_period_s`. Predicted output lengths are right to a bucket of 200 tokens for
-    `prediction_accuracy_frac` of the requests; None: lengths are known. With `prediction_buckets` > 0 a
-    prediction is the mean output of the trace for prompts in the same one of that many buckets, and once
-    outlived the mean of the longer ones. Predicting makes steps of prefill workers longer by
-    `predictor_slowdown_frac`. `pools` "flip" lets a worker that was idle for `flip_after_s` change its role;
-    it is away for `flip_restart_s`, and no other worker flips meanwhile. With `pools` "splitwise" a machine
-    that has been mixed for `repurpose_after_s` belongs to the other pool from then on.
-
-    For best-fit, rebalanced or not: an output token weighs `context_weight` of a prompt token, a worker is
-    filled to `headroom_frac` of its capacity and never beyond `ttft_s` and `tbt_s`, and prediction errors are
-    counted over `heartbeat_s`. faster-transformer reserves `reserve_tokens` of KV per request, and so does
-    orca unless it is 0. A batch of distserve's decodes holds `decode_batch_tokens` of context; 0: as much as
-    the KV cache. `patience_steps` belongs to lightllm. With `vidur_restarts` a partly computed prompt that is
-    preempted loses its remainder, as in Vidur. vLLM computes at most `long_prefill_token_threshold` tokens of
-    a prompt in a step unless the request is alone; 0: no such limit.
-
-    With `prefix_cache` workers that prefill keep the blocks of prompts, for traces that name blocks. The
-    router learns of an eviction `eviction_notice_s` later. A tenant weighs 1 unless `tenant_weights` says
-    otherwise; its service is `extend_weight` per computed prompt token plus `output_weight` per output token.
-    dlpm gives a tenant `quantum_tokens` of service at a time, d2lpm `worker_quantum_tokens` on each worker;
-    0: twice the cost of the trace's mean request. preble has `priority_groups` groups. e2 looks back
-    `share_window_s`; it sends new prompts to a worker that spent more than `explore_decode_frac` of that time
-    on decodes (1: never), and replicates a prefix whose mean wait grew `replicate_ratio`-fold within it. An
-    output token counts as its part of a step of `decode_batch` decodes (0: of a full step; Preble: 1). e2 and
-    cache-aware rebalance workers whose loads differ by more than `balance_ratio`; cache-aware only if they
-    also differ by more than `balance_requests`, and it follows a prefix match of more than
-    `cache_threshold_frac`. With `kv_offload` evicted blocks stay in CPU memory for a while.
+    """Which policies a fleet uses, and their parameters; planner/policies.py describes each name. A parameter
+    counts only with the policies named beside it.
     """
 
     batching: str = "vllm-v1"
     routing: str = "jsq"
-    decode_routing: str = "jsq"
-    queue: str = "fcfs"
+    decode_routing: str = "jsq"  # Of hand-offs to decode workers.
+
+    queue: str = "fcfs"  # The order of the waiting prompts.
+    # Ageing: no prompt is overtaken by one that arrives this much later.
     queue_window_s: float = math.inf
+    # Prompts overtake each other only within scheduling batches of this size (TetriInfer); 0: everywhere.
     queue_batch: int = 0
+    # edf: the seconds from a request's arrival until it is due, by class. A request of no class has those of
+    # the most patient class.
     due: tuple[tuple[Selector, float], ...] = ()
-    admission: str = "greedy"
+    admission: str = "greedy"  # Whether a sequence may join the decodes, by its predicted KV cache.
+
+    # Predicted output lengths are right to a bucket of 200 tokens for this share of the requests; None: the
+    # lengths are known.
     prediction_accuracy_frac: float | None = None
-    predictor_slowdown_frac: float = 0.0
-    heavy_tokens: int = 128
-    load_period_s: float = 0.0
+    # With this many buckets of prompt lengths, a prediction is the mean output of the trace in the prompt's
+    # bucket, and once outlived the mean of the longer ones there. 0: predictions as above.
     prediction_buckets: int = 0
-    pools: str = "static"
+    predictor_slowdown_frac: float = 0.0  # Predicting makes steps of prefill workers this much longer.
+    # heavy-light:
+    heavy_tokens: int = 128  # A longer output is heavy.
+    load_period_s: float = 0.0  # The router reads the workers' loads at most once in this time.
+
+    pools: str = "static"  # Whether workers change their role.
+    # flip: a worker that was idle this long changes its role and is away for a restart; only one at a time.
     flip_after_s: float = 60.0
     flip_restart_s: float = 0.0
+    # repurpose: a pool that has been short of workers for this time gets one of the other pool. splitwise: a
+    # machine that has been mixed for this time belongs to the other pool from then on.
     repurpose_after_s: float = math.inf
-    context_weight: float = 0.5
-    headroom_frac: float = 1.0
-    ttft_s: float = math.inf
+
+    # best-fit, rebalanced or not:
+    context_weight: float = 0.5  # An output token weighs as much as this many prompt tokens.
+    headroom_frac: float = 1.0  # A worker is filled to this share of its capacity.
+    ttft_s: float = math.inf  # No worker is filled beyond these two limits.
     tbt_s: float = math.inf
-    heartbeat_s: float = 1.0
-    reserve_tokens: int = 0
-    patience_steps: int = 10
+    heartbeat_s: float = 1.0  # Errors of predictions are counted over this time.
+
+    # Batchings:
+    reserve_tokens: int = 0  # faster-transformer, orca: KV set aside for each request; 0, orca alone: none.
+    patience_steps: int = 10  # lightllm.
+    # distserve: tokens of context that a batch of decodes holds; 0: as many as the KV cache.
     decode_batch_tokens: int = 0
-    watermark_frac: float = 0.01
+    watermark_frac: float = 0.01  # Blocks that must stay free when a prompt is admitted (`is_watermarked`).
+    # vllm-v1: at most this many tokens of a prompt in a step, unless the request is alone; 0: no such limit.
     long_prefill_token_threshold: int = 0
+    # A partly computed prompt that is preempted loses its remainder, as in Vidur.
     vidur_restarts: bool = False
+
+    # Workers that prefill keep the blocks of prompts, for traces that name blocks.
     prefix_cache: bool = False
-    eviction_notice_s: float = 0.0
-    tenant_weights: tuple[tuple[str, float], ...] = ()
+    eviction_notice_s: float = 0.0  # The router learns of an eviction this much later.
+    kv_offload: KvOffload | None = None  # Evicted blocks stay in this memory for a while.
+
+    # Queues and routings by tenant: service is a weighted sum of computed prompt tokens and output tokens.
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # A tenant that is not named weighs 1.
     extend_weight: float = 1.0
     output_weight: float = 2.0
+    # Service that a tenant gets at a time: with dlpm, and with d2lpm on each worker. 0: twice the cost of the
+    # trace's mean request.
     quantum_tokens: int = 0
     worker_quantum_tokens: int = 0
-    priority_groups: int = 10
+    priority_groups: int = 10  # preble.
+
+    # e2: it looks back over this time.
     share_window_s: float = 180.0
+    # e2: new prompts go to a worker that spent more than this share of the window on decodes; 1: never.
     explore_decode_frac: float = 1.0
-    balance_ratio: float = 1.5
-    replicate_ratio: float = 2.0
+    replicate_ratio: float = 2.0  # e2: a prefix whose mean wait grew by this factor in the window is copied.
+    # e2: an output token counts as its part of a step of this many decodes. 0: of a full step; Preble has 1.
     decode_batch: int = 0
-    balance_requests: int = 64
-    cache_threshold_frac: float = 0.3
-    kv_offload: KvOffload | None = None
-    seed: int = 0
+    # e2, cache-aware: workers whose loads differ by more than this ratio are rebalanced ...
+    balance_ratio: float = 1.5
+    balance_requests: int = 64  # ... with cache-aware only if they differ by more than this count too.
+    cache_threshold_frac: float = 0.3  # cache-aware: it follows a match of more than this share of a prompt.
+    seed: int = 0  # Of routings that draw at random.
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +398,13 @@ class Fleet:
     def running_pools(self) -> tuple[Pool, ...]:
         """The pools that have workers."""
         return tuple(pool for pool in self.pools if pool.count)
+
+    @property
+    def workers_by_pool(self) -> tuple[tuple[Pool, range], ...]:
+        """The running pools, each with the numbers of its workers, which are counted over all pools."""
+        pools = self.running_pools
+        ends = itertools.accumulate(pool.count for pool in pools)
+        return tuple((pool, range(end - pool.count, end)) for pool, end in zip(pools, ends, strict=True))
 
     @property
     def worker_names(self) -> tuple[str, ...]:

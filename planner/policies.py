@@ -31,7 +31,7 @@ STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 # Engines of the simulator: one for all step-by-step batching, and one for each of two papers' programs.
 STEPWISE, OF_DISTSERVE, OF_SPLITWISE = "stepwise", "distserve", "splitwise"
 ENGINES = (STEPWISE, OF_DISTSERVE, OF_SPLITWISE)
-ALONE = (STEPWISE,)
+ALONE = (STEPWISE,)  # The engines of a policy that the stepwise one alone has.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class RouterDifference:
 
 
 def substitute_rule(name: str) -> RouterDifference:
+    """The rule `name`, which the router applies in place of a policy that it lacks."""
     return RouterDifference(name, is_lacking=True)
 
 
@@ -64,14 +65,16 @@ class DeployedRouter:
     like: str | None = None  # This router's answers hold here too, unless a row gives its own.
 
 
+# Keys of ROUTERS. A router that has other rules for pairs of prefill and decode workers has two keys.
 VLLM_ROUTER, VLLM_ROUTER_PAIRS = "vllm-router", "vllm-router pairs"
 ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE, KSERVE = "endpoint-picker", "endpoint-picker decode", "kserve"
 DYNAMO, RAY_SERVE, STACK, STACK_PAIRS = "dynamo", "ray-serve", "production-stack", "production-stack pairs"
 SKYSERVE = "skyserve"
 OURS, VLLM = "plan serve", "vllm"  # Our own router, and the scheduler in every worker.
 
-EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray's own choice
-GATEWAY = "the gateway"
+# Names of rules, as the routers have them; the first two have no name of their own there.
+EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray Serve's default.
+GATEWAY = "the gateway"  # KServe without an endpoint picker.
 IN_TURNS = "disaggregated_prefill_orchestrated"
 FEWEST_TOKENS, FEWEST_REQUESTS, FEWEST_WAITING = "token-load-scorer", "active-request-scorer", "queue-scorer"
 LONGEST_MATCH, NEAR_MATCH = "prefix-cache-scorer", "prefix-cache-affinity-filter"
@@ -80,7 +83,8 @@ NEAR_AND_FREE = f"{NEAR_MATCH}, {FEWEST_TOKENS}"
 ROUTERS: Mapping[str, DeployedRouter] = MappingProxyType(
     {
         VLLM_ROUTER: DeployedRouter("vllm-router", "power_of_two"),
-        VLLM_ROUTER_PAIRS: DeployedRouter("vllm-router", "round_robin"),  # power_of_two would compare zeros
+        # For pairs vllm-router counts no load, so its power_of_two would compare zeros.
+        VLLM_ROUTER_PAIRS: DeployedRouter("vllm-router", "round_robin"),
         ENDPOINT_PICKER: DeployedRouter("llm-d's endpoint picker", FEWEST_TOKENS),
         ENDPOINT_PICKER_DECODE: DeployedRouter("llm-d's endpoint picker", FEWEST_REQUESTS),
         KSERVE: DeployedRouter("KServe", FEWEST_TOKENS, like=ENDPOINT_PICKER),
@@ -141,10 +145,11 @@ def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
     worker_type = worker_type.as_one
     latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
     if not decode:
+        # A step of one prompt that fills the budget: each token attends to itself and all before it.
         token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
         return token_s, token_s, 0.0, 0.0
-    seats = worker_type.max_num_seqs
-    sequence_s = float(latency.step_s(seats) - latency.step_s(1)) / seats + latency.b_s
+    sequences = worker_type.max_num_seqs
+    sequence_s = float(latency.step_s(sequences) - latency.step_s(1)) / sequences + latency.b_s
     # A sequence never weighs nothing, so that of workers with equal steps the one with fewer requests wins.
     return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
 
@@ -219,7 +224,7 @@ class Queue(Policy):
 
     @property
     def has_rank(self) -> bool:
-        """Whether the request alone says what vLLM's priority it has, whoever sends it."""
+        """Whether a request's priority in vLLM follows from the request alone, whoever sends it."""
         return self.rank is not None or self.by_deadline
 
     @property
@@ -262,10 +267,6 @@ class Routing(Policy):
     by_formula: bool = False  # It needs step times of the planner's own form.
     holds_back: bool = False  # Requests may wait at the router, first come, first served.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
-
-    @property
-    def by_score(self) -> bool:
-        return self.code == SCORE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -717,8 +718,8 @@ TABLE: tuple[Policy, ...] = (
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
-def _rows_by_name(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
-    return MappingProxyType({row.name: row for row in TABLE if isinstance(row, of)})
+def _rows_by_name(kind: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
+    return MappingProxyType({row.name: row for row in TABLE if isinstance(row, kind)})
 
 
 BATCHING, QUEUE, ADMISSION = _rows_by_name(Batching), _rows_by_name(Queue), _rows_by_name(Admission)
@@ -753,7 +754,7 @@ PLANNED_WITH_CACHES = tuple(row.name for row in ROUTING.values() if row.is_plann
 
 
 def default_routings(*, with_caches: bool) -> tuple[str, ...]:
-    """What a plan considers if the question names no routing: with caches, those that need them alone."""
+    """The routings that a plan considers if the question names none: with caches those that need caches."""
     return tuple(row.name for row in ROUTING.values() if row.is_default and row.needs_caches == with_caches)
 
 
@@ -797,16 +798,17 @@ def find_router_difference(row: Queue | Routing, router: str) -> RouterDifferenc
 class RoutingRule:
     """The simulator's equivalent of a router's rule: `routing`, and how the rule `differs` from it.
 
-    `settings` are fields of `Policies` that the router fixes; `otherwise` are its defaults, used where this
-    rule replaces another routing. `back` routes hand-offs to decode workers if `routing` looks at caches.
-    `differs_in_pairs`: the difference is about hand-offs, so mixed workers have none.
+    `settings` are fields of `Policies` that the router fixes; `defaults` are the router's, which count where
+    this rule replaces another routing. `hand_off_routing` routes hand-offs to decode workers if `routing`
+    looks at caches, which decode workers lack. `differs_in_pairs`: the difference is about hand-offs, so
+    mixed workers have none.
     """
 
     routing: str
     differs: str = ""
     settings: Mapping[str, float] = field(default_factory=dict)
-    otherwise: Mapping[str, float] = field(default_factory=dict)
-    back: str = "least-outstanding"
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    hand_off_routing: str = "least-outstanding"
     differs_in_pairs: bool = False
 
 
@@ -864,7 +866,7 @@ RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
                 "cache-aware",
                 _ON_CHARACTERS,
                 settings={"balance_ratio": 1.0},
-                otherwise={"balance_requests": _UNBOUNDED, "cache_threshold_frac": 0.1},
+                defaults={"balance_requests": _UNBOUNDED, "cache_threshold_frac": 0.1},
             ),
         },
         STACK: {
@@ -909,31 +911,32 @@ def router_name(router: str, rule_names: Iterable[str]) -> str:
 
 def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> Deployed:
     """The routing of a plan with these policies at a deployment target, for mixed workers or for pairs."""
-    mixed, prefill, decode = ROUTERS_OF[target]
-    router = prefill if is_pair else mixed
-    front = find_router_difference(ROUTING[policies.routing], router)
-    rule = rule_of(router, front.name)
+    mixed_router, prefill_router, decode_router = ROUTERS_OF[target]
+    router = prefill_router if is_pair else mixed_router
+    arrivals = find_router_difference(ROUTING[policies.routing], router)
+    rule = rule_of(router, arrivals.name)
     changed: dict[str, Any] = {"routing": rule.routing, **rule.settings}
-    if front.is_lacking:
+    if arrivals.is_lacking:
         # The plan's settings were fitted to the routing that the target lacks.
         defaults = Policies()
         unfitted = {name: getattr(defaults, name) for name in ROUTING[rule.routing].setting_grid}
-        changed = {**unfitted, **rule.otherwise, **changed}
-    rule_names = [front.name]
+        changed = {**unfitted, **rule.defaults, **changed}
+    rule_names = [arrivals.name]
     differs = [rule.differs if is_pair or not rule.differs_in_pairs else ""]
     if is_pair:
-        decode_routing = find_router_difference(ROUTING[policies.decode_routing], decode).name
-        decode_routing = front.name if ROUTERS[decode].is_single else decode_routing
-        back_rule = rule_of(decode, decode_routing)
-        needs_caches = ROUTING[back_rule.routing].needs_caches  # Caches cannot route hand-offs.
-        changed["decode_routing"] = back_rule.back if needs_caches else back_rule.routing
-        rule_names.append(decode_routing)
-        differs.append("" if needs_caches else back_rule.differs)
-    named = tuple(dict.fromkeys(each for each in differs if each))
-    return Deployed(ROUTERS[router].title, tuple(rule_names), replace(policies, **changed), named)
+        hand_offs = find_router_difference(ROUTING[policies.decode_routing], decode_router)
+        hand_off_name = arrivals.name if ROUTERS[decode_router].is_single else hand_offs.name
+        hand_off_rule = rule_of(decode_router, hand_off_name)
+        needs_caches = ROUTING[hand_off_rule.routing].needs_caches  # Decode workers have none.
+        changed["decode_routing"] = hand_off_rule.hand_off_routing if needs_caches else hand_off_rule.routing
+        rule_names.append(hand_off_name)
+        differs.append("" if needs_caches else hand_off_rule.differs)
+    differences = tuple(dict.fromkeys(each for each in differs if each))
+    return Deployed(ROUTERS[router].title, tuple(rule_names), replace(policies, **changed), differences)
 
 
 def lacks_routing(routing: str, target: str) -> bool:
     """Whether the target replaces this routing by another rule, both for mixed workers and for pairs."""
     row = ROUTING[routing]
-    return all(find_router_difference(row, router).is_lacking for router in ROUTERS_OF[target][:2])
+    mixed_router, prefill_router, _ = ROUTERS_OF[target]
+    return all(find_router_difference(row, each).is_lacking for each in (mixed_router, prefill_router))

@@ -125,6 +125,11 @@ def show_s(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
 
 
+def show_percent(share: float, digits: str = ".1f") -> str:
+    """A share as a percentage: 0.4631 -> '46.3 %'. `digits` is a format of Python: '.0f' -> '46 %'."""
+    return f"{100 * share:{digits}} %"
+
+
 def show_clock(seconds: float) -> str:
     """A moment of a trace for people: 7320 -> '2:02:00'."""
     minutes, rest_s = divmod(round(seconds), 60)

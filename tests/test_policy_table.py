@@ -27,6 +27,7 @@ from planner.policies import (
     ROUTERS_OF,
     ROUTING,
     RULES,
+    SCORE,
     TABLE,
     VLLM,
     VLLM_ROUTER_PAIRS,
@@ -44,7 +45,9 @@ ROUTED = [row for row in TABLE if isinstance(row, Queue | Routing)]
 def test_a_kind_has_each_name_once_and_each_number_once_but_for_scores() -> None:
     names = Counter((row.kind, row.name) for row in TABLE)
     assert max(names.values()) == 1
-    codes = Counter((row.kind, row.code) for row in TABLE if not (isinstance(row, Routing) and row.by_score))
+    codes = Counter(
+        (row.kind, row.code) for row in TABLE if not (isinstance(row, Routing) and row.code == SCORE)
+    )
     assert max(codes.values()) == 1
     assert {row.kind for row in TABLE} == set(BY_FIELD) - {"decode_routing"}
     assert all(row.words and not row.words.endswith(".") for row in TABLE)

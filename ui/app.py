@@ -44,9 +44,8 @@ st.html(f"<style>{package_text('reports/parts.css')}{(HERE / 'style.css').read_t
 if st.context.theme.type == "dark":
     st.html(HERE / "dark.css")
 live.keep_session(session.id)
-with st.container(
-    horizontal=True, gap="small", key="menu"
-):  # On a phone too, because a menu that folds stays open there.
+# Links in a row, on a phone too: Streamlit's own menu, which folds, would stay open there.
+with st.container(horizontal=True, gap="small", key="menu"):
     for name, page in pages.items():
         st.page_link(page, label=PAGES[name], query_params={"session": session.id})
 chosen.run()

@@ -30,13 +30,14 @@ WORDS = tuple((name, CONTROLLERS[name].words) for name in OFFERED)
 def form_of_section(given: object) -> Form:
     """The form of a section `day`, of None that of the defaults; raises what `parse_day` raises."""
     section: DaySection = parse_day(given, "slo.yaml: day")
-    whole = given if isinstance(given, Mapping) else {}
-    named = whole.get("controllers")
-    own = {name: dict(value) for name, value in named.items() if value} if isinstance(named, Mapping) else {}
+    controllers = given.get("controllers") if isinstance(given, Mapping) else None
+    parameters: dict[str, Any] = {}
+    if isinstance(controllers, Mapping):  # Else they are names alone, with default parameters.
+        parameters = {name: dict(value) for name, value in controllers.items() if value}
     billing = next(name for name, unit_s in BILLED_S.items() if unit_s == section.billed_s)
     return {
         "controllers": [each.row.name for each in section.controllers if each.row.name != STATIC],
-        "parameters": own,
+        "parameters": parameters,
         "every_s": section.every_s,
         "train": float(f"{100 * section.train_frac:.12g}") or None,
         "start_s": section.start_s,
@@ -57,9 +58,9 @@ def form_of_section(given: object) -> Form:
 
 def section(form: Mapping[str, Any]) -> Document:
     """The section `day` of slo.yaml; empty inputs are left out."""
-    chosen, own = form["controllers"] or [STATIC], form["parameters"]
-    has_own = any(name in own for name in chosen)
-    settings: Document = {"controllers": {name: own.get(name, {}) for name in chosen} if has_own else chosen}
+    names, parameters = form["controllers"] or [STATIC], form["parameters"]
+    with_parameters = {name: parameters.get(name, {}) for name in names}
+    settings: Document = {"controllers": with_parameters if any(with_parameters.values()) else names}
     spans = {key: form[name] for key, name in SPANS.items()}
     settings |= {key: f"{value:.12g} s" for key, value in spans.items() if value is not None}
     if form["train"]:
@@ -72,9 +73,9 @@ def section(form: Mapping[str, Any]) -> Document:
         settings["missed"] = f"{form['missed']:.12g} %"
     settings |= {} if form["optimum"] else {"optimum": False}
     settings |= {} if form["fleets"] == ALL_FLEETS else {"fleets": form["fleets"]}
-    if "start" not in settings:
-        usual = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
-        settings |= {key: form[key] for key, value in usual.items() if form[key] != value}
+    if "start" not in settings:  # Else the start-up time is given, and does not follow from these two.
+        defaults = {"storage": USUAL_STORAGE, "image": USUAL_IMAGE}
+        settings |= {key: form[key] for key, default in defaults.items() if form[key] != default}
     return settings
 
 

@@ -13,6 +13,8 @@ import streamlit as st
 
 from planner.reports import page
 from planner.reports.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
+from planner.reports.rows import SHOWN_AS_0_FRAC
+from planner.units import show_percent
 from ui.store import Document, Store, error_line, pack
 
 FIGURE_PIXELS = 150  # The width of one of the `figures`.
@@ -74,14 +76,19 @@ def pictures(figures: Sequence[Mapping[str, Any]]) -> None:
 def tenants(tenant_rows: Iterable[Document]) -> None:
     """Draw the table of tenants: the traffic that each one sends."""
     rows = [
-        (row["tenant"], f"{row['requests']:,}", f"{100 * row['share of tokens']:.1f} %")
-        for row in tenant_rows
+        (row["tenant"], f"{row['requests']:,}", show_percent(row["share of tokens"])) for row in tenant_rows
     ]
     if rows:
         table(("tenant", "requests", "share of tokens"), rows)
 
 
+def kept_word(holds: bool) -> str:
+    """Whether an SLO is kept, with a sign."""
+    return "✓ kept" if holds else "✗ missed"
+
+
 def bullets(lines: Iterable[str]) -> None:
+    """Draw the lines as a list."""
     st.markdown("\n".join(f"- {escaped(line)}" for line in lines))
 
 
@@ -95,8 +102,10 @@ def escaped(text: str) -> str:
 
 
 def signed_percent(frac: float | None) -> str:
-    """A change: '+12.5 %', '0.0 %' for what is next to none."""
-    return "-" if frac is None else f"{100 * frac:+.1f} %" if abs(frac) >= 5e-4 else "0.0 %"
+    """A change: '+12.5 %', and '0.0 %' without a sign for one that would be shown as 0.0; '-' for None."""
+    if frac is None:
+        return "-"
+    return show_percent(frac, "+.1f") if abs(frac) >= SHOWN_AS_0_FRAC else "0.0 %"
 
 
 def error(problem: Exception | str) -> None:
@@ -176,6 +185,7 @@ def plan_tabs(
 
 
 def _power(document: Document) -> None:
+    """Draw a sentence on the plan's power, unless its simulation recorded no steps."""
     power = document["power"]
     if power is None:
         return

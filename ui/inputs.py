@@ -27,21 +27,26 @@ from ui.question import Form
 from ui.session import COUNTS, Session, gpu_key
 from ui.store import SAMPLES, column_names, read_as
 
-MOST_UPLOAD_MB = 2048
+MOST_UPLOAD_MB = 2048  # A trace of ten million requests, as CSV.
 OBJECTIVES = {
     "cost": "lowest cost",
     "power": "lowest power",
     "gpus": "fewest GPUs",
     "throughput": "most traffic within the limits",
 }
+# What described traffic begins with: its rate, and mean lengths where no task has them.
+DESCRIBED_RPS = 10.0
+OWN_MEANS = {"input": 1500.0, "output": 300.0}
 SCALES = {
     "superpose": "more users (superpose)",
     "compress": "a faster clock (compress)",
     "thin": "fewer users (thin)",
 }
-SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."
-# Options of a number input that may stay empty, and of one for a percentage (SHARE).
+SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."  # A help text.
+# Arguments of a number input that may stay empty, and of one for a percentage.
 EMPTY: dict[str, Any] = {"min_value": 0.001, "value": None, "format": "%g"}
+SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
+# Inputs of described traffic, beside its rate.
 DESCRIPTION = ("task", "input_mean", "input_p95", "output_mean", "output_p95", "burst_cv", "duration_min")
 ROLES = {
     "arrival": "When a request arrives",
@@ -63,7 +68,7 @@ GPU_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
     "spot": ("Spot [USD/h]", {"placeholder": "not sold so"}),
     "interruptions/h": ("Interruptions of a spot worker [per h]", {"placeholder": "not known"}),
 }
-SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
+"""The columns of a GPU's row in a form: the label and further arguments of each input."""
 
 
 def choose(session: Session, form: Form) -> tuple[Form, Any]:
@@ -104,8 +109,8 @@ def traffic(session: Session, place: str = "ask") -> Form:
         """Choose the latest trace of a new source, if the chosen one is of another."""
         source = st.session_state[f"{place}_source"]
         if source == question.DESCRIBED:
-            if st.session_state[f"{place}_rate"] is None:
-                st.session_state[f"{place}_rate"] = 10.0
+            if st.session_state[f"{place}_rate"] is None:  # A description must have a rate.
+                st.session_state[f"{place}_rate"] = DESCRIBED_RPS
             return
         fitting = _of_source(trace_ids, source)
         if fitting and st.session_state[f"{place}_trace"] not in fitting:
@@ -151,8 +156,8 @@ def describe(session: Session, place: str = "ask") -> Form:
         values.
         """
         is_own = st.session_state[f"{place}_task"] == question.OWN_LENGTHS
-        for key, mean in (("input", 1500.0), ("output", 300.0)):
-            st.session_state[f"{place}_{key}_mean"] = mean if is_own else None
+        for key, mean_tokens in OWN_MEANS.items():
+            st.session_state[f"{place}_{key}_mean"] = mean_tokens if is_own else None
             st.session_state[f"{place}_{key}_p95"] = None
 
     tasks = [question.OWN_LENGTHS, *session.catalog.tasks]
@@ -212,6 +217,7 @@ def upload_trace(session: Session, place: str = "ask") -> None:
 
 
 def trace(session: Session, place: str = "ask", offered: Sequence[str] | None = None) -> str:
+    """The input for the trace: its reference in the store, one of `offered`, else of all of the session."""
     trace_ids = offered or session.store.traces(session.id)
     if st.session_state[f"{place}_trace"] not in trace_ids:
         st.session_state[f"{place}_trace"] = trace_ids[0]
@@ -275,6 +281,7 @@ def part(place: str = "ask") -> Form:
 
 
 def rate(place: str = "ask", *, is_described: bool = False) -> float | None:
+    """The input for the rate; None where it is empty, or is what the plan looks for."""
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
     rate_rps: float | None = st.number_input(
         "Rate [requests/s]" if is_described else "Rate [requests/s]; empty: as in the trace",
@@ -363,6 +370,7 @@ def _terms(row: Mapping[str, Any], place: str) -> Form:
 
 
 def slo(session: Session, place: str = "ask") -> Form:
+    """The inputs for the limits. A preset fills them; who then changes one has limits of their own."""
     presets = [question.OWN_LIMITS, *session.catalog.slos]
 
     def take_preset() -> None:
@@ -414,7 +422,7 @@ def _limit(
     """The input for a limit, shown in `unit` (ms or s). Its value is kept and returned in ms."""
     key, factor = f"{place}_{metric}_ms", 1.0 if unit == "ms" else 1e3
 
-    def take() -> None:
+    def take_value() -> None:
         value = st.session_state[f"{place}_{metric}_{unit}"]
         st.session_state[key] = None if value is None else float(f"{factor * value:.12g}")
         changed()
@@ -426,7 +434,7 @@ def _limit(
     limit_ms: float | None = st.number_input(
         f"{METRICS[metric].name.capitalize()} ({METRICS[metric].abbreviation}) at most [{unit}]",
         step=10.0 / factor,
-        on_change=take,
+        on_change=take_value,
         key=f"{place}_{metric}_{unit}",
         placeholder="no limit",
         disabled=is_relative,
@@ -474,6 +482,7 @@ def safety(place: str = "ask") -> Form:
 
 
 def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) -> Form:
+    """The inputs for the objective, the limits on the whole fleet, the seed and the time limit."""
     chosen: Form = {
         "objective": st.selectbox(
             "Look for", objectives, format_func=OBJECTIVES.__getitem__, key=f"{place}_objective"
@@ -571,7 +580,9 @@ def other_requirements(more: Form, forget: Callable[[], None], place: str = "ask
 
 
 def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) -> None:
-    """slo.yaml as the inputs ask it; what is typed there leads the inputs, and what has none is kept."""
+    """The slo.yaml of the inputs, which `document` makes, as text. `apply` gets what is typed there; it sets
+    the inputs, and keeps what has no input.
+    """
     with st.expander("slo.yaml: the question as text"):
         st.caption(
             "The inputs above as a file for the command line. Edit it, or paste yours, and apply: the inputs "
@@ -592,5 +603,6 @@ def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) 
 
 
 def _again(form: Form) -> None:
+    """Draw the page Plan anew with these inputs."""
     st.session_state.restore = form
     st.rerun()

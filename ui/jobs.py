@@ -28,9 +28,10 @@ from typing import Any, Literal
 from planner.files.checked_files import repository_dir
 from ui.store import Store
 
-PATHS = ("trace", "catalog")  # The content of these files decides a result.
+PATHS = ("trace", "catalog")  # Keys of a request that name files, whose content a result depends on.
 WITH_SPARE = True  # Tests go without the spare process.
 Message = dict[str, Any]
+# Messages of ui/worker.py: the last one of a job that succeeded, and the keys of those that come before.
 DONE: Message = {"done": True}
 WHILE_IT_WORKS = {"phase", "standing", "first"}
 State = Literal["running", "done", "failed", "cancelled"]
@@ -212,6 +213,7 @@ def _digest_of(path: Path) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
+    """The time of the last change [ns] and the size [bytes], by which a changed file is known."""
     return path.stat().st_mtime_ns, path.stat().st_size
 
 

@@ -14,11 +14,11 @@ from ui.store import Document
 HERE = Path(__file__).parent
 FOCUS = """
 export default function ({ data }) {
-  const found = document.getElementById(data.id)
-  if (!found) return
-  found.tabIndex = -1
-  found.focus({ preventScroll: true })
-  found.scrollIntoView({ block: "start" })
+  const heading = document.getElementById(data.id)
+  if (!heading) return
+  heading.tabIndex = -1
+  heading.focus({ preventScroll: true })
+  heading.scrollIntoView({ block: "start" })
 }
 """
 KEEP = """
@@ -30,7 +30,7 @@ export default function ({ data }) {
 
 @cache
 def _component(name: str) -> Any:
-    """Registered once; a component has one name in an app."""
+    """The component "sliders", "focus" or "keep", registered once, as its name is taken from then on."""
     if name == "sliders":
         return st.components.v2.component(
             "fleetplan_sliders",

@@ -10,7 +10,9 @@ from typing import Any
 from planner.units import quantity
 from ui.store import Document
 
-HOURS, WEEK_DAYS = 24, 7
+DAY_HOURS, WEEK_DAYS = 24, 7
+NIGHT_ENDS_H, DAY_ENDS_H = 8, 18  # Hours of a day in `shape_hours`.
+WEEKEND_FROM_DAY = 5  # Saturday; Monday is 0.
 BUSY_WORKERS = 3  # Workers of each LLM that the busiest hour of the example demand takes.
 TROUGH = 0.3  # The example demand falls to this share of its peak.
 # The inputs of a GPU and of a worker, by their keys in schedule.yaml.
@@ -71,6 +73,7 @@ def number(value: Any, unit: str) -> float | None:
 
 
 def llms(capacity: Sequence[Document]) -> list[str]:
+    """The LLMs of the rows of `capacity`, each once; "?" for a row that does not name one yet."""
     return list(dict.fromkeys(str(row.get("llm", "?")) for row in capacity))
 
 
@@ -80,7 +83,9 @@ def example_demand(market: Document) -> list[Document]:
 
 
 def usual_peaks(market: Document) -> dict[str, float]:
-    """Requests/s of every LLM at the busiest hour."""
+    """Requests/s of every LLM at the busiest hour of the example demand: what BUSY_WORKERS carry, or fewer if
+    the stock does not have as many for all LLMs, and at least one.
+    """
     capacity = market["capacity"]
     rates = {str(row.get("llm", "?")): number(row.get("rate", 1.0), "rps") or 1.0 for row in capacity}
     gpus: Counter[str] = Counter()
@@ -98,10 +103,13 @@ def shape_hours(
     18), evenings half way between day and night.
     """
     rows = []
-    for hour in range(HOURS * days):
-        day, of_day = divmod(hour, HOURS)
-        factor = night_frac if of_day < 8 else 1.0 if of_day < 18 else (1 + night_frac) / 2
-        factor *= weekend_frac if day % WEEK_DAYS >= 5 else 1.0
+    for hour in range(DAY_HOURS * days):
+        day, hour_of_day = divmod(hour, DAY_HOURS)
+        if hour_of_day < NIGHT_ENDS_H:
+            factor = night_frac
+        else:
+            factor = 1.0 if hour_of_day < DAY_ENDS_H else (1 + night_frac) / 2
+        factor *= weekend_frac if day % WEEK_DAYS >= WEEKEND_FROM_DAY else 1.0
         rows.append({"window": hour} | {llm: round(peak * factor, 2) for llm, peak in peaks_rps.items()})
     return rows
 

@@ -30,6 +30,7 @@ Form = dict[str, Any]
 # The metrics with an input; limits of the others are written in slo.yaml's text.
 INPUT_METRICS = {key: row for key, row in METRICS.items() if not row.is_of_agents}
 Fields = Mapping[str, Any]  # Some values of a form, or of a row of its table of GPUs.
+MOST_INTERRUPTIONS_PER_H = 60.0  # As in documents/task.py, which refuses more.
 
 OWN_LIMITS = "own limits"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "p100")
@@ -154,13 +155,10 @@ def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str
 
 def safety_profile(form: Mapping[str, Any]) -> str:
     """The safety profile that these inputs are, or `OWN_PROFILE`."""
-    is_plain = not form["growth"]
-    for name, values in PROFILES.items():
-        if is_plain and all(
-            form[key] == value for key, value in values.items() if key != "spare_of" or values["spare"]
-        ):
-            return name
-    return OWN_PROFILE
+    if form["growth"]:  # No profile has it.
+        return OWN_PROFILE
+    profiles = (name for name, values in PROFILES.items() if all(form[k] == v for k, v in values.items()))
+    return next(profiles, OWN_PROFILE)
 
 
 def parse_map(written: str) -> dict[str, str]:
@@ -181,8 +179,8 @@ def list_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
 def _texts_by_key(document: Mapping[str, Any]) -> dict[str, str]:
     """The texts of all values of a question: {"traffic.rate": "20"}."""
-    pairs = (line.partition(": ") for line in leaf_texts(document))
-    return {key: text for key, _, text in pairs}
+    lines = (line.partition(": ") for line in leaf_texts(document))
+    return {key: text for key, _, text in lines}
 
 
 def llm_name(llm: str) -> str:
@@ -272,10 +270,10 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
 def _default_stock(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
     """The stock of a question that names no GPU: any number of each that is not left out then."""
     try:
-        left = left_out_unnamed(catalog.llm(llm), catalog, priced)
-    except CatalogError:
+        left_out = left_out_unnamed(catalog.llm(llm), catalog, priced)
+    except CatalogError:  # `parse_task` reports an LLM that cannot be read.
         return {}
-    return {name: None for name in catalog.gpus if name not in left}
+    return {name: None for name in catalog.gpus if name not in left_out}
 
 
 def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
@@ -456,6 +454,7 @@ def _is_preset(preset: SloPreset, form: Mapping[str, Any]) -> bool:
 
 
 def _slo_section(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `slo` of these inputs."""
     lines: dict[str, Any] = {
         metric: {form[f"{metric}_percentile"]: _with_unit(form[f"{metric}_ms"], "ms")}
         for metric in INPUT_METRICS
@@ -475,7 +474,7 @@ def _parse_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str,
         terms = value if isinstance(value, Mapping) else {"on_demand": value}
         rate = PRICES["interruptions/h"]
         shown[name] = {
-            key: read_share(terms[key], key, most=60.0, bare=60.0)
+            key: read_share(terms[key], key, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H)
             if key == rate
             else quantity(terms[key], "usd_per_h", where=key)
             for key in PRICES.values()
@@ -510,8 +509,8 @@ def _prices_section(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
 
 
 def _whole_count(count: float | None) -> int | None:
-    # A table of Streamlit has NaN, which equals nothing, for an empty cell.
-    return None if count is None or count != count else int(count)
+    """A count of GPUs. Forms that earlier versions kept have NaN for an empty one."""
+    return None if count is None or math.isnan(count) else int(count)
 
 
 def _in_unit(value: float | None, factor: float) -> float | None:

@@ -33,7 +33,7 @@ HEADERS = {
 
 
 class Framed:
-    """ASGI middleware: every answer bears HEADERS."""
+    """ASGI middleware: every response has HEADERS, in place of the app's own headers of these names."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self.app = app

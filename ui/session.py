@@ -60,7 +60,7 @@ class Session:
         return current
 
     def keep(self, form: question.Form) -> None:
-        """Remember the inputs for this run of the page, and in the store if they changed."""
+        """Remember the inputs of the page Plan for its next run, and in the store if they changed."""
         if form != st.session_state.get("kept_form"):
             self.store.keep_form(self.id, form)
             st.session_state.kept_form = dict(form)
@@ -89,7 +89,9 @@ class Session:
         }
 
     def make_plan(self, form: question.Form, name: str = "") -> None:
-        """Start the job of a plan, which is kept once it is made. Raises PlannerError if it is wrong."""
+        """Start the job of a plan, which is kept once it is made. Raises PlannerError for a question that
+        cannot be read.
+        """
         request = self.plan_request(form)
         parse_task(request["question"], self.catalog)
         store, owner = self.store, self.id
@@ -146,7 +148,8 @@ def keep_widgets(form: question.Form, place: str = "ask") -> None:
     unsettled, values = _unsettled(place), widget_values(form, place)
     unsettled.update(key for key in values if key not in st.session_state)
     for key in values.keys() & unsettled:
-        st.session_state[key] = st.session_state[key] if key in st.session_state else values[key]
+        # To set a value that is there already makes Streamlit send it to the browser again.
+        st.session_state[key] = st.session_state.get(key, values[key])
 
 
 def mark_settled(*places: str) -> None:
@@ -163,13 +166,14 @@ def _unsettled(place: str) -> set[str]:
 
 def open_session() -> Session:
     """The session of this tab; starts what all sessions share on the first call."""
-    folder = os.environ.get(FOLDER_VARIABLE, DEFAULT_FOLDER)
-    store, jobs, catalog = _shared(folder, own := os.environ.get(CATALOG_VARIABLE))
+    folder, catalog_folder = os.environ.get(FOLDER_VARIABLE, DEFAULT_FOLDER), os.environ.get(CATALOG_VARIABLE)
+    store, jobs, catalog = _shared(folder, catalog_folder)
     if "session" not in st.session_state:
         st.session_state.session = _session_of_tab(store)
     if st.query_params.get("session") != st.session_state.session:
         st.query_params["session"] = st.session_state.session
-    return Session(st.session_state.session, store, jobs, catalog, Path(own) if own else None)
+    own_catalog = Path(catalog_folder) if catalog_folder else None
+    return Session(st.session_state.session, store, jobs, catalog, own_catalog)
 
 
 def _session_of_tab(store: Store) -> str:
@@ -180,7 +184,7 @@ def _session_of_tab(store: Store) -> str:
     if session_id and _is_free(session_id):
         return session_id
     new = uuid.uuid4().hex
-    _is_free(new)
+    _is_free(new)  # This claims the new session for this tab.
     linked = _valid_id(st.query_params.pop("plan", ""))
     if linked and (plan := store.plan(linked)) is not None:
         store.keep_form(new, plan.form)
@@ -206,19 +210,19 @@ def _is_free(session: str) -> bool:
     context = get_script_run_ctx()
     if context is None or not runtime.exists():
         return True
-    mine, holders = context.session_id, _holders()
-    holder, until = holders.get(session, mine), time.monotonic() + RELOAD_S
-    while holder != mine and runtime.get_instance().is_active_session(holder):
+    this_tab, tabs = context.session_id, _tab_by_session()
+    tab, until = tabs.get(session, this_tab), time.monotonic() + RELOAD_S
+    while tab != this_tab and runtime.get_instance().is_active_session(tab):
         if time.monotonic() >= until:
             return False
         time.sleep(0.1)
-    holders[session] = mine
+    tabs[session] = this_tab
     return True
 
 
 @st.cache_resource(show_spinner=False)
-def _holders() -> dict[str, str]:
-    """The tab that has a session open, by the session."""
+def _tab_by_session() -> dict[str, str]:
+    """The tab (a session of Streamlit) that has each of our sessions open."""
     return {}
 
 
@@ -226,15 +230,15 @@ def _holders() -> dict[str, str]:
 def _shared(folder: str, catalog: str | None) -> tuple[Store, Jobs, Catalog]:
     """What all sessions of this app share; made on the first call."""
     store, catalog_rows = Store(Path(folder)), read_catalog(Path(catalog) if catalog else None)
-    gc.freeze()  # Streamlit collects garbage after every run of a page, and what is loaded for good is none.
+    gc.freeze()  # Streamlit collects garbage after every run of a page; what is loaded for good is left out.
     return store, Jobs(store), catalog_rows
 
 
 def short_job(
-    session: Session, place: str, kind: str, request: dict[str, Any], saying: str
+    session: Session, place: str, kind: str, request: dict[str, Any], spinner_text: str
 ) -> Document | None:
-    """Wait for a job that takes seconds, with `saying` on the screen. Returns its result; else the error is
-    drawn, and None returned.
+    """Wait for a job that takes seconds, with a text on the screen. Returns its result; otherwise the error
+    is drawn, and None returned.
     """
     job = session.jobs.find(session.id, place)
     try:
@@ -243,7 +247,7 @@ def short_job(
     except PlannerError as error:
         draw.error(error)
         return None
-    with st.spinner(saying):
+    with st.spinner(spinner_text):
         until = time.monotonic() + SHORT_S
         while not job.over.wait(0.1) and time.monotonic() < until:
             pass
@@ -251,7 +255,9 @@ def short_job(
 
 
 def follow_job(session: Session, place: str) -> Document | None:
-    """Draw a job of this place: its progress with a cancel button, its error, or return its result."""
+    """The result of the job of this place. Until there is one, its progress with a button to cancel it, or
+    its error, is drawn, and None returned.
+    """
     job = session.jobs.find(session.id, place)
     if job is None:
         return None
@@ -278,7 +284,7 @@ def result_of(session: Session, job: Job) -> Document | None:
 
 @st.fragment(run_every=POLL_S)
 def _progress(session: Session, place: str) -> None:
-    """Draw a running job again and again, and the whole page once it has an answer or is over."""
+    """Draw a running job every POLL_S, and the whole page once the job has a first answer or is over."""
     job = session.jobs.find(session.id, place)
     if job is None or job.state != "running":
         st.rerun()
@@ -287,7 +293,8 @@ def _progress(session: Session, place: str) -> None:
         st.rerun()
     box = st.empty()
     with box.container(border=True):
-        st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(job.phase.partition('; best')[0])}")
+        phase = job.phase.partition("; best")[0]  # The best fleet so far stands below, in `_standing`.
+        st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(phase)}")
         if job.limit_s:
             progress_text = _standing(job) if job.kind == "plan" else None
             st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=progress_text)

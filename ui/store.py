@@ -117,7 +117,7 @@ class Store:
             )
 
     def kept(self, session: str, page: str) -> Document | None:
-        """The inputs of another page as this session left them."""
+        """The inputs of a page other than Plan as this session left them; None if it has not opened it."""
         with self._open() as db:
             row = db.execute(
                 "select inputs from pages where session = ? and page = ?", (session, page)
@@ -125,7 +125,7 @@ class Store:
         return json.loads(row[0]) if row else None
 
     def keep(self, session: str, page: str, inputs: Document) -> None:
-        """Keep the inputs of another page."""
+        """Keep the inputs of a page other than Plan."""
         with self._open() as db:
             db.execute("insert or replace into pages values (?, ?, ?)", (session, page, json.dumps(inputs)))
 
@@ -165,6 +165,7 @@ class Store:
             return [_saved(row) for row in rows]
 
     def plan(self, plan: str) -> SavedPlan | None:
+        """The plan of this id; None if it was deleted."""
         with self._open() as db:
             row = db.execute("select * from plans where id = ?", (plan,)).fetchone()
         return _saved(row) if row else None
@@ -202,7 +203,7 @@ class Store:
             return {name: packed.read(name) for name in packed.namelist() if name.startswith(prefix)}
 
     def keep_result(self, key: str, document: Document, packed: bytes) -> None:
-        """`packed` is a zip of the files; see `pack`."""
+        """Keep what a job computed; `packed` is a zip of its files, as `pack` makes it."""
         with self._open() as db:
             db.execute("insert or replace into results values (?, ?, ?)", (key, json.dumps(document), packed))
 
@@ -232,11 +233,13 @@ class Store:
 
     def trace_path(self, reference: str) -> Path:
         """Where a trace lies; raises InputError for a reference that no upload or sample has."""
-        where, _, name = reference.partition("/")
-        root = repository_dir("examples") / "traces" if where == SAMPLES else self.folder / "traces" / where
-        if not re.fullmatch(rf"{SAMPLES}|[0-9a-f]{{64}}", where) or not name or Path(name).name != name:
+        folder, _, name = reference.partition("/")
+        is_known_folder = re.fullmatch(rf"{SAMPLES}|[0-9a-f]{{64}}", folder)  # The samples, or a hash.
+        if not is_known_folder or not name or Path(name).name != name:
             raise InputError(f"trace {reference!r}: is none of this folder; upload it again")
-        return root / name
+        if folder == SAMPLES:
+            return repository_dir("examples") / "traces" / name
+        return self.folder / "traces" / folder / name
 
 
 def _saved(row: tuple[str, str, str, str, str, str]) -> SavedPlan:

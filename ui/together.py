@@ -21,6 +21,7 @@ from planner.reports.words import command_line
 from ui import question
 from ui.question import Form
 
+# The inputs of `question` that stand once for all LLMs.
 SHARED = (
     "gpus",
     "stages",
@@ -33,7 +34,7 @@ SHARED = (
     "seed",
     "time_limit",
 )
-FILE = Path("slo.yaml")
+FILE = Path("slo.yaml")  # Errors and the command line name the question like this.
 
 
 def example_form(catalog: Catalog, traces: Sequence[str]) -> Form:
@@ -59,13 +60,14 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     Raises InputError where two LLMs have one name, or two traces one file name, and whatever
     `question.document` raises.
     """
-    shared, files = form["shared"], dict[str, str]()
+    shared = form["shared"]
+    trace_by_file: dict[str, str] = {}
     question_document: dict[str, Any] = {"llms": {}}
     for llm_form in form["llms"]:
         name, file = llm_form["name"], file_of(llm_form["trace"])
         if name in question_document["llms"]:
             raise InputError(f"two LLMs are named {name}; give each a name of its own")
-        if files.setdefault(file, llm_form["trace"]) != llm_form["trace"]:
+        if trace_by_file.setdefault(file, llm_form["trace"]) != llm_form["trace"]:
             raise InputError(f"two traces are named {file}; upload one of them under another name")
         llm_document = question.document(
             llm_form
@@ -93,9 +95,8 @@ def form_of_document(
     `traces` are references of the store. Raises InputError for a slo.yaml that `parse_entries` refuses, and
     for a trace that is not in the store.
     """
-    used_traces = [
-        form_of_llm["trace"] for form_of_llm in form.get("llms", ())
-    ]  # Among traces with equal file names the form's own win.
+    # Among traces with equal file names those that the form uses win: the later entry of the mapping stays.
+    used_traces = [llm_form["trace"] for llm_form in form.get("llms", ())]
     trace_by_file = {file_of(reference): reference for reference in (*traces, *used_traces)}
     shared_keys = {key: written[key] for key in several_llms_question.SHARED if key in written}
     llm_forms = []
@@ -108,11 +109,12 @@ def form_of_document(
             )
         if entry.trace.name not in trace_by_file:
             raise InputError(f"{where}: trace: {entry.trace.name} is not here; upload it, then apply again")
-        whole = {**entry.own, **shared_keys}
-        llm_form = question.form_of_document(whole, question.sample_form(catalog), catalog)
+        llm_document = {**entry.own, **shared_keys}
+        llm_form = question.form_of_document(llm_document, question.sample_form(catalog), catalog)
         llm_forms.append(
             llm_form | {"name": entry.name, "rows": entry.model, "trace": trace_by_file[entry.trace.name]}
         )
+    # All LLMs have the same values of the inputs in SHARED, so the first one's form gives them.
     kept_inputs = {key: form["shared"][key] for key in ("seed", "time_limit")}
     shared = llm_forms[0] | kept_inputs | {"more": _keys_of(llm_forms[0]["more"], is_shared=True)}
     return {

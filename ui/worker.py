@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -89,6 +89,8 @@ Send = Callable[[Document], None]
 SLIDERS_S = 20.0  # The simulations behind the sliders are cut short after so long.
 WATCHED = ("plan.yaml", "certificate.json", "requests.csv")  # The files of a plan that `plan watch` reads.
 MOST_TENANTS = 20  # Rows of the table of tenants.
+# A plan of so few requests takes a second or two, once the simulator is compiled, which may take minutes.
+WARM_UP_REQUESTS, WARM_UP_LIMIT_S = 60, 600.0
 MOST_REMEMBERED = 10_000_000  # A process forgets old questions beyond this many requests.
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
 """The study of the last traffic of this process, by its file, change time, size, reading and seed. It keeps
@@ -102,6 +104,7 @@ def run(kind: str, request: Request, send: Send = lambda _: None) -> tuple[Docum
 
 
 def _catalog(request: Request) -> Catalog:
+    """The catalog of the request: its folder, or the shipped one."""
     return read_catalog(Path(request["catalog"]) if request.get("catalog") else None)
 
 
@@ -155,7 +158,7 @@ def _tenants(trace: Trace) -> list[Document]:
 
 def _plan(request: Request, send: Send) -> tuple[Document, Files]:
     """A plan, as `plan --slo --trace -o` makes it; where it is for production, first what it is on paper."""
-    answer = _planned(request, send)
+    answer = _make_plan(request, send)
     send({"phase": "writing the report"})
     command = words.command_line(
         Path("slo.yaml"),
@@ -190,6 +193,7 @@ def _send_first_answer(send: Send) -> OnPaper:
 
 
 def _watch_search(send: Send) -> Watch:
+    """A function for the search, which sends the numbers of its progress."""
     return lambda standing: send({"standing": _progress_numbers(standing)})
 
 
@@ -198,9 +202,9 @@ def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
     study = _study(request, send)
     task = parse_task(request["question"], study.catalog)
     if task.objective == "throughput":
-        made = _planned(request, send)
-        fleet, slo, trace = made.fleet, made.slo, made.trace
-        simulation, verdict = made.simulation, made.verdict
+        plan = _make_plan(request, send)
+        fleet, slo, trace = plan.fleet, plan.slo, plan.trace
+        simulation, verdict = plan.simulation, plan.verdict
     else:
         answer = study.ask(task)
         fleet, slo, trace = answer.fleet, answer.problem.slo, answer.problem.trace
@@ -225,7 +229,7 @@ def _curves(simulation: Simulation) -> Document:
     }
 
 
-def _planned(request: Request, send: Send) -> Plan:
+def _make_plan(request: Request, send: Send) -> Plan:
     """The plan for the question of the request; its phases and first answers are sent as they come."""
     study = _study(request, send)
     question = read_task(request["question"], study.catalog)
@@ -258,13 +262,13 @@ def _study(request: Request, send: Send) -> Study:
     catalog, path = _catalog(request), request["trace"]
     question = request["question"]
     described, how = parse_task(question, catalog).described, repr(reading_of(question))
-    stamp = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
-    traffic_key = (*stamp, how, repr(described), request["seed"])
+    file_key = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
+    traffic_key = (*file_key, how, repr(described), request["seed"])
     study = _REMEMBERED.get(traffic_key)
     if study is None or study.catalog != catalog or study.cached_requests > MOST_REMEMBERED:
         send({"phase": "reading the traffic"})
         study = Study(_requests(request, described, question.get("traffic") or {}), catalog, request["seed"])
-        _REMEMBERED.clear()
+        _REMEMBERED.clear()  # Only the last traffic is kept, as its simulations take memory.
         _REMEMBERED[traffic_key] = study
     return replace(study, time_limit_s=request["time_limit_s"], progress=lambda phase: send({"phase": phase}))
 
@@ -303,10 +307,11 @@ def _sliders(request: Request, send: Send) -> tuple[Document, Files]:
 
 def _together(request: Request, send: Send) -> tuple[Document, Files]:
     """Plans for several LLMs on one stock, as `plan --slo` with `llms:` makes them."""
-    catalog, llms_question, traces = _catalog(request), request["question"], request["traces"]
-    whole = {name: entry | {"trace": traces[name]} for name, entry in llms_question["llms"].items()}
+    catalog, written, traces = _catalog(request), request["question"], request["traces"]
+    # The question names traces by their file names; here they get the paths in the store.
+    entries = {name: entry | {"trace": traces[name]} for name, entry in written["llms"].items()}
     send({"phase": "reading the traces"})
-    text = checked_files.to_yaml({**llms_question, "llms": whole}).encode()
+    text = checked_files.to_yaml({**written, "llms": entries}).encode()
     question = read_as("slo.yaml", text, lambda path: read_question(path, None, catalog))
     shared = plan(
         question,
@@ -326,7 +331,7 @@ def _together(request: Request, send: Send) -> tuple[Document, Files]:
         "answer": several_llms_report.answer(fleets),
         "screen": {
             "html": shared_screen.texts(fleets, "h3"),
-            "charts": [_picture(figure.chart, figure.caption) for figure in shared_screen.figures(fleets)],
+            "charts": _pictures(shared_screen.figures(fleets)),
         },
         "proof": several_llms_report.proof_lines(fleets),
         "binding_lines": several_llms_report.binding_lines(fleets),
@@ -341,13 +346,12 @@ def _together(request: Request, send: Send) -> tuple[Document, Files]:
     }
     return document, {
         **several_llms_report.render(fleets, command=command),
-        "slo.yaml": checked_files.to_yaml(llms_question),
+        "slo.yaml": checked_files.to_yaml(written),
     }
 
 
 def plan_document(plan: Plan) -> Document:
     """What the pages show of a plan."""
-    bars = figures.alternative_figures(plan)
     return output.to_json(plan) | {
         "answer": words.answer(plan),
         "screen": _screen(plan),
@@ -363,8 +367,8 @@ def plan_document(plan: Plan) -> Document:
             "neighbours": rows.neighbour_rows(plan),
         },
         "binding_lines": words.binding_lines(plan),
-        "charts": [_picture(figure.chart, figure.caption) for figure in figures.running_figures(plan)],
-        "alternatives_charts": [_picture(figure.chart, figure.caption) for figure in bars],
+        "charts": _pictures(figures.running_figures(plan)),
+        "alternatives_charts": _pictures(figures.alternative_figures(plan)),
         "curves": _curves(plan.simulation),
         "limits": [asdict(limit) for limit in plan.slo.limits],
         "rate_rps": plan.trace.rate_rps,
@@ -378,10 +382,7 @@ def _screen(plan: Plan) -> Document:
         screen_page.glance_html(screen.glance(plan, screen.BY_PAGE)),
         screen_page.cards_html(screen.cards(plan)),
     ]
-    return {
-        "html": "\n".join(texts),
-        "charts": [_picture(figure.chart, figure.caption) for figure in screen_charts.figures(plan)],
-    }
+    return {"html": "\n".join(texts), "charts": _pictures(screen_charts.figures(plan))}
 
 
 def _compare(request: Request, send: Send) -> tuple[Document, Files]:
@@ -449,9 +450,9 @@ def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
         )
         written["demand.csv"] = text
     send({"phase": f"scheduling {demand.rate_rps.shape[1]} windows"})
-    planned = schedule(market, demand, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
-    why = not_simulated(planned.answer, traces) or "this page does not simulate; `plan schedule` does"
-    answer = replace(planned.answer, not_simulated=why)
+    scheduled = schedule(market, demand, gap_frac=request["gap_frac"], time_limit_s=request["time_limit_s"])
+    why = not_simulated(scheduled.answer, traces) or "this page does not simulate; `plan schedule` does"
+    answer = replace(scheduled.answer, not_simulated=why)
     send({"phase": "drawing the charts"})
     document = schedules.to_json(answer) | {
         "answer": schedules.sentence(answer),
@@ -459,7 +460,7 @@ def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
         "compared_lines": [*schedules.compared_lines(answer), *schedules.simulated_lines(answer)],
         "firm": schedules.FIRM,
         "tables": {"gpus": schedules.gpu_rows(answer), "workers": schedules.worker_rows(answer)},
-        "charts": [_picture(figure.chart, figure.caption) for figure in schedules.figures(answer)],
+        "charts": _pictures(schedules.figures(answer)),
     }
     return document, {**schedules.render(answer), **written}
 
@@ -476,7 +477,7 @@ def _day(request: Request, send: Send) -> tuple[Document, Files]:
     send({"phase": "reading the traffic"})
     described = parse_task(question, _catalog(request)).described
     trace = _requests(request, described, question.get("traffic") or {})
-    studied = day(
+    day_result = day(
         question,
         trace,
         standing=standing,
@@ -485,23 +486,23 @@ def _day(request: Request, send: Send) -> tuple[Document, Files]:
         time_limit_s=request["time_limit_s"],
         progress=lambda phase: send({"phase": phase}),
     )
-    if not isinstance(studied, DayResult):
+    if not isinstance(day_result, DayResult):
         raise InputError("slo.yaml: llms: this page takes one LLM; ask `plan day` for all of them")
-    answer = studied.answer
+    answer = day_result.answer
     send({"phase": "drawing the charts"})
     document = day_page.to_json(answer) | {
         "answer": day_page.recommendation(answer),
         "proof": day_page.proof_lines(answer),
         "warnings": [*trace.warnings, *answer.warnings],
         "tables": {"controllers": day_page.day_table(answer)},
-        "charts": [_picture(figure.chart, figure.caption) for figure in day_page.draw_day(answer)],
+        "charts": _pictures(day_page.draw_day(answer)),
         "missed_lines": day_page.missed_lines(answer.winner),
         "settings_lines": day_page.settings_lines(answer),
         "basis_lines": day_page.basis_lines(answer),
     }
-    best = answer.optimum
-    if best is not None and best.bound_usd < best.usd * (1 - SAME_FRAC):
-        document["status"] = "best found"  # More time may give a cheaper day.
+    optimum = answer.optimum
+    if optimum is not None and optimum.bound_usd < optimum.usd * (1 - SAME_FRAC):
+        document["status"] = "best found"  # More time may give a cheaper day, so the job may run again.
     return document, {**day_page.render_day(answer), **day_manifests.controller_manifests(answer), **written}
 
 
@@ -538,7 +539,7 @@ def _watch(request: Request, send: Send) -> tuple[Document, Files]:
         for name in WATCHED:
             packed.extract(name, folder)
         send({"phase": "looking at the metrics"})
-        looked = watch_api.watch(
+        result = watch_api.watch(
             folder,
             request["places"],
             request["question"] if request["replans"] else None,
@@ -548,7 +549,7 @@ def _watch(request: Request, send: Send) -> tuple[Document, Files]:
             match=request["match"],
             catalog=_catalog(request),
         )
-    return looked.to_dict() | {"headline": looked.headline(), "sentences": looked.sentences()}, {}
+    return result.to_dict() | {"headline": result.headline(), "sentences": result.sentences()}, {}
 
 
 JOBS: dict[str, Callable[[Request, Send], tuple[Document, Files]]] = {
@@ -572,6 +573,11 @@ def _picture(chart: Any, caption: str) -> Document:
     return {"spec": drawing.live_spec(chart), "caption": caption}
 
 
+def _pictures(drawn: Iterable[drawing.Figure]) -> list[Document]:
+    """Charts with their captions as the pages draw them."""
+    return [_picture(figure.chart, figure.caption) for figure in drawn]
+
+
 def _plain_values(value: Any) -> Any:
     """For json.dumps: the values of NumPy as Python's own."""
     if isinstance(value, np.ndarray | np.generic):
@@ -585,12 +591,14 @@ def _warm_up() -> None:
     examples = checked_files.repository_dir("examples")
     task = replace(parse_task(checked_files.read_yaml(examples / "slo.yaml"), catalog), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
-    plan = certify.plan(task, trace.select(np.arange(60)), catalog, time_limit_s=600.0)
+    few = trace.select(np.arange(WARM_UP_REQUESTS))
+    plan = certify.plan(task, few, catalog, time_limit_s=WARM_UP_LIMIT_S)
     output.render(plan)
     plan_document(plan)
 
 
 def main() -> None:
+    """Do the jobs that come over stdin, one after the other, until stdin ends."""
     # Answers go to what is stdout now; stdout itself then becomes stderr, for the prints of libraries.
     answers_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     with answers_to as answers, debug_mode(False):  # Altair need not check every point of our charts.
@@ -603,7 +611,7 @@ def main() -> None:
 
         jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
-        if jobs.empty():
+        if jobs.empty():  # A job that is already there does not wait for the warm-up.
             with contextlib.suppress(Exception):  # A failed warm-up only makes the first job slower.
                 _warm_up()
         while True:

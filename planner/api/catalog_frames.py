@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from planner.api.inputs import CatalogLike, read_catalog
-from planner.documents.catalog import Catalog
+from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.documents.traffic_description import example_of
 
 _PLAIN = (str, int, float, bool)  # Types of values that a cell can hold.
@@ -55,7 +54,7 @@ class CatalogFrames:
         for row in self.read.tasks.values():
             example = example_of(row.values, row.name)
             means = {"input_tokens": example.input.mean_tokens, "output_tokens": example.output.mean_tokens}
-            rows.append({"name": row.name, "of": row.of, **means, "source": row.source})
+            rows.append({"name": row.name, "of": row.measured_on, **means, "source": row.source})
         return pd.DataFrame(rows).set_index("name")
 
     @property

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from planner.api.questions import TaskDocument, is_question, read_task
-from planner.documents import catalog as catalogs
 from planner.documents import fleet_file as fleets
-from planner.documents.catalog import Catalog
+from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.documents.fleet_in_question import complete_fleet
-from planner.documents.log_columns import KEYS, parse_reading, reading_of
+from planner.documents.log_columns import KEYS as READING_KEYS
+from planner.documents.log_columns import parse_reading, reading_of
 from planner.documents.slo import parse_slo
 from planner.domain import Slo
 from planner.errors import InputError
@@ -34,18 +34,10 @@ if TYPE_CHECKING:
     from planner.traffic.logs.log_reading import LogOptions
 
 Section: TypeAlias = Mapping[str, Any]
-CatalogLike: TypeAlias = "Catalog | str | Path | None"
 TraceLike: TypeAlias = "Trace | pd.DataFrame | str | Path"
 FleetLike: TypeAlias = "Fleet | PlanResult | Section | str | Path"
 SloLike: TypeAlias = "Slo | TaskDocument | Section | str | Path | None"
 TrafficLike: TypeAlias = "RateRequest | Section | None"
-
-
-def read_catalog(folder: CatalogLike = None) -> Catalog:
-    """GPUs with prices, LLMs, SLO presets and step times; those of `folder` come before the shipped ones."""
-    if isinstance(folder, Catalog):
-        return folder
-    return catalogs.read_catalog(None if folder is None else Path(folder))
 
 
 def read_trace(
@@ -103,13 +95,13 @@ def requests_of(
     return draw_requests(described, seed=seed)
 
 
-def requests_meant(
+def requests_and_rate(
     trace: TraceLike | None, rate_request: RateRequest, *, is_given: bool, seed: int
 ) -> tuple[Trace, RateRequest]:
     """The requests as from `requests_of`, and the rate and window that are to be taken of them.
 
-    `is_given`: rate or window come from beside the question. Then they are not about the traffic that the
-    question describes, and a trace replaces that.
+    `is_given`: rate or window stand beside the question, as arguments. Then they are about the `trace`, which
+    replaces the traffic that the question describes.
     """
     is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
     if is_given and not is_drawn:
@@ -176,21 +168,23 @@ def plan_file(path: str | Path) -> Path:
 
 
 def named_fleets(
-    given: Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]],
+    fleets: Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]],
 ) -> list[tuple[str, FleetLike]]:
-    """Fleets with their names. A file that was given without a name is named by `name_of_file`."""
-    if isinstance(given, Mapping):
-        return list(given.items())
-    if isinstance(given, str | Path):
-        given = [given]
-    pairs: list[tuple[str, FleetLike]] = []
-    for number, fleet in enumerate(given, start=1):
+    """Fleets with their names. A file without a name is named by `name_of_file`, another fleet by its place
+    in the list.
+    """
+    if isinstance(fleets, Mapping):
+        return list(fleets.items())
+    if isinstance(fleets, str | Path):
+        fleets = [fleets]
+    named: list[tuple[str, FleetLike]] = []
+    for number, fleet in enumerate(fleets, start=1):
         if isinstance(fleet, tuple):
-            pairs.append(fleet)
+            named.append(fleet)
         else:
             name = name_of_file(Path(fleet)) if isinstance(fleet, str | Path) else f"fleet {number}"
-            pairs.append((name, fleet))
-    return pairs
+            named.append((name, fleet))
+    return named
 
 
 def name_of_file(path: Path) -> str:
@@ -226,7 +220,8 @@ def limits_and_rate(
 
 
 def traffic_of(traffic: RateRequest | Section) -> RateRequest:
-    """Reads keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest 10 min"}.
+    """The rate and window in keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest
+    10 min"}.
 
     The section may also say how a log is read (`map`, `timezone`, `format`).
     """
@@ -234,7 +229,7 @@ def traffic_of(traffic: RateRequest | Section) -> RateRequest:
         return traffic
     from planner.files.document_values import Section, refuse_unknown
 
-    refuse_unknown(traffic, ("rate", "scale", "window", *KEYS), "traffic")
+    refuse_unknown(traffic, ("rate", "scale", "window", *READING_KEYS), "traffic")
     rate = traffic.get("rate")
     rate_rps = None if rate is None else quantity(rate, "rps", where="traffic: rate")
     log_options = parse_reading(Section.from_document(traffic, "traffic"))

@@ -9,13 +9,14 @@ from typing import Any
 import pandas as pd
 
 from planner import manifests as targets
-from planner.api.inputs import CatalogLike, FleetLike, plan_file, read_catalog, read_fleet
+from planner.api.inputs import FleetLike, plan_file, read_fleet
 from planner.api.results import PlanResult, Result
+from planner.documents.catalog import CatalogLike, read_catalog
 from planner.documents.fleet_file import read_max_model_len, read_routers
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, write_files
 from planner.fleet import Fleet
-from planner.reports.rows import router_rows
+from planner.reports.rows import simulated_routers
 from planner.reports.words import describe
 from planner.units import counted
 
@@ -82,27 +83,23 @@ def manifests(
     """
     targets.check_target(target)
     if isinstance(plan, PlanResult):
-        keeps_by_target = [under_router.keeps for under_router in plan.plan.certificate.routers]
-        _, text_rows = router_rows(plan.plan)
-        simulated_routers = [
-            targets.RouterRow(target=name, router=router, simulated=simulated, slo=slo_text, kept=keeps)
-            for (name, router, simulated, slo_text, *_), keeps in zip(text_rows, keeps_by_target, strict=True)
-        ]
-        return _rendered(plan.fleet, max_model_len or plan.plan.max_model_len, target, simulated_routers)
+        max_model_len = max_model_len or plan.plan.max_model_len
+        return _rendered(plan.fleet, max_model_len, target, simulated_routers(plan.plan))
     fleet = read_fleet(plan, read_catalog(catalog))
-    simulated_routers = []
+    routers: list[targets.RouterRow] = []
     if isinstance(plan, str | Path):
         # A path may be a plan's folder, whose plan.yaml is read, or the file itself.
         in_folder = plan_file(plan)
         file = in_folder if in_folder.is_file() else Path(plan)
         max_model_len = max_model_len or read_max_model_len(file)
-        simulated_routers = [targets.RouterRow(*row) for row in read_routers(file)]
+        routers = [targets.RouterRow(*row) for row in read_routers(file)]
     if max_model_len is None:
         raise InputError("max_model_len: missing; give the tokens of the longest request to serve")
-    return _rendered(fleet, max_model_len, target, simulated_routers)
+    return _rendered(fleet, max_model_len, target, routers)
 
 
 def _rendered(
-    fleet: Fleet, max_model_len: int, target: str, simulated_routers: list[targets.RouterRow]
+    fleet: Fleet, max_model_len: int, target: str, routers: list[targets.RouterRow]
 ) -> ManifestsResult:
-    return ManifestsResult(fleet, target, targets.render(fleet, max_model_len, target, simulated_routers))
+    """The files of the fleet for the target; `routers` are what was simulated under each target's router."""
+    return ManifestsResult(fleet, target, targets.render(fleet, max_model_len, target, routers))

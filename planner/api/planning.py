@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 from planner import __version__
-from planner.api.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace, requests_of
+from planner.api.inputs import Section, TraceLike, read_trace, requests_of
 from planner.api.progress import MaybeProgress, shown_progress
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import PlanResult, SharedPlanResult
-from planner.documents.catalog import Catalog
+from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.documents.log_columns import reading_of
 from planner.documents.robustness_facts import Made
 from planner.documents.several_llms_question import SeveralLlmsQuestion, question_of
@@ -224,10 +224,10 @@ def beside_each_gpu(
     watch: Watch = ignore_progress,
     on_paper: OnPaper = ignore_paper_answer,
 ) -> Plan:
-    """The plan, with the best fleet of each GPU type alone.
+    """The plan, beside the best fleet of each GPU type alone.
 
-    `fleet: per_gpu` asks for those, with a time limit of their own. Without it they are planned where that
-    costs little: for two to four GPU types, in what the plan leaves of its time.
+    With `fleet: per_gpu` the fleets of each type are planned in a time limit of their own. Without it they
+    are planned where that costs little: for two to four GPU types, in what the plan leaves of its time.
     """
     with time_limit(study.left_s):
         deadline = now_s() + study.work_limit_s
@@ -273,15 +273,15 @@ def read_plan(folder: str | Path, catalog: CatalogLike = None) -> PlanResult:
 def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuestion:
     """The question of several LLMs with their traces, those given as DataFrames included."""
     document = dict(question.document)
-    own: dict[str, Trace] = {}
+    own_traces: dict[str, Trace] = {}
     if isinstance(trace, Mapping):
-        own, trace = {name: read_trace(one) for name, one in trace.items()}, None
+        own_traces, trace = {name: read_trace(each) for name, each in trace.items()}, None
     if isinstance(document["llms"], Mapping):
         entries: dict[str, Any] = {}
         for name, entry in document["llms"].items():
             entries[name] = entry
-            if not isinstance(entry.get("trace", ""), str):
-                own[name] = read_trace(entry["trace"])
+            if not isinstance(entry.get("trace", ""), str):  # A DataFrame in place of a file's name.
+                own_traces[name] = read_trace(entry["trace"])
                 entries[name] = {key: value for key, value in entry.items() if key != "trace"}
         document["llms"] = entries
     common: Path | Trace | None = None
@@ -289,7 +289,7 @@ def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuesti
         common = Path(trace)
     elif trace is not None:
         common = read_trace(trace)
-    return question_of(document, question.path, common, question.catalog, traces=own)
+    return question_of(document, question.path, common, question.catalog, traces=own_traces)
 
 
 def _equivalent_command(

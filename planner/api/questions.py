@@ -8,8 +8,7 @@ from dataclasses import replace as changed  # `replace` is a function for users 
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from planner.documents import catalog as catalogs
-from planner.documents.catalog import Catalog
+from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.documents.dotted import keys_of, spelled_keys, with_value
 from planner.documents.several_llms_question import parse_entries
 from planner.documents.task import PlanQuestion, parse_task, with_config
@@ -60,6 +59,7 @@ class TaskDocument:
 
     @property
     def has_several_llms(self) -> bool:
+        """Whether the question has a section `llms`: several LLMs are then planned together."""
         return "llms" in self.document
 
     def task(self) -> PlanQuestion:
@@ -89,7 +89,7 @@ class TaskDocument:
 
 def read_task(
     task: TaskDocument | Mapping[str, Any] | str | Path | None = None,
-    catalog: Catalog | str | Path | None = None,
+    catalog: CatalogLike = None,
     **keys: Unpack[TaskKeys],
 ) -> TaskDocument:
     """The question in a file slo.yaml or in a mapping of its keys. `keys` replace the question's own keys of
@@ -99,12 +99,12 @@ def read_task(
     Raises InputError for what slo.yaml does not know or refuses.
     """
     if isinstance(task, TaskDocument):
-        question = task if catalog is None else changed(task, catalog=_catalog(catalog))
+        question = task if catalog is None else changed(task, catalog=read_catalog(catalog))
     elif task is None or isinstance(task, Mapping):
-        catalog_rows = _catalog(catalog)
-        question = TaskDocument(with_config(_all_keys(task), Path(), catalog_rows), catalog_rows)
+        catalog_rows = read_catalog(catalog)
+        question = TaskDocument(with_config(_with_slo_section(task), Path(), catalog_rows), catalog_rows)
     elif isinstance(task, str | Path):
-        catalog_rows, path = _catalog(catalog), Path(task)
+        catalog_rows, path = read_catalog(catalog), Path(task)
         document = with_config(read_yaml(path), path.parent, catalog_rows)
         question = TaskDocument(document, catalog_rows, path, is_as_read=True)
     else:
@@ -135,17 +135,11 @@ def is_question(document: Mapping[str, Any]) -> bool:
     return not {"llm", "llms", "slo", "preset"}.isdisjoint(document)
 
 
-def _all_keys(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The mapping with the keys of slo.yaml at its top; `document` may be the section `slo` alone."""
+def _with_slo_section(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The keys of slo.yaml; a `document` that is its section `slo` alone becomes a mapping with that key."""
     if document is None or is_question(document):
         return document or {}
     return {"slo": document}
-
-
-def _catalog(catalog: Catalog | str | Path | None) -> Catalog:
-    if isinstance(catalog, Catalog):
-        return catalog
-    return catalogs.read_catalog(None if catalog is None else Path(catalog))
 
 
 def _checked(question: TaskDocument) -> TaskDocument:
@@ -172,7 +166,7 @@ def _without_traces_in_memory(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_key_exists(document: Mapping[str, Any], path: str, where: str) -> None:
-    """Raise InputError if there is no key at the dotted `path`, naming the nearest one."""
+    """Raise InputError for a dotted path that the document has no value at, naming the nearest key."""
     section: Any = document
     for key in spelled_keys(document, path):
         if not isinstance(section, Mapping) or key not in section:

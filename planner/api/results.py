@@ -19,7 +19,7 @@ from planner.files.wants import missing_resource
 from planner.fleet import Fleet
 from planner.reports import figures, output, several_llms_report, words
 from planner.reports.fact_sentences import sentences
-from planner.reports.report import render_report as render_report
+from planner.reports.report import render_report
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
 from planner.solvers.master import paid_usd_per_h
@@ -31,7 +31,7 @@ REPR_COLUMNS, REPR_ROWS, REPR_SENTENCES = 100, 8, 6
 class Result(ABC):
     """A result that `repr` and notebooks show as a headline, a table and a few sentences."""
 
-    __slots__ = ()
+    __slots__ = ()  # Its subclasses are dataclasses with slots.
 
     @abstractmethod
     def headline(self) -> str:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from planner.api.inputs import CatalogLike, TraceLike, read_catalog, read_fleet, read_trace
+from planner.api.inputs import TraceLike, read_fleet, read_trace
 from planner.api.questions import read_task
 from planner.api.results import Result
 from planner.documents import markets, planned_market
+from planner.documents.catalog import CatalogLike, read_catalog
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
 from planner.reports import schedule_page
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 MarketLike: TypeAlias = "Market | Section | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
-PEAK_S = 20.0  # Time limit of the search for the fleet for the peak, with which a schedule is compared.
+PEAK_LIMIT_S = 20.0  # Time limit of the search for the fleet for the peak, with which a schedule is compared.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -119,23 +120,23 @@ def schedule(
     window_s = quantity(window, "s", where="window")
     if window_s < 1:
         raise InputError(f"window: expected at least 1 s, found {window!r}")
-    sold = read_market(market, catalog=catalog)
+    market_read = read_market(market, catalog=catalog)
     traces: dict[str, Trace] = {}
     if isinstance(demand, Mapping):
         traces = {llm: spread_stamps(read_trace(trace), seed=seed) for llm, trace in demand.items()}
     demand_by_window = read_demand(traces or demand, window_s, seed)
-    names = _served_names(sold, demand_by_window, catalog)
+    names = _served_names(market_read, demand_by_window, catalog)
     demand_by_window = replace(demand_by_window, llms=tuple(names[llm] for llm in demand_by_window.llms))
     traces = {names[llm]: trace for llm, trace in traces.items()}
     progress(
         f"scheduling {len(demand_by_window.llms)} LLMs over {demand_by_window.rate_rps.shape[1]} windows"
     )
-    answer = solve_schedule(sold, demand_by_window, gap_frac, time_limit_s)
+    answer = solve_schedule(market_read, demand_by_window, gap_frac, time_limit_s)
     if why := not_simulated(answer, traces):
         return ScheduleResult(replace(answer, not_simulated=why))
     served = [_served(answer, llm, traces[llm], catalog) for llm in demand_by_window.llms]
     simulated_schedule = simulate_schedule(
-        sold, demand_by_window, answer.schedule, served, time_limit_s=time_limit_s, progress=progress
+        market_read, demand_by_window, answer.schedule, served, time_limit_s=time_limit_s, progress=progress
     )
     return ScheduleResult(replace(answer, simulated=simulated_schedule, not_simulated=""))
 
@@ -163,8 +164,8 @@ def not_simulated(answer: schedule_page.ScheduleAnswer, traces: Mapping[str, Tra
     for c in schedule_page.used(answer):
         if market.capacities[c].fleet is None:
             return f"capacity[{c}] names no fleet: the plan.yaml whose pools one such worker is"
-    without = [llm for llm in answer.demand.llms if llm not in market.slos]
-    return f"slo: says nothing of {', '.join(without)}" if without else ""
+    without_slo = [llm for llm in answer.demand.llms if llm not in market.slos]
+    return f"slo: says nothing of {', '.join(without_slo)}" if without_slo else ""
 
 
 def _served(
@@ -172,14 +173,13 @@ def _served(
 ) -> ScheduledLlm:
     """What simulates one LLM of a schedule: its fleet, and its requests up to the end of the last window."""
     catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
-    units = {}
+    units = {}  # The fleet that one worker of a type is, by the number of the type.
     for c in schedule_page.used(answer):
         capacity = market.capacities[c]
         if capacity.llm == llm and capacity.fleet is not None:
             units[c] = read_fleet(capacity.fleet, catalog_rows)
     end_s = demand.rate_rps.shape[1] * demand.window_s
-    inside = np.flatnonzero(trace.arrival_s < end_s) if trace.arrival_s[-1] >= end_s else slice(None)
-    return ScheduledLlm(llm, trace.select(np.arange(len(trace))[inside]), market.slos[llm], units)
+    return ScheduledLlm(llm, trace.select(np.flatnonzero(trace.arrival_s < end_s)), market.slos[llm], units)
 
 
 def solve_schedule(
@@ -188,7 +188,7 @@ def solve_schedule(
     """The schedule, beside the fleet for the peak and the linear rule."""
     answer = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
     others = {
-        "peak": solver.at_peak(market, demand, time_limit_s=min(PEAK_S, time_limit_s)),
+        "peak": solver.at_peak(market, demand, time_limit_s=min(PEAK_LIMIT_S, time_limit_s)),
         "linear rule": solver.by_rule(market, demand),
     }
     return schedule_page.ScheduleAnswer(market, demand, answer, others, gap_frac)

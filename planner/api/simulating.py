@@ -13,7 +13,7 @@ import pandas as pd
 from planner.api import inputs
 from planner.api.questions import is_question, read_task
 from planner.api.results import Result
-from planner.documents.catalog import Catalog
+from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
@@ -235,9 +235,10 @@ class GoodputResult(Result):
         )
 
     def sentences(self) -> list[str]:
-        warning = f"the trace is only {self.fleet_goodput.residences:.1f} mean residences long; it flatters"
+        # While the first requests come and the last ones go, a fleet has less to do than in steady state.
+        short = f"the trace is only {self.fleet_goodput.residences:.1f} mean residences long; it flatters"
         spot = words.spot_up_text(self.fleet)
-        return [*([warning] if self.fleet_goodput.is_short else []), *([spot] if spot else [])]
+        return [*([short] if self.fleet_goodput.is_short else []), *([spot] if spot else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan goodput --json` prints."""
@@ -255,7 +256,7 @@ def simulate(
     slo: inputs.SloLike = None,
     *,
     traffic: inputs.TrafficLike = None,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: int = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
@@ -270,7 +271,7 @@ def simulate(
     slo: inputs.SloLike = None,
     *,
     traffic: inputs.TrafficLike = None,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: Sequence[int],
     closed_loop: int = 0,
     executor: Executor | str | None = None,
@@ -284,7 +285,7 @@ def simulate(
     slo: inputs.SloLike = None,
     *,
     traffic: inputs.TrafficLike = None,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: int | Sequence[int] = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
@@ -297,12 +298,12 @@ def simulate(
     given as `slo` counts. `closed_loop` keeps that many requests in flight in place of arrival times. Several
     seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
     """
-    catalog_rows = inputs.read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     engines = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     traffic = _merge_traffic(traffic, part)
     limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
     first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)
-    whole_trace, rate_request = inputs.requests_meant(
+    whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_given=traffic is not None, seed=first_seed
     )
     check_classes(limits or Slo(()), whole_trace)
@@ -326,7 +327,7 @@ def compare(
     *,
     policies: Mapping[str, inputs.Section | None] | None = None,
     traffic: inputs.TrafficLike = None,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: int = 0,
     executor: Executor | str | None = None,
     **part: Unpack[TrafficPart],
@@ -338,7 +339,7 @@ def compare(
     own. `slo`, `traffic` and its keys are those of `simulate`.
     """
     traffic = _merge_traffic(traffic, part)
-    catalog_rows = inputs.read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     variants = [
         comparisons.Variant(
             f"{name}, {label}" if policies else name,
@@ -348,7 +349,7 @@ def compare(
         for label, changes in (policies or {"": None}).items()
     ]
     limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="compare")
-    whole_trace, rate_request = inputs.requests_meant(
+    whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_given=traffic is not None, seed=seed
     )
     check_classes(limits or Slo(()), whole_trace)
@@ -405,7 +406,7 @@ def goodput(
     traffic: inputs.TrafficLike | Literal["poisson"] = None,
     seeds: int = 3,
     tolerance_frac: float = TOLERANCE_FRAC,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     watch: rates.Watch = lambda *_: None,
 ) -> GoodputResult:
     """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds.
@@ -415,7 +416,7 @@ def goodput(
     highest rate that holds and the lowest that fails must be, as a share. `watch` is called with each rate
     and None before it is tried, and then with whether it held. Raises InfeasibleError where no rate holds.
     """
-    catalog_rows = inputs.read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     engines = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     is_poisson = traffic == "poisson"
     limits, rate_request = inputs.limits_and_rate(
@@ -423,7 +424,7 @@ def goodput(
     )
     if limits is None:
         raise InputError("slo: missing; say which limits, such as {'ttft': {'p90': '2 s'}}")
-    whole_trace, rate_request = inputs.requests_meant(
+    whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_given=not (is_poisson or traffic is None), seed=0
     )
     check_classes(limits, whole_trace)

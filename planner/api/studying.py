@@ -13,6 +13,7 @@ from planner.api import inputs
 from planner.api.progress import MaybeProgress, shown_progress
 from planner.api.questions import KeysWithoutLimits, TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
+from planner.documents.catalog import CatalogLike
 from planner.documents.facts import Headroom
 from planner.documents.fleet_file import fleet_document
 from planner.documents.log_columns import reading_of
@@ -204,7 +205,7 @@ def what_if(
     trace: inputs.TraceLike | None = None,
     changes: Mapping[str, Any] | TaskDocument | None = None,
     *,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: MaybeProgress = None,
@@ -240,7 +241,7 @@ def sensitivity(
     trace: inputs.TraceLike | None = None,
     *,
     by: str | float = "10 %",
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: MaybeProgress = None,
@@ -275,7 +276,7 @@ def pareto(
     *,
     limits: tuple[str | None, str | None] = (None, None),
     points: int | None = None,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: int = 0,
     progress: MaybeProgress = None,
     **keys: Unpack[KeysWithoutLimits],
@@ -306,7 +307,7 @@ def replan(
     horizon: str = "24 h",
     start_usd: float = 0.0,
     stop_usd: float = 0.0,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: int = 0,
     **keys: Unpack[TaskKeys],
 ) -> ReplanResult:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from planner.api import inputs
 from planner.api.results import Result
+from planner.documents.catalog import CatalogLike, read_catalog
 from planner.documents.fleet_file import read_max_model_len
 from planner.documents.slo import parse_slo
 from planner.domain import Slo
@@ -54,7 +55,7 @@ class ValidationKeys(TypedDict, total=False):
     prometheus: Sequence[str]  # Addresses of engines' /metrics, or of Prometheus servers that scrape them.
 
 
-# Keys that have a meaning only beside `url`.
+# Keys that mean something only beside `url`.
 OF_ENDPOINTS = (
     "api_key_env",
     "model",
@@ -110,7 +111,7 @@ def validate(
     slo: inputs.SloLike = None,
     *,
     traffic: inputs.TrafficLike = None,
-    catalog: inputs.CatalogLike = None,
+    catalog: CatalogLike = None,
     seed: int = 0,
     **how: Unpack[ValidationKeys],
 ) -> ValidationResult:
@@ -127,23 +128,22 @@ def validate(
 
     check_output_directory(Path(out))
     endpoint = _endpoint(how)
-    catalog_rows, file = inputs.read_catalog(catalog), inputs.plan_file(plan)
+    catalog_rows, file = read_catalog(catalog), inputs.plan_file(plan)
     fleet = inputs.read_fleet(file, catalog_rows, slo=slo)
     limits, rate_request = inputs.limits_and_rate(
         slo, catalog_rows, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
     )
-    read = (
-        inputs.read_trace(traffic_beside_plan(file))
-        if trace is None
-        else inputs.read_trace(trace, log_options=rate_request.reading)
-    )
-    requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
-    promised = limits or own_slo(file)
-    check_classes(promised, requests)
+    if trace is None:
+        whole_trace = inputs.read_trace(traffic_beside_plan(file))
+    else:
+        whole_trace = inputs.read_trace(trace, log_options=rate_request.reading)
+    requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
+    slo_to_keep = limits or own_slo(file)
+    check_classes(slo_to_keep, requests)
     longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
-    whole = None
+    whole_plan = None
     notes: tuple[str, ...] = ()
-    if promised.guarantees:
+    if slo_to_keep.guarantees:
         notes = ("Not measured: shares of service of tenants, as engines do not say when a request began.",)
     if how.get("engine") != "rehearsal" and endpoint is None and (why := why_not_started(fleet)):
         raise InputError(f"{file}: {why}; rehearse it with engine rehearsal")
@@ -151,18 +151,18 @@ def validate(
         notes += (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)
         fleet = fleet.without_engine()
     if how.get("is_slice"):
-        whole = fleet, requests
+        whole_plan = fleet, requests
         fleet, requests, note = slice_of(fleet, requests)
         notes += (f"Validated was a {note}.",)
     run_plan = validation_setup(
         how,
         fleet=fleet,
         trace=requests,
-        slo=promised,
+        slo=slo_to_keep,
         max_model_len=longest,
         seed=seed,
         notes=notes,
-        plan=whole,
+        plan=whole_plan,
         endpoint=endpoint,
     )
     validation = run(
@@ -206,8 +206,8 @@ def validation_setup(how: ValidationKeys, **values: Any) -> ValidationSetup:
 
     engine, weights, config = how.get("engine", "vllm"), how.get("weights", "dummy"), how.get("config")
     if values.get("endpoint") is not None:
-        for name, value, usual in (("engine", engine, "vllm"), ("weights", weights, "dummy")):
-            if value != usual:
+        for name, value, default in (("engine", engine, "vllm"), ("weights", weights, "dummy")):
+            if value != default:
                 raise InputError(f"--{name} {value}: --url measures engines that run already; leave it out")
         if config is not None:
             raise InputError("--config: --url measures engines that run already; leave it out")
@@ -258,10 +258,10 @@ def _tolerances(how: ValidationKeys) -> Tolerances:
     from profiling.vllm_install import is_cpu_build
 
     is_cpu = how.get("engine") == "rehearsal" or (how.get("url") is None and is_cpu_build())
-    usual = CPU_TOLERANCES if is_cpu else Tolerances()
+    defaults = CPU_TOLERANCES if is_cpu else Tolerances()
     p50_frac, p90_frac = how.get("tolerance_p50_frac"), how.get("tolerance_p90_frac")
     return Tolerances(
-        usual.p50_frac if p50_frac is None else p50_frac,
-        usual.p90_frac if p90_frac is None else p90_frac,
-        usual.attainment_frac,
+        defaults.p50_frac if p50_frac is None else p50_frac,
+        defaults.p90_frac if p90_frac is None else p90_frac,
+        defaults.attainment_frac,
     )

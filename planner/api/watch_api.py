@@ -10,9 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from planner.api.inputs import CatalogLike, Section, read_catalog
+from planner.api.inputs import Section
 from planner.api.questions import TaskDocument, read_task
 from planner.api.results import Result
+from planner.documents.catalog import CatalogLike, read_catalog
 from planner.documents.plan_folder import read_written
 from planner.errors import InputError
 from planner.importers.prometheus_range import Series, read_series
@@ -84,6 +85,7 @@ class MetricsSource:
         return tuple(row for row in recent if row.t_s.size)
 
     def live(self, plan: Planned) -> LiveTraffic:
+        """The traffic and latencies that these metrics show, in windows of `step_s`."""
         return live_traffic(self.series(), every_s=self.step_s, model=self.model, splits=plan.has_pairs)
 
 
@@ -91,7 +93,7 @@ class MetricsSource:
 class WatchResult(Result):
     """How a deployment compares with its plan.
 
-    `again` is what replanning would change, if that was asked for and something drifted.
+    `again` is what replanning would change; None unless the question was given and something drifted.
     """
 
     plan: Planned
@@ -184,8 +186,8 @@ def look_once(
 
 
 def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
-    """Whether the same quantities drifted and the same limits are missed as before, and nothing moved far
-    since.
+    """Whether the same quantities drifted and the same limits are missed as before, and no drifted quantity
+    has moved by more than REPLAN_AGAIN_FRAC since.
     """
 
     def drifted_values(watched: WatchedPlan) -> dict[str, float]:

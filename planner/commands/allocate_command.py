@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.printed_tables import print_json, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_rows
 
 
 def allocate(
@@ -48,6 +48,4 @@ def _print_mix(answer: dict[str, Any]) -> None:
     ]
     print_rows(rows, "routing")
     proof = "the cheapest" if answer["status"] == "optimal" else "not proven cheapest"
-    stdout_console(soft_wrap=True).print(
-        f"{answer['cost_usd_per_h']:.6g} USD/h, {proof} (bound {answer['bound_usd_per_h']:.6g})", markup=False
-    )
+    print_lines(f"{answer['cost_usd_per_h']:.6g} USD/h, {proof} (bound {answer['bound_usd_per_h']:.6g})")

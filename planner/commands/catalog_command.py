@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from planner.commands import shared_options
 from planner.commands.catalog_tables import show_catalog
 from planner.commands.command_output import Progress, say_first
-from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_mapping, print_rows
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
@@ -23,6 +23,7 @@ from planner.models.all2all import MOST_LOW_LATENCY_TOKENS
 from planner.models.llm import Llm
 from planner.models.spread import WITHIN_FRAC
 from planner.studies import support
+from planner.units import show_percent
 
 
 class CatalogCommands(TyperGroup):
@@ -162,12 +163,10 @@ def show_support(
         [_support_columns(row, has_beside, has_ranks) for row in rows],
         "one worker, with vLLM's usual settings",
     )
-    console = stdout_console(soft_wrap=True)
     verdict, _colour, reason = support.support_badge(rows)
-    console.print(f"{verdict}: {reason[0].lower()}{reason[1:]}", markup=False, highlight=False)
+    print_lines(f"{verdict}: {reason[0].lower()}{reason[1:]}")
     fitting = {row["gpu"] for row in rows}
-    for line in _legend_lines(rows, [each.name for each in gpus if each.name not in fitting]):
-        console.print(line, markup=False, highlight=False)
+    print_lines(*_legend_lines(rows, [each.name for each in gpus if each.name not in fitting]))
 
 
 def _llm_in_words(llm: Llm) -> dict[str, str]:
@@ -238,7 +237,7 @@ def _support_columns(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> 
         "KV tokens": f"{row['kv_tokens']:,}",
         **beside,
         "step times": row["step_times"] + (" (unchecked)" if row["unchecked"] else ""),
-        "off": "-" if error is None else f"{100 * error:.1f} %",
+        "off": "-" if error is None else show_percent(error),
         "at most": "unknown" if upper_ends is None else "x{:.2f} / x{:.2f}".format(*upper_ends),
     }
 
@@ -254,7 +253,7 @@ def _fit_columns(row: dict[str, Any]) -> dict[str, Any]:
         "tp": row["tp"],
         "experts": "whole" if row["ep"] else "-",
         "dp": row["dp"],
-        "held-out error": f"{100 * row['mape_frac']:.1f} %",
+        "held-out error": show_percent(row["mape_frac"]),
         "file": row["file"],
     }
 
@@ -336,11 +335,9 @@ def import_prices(
         if offer.term == "on-demand"
     }
     prices = ", ".join(f"{gpu}: {usd_per_h:.6g} usd/h" for gpu, usd_per_h in on_demand.items())
-    console = stdout_console(soft_wrap=True)
-    console.print(f"for slo.yaml:  fleet: {{prices: {{{prices}}}}}", markup=False)
+    print_lines(f"for slo.yaml:  fleet: {{prices: {{{prices}}}}}")
     if out is not None:
-        console.print(
+        print_lines(
             f"written to {out / PRICES}; or, with --catalog {out}:  fleet: {{price_of: {{provider: "
-            f"{provider_name}}}}}",
-            markup=False,
+            f"{provider_name}}}}}"
         )

@@ -12,7 +12,7 @@ from planner.commands.printed_tables import print_json, print_rows, stdout_conso
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
 from planner.models.saturation import saturating_tokens
-from planner.units import percentile_name, show_s
+from planner.units import percentile_name, show_percent, show_s
 
 # The columns of wide tables that a terminal has room for.
 ON_SCREEN = {
@@ -126,7 +126,7 @@ def _latency_rows(catalog: Catalog) -> list[dict[str, Any]]:
                 latency = catalog.step_latency(llm, gpu, tp)
                 if gpu.name != gpu.base or latency.kind == "roofline":
                     continue
-                error = "-" if latency.mape_frac is None else f"{100 * latency.mape_frac:.1f} %"
+                error = "-" if latency.mape_frac is None else show_percent(latency.mape_frac)
                 rows.append(
                     {
                         "llm": llm.name,
@@ -170,7 +170,7 @@ def _task_rows(catalog: Catalog) -> list[dict[str, Any]]:
         rows.append(
             {
                 "task": row.name,
-                "of": row.of,
+                "of": row.measured_on,
                 "input": round(inputs),
                 "output": round(outputs),
                 "source": row.source,

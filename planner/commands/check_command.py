@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.printed_tables import print_json, stdout_console
+from planner.commands.printed_tables import print_json, print_lines
 from planner.errors import InputError, PlannerError
 from planner.units import counted
 
@@ -21,7 +21,8 @@ def check(
     json_output: shared_options.JsonOption = False,
 ) -> None:
     """Read questions and fleets as the other commands do, without planning: for editors, hooks and CI."""
-    from planner.api.inputs import check_file, read_catalog
+    from planner.api.inputs import check_file
+    from planner.documents.catalog import read_catalog
 
     catalog_rows = read_catalog(catalog)
     doubts: dict[str, list[str]] = {}
@@ -34,11 +35,8 @@ def check(
     if json_output:
         print_json({"read": list(doubts), "doubts": doubts, "errors": errors})
     else:
-        console = stdout_console(soft_wrap=True)
         for name, sentences in doubts.items():
-            console.print(
-                "\n".join([f"{name}: ok", *(f"  mind: {each}" for each in sentences)]), markup=False
-            )
+            print_lines("\n".join([f"{name}: ok", *(f"  mind: {each}" for each in sentences)]))
     first, *others = errors.values() or [""]
     if others:
         typer.echo("\n".join(f"plan: {each}" for each in others), err=True)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from planner.documents.catalog import Catalog
     from planner.traffic.trace import Trace
 
+began_s: float | None = None  # When this process began, on time.monotonic's clock; __main__.py sets it.
+MOST_WALL_PER_CPU = 3.0  # A higher ratio comes from waiting, as for a cluster, and not from other work.
 QUIET_S = 1.0  # Work shorter than this shows no progress.
 SILENT_S = 20.0  # After this long without a new stage, a line says that the work goes on.
 LONGEST_S = 1e8  # Three years; the system's timer takes no more.
@@ -38,10 +40,6 @@ def at_work(executor: str | None, address: str | None) -> AbstractContextManager
     from planner.parallel.executors import Executor, working_on
 
     return working_on(Executor(executor or "threads", address))
-
-
-MOST_WALL_PER_CPU = 3.0  # A higher ratio comes from waiting, as for a cluster, and not from other work.
-began_s: float | None = None  # When the process began that runs this one command, on time.monotonic's clock.
 
 
 class Progress:
@@ -57,14 +55,14 @@ class Progress:
         self.limit_s = limit_s
         self.done_frac = 0.0
         self.status = self.console.status("") if sys.stderr.isatty() and not quiet else None
-        self.stage = "at work"  # What the last line was about.
-        self.spoken_s = self.start_s
+        self.stage = "at work"  # The last message.
+        self.printed_s = self.start_s  # When it came.
         self.has_ended = threading.Event()
 
     def __call__(self, message: str) -> None:
         elapsed_s = time.monotonic() - self.start_s
         text = self._how_far(message, elapsed_s) + message
-        self.stage, self.spoken_s = str(message), time.monotonic()
+        self.stage, self.printed_s = str(message), time.monotonic()
         if isinstance(message, Urgent):
             self.console.print(text, markup=False, soft_wrap=True)
         elif self.status is not None:
@@ -78,10 +76,12 @@ class Progress:
         return time.monotonic() - (began_s or self.start_s)
 
     def wall_per_cpu(self) -> float:
-        """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores."""
-        return (
-            1.0 if began_s is None else min(max(self.taken_s() / time.process_time(), 1.0), MOST_WALL_PER_CPU)
-        )
+        """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores. It is
+        1 where another program calls the command, whose CPU time would count too.
+        """
+        if began_s is None:
+            return 1.0
+        return min(max(self.taken_s() / time.process_time(), 1.0), MOST_WALL_PER_CPU)
 
     def _how_far(self, message: str, elapsed_s: float) -> str:
         """The share done, which never falls, and the time left, as text; empty if the message has none."""
@@ -94,10 +94,10 @@ class Progress:
 
     def _repeat_stage(self) -> None:
         """Print that the stage goes on whenever nothing was printed for SILENT_S, until the end."""
-        while not self.has_ended.wait(max(self.spoken_s + SILENT_S - time.monotonic(), 0.01)):
-            if time.monotonic() >= self.spoken_s + SILENT_S:
-                self.spoken_s = time.monotonic()
-                elapsed_s = self.spoken_s - self.start_s
+        while not self.has_ended.wait(max(self.printed_s + SILENT_S - time.monotonic(), 0.01)):
+            if time.monotonic() >= self.printed_s + SILENT_S:
+                self.printed_s = time.monotonic()
+                elapsed_s = self.printed_s - self.start_s
                 self.console.print(f"[{elapsed_s:5.1f} s] still: {self.stage}", markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
@@ -126,8 +126,9 @@ def read_requests(
     With a trace `slo` must describe no traffic, unless --rate or --window are given (`is_given`), which
     replace its traffic section. The columns of a log are read as `slo` says.
     """
-    from planner.api.inputs import read_catalog, requests_of
+    from planner.api.inputs import requests_of
     from planner.api.questions import read_task
+    from planner.documents.catalog import read_catalog
     from planner.documents.log_columns import read_reading
 
     described = None
@@ -158,13 +159,13 @@ def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
             raise InputError(
                 f"{path}: is a directory, and a file of that name is written; name another place with -o"
             )
-        for given in inputs:
-            if given is not None and is_path(str(path)) and is_path(str(given)) and path.samefile(given):
-                raise InputError(f"{given}: would be written over; name another place with -o")
+        for read in inputs:
+            if read is not None and is_path(str(path)) and is_path(str(read)) and path.samefile(read):
+                raise InputError(f"{read}: would be written over; name another place with -o")
 
 
 @contextmanager
-def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
+def stopped_after(seconds: float, so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
     """A context that ends after `seconds` with an OutOfTimeError, whose message includes `so_far()`.
 
     For searches without a time limit of their own. Like Ctrl-C it acts between two steps of Python, so that a

@@ -9,14 +9,14 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, keep_inputs, read_requests, traffic_option
-from planner.commands.printed_tables import print_json, print_markdown, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_markdown, print_rows
 from planner.errors import InputError
 from planner.files.checked_files import yaml_value
 
 if TYPE_CHECKING:
     from planner.studies.fleet_comparison import FleetComparison
 
-OWN = "own"
+OWN = "own"  # The value of --policies that leaves each fleet its own.
 
 
 def compare(
@@ -33,10 +33,7 @@ def compare(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", readable=False, help="Folder for compare.html, compare.csv, compare.json."
-        ),
+        Path | None, shared_options.out_folder("Folder for compare.html, compare.csv, compare.json.")
     ] = None,
     slo: shared_options.SloOption = None,
     rate: shared_options.RateOption = None,
@@ -57,8 +54,8 @@ def compare(
 
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
     """
-    from planner.api.inputs import read_catalog
     from planner.api.simulating import compare as compare_fleets
+    from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory
     from planner.parallel.executors import Executor
     from planner.studies.fleet_comparison import NAMES
@@ -93,8 +90,7 @@ def compare(
     _print_table(comparison, markdown=markdown)
     notes = (f"note: {note}" for note in result.sentences())
     written = [] if out is None else [f"written to {out}: {', '.join(NAMES)}"]
-    for sentence in (result.headline(), *notes, *written):
-        stdout_console(soft_wrap=True).print(sentence, markup=False)
+    print_lines(result.headline(), *notes, *written)
 
 
 def _print_table(comparison: FleetComparison, *, markdown: bool) -> None:
@@ -109,6 +105,7 @@ def _print_table(comparison: FleetComparison, *, markdown: bool) -> None:
 
 
 def _policy_variants(texts: list[str]) -> dict[str, dict[str, Any] | None]:
+    """The policies of each --policies by its text; None for OWN."""
     if len(set(texts)) < len(texts):
         raise InputError("--policies: one is given twice; name each once")
     return {text: None if text == OWN else _parsed(text) for text in texts}

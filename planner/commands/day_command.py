@@ -9,7 +9,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, keep_inputs, read_requests, say_first
-from planner.commands.printed_tables import print_json, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table
 from planner.commands.what_if_command import SloArgument
 from planner.errors import InputError
 
@@ -25,8 +25,7 @@ BillingOption = Annotated[
     str | None, typer.Option("--billing", help="second or hour: what is paid once it is begun.")
 ]
 FolderOption = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", readable=False, help="Folder for day.html, tables, the winner's manifests."),
+    Path | None, shared_options.out_folder("Folder for day.html, tables, the winner's manifests.")
 ]
 TraceOption = Annotated[
     Path | None,
@@ -134,13 +133,13 @@ def day(
         print_json(day_result.to_dict(), warnings)
         return
     if isinstance(day_result, DayResult):
-        for line in day_page.least_gpu_hours(day_result.answer) if day_result.is_oracle else ():
-            stdout_console(soft_wrap=True).print(line, markup=False)
+        if day_result.is_oracle:
+            print_lines(*day_page.least_gpu_hours(day_result.answer))
         print_answer(day_result.answer)
     else:
         print_joint_answer(day_result.answer)
     if written:
-        stdout_console(soft_wrap=True).print(f"{len(written)} files in {out}", markup=False)
+        print_lines(f"{len(written)} files in {out}")
 
 
 def run_controller(
@@ -190,36 +189,30 @@ def print_answer(answer: DayAnswer) -> None:
     """Print the day of one LLM: what is recommended and proved, and what each controller costs and why."""
     from planner.day import day_causes, day_page
 
-    console = stdout_console(soft_wrap=True)
-    console.print(day_page.recommendation(answer), style="bold", markup=False)
-    for line in (*day_page.proof_lines(answer), day_page.standing_line(answer)):
-        console.print(line, markup=False)
+    print_lines(day_page.recommendation(answer), style="bold")
+    print_lines(*day_page.proof_lines(answer), day_page.standing_line(answer))
     head, rows = day_page.day_table(answer)
-    print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    print_table(head, rows, "controllers")
     if by_cause := day_causes.cause_columns(answer):
         print_rows(by_cause, "USD above the optimum by cause, and windows missed by cause")
     if answer.fleets:
         fleets = [dict(zip(day_page.FLEETS_HEAD, row, strict=True)) for row in day_page.fleet_rows(answer)]
         print_rows(fleets, "fleets that could stand")
-    for line in (*day_page.settings_lines(answer), *answer.warnings):
-        console.print(line, markup=False)
+    print_lines(*day_page.settings_lines(answer), *answer.warnings)
 
 
 def print_joint_answer(answer: JointAnswer) -> None:
     """Print the day of several LLMs that share one stock, with the settings of each."""
     from planner.day import day_page, several_llms_day_page
 
-    console = stdout_console(soft_wrap=True)
-    console.print(several_llms_day_page.joint_recommendation(answer), style="bold", markup=False)
-    for line in (*several_llms_day_page.proof_lines(answer), several_llms_day_page.standing_line(answer)):
-        console.print(line, markup=False)
+    print_lines(several_llms_day_page.joint_recommendation(answer), style="bold")
+    print_lines(*several_llms_day_page.proof_lines(answer), several_llms_day_page.standing_line(answer))
     head, rows = several_llms_day_page.joint_table(answer)
-    print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    print_table(head, rows, "controllers")
     for name, one in answer.each.items():
         for line in (
             *(one.question.start_notes if one.question.sleep_level else ()),
             *day_page.settings_lines(one),
         ):
-            console.print(f"{name}: {line}", markup=False)
-    for line in (*several_llms_day_page.shared_lines(answer), *answer.warnings):
-        console.print(line, markup=False)
+            print_lines(f"{name}: {line}")
+    print_lines(*several_llms_day_page.shared_lines(answer), *answer.warnings)

@@ -193,8 +193,8 @@ def init(
 
     Answers may be piped in, a line each; an empty one takes what stands in brackets.
     """
-    from planner.api.inputs import read_catalog
     from planner.api.questions import read_task
+    from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_file, to_yaml, write_file
 
     if out.exists() or out.is_symlink():

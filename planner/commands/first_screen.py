@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 LABEL, LINE = 20, 80  # Columns of a label, and of a line outside a terminal.
 MOST_COLUMNS = 110  # Longer lines are hard to read.
-# `plan day` is named where traffic has so many hours, the busiest with so many times the mean's requests.
-HOUR_S, LEAST_HOURS, BUSY = 3600.0, 3, 1.3
+# `plan day` is recommended for traffic of at least LEAST_HOURS whose busiest hour has BUSY times the requests
+# of the mean hour: with less than that a fleet for every hour saves little.
+LEAST_HOURS, BUSY = 3, 1.3
+HOUR_S = 3600.0
 
 
 def print_first_screen(plan: Plan) -> None:
@@ -75,16 +77,18 @@ def _figure_rows(at_a_glance: Sequence[Glance]) -> list[tuple[str, str]]:
 def _print_parts(
     verdict: str, groups: Sequence[Sequence[Card]], rows: Sequence[tuple[str, str]], warnings: Sequence[str]
 ) -> None:
+    """Print a verdict, groups of answers, labelled rows of text, and warnings."""
     console = stdout_console(soft_wrap=True)
     columns = min(console.width, MOST_COLUMNS) if sys.stdout.isatty() else LINE
     _print_wrapped(console, verdict, columns, style="bold")
     for cards in groups:
         console.print()
         for card in cards:
+            # An answer without a fleet has the price "none", and `kept` says why.
             parts = [
                 card.price if card.price != "none" else "",
                 card.difference,
-                "" if card.has_plans_fleet else card.fleet,
+                "" if card.has_plans_fleet else card.fleet,  # The plan's fleet is in the verdict.
                 card.kept,
                 card.holds,
             ]
@@ -121,11 +125,13 @@ def print_next(trace: Trace, out: Path | None, *, verbose: bool) -> None:
 
 
 def _print_wrapped(console: Console, text: str, columns: int, *, style: str = "") -> None:
+    """Print a text in lines of at most so many columns; a longer word, such as a path, is not broken."""
     for line in textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False):
         console.print(Text(line, style=style))
 
 
 def _print_labelled(console: Console, label: str, text: str, columns: int, *, style: str = "") -> None:
+    """Print a text beside its label, wrapped so that all lines of the text begin below one another."""
     lines = textwrap.wrap(text, columns - LABEL, break_long_words=False, break_on_hyphens=False)
     for k, line in enumerate(lines):
         console.print(Text(f"{label if k == 0 else '':{LABEL}}{line}", style=style))

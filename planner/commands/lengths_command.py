@@ -11,6 +11,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, say_first
 from planner.commands.printed_tables import print_json, print_rows
 from planner.errors import InputError
+from planner.units import show_percent
 
 if TYPE_CHECKING:
     from planner.models.output_length_fit import LengthAccuracy, MeanAccuracy
@@ -64,7 +65,7 @@ def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, A
     """The predictors with their errors on later requests, and what slo.yaml must say to plan with them."""
     from planner.models.output_length import BUCKET_TOKENS
 
-    is_better = buckets.accuracy_frac > buckets.majority_frac
+    more = "more" if buckets.accuracy_frac > buckets.majority_frac else "no more"
     share = max(buckets.accuracy_frac, buckets.majority_frac)
     means = (
         ("mean of prompts of such a length", mean.error_tokens, mean.bias_tokens),
@@ -86,10 +87,8 @@ def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, A
                 for name, error, bias in means
             ),
         ],
-        "slo": {"policies": {"prediction": ["mean", f"{100 * share:.0f} %"]}},
-        "note": "the trees tell more than always naming the commonest bucket"
-        if is_better
-        else "the trees tell no more than always naming the commonest bucket",
+        "slo": {"policies": {"prediction": ["mean", show_percent(share, ".0f")]}},
+        "note": f"the trees tell {more} than always naming the commonest bucket",
     }
 
 

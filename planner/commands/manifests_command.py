@@ -19,7 +19,7 @@ def write_manifests(
     plan: Annotated[
         Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml or its folder, or a fleet.yaml.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Folder for the manifests.")],
+    out: Annotated[Path, shared_options.out_folder("Folder for the manifests.")],
     target: Annotated[
         str, typer.Option("--target", help=f"{', '.join(ROUTERS_OF)}; or all that can express the plan.")
     ] = "all",

@@ -58,7 +58,7 @@ def _schema_reader(name: str) -> Callable[[], str]:
 
 
 def _with_one_line(tool: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
-    """The tool, made so that a PlannerError becomes an error of the protocol with its message in one line."""
+    """The tool with each PlannerError replaced by the protocol's `error`, its message in one line."""
 
     @functools.wraps(tool)
     def answer_in_one_line(*arguments: Any, **options: Any) -> Any:

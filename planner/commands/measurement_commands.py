@@ -13,6 +13,7 @@ from planner.commands.command_output import Progress, at_work, keep_inputs
 from planner.commands.printed_tables import print_json, print_mapping, print_rows
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
+from planner.units import show_percent
 
 FactLlm = Annotated[str | None, typer.Option("--llm", help="The LLM, where the file does not say it.")]
 FactGpu = Annotated[str | None, typer.Option("--gpu", help="The GPU, where the file does not say it.")]
@@ -121,8 +122,8 @@ def fit_steps(
                 {
                     "steps": regime,
                     "count": error.steps,
-                    "mean error": f"{100 * error.mape_frac:.2f} %",
-                    "9 in 10 below": f"{100 * error.p90_frac:.2f} %",
+                    "mean error": show_percent(error.mape_frac, ".2f"),
+                    "9 in 10 below": show_percent(error.p90_frac, ".2f"),
                 }
                 for regime, error in fitted.errors.items()
             ],
@@ -131,7 +132,8 @@ def fit_steps(
         if fitted.families:
             print_rows(
                 [
-                    {"family": name} | {regime: f"{100 * e.mape_frac:.2f} %" for regime, e in errors.items()}
+                    {"family": name}
+                    | {regime: show_percent(e.mape_frac, ".2f") for regime, e in errors.items()}
                     for name, errors in fitted.families.items()
                 ],
                 "every family, mean error on held-out steps",
@@ -181,7 +183,7 @@ def calibrate_fit(
     else:
         summary = result.as_dict()
         errors = [
-            {"measured": name, "after": f"{100 * error_frac:+.1f} %"}
+            {"measured": name, "after": show_percent(error_frac, "+.1f")}
             for name, error_frac in summary.pop("errors").items()
         ]
         if errors:

@@ -9,7 +9,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, keep_inputs
-from planner.commands.printed_tables import print_json, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_rows
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
@@ -30,9 +30,7 @@ def pareto(
     ] = None,
     last: Annotated[str | None, typer.Option("--to", help="The other end; default: twice as much.")] = None,
     points: Annotated[int, typer.Option("--points", min=1, help="Plans to make at most.")] = 12,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", readable=False, help=f"Folder for {', '.join(NAMES)}.")
-    ] = None,
+    out: Annotated[Path | None, shared_options.out_folder(f"Folder for {', '.join(NAMES)}.")] = None,
     catalog: shared_options.CatalogOption = None,
     seed: shared_options.SeedOption = 0,
     time_limit: TimeOption = USUAL_LIMIT_S,
@@ -46,8 +44,8 @@ def pareto(
 
     Over cost, the objective is power (unless it is GPUs).
     """
-    from planner.api.inputs import read_catalog
     from planner.api.questions import read_task
+    from planner.documents.catalog import read_catalog
     from planner.files import checked_files
     from planner.studies import pareto_frontier, pareto_page
 
@@ -74,4 +72,4 @@ def pareto(
     else:
         rows = pareto_page.frontier_table(frontier, with_proof=False)
         print_rows(list[dict[str, Any]](rows), pareto_page.question_line(frontier))
-        stdout_console(soft_wrap=True).print(pareto_page.ended_line(frontier), markup=False)
+        print_lines(pareto_page.ended_line(frontier))

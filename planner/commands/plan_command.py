@@ -13,10 +13,10 @@ import typer
 
 from planner.commands.command_output import Progress, at_work, keep_inputs, say_first, stopped_after
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
-from planner.commands.printed_tables import print_json, print_rows, slo_rows, stdout_console
-from planner.errors import InputError, PlannerError
+from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table, slo_rows
+from planner.errors import InputError, OutOfTimeError, PlannerError
 from planner.search.problem.stages import Stage
-from planner.units import counted, in_unit
+from planner.units import counted, in_unit, show_percent
 
 if TYPE_CHECKING:
     from planner.api.questions import TaskDocument
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
-# Seconds on one core for the final simulation and the files of a plan: fixed, and per request.
+# Measured seconds on one core for the last simulation and the files of a plan: of any plan, and per request.
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
-UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with exit code 4.
+UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with UNFINISHED_CODE.
+UNFINISHED_CODE = OutOfTimeError.exit_code
 ALL_COMPARED = (
     "no GPU was named, so all were compared on which some LLM was measured: --gpus h100,l40s takes two"
 )
@@ -97,10 +98,12 @@ def plan_one(options: PlanOptions) -> None:
 
 
 def _plan_one(options: PlanOptions) -> None:
-    from planner.api.inputs import read_catalog, requests_of
+    """`plan_one` once its folder is reserved and the machines that simulate for it are known."""
+    from planner.api.inputs import requests_of
     from planner.api.planning import answer_question
     from planner.api.questions import read_task
     from planner.commands.described_command import errors_of_options
+    from planner.documents.catalog import read_catalog
     from planner.documents.log_columns import reading_of
     from planner.files.interrupts import last_words
     from planner.files.wants import missing_resource
@@ -151,10 +154,11 @@ def _plan_one(options: PlanOptions) -> None:
                     question, study, explain=options.explain, prove=options.prove, watch=best.note_progress
                 )
         except BaseException as error:  # Also MemoryError and what pools of processes raise for it.
-            if (want := missing_resource(error)) is None:
+            missing = missing_resource(error)
+            if missing is None:
                 raise
             raise PlannerError(
-                f"this machine, or a limit on the process, does not give enough: the {want} is short; "
+                f"this machine, or a limit on the process, does not give enough: the {missing} is short; "
                 f"{best.write_fleet()}; give it more, or ask for less (traffic: window, --executor serial)"
             ) from None
         written: tuple[str, ...] = ()
@@ -170,12 +174,12 @@ def _plan_one(options: PlanOptions) -> None:
         if options.verbose or options.explain:
             _print_details(planned.plan, explain=options.explain)
         if options.question_options is not None and "--gpus" not in options.flags:
-            stdout_console(soft_wrap=True).print(ALL_COMPARED, markup=False)
+            print_lines(ALL_COMPARED)
         if options.out is not None:
             _print_written(options.out, written)
         print_next(planned.plan.trace, options.out, verbose=options.verbose)
     if planned.status in UNFINISHED_STATUSES:
-        raise typer.Exit(4)
+        raise typer.Exit(UNFINISHED_CODE)
 
 
 def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[str, ...]:
@@ -205,12 +209,9 @@ def _open_decided(options: PlanOptions, question: TaskDocument, requests: Trace)
         if options.resume:
             raise InputError("--resume: name the folder of the run that is to go on with -o")
         return None
-    run_settings = (
-        options.prove,
-        options.explain,
-        options.per_gpu,
-        None if options.catalog is None else str(options.catalog),
-    )
+    # With other values of these options the search simulates other fleets: its answers are of another run.
+    catalog = None if options.catalog is None else str(options.catalog)
+    run_settings = (options.prove, options.explain, options.per_gpu, catalog)
     decided = Decided(options.out, question_digest(question.document, requests, options.seed, *run_settings))
     if options.resume:
         decided.load()
@@ -252,40 +253,41 @@ def interrupt_message(out: Path) -> Callable[[], str]:
     files = out / "plan.yaml", out / "report.html"
 
     # Files are replaced, never changed, so that a new inode number shows that this run wrote the file.
-    def file_numbers() -> list[int | None]:
+    def inode_numbers() -> list[int | None]:
         return [path.stat().st_ino if path.exists() else None for path in files]
 
-    before = file_numbers()
+    before = inode_numbers()
 
     def describe_written() -> str:
-        is_new = [now not in (None, then) for now, then in zip(file_numbers(), before, strict=True)]
-        if not is_new[0]:
+        has_plan, has_report = (
+            now not in (None, then) for now, then in zip(inode_numbers(), before, strict=True)
+        )
+        if not has_plan:
             return f"a plan was found, but is not in {out}"
-        return f"the plan is in {out}" + ("" if is_new[1] else f", without its report: `plan report {out}`")
+        return f"the plan is in {out}" + ("" if has_report else f", without its report: `plan report {out}`")
 
     return describe_written
 
 
 def plan_several(options: PlanOptions) -> None:
     """Plan all LLMs of `slo` together and write a folder for each; exit code as for one."""
-    from planner.api.inputs import read_catalog
     from planner.api.planning import plan
     from planner.api.results import SharedPlanResult
+    from planner.documents.catalog import read_catalog
     from planner.documents.several_llms_question import read_question
     from planner.files.checked_files import reserve_folder
     from planner.files.interrupts import last_words
     from planner.reports.several_llms_report import NAMES
 
-    if options.explain:
-        raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
-    if options.resume:
-        raise InputError("--resume: is for one LLM; run without it, or plan each LLM by itself")
-    if options.target is not None:
-        raise InputError(f"--target: is for one LLM; write deploy: {{target: {options.target}}} beside llms")
-    if options.prove:
-        raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
-    if options.per_gpu:
-        raise InputError("--per-gpu: is for one LLM; leave it out, or plan each LLM by itself")
+    for option, is_set, advice in (
+        ("--explain", options.explain, "what more of a shared limit saves is said without it"),
+        ("--resume", options.resume, "run without it, or plan each LLM by itself"),
+        ("--target", options.target, f"write deploy: {{target: {options.target}}} beside llms"),
+        ("--prove", options.prove, "leave it out, or plan each LLM by itself"),
+        ("--per-gpu", options.per_gpu, "leave it out, or plan each LLM by itself"),
+    ):
+        if is_set:
+            raise InputError(f"{option}: is for one LLM; {advice}")
     assert options.slo is not None and options.out is not None
     with (
         reserve_folder(options.out),
@@ -300,8 +302,8 @@ def plan_several(options: PlanOptions) -> None:
             )
         )
         folders = (options.out, *(options.out / part.name for part in question.parts))
-        for given in (options.slo, *question.files):
-            keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)
+        outputs = [folder / name for folder in folders for name in (*NAMES, "requests.csv")]
+        keep_inputs(outputs, options.slo, *question.files)
         for part in question.parts:
             progress(f"{part.name}: {len(part.trace)} requests of {part.trace.name}")
         shared_plan = plan(
@@ -316,93 +318,105 @@ def plan_several(options: PlanOptions) -> None:
     else:
         _print_several(shared_plan.shared, options.out, verbose=options.verbose)
     if shared_plan.status in UNFINISHED_STATUSES:
-        raise typer.Exit(4)
+        raise typer.Exit(UNFINISHED_CODE)
 
 
 def _print_details(plan: Plan, *, explain: bool) -> None:
     """Print what --verbose or --explain adds to the first screen."""
-    from planner.documents.facts import PinsPlaced, UncheckedLeftOut
     from planner.reports import answer_sentences, words
-    from planner.reports.fact_sentences import router_text, sentence, sentences
-    from planner.reports.prefix_values import keep_alive_text
-    from planner.reports.words import alternative_note, describe, excluded_text, level0_proof, unpriced_text
+    from planner.reports.fact_sentences import router_text, sentence
 
-    console = stdout_console(soft_wrap=True)
     certificate = plan.certificate
-    for line in answer_sentences.futures_lines(plan):
-        console.print(line, markup=False)
+    print_lines(*answer_sentences.futures_lines(plan))
     if certificate.deploy is not None:
         for under in certificate.routers:
-            assumed_sentence = f"planned for {under.target}, {router_text(under)}: {sentence(under)}"
-            console.print(assumed_sentence, markup=False)
+            print_lines(f"planned for {under.target}, {router_text(under)}: {sentence(under)}")
     if certificate.answers:
         head, rows = answer_sentences.answer_rows(plan)
-        print_rows([dict(zip(head, row, strict=True)) for row in rows], "answers")
+        print_table(head, rows, "answers")
     _print_tables(plan)
+    _print_proof(plan)
+    _print_prefixes(plan)
+    if plan.throughput is not None:
+        print_lines(words.throughput_line(plan.throughput))
+    node_count = 0 if plan.placement is None else len(plan.placement.nodes)
+    nodes = f"; {counted(node_count, 'node')}" if node_count else ""
+    print_lines(
+        f"{plan.usd_per_million_tokens:.3g} USD per million tokens, {plan.usd_per_million_output_tokens:.3g} "
+        f"USD per million of output{nodes}"
+    )
+    for repeats in certificate.repeats:
+        if repeats.kept == repeats.runs or repeats.decision == "holds":  # Otherwise it is among the warnings.
+            print_lines(sentence(repeats))
+    if explain:
+        print_rows([{"what binds, and what limits cost": line} for line in words.binding_lines(plan)], "")
+
+
+def _print_proof(plan: Plan) -> None:
+    """Print what was proved of the fleet on paper, the alternatives, and the GPUs left out as unchecked."""
+    from planner.documents.facts import UncheckedLeftOut
+    from planner.reports.fact_sentences import sentence, sentences
+    from planner.reports.words import alternative_note, describe, excluded_text, level0_proof, unpriced_text
+
+    certificate = plan.certificate
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
     has_level0 = math.isfinite(certificate.level0)
     level0 = f"{in_unit(certificate.level0, certificate.unit)}, {proof}" if has_level0 else "none found"
-    console.print(
+    print_lines(
         f"on paper, level 0 (one worker type per pool): {level0}; any mix: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
-        f"(gap {100 * certificate.gap_frac:.1f} %); {counted(certificate.simulations, 'simulation')}",
-        markup=False,
+        f"(gap {show_percent(certificate.gap_frac)}); {counted(certificate.simulations, 'simulation')}"
     )
     if not certificate.level0_exact:
         fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated)
-        console.print(f"  {fails}; --prove simulates the others", markup=False)
-        for assumed_sentence in sentences(certificate.assumed):
-            console.print(f"  {assumed_sentence}", markup=False)
+        print_lines(f"  {fails}; --prove simulates the others")
+        for pruning_rule in sentences(certificate.assumed):
+            print_lines(f"  {pruning_rule}")
     for alternative in plan.alternatives:
         value = unpriced_text(alternative, certificate.unit) or (
             f"{in_unit(alternative.objective, certificate.unit)} ({alternative_note(alternative, plan)})"
         )
         if alternative.fleet is not None and alternative.label.startswith("only "):
             value += f": {describe(alternative.fleet)}"
-        console.print(f"  {alternative.label}: {value}", markup=False)
+        print_lines(f"  {alternative.label}: {value}")
     for fact in certificate.assumptions:
         if isinstance(fact, UncheckedLeftOut):
-            console.print(sentence(fact), markup=False)
+            print_lines(sentence(fact))
+
+
+def _print_prefixes(plan: Plan) -> None:
+    """Print how many prompt tokens hit in each pool's caches, and how good pinned prefixes are placed."""
+    from planner.documents.facts import PinsPlaced
+    from planner.reports.fact_sentences import sentence
+    from planner.reports.prefix_values import keep_alive_text
+
     for pool in plan.prefixes:
         hits = (pool.simulated_hit_frac, pool.plan.hit_frac, pool.possible_hit_frac)
-        simulated, planned, possible = (f"{100 * share:.1f} %" for share in hits)
-        console.print(
+        simulated, planned, possible = (show_percent(share) for share in hits)
+        print_lines(
             f"prefix caches of {pool.plan.pool.name}: {simulated} of input tokens hit in simulation, "
-            f"{planned} planned, once warm, {possible} possible from cold",
-            markup=False,
+            f"{planned} planned, once warm, {possible} possible from cold"
         )
         if pool.keep_alive is not None:
-            console.print(keep_alive_text(pool.keep_alive), markup=False)
-    for each in certificate.binding:
+            print_lines(keep_alive_text(pool.keep_alive))
+    for each in plan.certificate.binding:
         if isinstance(each, PinsPlaced):
-            console.print(sentence(each), markup=False)
-    if plan.throughput is not None:
-        console.print(words.throughput_line(plan.throughput), markup=False)
-    count = 0 if plan.placement is None else len(plan.placement.nodes)
-    nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
-    console.print(
-        f"{plan.usd_per_million_tokens:.3g} USD per million tokens, {plan.usd_per_million_output_tokens:.3g} "
-        f"USD per million of output{nodes}",
-        markup=False,
-    )
-    for repeats in certificate.repeats:
-        if repeats.kept == repeats.runs or repeats.decision == "holds":  # Otherwise it is among the warnings.
-            console.print(sentence(repeats), markup=False)
-    if explain:
-        print_rows([{"what binds, and what limits cost": line} for line in words.binding_lines(plan)], "")
+            print_lines(sentence(each))
 
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:
-    # Of files in a folder only the folder is named.
-    names = dict.fromkeys(f"{head}{slash}" for head, slash, _ in (name.partition("/") for name in written))
-    stdout_console(soft_wrap=True).print(f"written to {out}: {', '.join(names)}", markup=False)
+    """Print the files that were written into `out`; of those in a folder of it only the folder."""
+    parts = (name.partition("/") for name in written)
+    names = dict.fromkeys(f"{file_or_folder}{slash}" for file_or_folder, slash, _ in parts)
+    print_lines(f"written to {out}: {', '.join(names)}")
 
 
 def _print_tables(plan: Plan) -> None:
+    """Print the fleet, the SLO, and the bill by other terms of payment."""
     from planner.reports.output import verdict_document
     from planner.reports.words import commitment_rows
 
-    # Where GPUs of a node stay idle, the whole node is paid: pools have their part by the GPU.
+    # Where GPUs of a node stay idle, the bill is of whole nodes, and a pool's part of it is by the GPU.
     by_gpu = "USD/h by the GPU" if plan.bill.idle_gpus else "USD/h"
     has_drafts = any(pool.type.speculation for pool in plan.fleet.pools)
     has_ranks = any(pool.type.dp > 1 for pool in plan.fleet.pools)
@@ -425,21 +439,20 @@ def _print_tables(plan: Plan) -> None:
     print_rows(slo_rows(verdict_document(plan.verdict), plan.slo), "SLO")
     if plan.certificate.commitments:
         head, terms = commitment_rows(plan)
-        print_rows([dict(zip(head, row, strict=True)) for row in terms], "the same fleet by other terms")
+        print_table(head, terms, "the same fleet by other terms")
 
 
 def _print_several(shared_plan: SharedPlan, out: Path, *, verbose: bool) -> None:
+    """Print the answer for several LLMs, and where it is: the plan of each LLM in a folder of its name."""
     print_shared_screen(shared_plan)
     if verbose:
         _print_shared_details(shared_plan)
-    folders = ", ".join(f"{name}/" for name in shared_plan.plans)  # Named after the LLMs.
-    stdout_console(soft_wrap=True).print(
-        f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}",
-        markup=False,
-    )
+    folders = ", ".join(f"{name}/" for name in shared_plan.plans)
+    print_lines(f"written to {out}: plan.yaml, certificate.json, report.html; a whole plan each in {folders}")
 
 
 def _print_shared_details(shared_plan: SharedPlan) -> None:
+    """Print what --verbose adds to the first screen of several LLMs."""
     from planner.reports.several_llms_report import answer_rows, fleet_rows, limit_rows, proof_lines
 
     for title, (head, rows) in (
@@ -448,6 +461,6 @@ def _print_shared_details(shared_plan: SharedPlan) -> None:
         ("shared limits", limit_rows(shared_plan)),
     ):
         if rows:
-            print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
+            print_table(head, rows, title)
     for line in proof_lines(shared_plan):
-        stdout_console(soft_wrap=True).print(line, markup=False)
+        print_lines(line)

@@ -11,7 +11,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, keep_inputs, read_requests
 from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
 from planner.errors import InputError
-from planner.units import counted
+from planner.units import counted, show_percent
 
 if TYPE_CHECKING:
     from planner.search.prefixes.prefix_placing import PoolPrefixes
@@ -42,8 +42,7 @@ def plan_prefixes(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", readable=False, help="Folder for the plan, hit curve and warm-up lists."),
+        Path | None, shared_options.out_folder("Folder for the plan, hit curve and warm-up lists.")
     ] = None,
     catalog: shared_options.CatalogOption = None,
     time_limit: Annotated[
@@ -58,7 +57,8 @@ def plan_prefixes(
     Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse; or,
     instead of a trace, slo.yaml with traffic: prefixes, or a tree of prefixes whose rates are known.
     """
-    from planner.api.inputs import read_catalog, read_fleet
+    from planner.api.inputs import read_fleet
+    from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory, write_files
     from planner.search.prefixes.prefix_placing import prefill_pool
     from planner.studies.prefix_study import NAMES, prefix_document, render_prefixes, study_prefixes
@@ -136,7 +136,7 @@ def _print_tree_placement(tree: Path, *, time_limit_s: float, seed: int, json_ou
             "requests/s": row["rate_rps"],
             "on replicas": ", ".join(map(str, row["replicas"])) or "none",
             "routed there, requests/s": ", ".join(f"{rate:.4g}" for rate in row["routed_rps"]),
-            "hits": "-" if row["hit_frac"] is None else f"{100 * row['hit_frac']:.1f} %",
+            "hits": "-" if row["hit_frac"] is None else show_percent(row["hit_frac"]),
         }
         for row in document["nodes"]
     ]
@@ -165,10 +165,10 @@ def _print_summary(summary: PrefixSummary) -> None:
             "requests": summary.requests,
             "blocks": f"{sharing.blocks} of {sharing.block_tokens} tokens, "
             f"{sharing.distinct_blocks} distinct ({summary.distinct_tokens / 1e6:.4g} M tokens)",
-            "tokens an endless cache saves": f"{100 * sharing.token_hit_frac:.1f} %",
-            "blocks that hit (Mooncake)": f"{100 * sharing.block_hit_frac:.1f} %",
-            "mean hit of a request": f"{100 * sharing.request_hit_frac:.1f} %",
-            "tokens another request has too (Preble)": f"{100 * sharing.shared_token_frac:.1f} %; "
+            "tokens an endless cache saves": show_percent(sharing.token_hit_frac),
+            "blocks that hit (Mooncake)": show_percent(sharing.block_hit_frac),
+            "mean hit of a request": show_percent(sharing.request_hit_frac),
+            "tokens another request has too (Preble)": f"{show_percent(sharing.shared_token_frac)}; "
             f"per prompt {mean_text('shared_frac', 100)} %",
             "key portion of a prompt (Preble)": f"{mean_text('key_frac', 100)} %",
             "requests of a shared key portion": mean_text("key_requests"),
@@ -183,14 +183,14 @@ def _print_summary(summary: PrefixSummary) -> None:
         summary.name,
     )
     rows = [
-        {"cache tokens": f"{tokens:,}", "tokens that hit": f"{100 * frac:.1f} %"}
+        {"cache tokens": f"{tokens:,}", "tokens that hit": show_percent(frac)}
         for tokens, frac in summary.hit_frac.items()
     ]
-    rows.append({"cache tokens": "endless", "tokens that hit": f"{100 * summary.infinite_hit_frac:.1f} %"})
+    rows.append({"cache tokens": "endless", "tokens that hit": show_percent(summary.infinite_hit_frac)})
     rows += [
         {
             "cache tokens": f"endless, round robin over {workers} workers",
-            "tokens that hit": f"{100 * frac:.1f} %",
+            "tokens that hit": show_percent(frac),
         }
         for workers, frac in summary.round_robin_hit_frac.items()
     ]
@@ -211,7 +211,7 @@ def _print_plan(placed: PlacedPrefixes) -> None:
             "tokens": row["tokens"],
             "requests/s": row["requests_per_s"],
             "replicas": row["replicas"],
-            "its requests that hit": f"{100 * row['hit_frac']:.1f} %",
+            "its requests that hit": show_percent(row["hit_frac"]),
         }
         for row in placed_rows(placement)
     ]
@@ -225,10 +225,10 @@ def _print_plan(placed: PlacedPrefixes) -> None:
             f"{replication.session_tokens.min():,.0f} or more",
             "expected hit ratio": f"{stable_percent + session_percent:.1f} % of input tokens: "
             f"{stable_percent:.1f} % stable, {session_percent:.1f} % in sessions",
-            "prefill work saved": f"{100 * placement.prefill_saved_frac:.1f} %",
+            "prefill work saved": show_percent(placement.prefill_saved_frac),
             "work per second of the busiest worker": f"{replication.largest_load:.4g} s; "
             f"{placement.uncached_load:.4g} s without caches, no less than {replication.bound:.4g} s in any "
-            f"way (gap {100 * replication.gap_frac:.1f} %)",
+            f"way (gap {show_percent(replication.gap_frac)})",
             "workers for the same load": f"{needed} instead of {pool.count}, "
             f"{counted((pool.count - needed) * pool.type.gpus, 'GPU')} fewer",
             "warm-up": f"{counted(len(prompts), 'prompt')} of {sum(one.tokens for one in prompts):,} tokens "
@@ -242,9 +242,9 @@ def _print_simulated(pool_prefixes: PoolPrefixes) -> None:
     planned, load = pool_prefixes.plan.replication.load, pool_prefixes.simulated_load
     print_mapping(
         {
-            "hit ratio": f"{100 * pool_prefixes.simulated_hit_frac:.1f} % of input tokens; planned, once "
-            f"warm, {100 * pool_prefixes.plan.hit_frac:.1f} %; possible from cold "
-            f"{100 * pool_prefixes.possible_hit_frac:.1f} %",
+            "hit ratio": f"{show_percent(pool_prefixes.simulated_hit_frac)} of input tokens; planned, once "
+            f"warm, {show_percent(pool_prefixes.plan.hit_frac)}; possible from cold "
+            f"{show_percent(pool_prefixes.possible_hit_frac)}",
             "work per second of the busiest worker": f"{max(load):.4g} s; planned {planned.max():.4g} s",
             "of the idlest": f"{min(load):.4g} s; planned {planned.min():.4g} s",
         },

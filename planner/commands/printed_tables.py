@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from planner.domain import Slo
-from planner.units import counted, show_clock, show_s
+from planner.units import counted, show_clock, show_percent, show_s
 
 PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
 
@@ -21,6 +21,12 @@ def stdout_console(*, soft_wrap: bool = False) -> Console:
     """A console as wide as the terminal; in a pipe so wide that no name is folded, which grep would miss."""
     is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ  # Whoever sets COLUMNS wants that width.
     return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
+
+
+def print_lines(*lines: str, style: str = "") -> None:
+    """Print texts, a line each, which a narrow terminal wraps. Brackets in them are no markup."""
+    for line in lines:
+        stdout_console(soft_wrap=True).print(line, style=style or None, markup=False)
 
 
 def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
@@ -41,6 +47,11 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     for row in rows:
         table.add_row(*(short_text(value) for value in row.values()))
     console.print(table)
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> None:
+    """As `print_rows`, of a table of reports/words.py."""
+    print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
 
 
 def print_markdown(rows: list[dict[str, Any]], title: str) -> None:
@@ -70,6 +81,7 @@ def print_mapping(document: dict[str, Any], title: str) -> None:
 
 
 def short_text(value: Any) -> str:
+    """A value in a cell: "-" for None, a float with six digits."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -84,38 +96,38 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
     def add_row(*cells: str) -> None:
         rows.append(dict(zip(("metric", "limit", "simulated", "within", "verdict"), cells, strict=True)))
 
-    windows_count = verdict.get("windows", 0)
+    window_count = verdict.get("windows", 0)
     for line in verdict["lines"]:
         add_row(
             line["limit"],
             seconds_cell(line["limit_s"]),
             seconds_cell(line["simulated_s"]),
-            f"{100 * line['kept_frac']:.2f} %",
+            show_percent(line["kept_frac"], ".2f"),
             _verdict_word(line["holds"]),
         )
         if worst := line.get("worst_window"):
-            value, share = seconds_cell(worst.get("simulated_s")), f"{100 * worst['kept_frac']:.2f} %"
-            add_row(window_text(worst, windows_count), "", value, share, "")
+            value, share = seconds_cell(worst.get("simulated_s")), show_percent(worst["kept_frac"], ".2f")
+            add_row(window_text(worst, window_count), "", value, share, "")
     if slo is not None and slo.attainment_frac is not None:
         add_row(
             "attainment",
-            f"{100 * slo.attainment_frac:g} %",
-            f"{100 * verdict['attainment_frac']:.2f} %",
+            show_percent(slo.attainment_frac, "g"),
+            show_percent(verdict["attainment_frac"], ".2f"),
             "all limits at once",
             _verdict_word(verdict["attainment_holds"]),
         )
         if worst := verdict.get("attainment_worst_window"):
-            add_row(window_text(worst, windows_count), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
-    for promised in verdict.get("tenants", ()):
-        share, windows = promised["share_frac"], counted(promised["windows"], "window")
-        share_text = "-" if share is None else f"{100 * share:.1f} %"
-        worst_text = "nobody waited so long" if share is None else f"{promised['tenant']}, of {windows}"
+            add_row(window_text(worst, window_count), "", show_percent(worst["kept_frac"], ".2f"), "", "")
+    for guarantee in verdict.get("tenants", ()):
+        share, windows = guarantee["share_frac"], counted(guarantee["windows"], "window")
+        share_text = "-" if share is None else show_percent(share)
+        worst_text = "nobody waited so long" if share is None else f"{guarantee['tenant']}, of {windows}"
         add_row(
-            promised["guarantee"],
-            f"{100 * promised['needed_frac']:g} %",
+            guarantee["guarantee"],
+            show_percent(guarantee["needed_frac"], "g"),
             share_text,
             worst_text,
-            _verdict_word(promised["holds"]),
+            _verdict_word(guarantee["holds"]),
         )
     return rows
 
@@ -124,12 +136,13 @@ def _verdict_word(holds: bool) -> str:
     return "kept" if holds else "MISSED"
 
 
-def window_text(worst: dict[str, Any], windows_count: int) -> str:
+def window_text(worst: dict[str, Any], window_count: int) -> str:
     """The label of the worst window of an SLO."""
     return (
-        f"  worst of {windows_count} windows: {show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
+        f"  worst of {window_count} windows: {show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
     )
 
 
-def seconds_cell(value: Any) -> str:
-    return "-" if value is None else show_s(value)
+def seconds_cell(seconds: float | None) -> str:
+    """A time in a cell; "-" for one that never came, which JSON has as null."""
+    return "-" if seconds is None else show_s(seconds)

@@ -9,7 +9,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, keep_inputs
-from planner.commands.printed_tables import print_json, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_rows
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
 from planner.errors import InputError
@@ -45,9 +45,10 @@ def replan(
 
     Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
     """
-    from planner.api.inputs import plan_file, read_catalog, read_fleet
+    from planner.api.inputs import plan_file, read_fleet
     from planner.api.questions import read_task
     from planner.api.studying import replan_in
+    from planner.documents.catalog import read_catalog
     from planner.files import checked_files
 
     for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
@@ -75,9 +76,8 @@ def replan(
 
 
 def _print_answer(document: dict[str, Any], planned_on: str) -> None:
-    console = stdout_console(soft_wrap=True)
     if document["drift"] is None:
-        console.print(f"there is no {planned_on}: what the fleet was planned on is not known", markup=False)
+        print_lines(f"there is no {planned_on}: what the fleet was planned on is not known")
     else:
         drifts = [
             {
@@ -92,11 +92,11 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         ]
         print_rows(drifts, "drift (medians; D is the share of requests by which the distributions differ)")
     head = "keep what runs" if document["keeps"] else f"change to {document['fleet']}"
-    console.print(head, style="bold", markup=False)
+    print_lines(head, style="bold")
     moves = document["moves"]
     print_rows([dict(move) for move in moves], "workers")
     if any(move["worker"].split()[1].endswith(OWNED) and move["after"] < move["before"] for move in moves):
-        console.print("owned workers that stop are switched off, not sold: their electricity is saved")
+        print_lines("owned workers that stop are switched off, not sold: their electricity is saved")
     limits = [
         {
             "metric": line["limit"],
@@ -133,9 +133,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         )
     else:
         proof = "NOT exhausted"
-    console.print(
-        f"{proof} over all counts of {over}; {counted(document['simulations'], 'simulation')}", markup=False
-    )
+    print_lines(f"{proof} over all counts of {over}; {counted(document['simulations'], 'simulation')}")
 
 
 def slo_text(way: dict[str, Any]) -> str:

@@ -18,8 +18,7 @@ def write_report(
         Path, typer.Argument(metavar="PLAN", readable=False, help="The folder of a plan, or its plan.yaml.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", readable=False, help="Folder for report.html; without, the plan's own."),
+        Path | None, shared_options.out_folder("Folder for report.html; without, the plan's own.")
     ] = None,
     png: shared_options.PngOption = False,
     catalog: shared_options.CatalogOption = None,

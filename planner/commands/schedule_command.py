@@ -9,7 +9,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, keep_inputs, read_requests
-from planner.commands.printed_tables import print_json, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_table
 from planner.errors import InputError
 from planner.units import quantity
 
@@ -96,8 +96,8 @@ def schedule(
     with Progress() as progress:
         sold = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
-        mind = [caveat] if (caveat := schedule_caveat(market)) else []
-        warnings = mind + [line for read in traces.values() for line in read.warnings]
+        caveats = [caveat] if (caveat := schedule_caveat(market)) else []
+        warnings = caveats + [line for read in traces.values() for line in read.warnings]
         answer = schedule(
             sold,
             demand or traces,
@@ -116,14 +116,13 @@ def schedule(
     else:
         _print(answer.answer)
         written = [] if out is None else [f"written to {out}" + ("" if is_csv else f": {', '.join(NAMES)}")]
-        for line in (*(f"Mind: {line}" for line in mind), *written):
-            stdout_console(soft_wrap=True).print(line, markup=False)
+        print_lines(*(f"Mind: {line}" for line in caveats), *written)
     if not answer.is_optimal:
         raise typer.Exit(4)
 
 
 def _named(traces: list[str]) -> dict[str, Path]:
-    """LLM=FILE of each."""
+    """The files of texts LLM=FILE, by LLM."""
     file_by_llm: dict[str, Path] = {}
     for text in traces:
         llm, _, file = text.partition("=")
@@ -140,13 +139,10 @@ def _print(answer: ScheduleAnswer) -> None:
         ("GPUs", report.gpu_rows(answer)),
         (f"workers over {answer.demand.rate_rps.shape[1]} windows", report.worker_rows(answer)),
     ):
-        print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
-    console = stdout_console(soft_wrap=True)
+        print_table(head, rows, title)
     cheapest = answer.schedule
-    console.print(
+    print_lines(
         f"{cheapest.cost_usd_per_h:.2f} USD/h on average, bound {cheapest.bound_usd_per_h:.2f} "
-        f"(gap {100 * cheapest.gap_frac:.2f} %)",
-        markup=False,
+        f"(gap {100 * cheapest.gap_frac:.2f} %)"
     )
-    for line in (*report.compared_lines(answer), *report.simulated_lines(answer)):
-        console.print(line, markup=False)
+    print_lines(*report.compared_lines(answer), *report.simulated_lines(answer))

@@ -20,8 +20,7 @@ def write_schema(
         str, typer.Argument(help="slo, fleet, plan, or an answer such as goodput-answer; without, the names.")
     ] = "",
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", readable=False, help="Folder for NAME.schema.json; without, to stdout."),
+        Path | None, shared_options.out_folder("Folder for NAME.schema.json; without, to stdout.")
     ] = None,
     catalog: shared_options.CatalogOption = None,
 ) -> None:

@@ -90,32 +90,33 @@ def find_goodput(
     Where no SLO or no trace is given, the plan's own counts. The rate in the SLO's traffic section is
     not used. Exit code 3: no rate is kept. 4: not found in time.
     """
-    from planner.api.inputs import read_catalog, read_fleet
+    from planner.api.inputs import read_fleet
     from planner.api.simulating import goodput
+    from planner.documents.catalog import read_catalog
     from planner.documents.plan_folder import read_written
 
     if (plan is None) == (fleet is None):
         raise InputError("expected PLAN, or --fleet, not both: plan goodput out/plan.yaml")
-    given = plan or fleet
-    assert given is not None
-    if slo is None and not _is_plan(given):
+    file = plan or fleet
+    assert file is not None
+    if slo is None and not _is_plan(file):
         raise InputError(
-            f"--slo is missing, and beside {given} is no certificate.json, so it is no folder of a plan"
+            f"--slo is missing, and beside {file} is no certificate.json, so it is no folder of a plan"
         )
     holds_at_rate: dict[float, bool] = {}
     with Progress() as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
-        searched_fleet = read_fleet(given, catalog_rows, slo=slo)
+        searched_fleet = read_fleet(file, catalog_rows, slo=slo)
         traffic = traffic_option(None, scale, window)
-        is_planned = trace is None and _is_plan(given) and not (slo is not None and describes_traffic(slo))
-        written = read_written(given, catalog_rows) if is_planned or slo is None else None
-        requests = (
-            written.trace
-            if is_planned and written is not None
-            else read_requests(
+        # Whether the requests are the plan's own. Its SLO may count even where they are not.
+        is_planned = trace is None and _is_plan(file) and not (slo is not None and describes_traffic(slo))
+        written = read_written(file, catalog_rows) if is_planned or slo is None else None
+        if is_planned and written is not None:
+            requests = written.trace
+        else:
+            requests = read_requests(
                 trace, slo, catalog_rows, drop_invalid=drop_invalid, is_given=traffic is not None
             )
-        )
         progress(f"searching the goodput of {counted(searched_fleet.workers, 'worker')}")
 
         def note_rate(rate_rps: float, holds: bool | None) -> None:
@@ -210,8 +211,8 @@ def search(
     With `objective: throughput` and limits of power or cost: the most each design carries within that.
     Arrivals are Poisson, lengths those of the trace. Exit code 4: not found in time.
     """
-    from planner.api.inputs import read_catalog
     from planner.api.questions import read_task
+    from planner.documents.catalog import read_catalog
     from planner.documents.fleet_file import fleet_document
     from planner.files.checked_files import check_output_file, to_yaml, write_file
     from planner.papers.searches import PaperQuestion, search_as
@@ -225,7 +226,7 @@ def search(
     if out is not None:
         check_output_file(out)
         keep_inputs([out], slo, trace)
-    with Progress() as progress, stopped_after(time_limit, str):
+    with Progress() as progress, stopped_after(time_limit):
         catalog_rows = read_catalog(catalog)
         task = read_task(slo, catalog_rows).task()
         # Requests with one time stamp (logs in whole seconds) are spread, as `plan` does.

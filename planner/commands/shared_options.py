@@ -25,6 +25,11 @@ def _file_path(text: str) -> Path:
     return Path(text)
 
 
+def out_folder(help: str) -> Any:
+    """The option -o of a command that writes files into a folder."""
+    return typer.Option("--out", "-o", readable=False, help=help)
+
+
 def folder_or_csv(text: str) -> Path:
     """The value of -o: a file if it ends in .csv, else a folder."""
     return _file_path(text) if Path(text).suffix == ".csv" else Path(text)

@@ -17,7 +17,7 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
 from planner.slo_metrics import latency_columns
-from planner.units import counted
+from planner.units import counted, show_percent
 
 if TYPE_CHECKING:
     from planner.api.simulating import SimulationResult
@@ -81,8 +81,9 @@ def simulate(
     its 95 % interval, and -o writes the first seed's requests. With --autoscale the counts of the fleet are
     those at the beginning; `plan day` compares controllers.
     """
-    from planner.api.inputs import read_catalog, read_fleet
+    from planner.api.inputs import read_fleet
     from planner.api.simulating import simulate as simulate_fleet
+    from planner.documents.catalog import read_catalog
     from planner.documents.doubtful import slo_and_traffic_doubts
     from planner.files.checked_files import check_output_file
     from planner.parallel.executors import Executor
@@ -177,7 +178,7 @@ def _pool_cells(pool: dict[str, Any]) -> dict[str, str]:
     """A row of the table of pools, from an entry of `pools` in the JSON answer."""
 
     def percent_of(key: str) -> str:
-        return "-" if pool[key] is None else f"{100 * pool[key]:.1f} %"
+        return "-" if pool[key] is None else show_percent(pool[key])
 
     batch = "-" if pool["decodes_mean"] is None else f"{pool['decodes_mean']:.1f} ({pool['decodes_p99']:.0f})"
     return {
@@ -196,7 +197,7 @@ def _operator_cells(row: dict[str, Any]) -> dict[str, str]:
     return {
         "pool": row["pool"],
         "operator": row["operator"],
-        "share of step time": "-" if share_frac is None else f"{100 * share_frac:.1f} %",
+        "share of step time": "-" if share_frac is None else show_percent(share_frac),
         "in all": seconds_cell(row["seconds"]),
         "mean input of a step": "-" if size is None else f"{size:,.0f} {row['unit']}",
     }
@@ -227,11 +228,11 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
     }
     watts = {"expected_w": round(summary["power"]["expected_w"], 1)} if summary["power"] else {}
     hit_frac = summary["token_hit_frac"]
-    hits = {} if hit_frac is None else {"prompt tokens found cached": f"{100 * hit_frac:.1f} %"}
+    hits = {} if hit_frac is None else {"prompt tokens found cached": show_percent(hit_frac)}
     if (reload_frac := summary["token_reload_frac"]) is not None:
         hits |= {
-            "prompt tokens found in CPU memory": f"{100 * reload_frac:.1f} %",
-            "prompt tokens computed": f"{100 * (1 - hit_frac - reload_frac):.1f} %",
+            "prompt tokens found in CPU memory": show_percent(reload_frac),
+            "prompt tokens computed": show_percent(1 - hit_frac - reload_frac),
             "waited for loads": seconds_cell(summary["reload_s"]),
         }
     print_mapping(counts | rates | hits | watts, "")
@@ -241,7 +242,7 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
         dearest = costs[:MOST_TENANTS]
         print_rows(
             [
-                row | {"tenant": _printable(row["tenant"]), "share_frac": f"{100 * row['share_frac']:.1f} %"}
+                row | {"tenant": _printable(row["tenant"]), "share_frac": show_percent(row["share_frac"])}
                 for row in dearest
             ],
             f"cost by tenant, of {len(costs)}",
@@ -262,9 +263,6 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
 def _print_routing(routing: dict[str, Any]) -> None:
     """The moments as a table, and a sentence per role."""
 
-    def percent_of(key: str, row: dict[str, Any]) -> str:
-        return f"{100 * row[key]:.1f} %"
-
     def fewest_cell(row: dict[str, Any]) -> str:
         # The solver found no packing; its bound may still show that all are too few.
         if row["fewest"] is None:
@@ -272,7 +270,7 @@ def _print_routing(routing: dict[str, Any]) -> None:
         return f"{row['fewest']}" if row["is_fewest"] else f"{row['fewest_bound']} to {row['fewest']}"
 
     def least_load_cell(row: dict[str, Any]) -> str:
-        load = percent_of("least_load_frac", row)
+        load = show_percent(row["least_load_frac"])
         return load if row["is_least"] else f"{100 * row['least_load_bound_frac']:.1f} to {load}"
 
     rows = [
@@ -282,7 +280,7 @@ def _print_routing(routing: dict[str, Any]) -> None:
             "requests": row["requests"],
             "workers in use": f"{row['used']} of {row['workers']}",
             "fewest": fewest_cell(row),
-            "largest load": percent_of("largest_load_frac", row),
+            "largest load": show_percent(row["largest_load_frac"]),
             "least": least_load_cell(row),
         }
         for row in routing["moments"]
@@ -320,7 +318,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
                 "metric": line["limit"],
                 "limit": seconds_cell(line["limit_s"]),
                 "simulated": _interval_cell(line["simulated_s"]),
-                "within": f"{100 * line['kept_frac']['mean']:.2f} %",
+                "within": show_percent(line["kept_frac"]["mean"], ".2f"),
                 "kept by": f"{line['kept_by']} of {seeds_count} seeds",
             }
             for line in summary["slo"]["lines"]
@@ -330,7 +328,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
             lines.append(
                 {
                     "metric": "attainment",
-                    "limit": f"{100 * slo.attainment_frac:g} %",
+                    "limit": show_percent(slo.attainment_frac, "g"),
                     "simulated": f"{100 * share['mean']:.2f} %, {100 * share['least']:.2f} at least",
                     "within": "all limits at once",
                     "kept by": "",

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work
-from planner.commands.printed_tables import print_json, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_rows
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
+from planner.units import show_percent
 
 if TYPE_CHECKING:
     from planner.studies.tier_study import TierAnswer, TierStudy
@@ -30,8 +31,8 @@ def tiers(
     Fleets on paper; sizes, speeds and prices from catalogs/kv_tiers.yaml. slo.yaml needs
     policies: {prefix_cache: true}.
     """
-    from planner.api.inputs import read_catalog
     from planner.api.questions import read_task
+    from planner.documents.catalog import read_catalog
     from planner.documents.kv_tiers import read_kv_tiers
     from planner.studies.tier_study import choose_tiers
 
@@ -44,7 +45,7 @@ def tiers(
         print_json(tiers_document(choices))
         return
     print_rows([_cells(row, choices) for row in choices.answers], "KV tiers")
-    even = [
+    break_even = [
         {
             "tier": row.tier,
             "worker": row.worker,
@@ -52,9 +53,8 @@ def tiers(
         }
         for row in choices.break_even
     ]
-    print_rows(even, "break-even of a prefix")
-    console = stdout_console(soft_wrap=True)
-    console.print(best_line(choices), markup=False)
+    print_rows(break_even, "break-even of a prefix")
+    print_lines(best_line(choices))
 
 
 def best_line(choices: TierStudy) -> str:
@@ -83,7 +83,7 @@ def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
         "of it tiers": f"{row.tiers_usd_per_h:,.2f}" if row.fleet is not None else "",
         "fleet": "" if row.fleet is None else describe(row.fleet) + cut_short,
         "hits GPU, memory, disk": " / ".join(
-            f"{100 * share:.1f} %" for share in (row.gpu_hit_frac, row.memory_hit_frac, row.disk_hit_frac)
+            show_percent(share) for share in (row.gpu_hit_frac, row.memory_hit_frac, row.disk_hit_frac)
         ),
         **({} if row.agents is None else {"USD per task": f"{row.agents.usd_per_task:.3g}"}),
     }

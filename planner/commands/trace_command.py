@@ -80,10 +80,9 @@ def describe_trace(
     if out is not None:
         keep_inputs([out], *files)
     with Progress() as progress:
-        if (
-            columns is None
-            and (described := described_traffic(files, every=every, format=format)) is not None
-        ):
+        # Columns are those of a log of requests: files with a --map hold no metrics.
+        described = described_traffic(files, every=every, format=format) if columns is None else None
+        if described is not None:
             _describe_metrics(described, files, out, json_output=json_output)
             return
         salt = salt if salt or not hash_ids else secrets.token_hex(16)
@@ -101,6 +100,7 @@ def describe_trace(
 
 
 def _log_options(map: str | None, format: str | None, timezone: str | None, salt: str | None) -> LogOptions:
+    """What the options say of a log; raises InputError for a value that is not known."""
     from planner.traffic.logs.log_columns_map import parse_columns
     from planner.traffic.logs.log_reading import NAMES, LogOptions
     from planner.traffic.logs.times import zone_of
@@ -136,6 +136,7 @@ def _read_or_ask(
 
 
 def _write_trace(read_traffic: Read, out: Path | None) -> None:
+    """Write the trace as the ending of `out` says; nothing without `out`."""
     from planner.files.checked_files import write_file, write_parts
     from planner.traffic.csv_rows import to_csv
     from planner.traffic.json_lines import to_jsonl
@@ -152,6 +153,7 @@ def _write_trace(read_traffic: Read, out: Path | None) -> None:
 
 
 def _print_summary(read_traffic: Read, files: list[Path], *, json_output: bool) -> None:
+    """Print what a trace is like, and how the log was read that it comes from."""
     from planner.traffic.workload import summarise_trace
 
     summary: dict[str, Any] = summarise_trace(read_traffic.trace).as_dict()
@@ -181,6 +183,7 @@ def _print_description(requests: Trace, *, as_json: bool) -> None:
 def _describe_metrics(
     description: Described, files: list[Path], out: Path | None, *, json_output: bool
 ) -> None:
+    """Write or print the traffic that metrics describe, as a section of slo.yaml."""
     from planner.files.checked_files import write_file
 
     say_first(description.warnings)

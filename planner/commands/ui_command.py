@@ -14,6 +14,7 @@ import typer
 from planner.commands import shared_options
 from planner.errors import InputError
 
+# Names of this machine for itself; no other machine reaches a server that listens there.
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BLUE = "#0072b2"
 # The dark theme has the colours of the report's (reports/page.css).
@@ -36,15 +37,15 @@ def show_ui(
     """
     if importlib.util.find_spec("streamlit") is None:
         raise InputError("plan ui needs Streamlit: pip install 'fleetplan[ui]'")
-    from planner.api.inputs import read_catalog
+    from planner.documents.catalog import read_catalog
 
     # Imported by name: the room `ui` is above the commands (docs/architecture.md).
-    pages = import_module("ui.store")
-    pages.Store(folder)  # Raises now if the folder cannot be used.
+    store = import_module("ui.store")
+    ui_folder = Path(store.__file__ or "").resolve().parent
+    store.Store(folder)  # Raises now if the folder cannot be used.
     read_catalog(catalog)  # Raises now if the catalog is not valid.
     if host not in LOOPBACK:
         typer.echo(f"plan: listening on {host} without a password", err=True)
-    app = Path(pages.__file__ or "").parent / "serving.py"
     settings = {
         "server.address": host,
         "server.port": port,
@@ -65,10 +66,12 @@ def show_ui(
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
     if catalog is not None:
         os.environ["FLEETPLAN_UI_CATALOG"] = str(catalog.resolve())
-    # Else a file ui.py in the working folder would be imported in place of these pages. They are named again
-    # for those who run a clone that is not installed.
+    # Else a file ui.py in the working folder would be imported in place of the package `ui`. PYTHONSAFEPATH
+    # hides a clone that is not installed too, so PYTHONPATH names the folder of `ui`.
     os.environ["PYTHONSAFEPATH"] = "1"
-    paths = (str(Path(pages.__file__ or "").resolve().parents[1]), os.environ.get("PYTHONPATH", ""))
+    paths = (str(ui_folder.parent), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     options = [f"--{key}={value}" for key, value in settings.items()]
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(app), *options])
+    os.execv(
+        sys.executable, [sys.executable, "-m", "streamlit", "run", str(ui_folder / "serving.py"), *options]
+    )

@@ -12,7 +12,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, read_requests, traffic_option
-from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_mapping, print_rows
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.runtime.launch import API_KEYS
@@ -113,9 +113,7 @@ StrictOption = Annotated[
 
 def validate(
     plan: PlanArgument,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", readable=False, help="Folder; an interrupted run goes on in it.")
-    ],
+    out: Annotated[Path, shared_options.out_folder("Folder; an interrupted run goes on in it.")],
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -156,8 +154,9 @@ def validate(
     Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo), else 6 with --strict when
     the prediction was off by more than is allowed.
     """
-    from planner.api.inputs import plan_file, read_catalog, read_fleet
+    from planner.api.inputs import plan_file, read_fleet
     from planner.api.validating import need_aiohttp, traffic_beside_plan, validate
+    from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory
 
     need_aiohttp()
@@ -213,12 +212,12 @@ def _print_result(result: ValidationResult, out: Path, warnings: Iterable[str], 
     if json_output:
         print_json(document, warnings)
         return
-    stdout_console(soft_wrap=True).print(result.headline(), style="bold", markup=False)
+    print_lines(result.headline(), style="bold")
     print_rows(error_rows(result.validation), *result.sentences())
     counts = {key: document[key] for key in STATUSES if document[key]}
     if document["endpoint"] is not None:
         for note in document["notes"]:
-            stdout_console(soft_wrap=True).print(note, markup=False)
+            print_lines(note)
     print_mapping(counts | {"written to": f"{out}: report.html, validation.json, requests.csv"}, "")
 
 
@@ -268,10 +267,8 @@ def serve(
     from planner.runtime.validate import serve as run
     from planner.runtime.validate import until_signalled
 
-    console = stdout_console(soft_wrap=True)
-
     def say(text: str) -> None:
-        console.print(text, markup=False)
+        print_lines(text)
 
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)

@@ -11,7 +11,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress
-from planner.commands.printed_tables import print_json, stdout_console
+from planner.commands.printed_tables import print_json, print_lines
 from planner.errors import InputError
 from planner.units import quantity
 
@@ -47,11 +47,8 @@ def watch(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            readable=False,
-            help="Folder for alert rules, a dashboard, watch.json and, with --slo, replanned-fleet.yaml.",
+        shared_options.out_folder(
+            "Folder for alert rules, a dashboard, watch.json and, with --slo, replanned-fleet.yaml."
         ),
     ] = None,
     catalog: shared_options.CatalogOption = None,
@@ -142,8 +139,6 @@ def _look_once(
     elif json_output:
         print_json(document)
     else:
-        console = stdout_console(soft_wrap=True)
-        console.print(result.headline(), style="bold", markup=False)
-        for line in result.sentences():
-            console.print(line, markup=False)
+        print_lines(result.headline(), style="bold")
+        print_lines(*result.sentences())
     return result

@@ -9,11 +9,11 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, read_requests
-from planner.commands.printed_tables import print_json, print_rows, stdout_console
+from planner.commands.printed_tables import print_json, print_lines, print_rows
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
 from planner.search.oracle.stopping import USUAL_LIMIT_S
-from planner.units import in_unit, show_s
+from planner.units import in_unit, show_percent, show_s
 
 if TYPE_CHECKING:
     from planner.studies.what_if import Moved, Study, StudyAnswer
@@ -72,7 +72,7 @@ def what_if(
         print_json(result.to_dict(), study.trace.warnings)
     else:
         print_rows(moved_rows(result.before, result.moved, list(result.bounds)), result.moved.label)
-        stdout_console(soft_wrap=True).print(verdict_text(result.moved), markup=False)
+        print_lines(verdict_text(result.moved))
     if result.moved.answer is None:
         raise typer.Exit(InfeasibleError.exit_code)
 
@@ -104,10 +104,8 @@ def sensitivity(
         print_json(result.to_dict(), study.trace.warnings)
     else:
         print_moves(result.before, list(result.moves))
-        stdout_console(soft_wrap=True).print(sentence(result.headroom), markup=False)
-        stdout_console(soft_wrap=True).print(
-            robustness_sentence(result.before, list(result.moves), by_frac), markup=False
-        )
+        print_lines(sentence(result.headroom))
+        print_lines(robustness_sentence(result.before, list(result.moves), by_frac))
 
 
 def robustness_sentence(before: StudyAnswer, moves: list[Moved], by_frac: float) -> str:
@@ -115,22 +113,22 @@ def robustness_sentence(before: StudyAnswer, moves: list[Moved], by_frac: float)
     from planner.studies.what_if import difference, fleet_text
 
     planned = before.problem.task.robust
-    # The last of `uncertain_changes`: steps and traffic are both off.
+    # `uncertain_changes` has one change in which steps and traffic are both off.
     worst = next(
         moved
         for moved in moves
         if moved.task.robust.step_times_frac > planned.step_times_frac
         and moved.task.robust.traffic_frac > planned.traffic_frac
     )
-    percent = f"{100 * by_frac:g} %"
-    more = difference(worst, before)
-    if worst.answer is not None:
-        more += f", {fleet_text(worst.answer, before)}"
+    percent = show_percent(by_frac, "g")
     if worst.kept:
         return f"robust: it also holds with steps {percent} longer and up to {percent} more traffic at once"
+    robust_cost = difference(worst, before)
+    if worst.answer is not None:
+        robust_cost += f", {fleet_text(worst.answer, before)}"
     return (
         f"not robust to steps {percent} longer and up to {percent} more traffic at once; a plan that is, "
-        f"with robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {more}"
+        f"with robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {robust_cost}"
     )
 
 
@@ -156,9 +154,11 @@ def print_moves(before: StudyAnswer, moves: list[Moved]) -> None:
     """One row per changed question."""
     from planner.studies.what_if import difference, document, fleet_text
 
+    planned_text = fleet_text(before, before)
+
     def changed_text(answer: StudyAnswer) -> str:
         text = fleet_text(answer, before)
-        return "the plan's" if text == fleet_text(before, before) else text
+        return "the plan's" if text == planned_text else text
 
     table = [
         {
@@ -182,14 +182,16 @@ def _safety_cells(after: dict[str, Any] | None, before: StudyAnswer) -> dict[str
         return {}
     answers = {} if after is None else {each["name"]: each for each in after["answers"]}
     cells = {"on paper, USD/h": "-", "kept in scenarios": "-"}
-    if (paper := answers.get("on-paper")) is not None and paper["cost_usd_per_h"] is not None:
-        cells["on paper, USD/h"] = f"{paper['cost_usd_per_h']:.2f}"
-    if (production := answers.get("production")) is not None and production["futures"]:
+    on_paper, production = answers.get("on-paper"), answers.get("production")
+    if on_paper is not None and on_paper["cost_usd_per_h"] is not None:
+        cells["on paper, USD/h"] = f"{on_paper['cost_usd_per_h']:.2f}"
+    if production is not None and production["futures"]:
         cells["kept in scenarios"] = f"{production['kept']} of {production['futures']}"
     return cells
 
 
 def amount_text(answer: StudyAnswer) -> str:
+    """The value of the plan's objective, with its unit."""
     from planner.search.problem.options import OBJECTIVE_UNITS
 
     return in_unit(answer.value, OBJECTIVE_UNITS[answer.problem.task.objective])
@@ -203,7 +205,8 @@ def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[d
 
     columns = [
         _plan_figures(document(answer), bound)
-        for answer, bound in zip((before, moved.answer), bounds, strict=False)  # No bound without a fleet.
+        # `bounds` has one entry only where no fleet is left after the change.
+        for answer, bound in zip((before, moved.answer), bounds, strict=False)
         if answer is not None
     ]
     if (
@@ -223,9 +226,11 @@ def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[d
 
 
 def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
+    """The figures of one plan (`what_if.document`) as text, by their names."""
     from planner.reports.words import level0_proof
 
-    lines = {f"{line['limit']}, limit": show_s(line["limit_s"]) for line in document["slo"]} | {
+    limits = {f"{line['limit']}, limit": show_s(line["limit_s"]) for line in document["slo"]}
+    simulated = {
         f"{line['limit']}, simulated": "never" if line["simulated_s"] is None else show_s(line["simulated_s"])
         for line in document["slo"]
     }
@@ -238,7 +243,8 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
         "kW": f"{document['power_w'] / 1e3:.1f}",
         "GPUs": str(document["gpus"]),
         "requests/s": f"{document['rate_rps']:.4g}",
-        **lines,
+        **limits,
+        **simulated,
         "bound": f"{bound:.4g}",
         "on paper, level 0": level0_proof(
             is_exact=document["level0_exact"], is_exhausted=document["level0_exhausted"]

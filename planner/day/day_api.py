@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 import pandas as pd
 
-from planner.api.inputs import CatalogLike, FleetLike, Section, read_fleet, requests_of
+from planner.api.inputs import FleetLike, Section, read_fleet, requests_of
 from planner.api.planning import TracesLike, questions_of
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
@@ -25,6 +25,7 @@ from planner.day.day_settings import ALL_FLEETS, USUAL_EVERY_S, DaySection, pars
 from planner.day.day_study import DayAnswer, DayQuestion, study_day
 from planner.day.several_llms_day import JointAnswer, study_day_together
 from planner.day.sleeping_workers import sleeping_questions
+from planner.documents.catalog import CatalogLike
 from planner.documents.log_columns import reading_of
 from planner.documents.startup_times import StartupFacts, read_startup
 from planner.documents.task import PlanQuestion

@@ -15,17 +15,18 @@ ROW_KEYS = ("method", "of", "lengths")
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRow:
-    """`lengths` are the mean tokens of a step with 1, 2, ... drafts, the LLM's own token included. `of` names
-    the LLM and the prompts that were measured.
+    """`lengths`: mean tokens that a step yields, the LLM's own included, with 1, 2, ... drafted tokens.
+    `measured_on` names the LLM and its prompts.
     """
 
     method: str
-    of: str
+    measured_on: str
     lengths: tuple[float, ...]
     source: str
 
 
 def parse_row(row: Section) -> AcceptanceRow:
+    """Read a row of catalogs/acceptance.yaml. Raises InputError for lengths that no drafting can have."""
     lengths = row.numbers("lengths")
     where = row.path_of("lengths")
     if not 1 <= len(lengths) <= MOST_DRAFTS:
@@ -36,6 +37,5 @@ def parse_row(row: Section) -> AcceptanceRow:
                 f"{where}: with {drafts} drafts a step yields 1 to {1 + drafts}, found {length:g}"
             )
     method = check_one_of(row.get_required("method"), METHODS, row.path_of("method"))
-    return AcceptanceRow(
-        method, row.plain_text("of"), lengths, f"{row.plain_text('of')}, {row.plain_text('source')}"
-    )
+    measured_on = row.plain_text("of")
+    return AcceptanceRow(method, measured_on, lengths, f"{measured_on}, {row.plain_text('source')}")

@@ -26,13 +26,17 @@ from planner.files.document_values import Section, check_number, is_number
 from planner.traffic.agents import MOST_AGENTS, Agents, Pause, SubAgents
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import MAX_TOKENS
-from planner.units import shortest_digits, show_span
+from planner.units import quantity, shortest_digits, show_span
 
 KEYS = (
     *("count", "turns", "tasks", "tool", "idle", "system", "repository", "start", "sub_agents"),
     "most_tokens",
 )
+# Keys of `traffic` that say when requests come, or what they share: agents decide both.
 NOT_WITH_AGENTS = ("rate", "joint", "drift", "burstiness", "clients", "sessions", "prefixes", "tenants")
+# Values above these two are taken for typing errors.
+MOST_REPOSITORIES = 100_000
+MOST_AT_ONCE = 1000  # Sub-agents of one task that work at the same time.
 
 
 def is_of_agents(given: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
@@ -76,7 +80,7 @@ def parse_agents(
         idle=_parse_pause(section, "idle"),
         system_tokens=_tokens(section, "system"),
         repository_tokens=_tokens(repository, "tokens"),
-        repositories=repository.whole_number("count", 1, most=100_000),
+        repositories=repository.whole_number("count", 1, most=MOST_REPOSITORIES),
         skew=repository.number("skew", 0.0, least=0.0),
         start=read_lengths(section.get("start"), section.path_of("start")) if "start" in section else None,
         sub_agents=_parse_sub_agents(section),
@@ -85,10 +89,12 @@ def parse_agents(
 
 
 def _at_least_one(section: Section, key: str) -> float:
+    """A mean count of 1 or more; 1 where the section does not say."""
     return check_number(section.get(key, 1.0), section.path_of(key), least=1.0)
 
 
 def _tokens(section: Section, key: str) -> int:
+    """Tokens, 0 where the section does not say. A whole number may be written with a point, as 1e4 is."""
     tokens = check_number(section.get(key, 0), section.path_of(key), least=0.0)
     if tokens != int(tokens) or tokens > MAX_TOKENS:
         raise InputError(
@@ -98,6 +104,7 @@ def _tokens(section: Section, key: str) -> int:
 
 
 def _parse_pause(section: Section, key: str) -> Pause:
+    """`tool: 5 s`, or `tool: {mean: 5 s, cv: 2}`; no pause where the section does not say."""
     if key not in section:
         return Pause(0.0)
     if not isinstance(section.get(key), Mapping):
@@ -112,7 +119,7 @@ def _parse_sub_agents(section: Section) -> SubAgents | None:
     sub_agents = section.subsection("sub_agents", ("per_task", "at_once", "turns"))
     return SubAgents(
         per_task=check_number(sub_agents.get_required("per_task"), sub_agents.path_of("per_task"), least=0.0),
-        at_once=sub_agents.whole_number("at_once", 1, most=1000),
+        at_once=sub_agents.whole_number("at_once", 1, most=MOST_AT_ONCE),
         turns=_at_least_one(sub_agents, "turns"),
     )
 
@@ -137,10 +144,10 @@ def agents_document(agents: Agents, show_lengths: Callable[[Lengths], dict[str, 
 
 
 def _pause_document(pause: Pause) -> dict[str, Any]:
-    # A readable span such as "1 min" is written if it is read back as the same number.
-    text = show_span(pause.mean_s)
-    from_text = Section({"mean": text}, "pause").at_least("mean", "s")
-    return {
-        "mean": text if from_text == pause.mean_s else f"{shortest_digits(pause.mean_s)} s",
-        "cv": pause.cv,
-    }
+    return {"mean": duration_text(pause.mean_s), "cv": pause.cv}
+
+
+def duration_text(seconds: float) -> str:
+    """A time as "10 min" where that is exactly this number of seconds, else in seconds."""
+    text = show_span(seconds)
+    return text if quantity(text, "s", where="") == seconds else f"{shortest_digits(seconds)} s"

@@ -30,10 +30,10 @@ MELANGE_KEYS = (
     "bucket_index",
     "bucket_upper_bounds",
 )
-# A rate at which a bucket would need more workers of the type is refused: whoever wrote it meant 0.
+# A rate so small that its bucket would need more workers is refused: whoever writes such a rate means 0.
 MOST_WORKERS = 1e6
-SHARE_ROUNDING = 1e-3  # Mélange writes rounded shares, so their sum may differ from 1 by this.
-# Mélange divides by rates, so a type that cannot serve a bucket has this rate, or less.
+SHARE_ROUNDING = 1e-3  # Mélange writes its shares rounded, so that their sum may be off by this.
+# Mélange divides by rates, so its files have this rate, or less, for a type that cannot serve a bucket.
 MELANGE_NONE_RPS = 1e-3
 
 
@@ -49,30 +49,33 @@ def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> I
     file = Section.from_document(document, where, ("buckets", "types", "slice_factor"))
     buckets = _parse_entries(file, "buckets", ("name", "rate_rps"))
     types = _parse_entries(file, "types", ("name", "cost_usd_per_h", "stock", "rate_rps"))
+    type_bucket_rps = np.array([_parse_rates(row, len(buckets)) for row in types])
     instance = Instance(
         _parse_names(buckets),
         _parse_names(types),
         np.array([bucket.number("rate_rps", least=0.0) for bucket in buckets]),
-        np.array([_parse_rates(row, len(buckets)) for row in types]).T,
+        type_bucket_rps.T,
         np.array([row.number("cost_usd_per_h", least=0.0) for row in types]),
         tuple(row.whole_number("stock", None, least=0) for row in types),
         file.whole_number("slice_factor", None),
     )
-    for i, j in np.argwhere(instance.rate_rps[:, None] > MOST_WORKERS * instance.sustained_rps).tolist():
-        if instance.sustained_rps[i, j] > 0:
-            raise InputError(
-                f"{where}: type {instance.types[j]!r} sustains {instance.sustained_rps[i, j]:g} requests/s "
-                f"of {instance.buckets[i]!r}, which would take more than {MOST_WORKERS:g} workers; write 0 "
-                "if it cannot serve them"
-            )
+    is_tiny = (instance.sustained_rps > 0) & (
+        instance.rate_rps[:, None] > MOST_WORKERS * instance.sustained_rps
+    )
+    for bucket, worker_type in np.argwhere(is_tiny).tolist():
+        raise InputError(
+            f"{where}: type {instance.types[worker_type]!r} sustains "
+            f"{instance.sustained_rps[bucket, worker_type]:g} requests/s of {instance.buckets[bucket]!r}, "
+            f"which would take more than {MOST_WORKERS:g} workers; write 0 if it cannot serve them"
+        )
     return instance
 
 
 def allocation_document(instance: Instance, allocation: Allocation) -> dict[str, Any]:
     """The answer as one object: counts of the types used, shares of the buckets with traffic."""
     shares = {
-        bucket: {name: float(x) for name, x in zip(instance.types, row, strict=True) if x > 0}
-        for bucket, row in zip(instance.buckets, allocation.share, strict=True)
+        bucket: {name: float(x) for name, x in zip(instance.types, type_shares, strict=True) if x > 0}
+        for bucket, type_shares in zip(instance.buckets, allocation.share, strict=True)
     }
     return {
         "status": "optimal" if allocation.is_optimal else "best found",
@@ -99,6 +102,7 @@ def _parse_entries(file: Section, key: str, known: tuple[str, ...]) -> list[Sect
 
 
 def _parse_names(entries: list[Section]) -> tuple[str, ...]:
+    """The names of all entries; raises InputError for a name that two of them have."""
     names: list[str] = []
     for row in entries:
         name = row.text("name")
@@ -109,6 +113,7 @@ def _parse_names(entries: list[Section]) -> tuple[str, ...]:
 
 
 def _parse_rates(row: Section, buckets: int) -> list[float]:
+    """The rates of one type of worker, one for each of so many `buckets`."""
     rates = row.get("rate_rps")
     if not isinstance(rates, list) or len(rates) != buckets:
         raise refused_value(
@@ -126,7 +131,8 @@ def _convert_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     config = Section.from_document(document, where, MELANGE_KEYS)
     total_rps = config.number("total_request_rate", least=0.0)
     shares = _parse_grid(config.get("workload_distribution"), config.path_of("workload_distribution"))
-    if abs((total := sum(shares.values())) - 1) > SHARE_ROUNDING:
+    total = sum(shares.values())
+    if abs(total - 1) > SHARE_ROUNDING:
         raise InputError(
             f"{config.path_of('workload_distribution')}: shares of total_request_rate must sum to 1, "
             f"found a sum of {total:.6g}"

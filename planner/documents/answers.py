@@ -97,7 +97,9 @@ class PowerUse(TypedDict):
 
 
 class PoolLoad(TypedDict):
-    """How busy a pool's GPUs and KV caches are, and how large its batches."""
+    """How busy a pool's GPUs and KV caches are, and how large its batches. Figures of KV caches, decodes and
+    tokens are over the time in steps.
+    """
 
     pool: str
     workers: int
@@ -210,7 +212,9 @@ class SimulationAnswer(TypedDict):
 
 
 class GoodputAnswer(TypedDict):
-    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the next, which fails."""
+    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the lowest that fails. The
+    simulation lasts `residences` times as long as a request stays.
+    """
 
     warnings: NotRequired[list[str]]
     rate_rps: float

@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from planner.documents.acceptance import ROW_KEYS as ACCEPTANCE_KEYS
 from planner.documents.acceptance import AcceptanceRow
 from planner.documents.acceptance import parse_row as parse_acceptance_row
 from planner.documents.capped_gpus import GpuRows, ProvenanceRows, capped, split_cap
 from planner.documents.engine_file import ROW_KEYS as ENGINE_KEYS
-from planner.documents.engine_file import EngineRow, parse_row
+from planner.documents.engine_file import EngineRow
+from planner.documents.engine_file import parse_row as parse_engine_row
 from planner.documents.fits import Split, read_fits, read_header
 from planner.documents.llm_config import fetch_config, llm_from_config, may_be_on_hub
 from planner.documents.llm_row import read_groups, summarise_groups
@@ -52,6 +53,7 @@ from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
 Row = TypeVar("Row")
+CatalogLike: TypeAlias = "Catalog | str | Path | None"
 FILES = (
     *("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml"),
     "tasks.yaml",
@@ -86,7 +88,7 @@ UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
 MOST_NAMED = 12  # An error about an unknown name lists all rows of a file if there are no more than these.
-CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
+CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")  # Keys of a power-capped GPU's row alone.
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
     "head_dim",
@@ -98,10 +100,11 @@ LLM_OPTIONAL = (
     "experts",
     "experts_per_token",
 )
+# Keys for LLMs whose layers differ, and for parameters beside the layers.
 LLM_FURTHER = ("groups", "encoder_parameters", "draft_parameters", "head_weights")
 # Of LLM_COUNTS and LLM_OPTIONAL, what a row with `groups` states too: these are the same in all layers.
 LLM_OF_GROUPS = ("hidden", "vocab", "tied_embeddings", "kv_dtype_bytes")
-WORDING = Wording(whole="expected a whole number > 0")
+WORDING = Wording(whole="expected a whole number > 0")  # How the catalog refuses counts.
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ class Catalog:
 
     def gpu_of_question(self, name: str, where: str) -> Gpu:
         """As `gpu`, for a name in slo.yaml, where the market is no part of it. Raises InputError."""
-        if market := market_of(name.lower()):
+        market = market_of(name.lower())
+        if market:
             row = name[: -len(market)]
             section = f"owned: {{{row}: 8}}" if market == OWNED else f"prices: {{{row}: {{spot: 1.2 usd/h}}}}"
             raise InputError(
@@ -168,12 +172,13 @@ class Catalog:
         """The GPU of a lower-case name or alias, under the power limit that a name may end with; None where
         there is none.
         """
-        if (row_name := self.gpu_aliases.get(alias)) is not None:
-            return self.gpus[row_name]
-        parts = split_cap(alias)
-        if parts is None or (base := self.gpu_aliases.get(parts[0])) is None:
+        if alias in self.gpu_aliases:
+            return self.gpus[self.gpu_aliases[alias]]
+        base_and_watts = split_cap(alias)
+        if base_and_watts is None or base_and_watts[0] not in self.gpu_aliases:
             return None
-        return capped(self.gpus[base], parts[1])
+        base, power_w = base_and_watts
+        return capped(self.gpus[self.gpu_aliases[base]], power_w)
 
     def llm(self, name: str) -> Llm:
         """An LLM by name or alias, or from a Hugging Face config.json (or the folder that holds it)."""
@@ -183,7 +188,8 @@ class Catalog:
             return llm_from_config(Path(name))
         if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
             raise CatalogError(f"LLM {name!r}: no such file or folder; expected a Hugging Face config.json")
-        if (fetched := fetch_config(name)) is not None:
+        fetched = fetch_config(name)
+        if fetched is not None:
             return replace(llm_from_config(fetched), name=name)
         advice = "; or give a path to its config.json"
         if may_be_on_hub(name):
@@ -241,14 +247,15 @@ class Catalog:
         gpu = self.gpus.get(row_of(gpu.name), gpu)  # The row without "@spot" or "@owned".
         names = self._same_shape(llm)
         nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
-        kind: All2All = ranks.all2all if nodes > 1 else ""
+        all2all: All2All = ranks.all2all if nodes > 1 else ""
         has_whole_experts = dp > 1 or (ep and llm.is_mixture and tp > 1)
-        split: Split = tp, has_whole_experts, dp, kind
+        split: Split = tp, has_whole_experts, dp, all2all
         if nodes > 1 and ranks.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
             names = []  # No fit serves a slower link, so that the roofline is taken.
-        if own := self._fit_of(names, gpu.name, split):
-            return at_medians(own, llm, row_of(gpu.name), self.spreads.values())
-        base = self.gpus.get(gpu.base, gpu)
+        fit = self._fit_of(names, gpu.name, split)
+        if fit is not None:
+            return at_medians(fit, llm, row_of(gpu.name), self.spreads.values())
+        base = self.gpus.get(gpu.base, gpu)  # The uncapped row; the GPU itself where it has no cap.
         latency = self._fit_of(names, base.name, split)
         if latency is None:
             latency = self._calculate_latency(llm, base, split, names, ranks)
@@ -267,9 +274,9 @@ class Catalog:
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for gpu_name in (gpu.name, gpu.base):
-                if splits := sorted(
-                    ep for degree, ep, dp, _ in self._fits_of(name, gpu_name) if (degree, dp) == (tp, 1)
-                ):
+                fits = self._fits_of(name, gpu_name)
+                splits = sorted(ep for degree, ep, dp, _ in fits if (degree, dp) == (tp, 1))
+                if splits:
                     return tuple(splits)
         return (llm.slices_cut_blocks(tp),)
 
@@ -280,8 +287,9 @@ class Catalog:
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for gpu_name in (gpu.name, gpu.base):
-                # A kind of all-to-all kernels means that the ranks span nodes.
-                splits = [(degree, dp) for degree, _, dp, kind in self._fits_of(name, gpu_name) if not kind]
+                fits = self._fits_of(name, gpu_name)
+                # All-to-all kernels are named only where the ranks span nodes.
+                splits = [(degree, dp) for degree, _, dp, all2all in fits if not all2all]
                 if splits:
                     return tuple(sorted(dp for degree, dp in splits if degree == tp and dp > 1))
         return None
@@ -290,11 +298,11 @@ class Catalog:
         """The numbers of ranks of `tp` GPUs on several nodes with a fit, each with its all-to-all kernels."""
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         splits = {
-            (dp, kind)
+            (dp, all2all)
             for name in self._same_shape(llm)
             for gpu_name in (gpu.name, gpu.base)
-            for degree, _, dp, kind in self._fits_of(name, gpu_name)
-            if degree == tp and kind
+            for degree, _, dp, all2all in self._fits_of(name, gpu_name)
+            if degree == tp and all2all
         }
         return tuple(sorted(splits))
 
@@ -302,10 +310,11 @@ class Catalog:
         """The fit of the first of these LLMs that has one. If sliced experts have no fit, that of whole ones
         is taken; the reverse is not done.
         """
-        tp, ep, dp, kind = split
+        tp, _, dp, all2all = split
         for name in names:
             fits = self._fits_of(name, gpu)
-            if fit := fits.get((tp, ep, dp, kind)) or fits.get((tp, True, dp, kind)):
+            fit = fits.get(split) or fits.get((tp, True, dp, all2all))
+            if fit is not None:
                 return fit
         return None
 
@@ -333,9 +342,8 @@ class Catalog:
             return latency
         basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"
         moved = transfer_fit(fit, roofline(llm, gpu, nearest_tp), latency, basis=basis)
-        return replace(
-            moved, kind="roofline"
-        )  # It has the spread of rooflines: nothing was measured at `tp`.
+        # With this kind the step times have the spread of rooflines: nothing was measured at `tp`.
+        return replace(moved, kind="roofline")
 
     def is_checked(self, llm: Llm, gpu: Gpu) -> bool:
         """Whether measurements support step times of this LLM on this GPU: either rooflines of such GPUs were
@@ -372,11 +380,14 @@ class Catalog:
         """
         alike = self._by_shape.get(_step_shape(llm), ())
         row_name, _ = self._llm_names.get(llm.name.lower(), (llm.name, ""))
+        # An LLM read from a config.json may have the name of a row and another shape: that row's fits are not
+        # its own.
         own = row_name if row_name in alike else llm.name
         return [own, *(name for name in alike if name != own)]
 
     @cached_property
     def _by_shape(self) -> dict[Llm, list[str]]:
+        """The names of all rows by what step times depend on."""
         names: dict[Llm, list[str]] = {}
         for name, row in self.llms.items():
             names.setdefault(_step_shape(row), []).append(name)
@@ -410,9 +421,15 @@ def _step_shape(llm: Llm) -> Llm:
     return replace(llm, name="", context_tokens=1, encoder_parameters=0.0, draft_parameters=0.0)
 
 
-def read_catalog(directory: Path | None = None) -> Catalog:
-    """The shipped catalog, or `directory` with the shipped files for what it lacks."""
+def read_catalog(folder: CatalogLike = None) -> Catalog:
+    """GPUs with prices, LLMs, SLO presets and step times: the shipped catalog, or the files of `folder` with
+    the shipped ones for what it lacks. A Catalog is returned as it is. Raises CatalogError for a path that is
+    no folder, and for the first row that is not valid.
+    """
+    if isinstance(folder, Catalog):
+        return folder
     shipped = repository_dir("catalogs")
+    directory = None if folder is None else Path(folder)
     if directory is not None:
         # Path.is_dir raises OSError for some names, for instance one that is too long.
         if not os.path.isdir(directory):  # noqa: PTH112
@@ -422,21 +439,20 @@ def read_catalog(directory: Path | None = None) -> Catalog:
         if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
             names = ", ".join((*FILES[:3], "latency/", *FILES[3:], PRICES))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
-    paths = []
-    for name in FILES:
-        own = None if directory is None else directory / name
-        paths.append(own if own is not None and own.exists() else shipped / name)
-    gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path, tasks_path = paths
+    paths = {name: shipped / name for name in FILES}
+    if directory is not None:
+        paths |= {name: directory / name for name in FILES if (directory / name).exists()}
     provenance: dict[str, Provenance] = {}
-    gpus, gpu_aliases = _rows_and_aliases(gpus_path, _parse_gpu, provenance)
-    llms, llm_aliases = _rows_and_aliases(llms_path, _parse_llm, provenance)
-    slos, _ = _rows_and_aliases(slos_path, _parse_preset, provenance)
-    engines, _ = _rows_and_aliases(engines_path, _parse_engine_row, {})
-    spreads, _ = _rows_and_aliases(spreads_path, _parse_spread_row, {})
+    gpus, gpu_aliases = _rows_and_aliases(paths["gpus.yaml"], _parse_gpu, provenance)
+    llms, llm_aliases = _rows_and_aliases(paths["llms.yaml"], _parse_llm, provenance)
+    slos, _ = _rows_and_aliases(paths["slos.yaml"], _parse_preset, provenance)
+    # The rows of these four files hold their sources themselves.
+    engines, _ = _rows_and_aliases(paths["engines.yaml"], _parse_engine_row, {})
+    spreads, _ = _rows_and_aliases(paths["spreads.yaml"], _parse_spread_row, {})
     if directory is not None and (directory / PRICES).exists():
         _own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
-    acceptance, _ = _rows_and_aliases(acceptance_path, _parse_acceptance_row, {})
-    tasks, _ = _rows_and_aliases(tasks_path, _parse_task_row, {})
+    acceptance, _ = _rows_and_aliases(paths["acceptance.yaml"], _parse_acceptance_row, {})
+    tasks, _ = _rows_and_aliases(paths["tasks.yaml"], _parse_task_row, {})
     fit_files = (*(_fit_files(directory) if directory is not None else ()), *_shipped_fit_files())
     return Catalog(
         gpus=GpuRows(gpus),
@@ -462,7 +478,8 @@ def _own_offers(
     own: dict[str, tuple[ProviderOffer, ...]] = {}
     with errors_as(CatalogError, path):
         for written_name, written in read_yaml(path).items():
-            if (name := aliases.get(str(written_name).lower())) is None:
+            name = aliases.get(str(written_name).lower())
+            if name is None:
                 raise _unknown_name("GPU", str(written_name), gpus, aliases, "gpus.yaml")
             own[name] = parse_offers(written, f"{path}: {written_name}")
     for name, gpu in gpus.items():
@@ -486,6 +503,7 @@ def _rows_and_aliases(
 def _read_rows(
     path: Path, to_row: Callable[[str, Section, Document], Row]
 ) -> tuple[dict[str, Row], dict[str, str], dict[str, Provenance]]:
+    """The rows of a file and their sources by name, and the rows' names by alias in lower case."""
     with errors_as(CatalogError, path):
         document = read_yaml(path)
     rows: dict[str, Row] = {}
@@ -506,6 +524,7 @@ def _read_rows(
 
 
 def _fit_files(directory: Path) -> tuple[Path, ...]:
+    """The files with fits in a catalog's folder."""
     return tuple(sorted((directory / "latency").glob("*.yaml")))
 
 
@@ -522,6 +541,7 @@ def _shipped_fit_files() -> tuple[Path, ...]:
 
 @cache
 def _shipped_paths() -> frozenset[Path]:
+    """As `_shipped_fit_files`, to look paths up in."""
     return frozenset(_shipped_fit_files())
 
 
@@ -541,6 +561,7 @@ def _parse_provenance(row: Section, document: Document) -> Provenance:
 
 
 def _parse_aliases(row: Section) -> list[str]:
+    """Other names of a row, as they are spelled."""
     aliases = row.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
         raise refused_value(row.path_of("aliases"), "expected a list of names", aliases)
@@ -569,8 +590,12 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
             raise refused_value(
                 row.path_of("power"), f"expected a cap below {uncapped['power']}", row.get("power")
             )
-    elif stray := [key for key in CAP_KEYS if key in row]:
-        raise InputError(f"{row.path_of(stray[0])}: only for a row with cap_of, the name of the uncapped GPU")
+    else:
+        for key in CAP_KEYS:
+            if key in row:
+                raise InputError(
+                    f"{row.path_of(key)}: only for a row with cap_of, the name of the uncapped GPU"
+                )
     # Nothing is computed from these, but a row must state them.
     row.quantity("memory_vendor", "bytes")
     for key in ("price_source", "price_date"):
@@ -623,15 +648,16 @@ def _all_reduce(row: Section) -> Iterator[AllReduce]:
 
 
 def _parse_llm(name: str, row: Section, document: Document) -> Llm:
+    """An LLM of llms.yaml, with equal layers or with groups of layers."""
     refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *LLM_FURTHER, *PROVENANCE), row.where)
-    further: dict[str, Any] = {
+    beside_layers: dict[str, Any] = {
         "tied_embeddings": row.flag("tied_embeddings", False),
         "kv_dtype_bytes": row.number("kv_dtype_bytes", 2.0),
         "encoder_parameters": row.number("encoder_parameters", 0.0, least=0.0),
         "draft_parameters": row.number("draft_parameters", 0.0, least=0.0),
     }
     if "groups" in row:
-        return _llm_of_groups(name, row, further)
+        return _llm_of_groups(name, row, beside_layers)
     shape = {key: row.whole_number(key) for key in LLM_COUNTS}
     # A row states the number format of its weights, the bytes of one weight, or neither (then bf16).
     weights = row.one_of("weights", WEIGHTS) if "weights" in row else None
@@ -651,16 +677,17 @@ def _parse_llm(name: str, row: Section, document: Document) -> Llm:
         experts=row.whole_number("experts", 1),
         experts_per_token=row.whole_number("experts_per_token", 1),
         weights=weights or ("fp8" if dtype_bytes == 1 else "bf16"),
-        **further,
+        **beside_layers,
     )
 
 
-def _llm_of_groups(name: str, row: Section, further: dict[str, Any]) -> Llm:
-    """An LLM whose layers differ (llm_row.py); the row must not repeat what its groups state. `further` are
-    fields that do not depend on the layers.
+def _llm_of_groups(name: str, row: Section, beside_layers: dict[str, Any]) -> Llm:
+    """An LLM whose layers differ (llm_row.py); the row must not repeat what its groups state. `beside_layers`
+    are fields that do not depend on the layers.
     """
-    if stray := [key for key in (*LLM_COUNTS, *LLM_OPTIONAL) if key in row and key not in LLM_OF_GROUPS]:
-        raise InputError(f"{row.path_of(stray[0])}: only for a row without groups, which say it themselves")
+    for key in (*LLM_COUNTS, *LLM_OPTIONAL):
+        if key in row and key not in LLM_OF_GROUPS:
+            raise InputError(f"{row.path_of(key)}: only for a row without groups, which say it themselves")
     hidden = row.whole_number("hidden")
     return Llm(
         name=name,
@@ -668,32 +695,31 @@ def _llm_of_groups(name: str, row: Section, further: dict[str, Any]) -> Llm:
         vocab=row.whole_number("vocab"),
         context_tokens=row.whole_number("context"),
         head_weights=row.one_of("head_weights", WEIGHTS, "bf16"),
-        **further,
+        **beside_layers,
         **summarise_groups(read_groups(row), hidden, row.where),
     )
 
 
-def _parse_engine_row(name: str, row: Section, document: Document) -> EngineRow:
-    refuse_unknown(row.values, (*ENGINE_KEYS, *PROVENANCE), row.where)
-    return parse_row(row)
+def _refusing_unknown(
+    keys: Sequence[str], parse: Callable[[str, Section], Row]
+) -> Callable[[str, Section, Document], Row]:
+    """`parse` for `_rows_and_aliases`, once all keys of the row are among `keys` and PROVENANCE."""
+
+    def parse_row(name: str, row: Section, document: Document) -> Row:
+        refuse_unknown(row.values, (*keys, *PROVENANCE), row.where)
+        return parse(name, row)
+
+    return parse_row
 
 
-def _parse_spread_row(name: str, row: Section, document: Document) -> SpreadRow:
-    refuse_unknown(row.values, (*SPREAD_KEYS, *PROVENANCE), row.where)
-    return parse_spread_row(row)
-
-
-def _parse_acceptance_row(name: str, row: Section, document: Document) -> AcceptanceRow:
-    refuse_unknown(row.values, (*ACCEPTANCE_KEYS, *PROVENANCE), row.where)
-    return parse_acceptance_row(row)
-
-
-def _parse_task_row(name: str, row: Section, document: Document) -> TaskRow:
-    refuse_unknown(row.values, (*TASK_KEYS, *PROVENANCE), row.where)
-    return parse_task_row(name, row)
+_parse_engine_row = _refusing_unknown(ENGINE_KEYS, lambda _, row: parse_engine_row(row))
+_parse_spread_row = _refusing_unknown(SPREAD_KEYS, lambda _, row: parse_spread_row(row))
+_parse_acceptance_row = _refusing_unknown(ACCEPTANCE_KEYS, lambda _, row: parse_acceptance_row(row))
+_parse_task_row = _refusing_unknown(TASK_KEYS, parse_task_row)
 
 
 def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
+    """An SLO of slos.yaml, with limits in seconds or as slowdowns against a reference worker."""
     refuse_unknown(row.values, ("slo", "slowdown", "reference", "for", *PROVENANCE), row.where)
     if ("slo" in row) == ("slowdown" in row):
         present = "both" if "slo" in row else "neither"
@@ -718,7 +744,8 @@ def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
 def _unknown_name(
     what: str, name: str, rows: Mapping[str, object], aliases: Mapping[str, str], file: str, advice: str = ""
 ) -> CatalogError:
-    # Several aliases may name one row, so more of them are looked at than rows are shown.
+    """The error for a name that no row and no alias of `file` has, with up to three rows that it may mean."""
+    # Several aliases may name one row, so five of them are looked at for three rows.
     hints = list(dict.fromkeys(aliases[hit] for hit in nearest_names(name, aliases, 5)))[:3]
     if not hints and len(rows) <= MOST_NAMED:
         hints = list(rows)

@@ -69,7 +69,7 @@ class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
     All fields are about the cheapest fleet on paper (traffic and step times as they are written), except
-    `answers`, `scenarios_drawn`, `around`, `commitments`, `repeats` and `routers`.
+    `answers`, `scenarios_drawn`, `around`, `commitments`, `repeats` and `routers`, which are about the plan.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
@@ -221,6 +221,7 @@ def plain_values(value: Any) -> Any:
 
 FACT_KINDS = {fact_kind(each): each for each in get_args(facts.Fact)}
 NULL_STANDS_FOR: Mapping[type, float] = {Interval: math.nan, **facts.NULL_STANDS_FOR}
+"""The number that JSON's null stands for in float fields of a class: JSON has no nan and no infinity."""
 
 
 def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certificate:
@@ -228,21 +229,21 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
 
     Raises LookupError, TypeError or ValueError if `row` or `values` is not what this module writes.
     """
-    level0 = math.inf if row["level0"] is None else row["level0"]
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
-    around = row.get("around")  # Older certificates lack the key or some fields.
+    # Older certificates lack `for_targets`, `around`, or fields of `around` and `routers`. An `around` whose
+    # missing fields have no default here is left out.
+    around = row.get("around")
     if around is not None:
         around = {"is_out_of_time": False, **around}
-    if around is not None and not {written_key(each.name) for each in fields(Around)} <= around.keys():
-        around = None
-    routers = [{"kept_in": None, "passes": True, **each} for each in row["routers"]]
+        if not {written_key(each.name) for each in fields(Around)} <= around.keys():
+            around = None
     given = {
         "for_targets": [],
         **row,
         **facts_by_name,
-        "level0": level0,
+        "level0": math.inf if row["level0"] is None else row["level0"],
         "around": around,
-        "routers": routers,
+        "routers": [{"kept_in": None, "passes": True, **each} for each in row["routers"]],
     }
     return dataclass_of(Certificate, given, "certificate")
 
@@ -299,9 +300,10 @@ def value_of(hint: Any, value: Any, where: str) -> Any:
         return {key: value_of(inner[1], item, f"{where}: {key}") for key, item in value.items()}
     if is_dataclass(hint) and isinstance(value, dict):
         return dataclass_of(hint, value, where)  # type: ignore[arg-type]
-    kinds = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
     if origin is Literal and isinstance(value, str) and value in inner:
         return value
+    kinds = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
+    # A bool is an int for isinstance, but no number of a file.
     if isinstance(value, kinds.get(hint, ())) and (hint is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{where} is {value!r:.80}")

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from planner.documents.catalog import Catalog
+from planner.documents.gpu_ownership import values_by_gpu
 from planner.documents.offers import ProviderOffer, Term, offer_of
 from planner.files.document_values import Section
 
 KEYS: Mapping[str, Term] = {"reserved_1y": "reserved-1y", "reserved_3y": "reserved-3y"}
-OWN = "slo.yaml"  # Stands for the provider of prices that the user gave.
+OWN = "slo.yaml"  # In place of a provider, for prices that the user gave.
 
 
 def parse_commitments(
@@ -28,21 +29,18 @@ def parse_commitments(
     price. Raises InputError.
     """
     prices = fleet.subsection("prices")
-    prices_in_slo = {
-        catalog.gpu_of_question(str(written_name), prices.path_of(written_name)).name: (written_name, given)
-        for written_name, given in prices.values.items()
-    }
+    prices_in_slo = {name: (value, where) for name, value, where in values_by_gpu(prices, catalog)}
     provider = fleet.subsection("price_of").get("provider") if "price_of" in fleet else None
     offers_by_gpu: dict[str, dict[Term, ProviderOffer]] = {}
     for name in gpus:
         row = name if name in prices_in_slo else catalog.gpus[name].base
         if row in prices_in_slo:
-            terms = _own_terms(fleet.subsection("prices"), *prices_in_slo[row])
+            terms = _own_terms(*prices_in_slo[row])
         else:
             terms = _offered_terms(
                 catalog.provenance[name].offers, provider, catalog.gpus[name].price_usd_per_h
             )
-        if not terms.keys() & set(KEYS.values()):
+        if not terms.keys() & set(KEYS.values()):  # There is no commitment to compare with.
             continue
         if "on-demand" not in terms:
             provenance = catalog.provenance[name]
@@ -57,10 +55,11 @@ def parse_commitments(
     return offers_by_gpu
 
 
-def _own_terms(prices: Section, written_name: str, given: object) -> dict[Term, ProviderOffer]:
-    if not isinstance(given, Mapping):
+def _own_terms(prices: object, where: str) -> dict[Term, ProviderOffer]:
+    """The terms that slo.yaml prices for one GPU; none where it has a single price."""
+    if not isinstance(prices, Mapping):
         return {}
-    gpu_prices = Section.from_document(given, prices.path_of(written_name))
+    gpu_prices = Section.from_document(prices, where)
     keys: dict[str, Term] = {"on_demand": "on-demand", **KEYS}
     return {
         term: ProviderOffer(OWN, term, gpu_prices.at_least(key, "usd_per_h"), date="", source="")

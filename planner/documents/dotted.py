@@ -67,8 +67,7 @@ def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> flo
         return f"{float(quantity[1]) * factor:.10g} {quantity[2]}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         value_text = "is not there" if value is None else f"is {value!r}"
-        hint = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (
-            path.strip() == "traffic.rate" and value is None
-        )
-        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {value_text}{hint}")
+        if path.strip() == "traffic.rate" and value is None:
+            value_text += "; its traffic has the trace's own rate, which `plan trace FILE` prints"
+        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {value_text}")
     return value * factor

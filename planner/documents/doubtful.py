@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from planner.documents.catalog import Catalog
 from planner.domain import Limit, Slo
 from planner.models.lora import Lora
@@ -15,7 +12,7 @@ from planner.traffic.classes import select_requests
 from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
 
-ROUNDING = 1e-9  # p90 of 10 values allows one, which floats make 0.9999999999999998.
+ROUNDING = 1e-9  # p90 of 10 values lets one be late, which floats make 0.9999999999999998.
 
 
 def slo_doubts(slo: Slo) -> Iterator[str]:
@@ -26,7 +23,8 @@ def slo_doubts(slo: Slo) -> Iterator[str]:
                 f"slo: {limit.name} is the slowest of all requests, however many: a single late one "
                 "misses it; p99.9 lets one in 1,000 be late"
             )
-        if (tighter := _tighter_above(limit, slo)) is not None:
+        tighter = _tighter_above(limit, slo)
+        if tighter is not None:
             yield (
                 f"slo: {limit.name} <= {show_s(limit.limit_s)} says nothing beside {tighter.name} <= "
                 f"{show_s(tighter.limit_s)}, which is tighter and of more requests: are the two exchanged?"
@@ -50,25 +48,27 @@ def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
 def percentile_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     """Lines with a percentile that is the slowest of the traffic's few values: one late value misses them."""
     for limit in slo.limits:
-        selected = None if limit.selector is None else select_requests(limit.selector, trace)
-        values = _values_of(limit, trace, selected)
+        counted = limit.metric_row.counted
+        values = _count_values(limit, trace)
         if values == 0:
-            of_what = limit.metric_row.counted
-            yield f"slo: {limit.name}: the traffic has none of its {of_what}, so any fleet keeps it"
+            yield f"slo: {limit.name}: the traffic has none of its {counted}, so any fleet keeps it"
         elif values and _lets_none_be_late(limit.percentile_frac, values):
-            yield _too_few(limit.name, limit.percentile_frac, values, limit.metric_row.counted)
-    if (frac := slo.attainment_frac) is not None and _lets_none_be_late(frac, len(trace)):
-        yield _too_few("attainment", frac, len(trace), "requests")
+            yield _too_few(limit.name, limit.percentile_frac, values, counted)
+    if slo.attainment_frac is not None and _lets_none_be_late(slo.attainment_frac, len(trace)):
+        yield _too_few("attainment", slo.attainment_frac, len(trace), "requests")
 
 
-def _values_of(limit: Limit, trace: Trace, selected: npt.NDArray[np.bool_] | None) -> int | None:
+def _count_values(limit: Limit, trace: Trace) -> int | None:
     """How many values of the limit's metric the traffic has; None if only a simulation can count them."""
-    if limit.metric_row.is_of_tasks:
+    metric = limit.metric_row
+    if metric.is_of_tasks:
         return None
-    outputs = trace.output_tokens if selected is None else trace.output_tokens[selected]
-    if limit.metric_row.is_of_gaps:
+    outputs = trace.output_tokens
+    if limit.selector is not None:
+        outputs = outputs[select_requests(limit.selector, trace)]
+    if metric.is_of_gaps:  # A request has one gap fewer than it has output tokens.
         return int((outputs - 1).sum())
-    return int((outputs > 1).sum()) if limit.metric_row.is_of_decodes else len(outputs)
+    return int((outputs > 1).sum()) if metric.is_of_decodes else len(outputs)
 
 
 def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
@@ -78,6 +78,7 @@ def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
 
 
 def _too_few(line: str, percentile_frac: float, values: int, counted: str) -> str:
+    """The doubt about a `line` of the SLO over so few `values`; `counted` names them: requests, gaps."""
     needed = round(1 / (1 - percentile_frac))  # With so many values the percentile allows one to be late.
     return (
         f"slo: {line} of {values:,} {counted} is the slowest of them: one late one misses it, and the next "
@@ -150,6 +151,7 @@ def fleet_doubts(
             )
     for name, stock in (named or {}).items():
         node_gpus = int(catalog.gpus[name].gpus_per_node)
+        # Where the stock is unlimited, any number of whole nodes can be rented: nothing is doubtful.
         rented = 0 if stock is None else stock - owned.get(name, 0)
         if sold_whole.get(name) and rented > 0 and rented % node_gpus:
             paid = math.ceil(rented / node_gpus) * node_gpus

@@ -72,7 +72,7 @@ MOST_S = {
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
 FIRST_ASYNC = "0.10"  # The first version with --async-scheduling.
 MINORS = 10_000  # More than any minor version number, so that versions can be compared as one integer.
-AMBIGUOUS = (0.1, 0.2, 0.3)  # Without quotes the version 0.10 is read as the number 0.1.
+AMBIGUOUS = (0.1, 0.2, 0.3)  # YAML reads the version 0.10, without quotes, as the number 0.1.
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
 
 Version = tuple[int, ...]
@@ -97,19 +97,20 @@ class EngineRow:
     is_checked: bool = True
 
     def version_distance(self, version: str) -> int:
-        """How far the version is from these, patch releases aside: 0 if it is one of them."""
-        wanted, first, last = (
+        """By how many minor versions `version` lies outside of `first` to `last`: 0 if it is one of them."""
+        number, first, last = (
             major * MINORS + minor for major, minor, *_ in map(number_of, (version, self.first, self.last))
         )
-        return max(first - wanted, wanted - last, 0)
+        return max(first - number, number - last, 0)
 
 
 def number_of(version: str) -> Version:
+    """(0, 15, 1) of "0.15.1", so that versions can be compared."""
     return tuple(int(part) for part in version.split("."))
 
 
 def parse_row(row: Section) -> EngineRow:
-    """Read a row of catalogs/engines.yaml."""
+    """Read a row of catalogs/engines.yaml. Raises InputError."""
     first, last = (_parse_version(row.get_required(key), row.path_of(key)) for key in ("from", "to"))
     if number_of(last) < number_of(first):
         raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
@@ -145,7 +146,9 @@ def default_engine(rows: Iterable[EngineRow]) -> Engine | None:
 
 
 def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine | None:
-    """The engine asked for, None for "none"; raises InputError in one line."""
+    """The engine of the section `engine`, with the constants of the nearest of `rows`; None for "none".
+    Raises InputError.
+    """
     if value == NONE:
         return None
     section = Section.from_document({"name": value} if isinstance(value, str) else value, where, KEYS)
@@ -163,7 +166,11 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     if name == "vllm" and async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
         where = section.path_of("async_scheduling")
         raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
-    is_own = "front_end" in section
+    # Whoever measured a front end measured its tokenizer and router too; and a plan.yaml from before the
+    # three keys below has a front end and none of them. So the row's values do not stand in.
+    has_own_front_end = "front_end" in section
+    if has_own_front_end:
+        row = replace(row, prompt_token_s=0.0, hand_off_s=0.0, first_hand_off_s=0.0)
     return Engine(
         name=name,
         version=version,
@@ -171,11 +178,9 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         host=_parse_host(section.subsection("host", HOST_KEYS), row.host),
         rest=_parse_host(section.subsection("rest", HOST_KEYS), row.rest),
         front_end_s=_parse_seconds(section, "front_end", row.front_end_s),
-        # A front end of one's own was measured with its tokenizer and router, and plans from before these
-        # keys have neither.
-        prompt_token_s=_parse_seconds(section, "prompt_token", 0.0 if is_own else row.prompt_token_s),
-        hand_off_s=_parse_seconds(section, "hand_off", 0.0 if is_own else row.hand_off_s),
-        first_hand_off_s=_parse_seconds(section, "first_hand_off", 0.0 if is_own else row.first_hand_off_s),
+        prompt_token_s=_parse_seconds(section, "prompt_token", row.prompt_token_s),
+        hand_off_s=_parse_seconds(section, "hand_off", row.hand_off_s),
+        first_hand_off_s=_parse_seconds(section, "first_hand_off", row.first_hand_off_s),
         # A plan from before this key, which names its basis, was made with first tokens of prefill workers.
         first_token=_parse_first_token(section, "prefill" if "basis" in section else row.first_token),
         basis=section.text("basis", "constants of your own" if "host" in section else basis),
@@ -187,6 +192,11 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
 
 def engine_document(engine: Engine) -> dict[str, Any]:
     """The mapping that `parse_engine` reads as the same engine, whatever the catalog says by then."""
+    beside_front_end = {
+        "prompt_token": engine.prompt_token_s,
+        "hand_off": engine.hand_off_s,
+        "first_hand_off": engine.first_hand_off_s,
+    }
     return {
         "name": engine.name,
         "version": engine.version,
@@ -194,13 +204,7 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         "host": _host_document(engine.host),
         "rest": _host_document(engine.rest),
         "front_end": show_exactly(engine.front_end_s, "s"),
-        **({"prompt_token": show_exactly(engine.prompt_token_s, "s")} if engine.prompt_token_s > 0 else {}),
-        **({"hand_off": show_exactly(engine.hand_off_s, "s")} if engine.hand_off_s > 0 else {}),
-        **(
-            {"first_hand_off": show_exactly(engine.first_hand_off_s, "s")}
-            if engine.first_hand_off_s > 0
-            else {}
-        ),
+        **{key: show_exactly(seconds, "s") for key, seconds in beside_front_end.items() if seconds > 0},
         **({"first_token": engine.first_token} if engine.first_token != "prefill" else {}),
         **({"tokens_per_s": engine.tokens_per_s} if engine.tokens_per_s < math.inf else {}),
         "basis": engine.basis,
@@ -232,12 +236,13 @@ def _host_document(host: HostTime) -> dict[str, str]:
 
 
 def _parse_host(section: Section, default: HostTime | None = None) -> HostTime:
-    if default is None:
-        return HostTime(*(_parse_seconds(section, key) for key in HOST_KEYS))
-    return HostTime(*(_parse_seconds(section, key, getattr(default, f"{key}_s")) for key in HOST_KEYS))
+    """The times of HOST_KEYS. Without a `default` each must be there."""
+    defaults = {} if default is None else {key: getattr(default, f"{key}_s") for key in HOST_KEYS}
+    return HostTime(*(_parse_seconds(section, key, defaults.get(key)) for key in HOST_KEYS))
 
 
 def _parse_seconds(section: Section, key: str, default: float | None = None) -> float:
+    """Seconds of at most MOST_S. Without a `default` the key must be there."""
     value_s = section.at_least(key, "s") if default is None else section.at_least(key, "s", default)
     if value_s > MOST_S[key]:
         raise refused_value(section.path_of(key), f"must be at most {MOST_S[key]:g} s", section.get(key))
@@ -255,9 +260,10 @@ def _parse_name(value: object, where: str) -> str:
 
 
 def _parse_version(value: object, where: str) -> str:
+    """A version without a leading v; YAML may have read "0.9" as a number."""
     if value in AMBIGUOUS and is_number(value):
         raise InputError(f"{where}: {value} may mean {value} or {value}0; write it in quotes, such as '0.10'")
-    written = str(value) if is_number(value) else value
-    if not isinstance(written, str) or not _VERSION.fullmatch(written.removeprefix("v")):
+    version = (str(value) if is_number(value) or isinstance(value, str) else "").removeprefix("v")
+    if not _VERSION.fullmatch(version):
         raise refused_value(where, "expected a version such as 0.15.1", value)
-    return written.removeprefix("v")
+    return version

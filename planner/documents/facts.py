@@ -410,10 +410,10 @@ class ProductionShared:
 
 @dataclass(frozen=True, slots=True)
 class MoreSaves:
-    """The smallest increase `amount` of a shared limit that saves anything, namely `saves`; an increase of
-    `enough` saves `saves_most`, and no more can be saved.
+    """Raising a shared limit from its `amount` to `enough` saves `saves`; an unlimited amount would save
+    `saves_most`.
 
-    `is_least`: it is proved that a smaller increase saves nothing.
+    `is_least`: no smaller raise saves anything. Otherwise there was no time to find out.
     """
 
     limit: FleetLimit
@@ -567,7 +567,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """What carries KV blocks from prefill to decode workers."""
+    """The link that carries KV blocks from prefill to decode workers; `transfer` as in `fleet.Network`."""
 
     bandwidth_bytes_per_s: float
     transfer: str
@@ -728,8 +728,8 @@ class OfTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LateRequests:
-    """The share `late_frac` of all measured requests that exceed a limit (tbt: in their longest gap), and the
-    longest such time.
+    """The share `late_frac` of all measured requests that exceed a limit (of tbt in their longest gap), and
+    the longest such time.
     """
 
     limit: Limit
@@ -805,7 +805,7 @@ class OneTraceRedrawn:
 
 @dataclass(frozen=True, slots=True)
 class GuessedSteps:
-    """Step times that rest on no measurement."""
+    """Step times that rest on no measurement, of a worker on `tp` such GPUs; `basis` says what they are."""
 
     gpu: str
     tp: int
@@ -859,14 +859,14 @@ class OldPrices:
 
 @dataclass(frozen=True, slots=True)
 class NotSimulated:
-    """Evidence that was left out because time ran out."""
+    """Evidence that was left out because the work that a plan may take was used up."""
 
     left_out: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EndedByClock:
-    """The limit in wall-clock time ended the search before its limit of work (`effort`) did."""
+    """The limit in wall-clock time ended the search before its limit of work did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -886,7 +886,9 @@ class WorkerMoreFails:
 
 @dataclass(frozen=True, slots=True)
 class DyingAway:
-    """A share of the requests arrives after the last session has begun, so the load dies away."""
+    """The share `late_frac` of requests arrives later than any would if answers took no time: sessions go on
+    while none begins, so the load dies away.
+    """
 
     late_frac: float
 
@@ -1158,14 +1160,14 @@ class LayersNotCut:
 
 @dataclass(frozen=True, slots=True)
 class RanksNotOnNodes:
-    """Why this number of ranks cannot be spread over several nodes, as a sentence."""
+    """This number of data-parallel ranks cannot be spread over several nodes; `why` as a sentence."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsTooLarge:
-    """The weights of a GPU do not fit into its memory."""
+    """The part of the weights that one GPU would hold does not fit into its memory."""
 
     weight_bytes: float
 

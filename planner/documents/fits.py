@@ -36,15 +36,22 @@ if TYPE_CHECKING:  # That module imports scikit-learn.
     from planner.models.step_fit import Errors
 
 HEADER = ("llm", "gpu", "source", "date", "command")
-NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
-OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")
-MIXED = "m_s"  # 0 where a file does not say.
-EP = "ep"  # False where a file does not say.
-DP = "dp"  # 1 where a file does not say.
-JOINT = "joint_s"
-ALL2ALL = "all2all"  # How ranks on several nodes exchange tokens; empty where a file does not say.
-# TP, whether GPUs have whole experts, data-parallel ranks, how their nodes exchange tokens.
+NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")  # Each fit has all of them.
+OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")  # None where they are not known.
+MIXED, EP, DP, JOINT, ALL2ALL = "m_s", "ep", "dp", "joint_s", "all2all"
+# What a fit that leaves out one of these keys means; `fit_row` leaves them out.
+LEFT_OUT: Mapping[str, Any] = {
+    EP: False,
+    DP: 1,
+    ALL2ALL: "",
+    JOINT: [],
+    MIXED: 0.0,
+    "uncertainty_frac": None,
+    "simulated": None,
+}
 Split = tuple[int, bool, int, All2All]
+"""TP, whether GPUs have whole experts, data-parallel ranks, how nodes exchange tokens ("": one node)."""
+HEADER_BYTES = 4096  # `llm` and `gpu` are in the first lines of a file, but after a long `source` perhaps.
 FIT_KEYS = (
     "tp",
     EP,
@@ -87,15 +94,15 @@ FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
         ("h_s", "context_step"),
     ),
 }
-"""Step times that are not five numbers, by the name of their form: its class, lists of
-numbers, and numbers.
+"""Step times that are not five numbers, by the name of their form: its class, the keys of its lists of
+numbers, and those of its single numbers.
 """
 
 
 def read_header(path: Path) -> tuple[str, str]:
     """`llm` and `gpu` of a fit file from its first lines: the fits are long and mostly not needed."""
     with open_input(path) as stream:
-        head = stream.read(4096).decode("utf-8-sig", errors="replace")
+        head = stream.read(HEADER_BYTES).decode("utf-8-sig", errors="replace")
     names = []
     for key in ("llm", "gpu"):
         match = re.search(rf"^{key}:[ \t]*(.*?)[ \t]*(?:#.*)?\r?$", head, flags=re.MULTILINE)
@@ -123,6 +130,7 @@ def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
 
 
 def _parse_all2all(row: Section) -> All2All:
+    """How ranks on several nodes exchange tokens; "" on one node."""
     return cast(All2All, row.one_of(ALL2ALL, get_args(All2All), ""))
 
 
@@ -147,7 +155,9 @@ def read_fit(
 
 
 def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
-    """The fit of five numbers in `row`; its basis is `basis` where the row has none."""
+    """The fit of five numbers in `row`. Its basis is `basis` where the row has none; without `basis` the row
+    must have one. Raises InputError.
+    """
     knots_tokens, f_s = row.numbers("knots_tokens"), row.numbers("f_s")
     a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
     mape_frac, max_context_tokens, uncertainty_frac = (row.number(key, None) for key in OPTIONAL)
@@ -194,7 +204,7 @@ def parse_simulated(row: Section) -> CorrectedFormula | None:
 
 
 def parse_form(section: Section) -> Form:
-    """Step times that are not five numbers, by the name of their form."""
+    """Step times of one of FORMS, from a section with the key `form`. Raises InputError."""
     name = section.one_of("form", FORMS)
     kind, lists, numbers = FORMS[name]
     form = Section.from_document(
@@ -203,7 +213,7 @@ def parse_form(section: Section) -> Form:
     values: dict[str, Any] = {key: form.numbers(key) for key in lists}
     values |= {key: form.number(key) for key in numbers if key in form}
     if "threshold" in values and values["threshold"] % 1 == 0:
-        values["threshold"] = int(values["threshold"])
+        values["threshold"] = int(values["threshold"])  # A count of tokens; the form refuses a fraction.
     try:
         return kind(**values)
     except InputError as error:
@@ -228,6 +238,7 @@ def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict
 
 
 def form_document(form: Form) -> dict[str, Any]:
+    """The mapping that `parse_form` reads as this form."""
     name = next(name for name, (kind, *_) in FORMS.items() if isinstance(form, kind))
     return {"form": name} | {key: _as_list(value) for key, value in asdict(form).items()}
 
@@ -249,15 +260,17 @@ def fit_row(
     dp: int = 1,
     all2all: All2All = "",
 ) -> dict[str, Any]:
-    """One item of `fits:`. No number of it is known to more than the seven digits that are written."""
+    """One item of `fits:`, of step times that were measured on `tp` GPUs; `errors` by kind of step. Seven
+    digits are written, more than a measurement knows.
+    """
     row: dict[str, Any] = {
         "tp": tp,
-        **({EP: True} if ep else {}),
-        **({DP: dp} if dp > 1 else {}),
-        **({ALL2ALL: all2all} if all2all else {}),
+        EP: ep,
+        DP: dp,
+        ALL2ALL: all2all,
         "knots_tokens": _seven_digits(latency.knots_tokens),
         "f_s": _seven_digits(latency.f_s),
-        **({JOINT: _seven_digits(latency.joint_s)} if latency.joint_s else {}),
+        JOINT: _seven_digits(latency.joint_s),
         **{key: _seven_digits(getattr(latency, key)) for key in NUMBERS},
         "basis": latency.basis,
         "kind": latency.kind,
@@ -267,24 +280,25 @@ def fit_row(
             regime: {"mape_frac": round(e.mape_frac, 4), "p90_frac": round(e.p90_frac, 4), "steps": e.steps}
             for regime, e in errors.items()
         },
+        MIXED: _seven_digits(latency.m_s),
+        "uncertainty_frac": None if latency.uncertainty_frac is None else round(latency.uncertainty_frac, 4),
+        "simulated": None if form is None else _seven_digit_lists(form_document(form)),
     }
-    if latency.m_s > 0:
-        row[MIXED] = _seven_digits(latency.m_s)
-    if latency.uncertainty_frac is not None:
-        row["uncertainty_frac"] = round(latency.uncertainty_frac, 4)
-    if form is not None:
-        row["simulated"] = {
-            key: _seven_digits(value) if isinstance(value, list) else value
-            for key, value in form_document(form).items()
-        }
-    return row
+    return {key: value for key, value in row.items() if key not in LEFT_OUT or value != LEFT_OUT[key]}
 
 
 def _as_list(value: Any) -> Any:
+    """A tuple as a list, which YAML can write; other values as they are."""
     return list(value) if isinstance(value, tuple) else value
 
 
+def _seven_digit_lists(form: Mapping[str, Any]) -> dict[str, Any]:
+    """The written form with its lists in seven digits; its single numbers and its name stay as they are."""
+    return {key: _seven_digits(value) if isinstance(value, list) else value for key, value in form.items()}
+
+
 def _seven_digits(value: Any) -> Any:
+    """A number, or each number of a list, rounded to seven digits."""
     if isinstance(value, list | tuple):
         return [_seven_digits(item) for item in value]
     return float(f"{value:.7g}")

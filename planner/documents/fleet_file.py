@@ -19,7 +19,7 @@ catalog's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -139,6 +139,7 @@ WORKER_KEYS = (
 PINNED_KEYS = ("workers", "block_tokens", "block_ids")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048  # The default for a worker whose row and policies name none.
+MOST_NAMED = 5  # An error names at most so many workers, or plans.
 MAX_WORKERS = 10_000  # More is taken for a typing error.
 MOST_SEQS = 2**14  # Sequences of a worker; the simulator keeps a record for each.
 WORDING = Wording(
@@ -150,6 +151,27 @@ WORDING = Wording(
     numbers="expected numbers",
 )
 FIT_WORDING = replace(WORDING, missing="")  # A missing key of a fit is checked like a value of null.
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What the rows of `workers` are read with: what all pools have in common, and defaults for the rows.
+
+    `budget_tokens` is max_num_batched_tokens of the policies, None where they say nothing; with
+    `budget_is_given` the caller gave it, and no row may have its own. Files that rows name lie in `folder`.
+    """
+
+    llm: Llm
+    catalog: Catalog
+    folder: Path
+    paid: Paid
+    policies: Policies
+    budget_tokens: int | None
+    budget_is_given: bool
+    speculation: Speculation | None
+    lora: Lora | None
+    network: Network
+    engine: Engine | None
 
 
 def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None) -> Fleet:
@@ -168,7 +190,9 @@ def parse_fleet(
     """
     where = str(path)
     if isinstance(document.get("llms"), dict):
-        folders = ", ".join(str(path.parent / str(name) / path.name) for name in list(document["llms"])[:5])
+        folders = ", ".join(
+            str(path.parent / str(name) / path.name) for name in list(document["llms"])[:MOST_NAMED]
+        )
         raise InputError(f"{where}: sums up the plans of several LLMs; name the plan of one: {folders}")
     if policies:
         own = Section.from_document(document.get("policies"), f"{where}: policies")
@@ -187,7 +211,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     """
     file = Section.from_document(document, path, wording=WORDING)
     llm = _find_llm(document, path, catalog)
-    policies, given_tokens = parse_policies(file.subsection("policies", POLICY_KEYS))
+    policies, budget_tokens = parse_policies(file.subsection("policies", POLICY_KEYS))
     paid = parse_paid(file, catalog)
     if policies.kv_offload is not None:
         check_offloaded(llm, f"{file.path_of('policies')}: kv_offload")
@@ -196,9 +220,19 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     speculative = speculative_of_engine(document.get("engine"))
     choices = parse_speculative(speculative, llm, catalog, f"{file.path_of('engine')}: speculative")
     check_scheduling(document.get("engine"), choices, file.path_of("engine"))
-    speculation = only_choice(choices, f"{file.path_of('engine')}: speculative")
-    lora = parse_lora(file.get("lora"), file.path_of("lora"))
-    network = parse_network(file.subsection("network", NETWORK_KEYS))
+    common = _Common(
+        llm=llm,
+        catalog=catalog,
+        folder=path.parent,
+        paid=paid,
+        policies=policies,
+        budget_tokens=budget_tokens,
+        budget_is_given=budget_is_given,
+        speculation=only_choice(choices, f"{file.path_of('engine')}: speculative"),
+        lora=parse_lora(file.get("lora"), file.path_of("lora")),
+        network=parse_network(file.subsection("network", NETWORK_KEYS)),
+        engine=engine,
+    )
     worker_rows = check_rows(file.get("workers"), file.path_of("workers"), "workers", least=1)
     pools: list[Pool] = []
     for number, worker in enumerate(worker_rows):
@@ -208,47 +242,17 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
             WORKER_KEYS,
             wording=WORDING,
         )
-        if budget_is_given and "max_num_batched_tokens" in row:
-            raise InputError(
-                f"{row.path_of('max_num_batched_tokens')}: this worker states its own "
-                f"({row.get('max_num_batched_tokens')}), so the policy would change nothing; drop one of the "
-                "two"
-            )
-        pool_speculation = speculation
-        if "speculative" in row:
-            where = row.path_of("speculative")
-            choices = parse_speculative(row.get("speculative"), llm, catalog, where)
-            pool_speculation = only_choice(choices, where)
-        # The token budget, if the row names none: that of the policies, else the batching's own, else the
-        # default.
-        budget_tokens = given_tokens
-        if budget_tokens is None and policies.batching == "distserve" and row.get("role") == "prefill":
-            budget_tokens = _saturating_tokens(row, llm, catalog, path.parent)
-        budget_tokens = budget_tokens or MAX_NUM_BATCHED_TOKENS
-        pool = _parse_pool(
-            row,
-            number,
-            llm,
-            catalog,
-            paid,
-            budget_tokens,
-            path.parent,
-            pool_speculation,
-            lora,
-            network,
-            engine,
-        )
-        engine_of_pool = engine_with_drafts(engine, pool_speculation)
-        pool = replace(pool, type=replace(pool.type, engine=engine_of_pool))
+        pool = _parse_pool(row, number, common)
         if any(pool.name == other.name for other in pools):
             raise InputError(
                 f"{row.path_of('name')}: {pool.name!r} is given twice; give each pool its own name"
             )
         pools.append(pool)
-    if (workers := sum(pool.count for pool in pools)) > MAX_WORKERS:
+    workers = sum(pool.count for pool in pools)
+    if workers > MAX_WORKERS:
         raise InputError(f"{file.path_of('workers')}: {workers} in all, must be at most {MAX_WORKERS}")
     try:
-        fleet = Fleet(llm, tuple(pools), policies, network)
+        fleet = Fleet(llm, tuple(pools), policies, common.network)
     except InputError as error:
         raise InputError(f"{file.path_of('workers')}: {error}") from None
     return replace(fleet, disturbances=_parse_events(file, pools), pinned=_parse_pinned(file, fleet))
@@ -275,14 +279,14 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
                 "kv_tokens": pool.type.kv_tokens,
                 "max_num_seqs": pool.type.max_num_seqs,
                 "max_num_batched_tokens": pool.type.max_num_batched_tokens,
-                **_drafts_document(pool.type),
+                **({"speculative": speculative_document(speculation)} if speculation else {}),
                 "latency": fits.latency_document(pool.type.latency, pool.type.form),
             }
-            for pool in pools
+            for pool, speculation in ((pool, pool.type.speculation) for pool in pools)
         ],
         "policies": policies_document(fleet.policies),
         "engine": NONE if fleet.engine is None else engine_document(fleet.engine),
-        **({} if (lora := fleet.lora) is None else {"lora": lora_document(lora)}),
+        **({} if fleet.lora is None else {"lora": lora_document(fleet.lora)}),
         "network": network_document(fleet.network),
         **_pinned_document(fleet),
         **paid_document(pool.type.gpu for pool in pools),
@@ -290,6 +294,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
 
 
 def _pinned_document(fleet: Fleet) -> dict[str, Any]:
+    """The key `pinned` that `_parse_pinned` reads; no key without pinned prefixes."""
     names = fleet.worker_names
     rows = [
         {
@@ -314,17 +319,15 @@ def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
         workers, ids = section.get("workers"), section.get("block_ids")
         if not isinstance(workers, list) or not workers or any(name not in number_of for name in workers):
             raise refused_value(
-                section.path_of("workers"), f"expected some of {', '.join(list(number_of)[:5])}", workers
+                section.path_of("workers"),
+                f"expected some of {', '.join(list(number_of)[:MOST_NAMED])}",
+                workers,
             )
         if not isinstance(ids, list) or not ids or any(type(block) is not int for block in ids):
             raise refused_value(section.path_of("block_ids"), "expected block ids of a trace", ids)
         tokens = section.whole_number("block_tokens", KV_BLOCK_TOKENS, most=MOST_STEP_TOKENS)
         prefixes.append(PinnedPrefix(tuple(ids), tokens, tuple(number_of[name] for name in workers)))
     return tuple(prefixes)
-
-
-def _drafts_document(worker: WorkerType) -> dict[str, Any]:
-    return {} if worker.speculation is None else {"speculative": speculative_document(worker.speculation)}
 
 
 def read_max_model_len(path: Path) -> int | None:
@@ -368,22 +371,13 @@ def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
         raise InputError(f"{path}: llm: {error}") from None
 
 
-def _parse_pool(
-    row: Section,
-    number: int,
-    llm: Llm,
-    catalog: Catalog,
-    paid: Paid,
-    budget_tokens: int,
-    directory: Path,
-    speculation: Speculation | None,
-    lora: Lora | None,
-    network: Network,
-    engine: Engine | None,
-) -> Pool:
-    """The pool of a row of `workers`. What the row does not state comes from the arguments and the catalog:
-    `budget_tokens` for max_num_batched_tokens, and KV tokens and step times by the models.
+def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
+    """The pool of the row of `workers` with this `number`. What the row does not state comes from `common`
+    and the catalog, KV tokens and step times by the models.
     """
+    llm, lora, engine = common.llm, common.lora, common.engine
+    default_tokens = _default_budget_tokens(row, common)
+    speculation = _parse_speculation(row, common)
     name = row.text("name", f"{row.get('role', 'mixed')}-{number}")
     if "name" in row:
         row = replace(row, where=f"{row.where} ({name})")
@@ -391,41 +385,37 @@ def _parse_pool(
     if not isinstance(row.get("gpu"), str):
         raise refused_value(row.path_of("gpu"), "expected a name of catalogs/gpus.yaml", row.get("gpu"))
     try:
-        gpu = catalog.gpu(row.get("gpu"))
+        gpu = common.paid.paid_gpu(common.catalog.gpu(row.get("gpu")))
     except InputError as error:
         raise InputError(f"{row.path_of('gpu')}: {error}") from None
-    gpu = paid.paid_gpu(gpu)
     tp = _parse_tp(row, llm, gpu)
-    tokens = row.whole_number("max_num_batched_tokens", budget_tokens, most=MOST_STEP_TOKENS)
+    tokens = row.whole_number("max_num_batched_tokens", default_tokens, most=MOST_STEP_TOKENS)
     # A step has room for every sequence, with all tokens that speculation may draft for it.
     tokens_per_seq = 1 if speculation is None else speculation.most_tokens
-    usual_seats = min(MAX_NUM_SEQS, max(tokens // tokens_per_seq, 1))
-    seats = row.whole_number("max_num_seqs", usual_seats, most=MOST_SEQS)
+    default_seqs = min(MAX_NUM_SEQS, max(tokens // tokens_per_seq, 1))
+    max_num_seqs = row.whole_number("max_num_seqs", default_seqs, most=MOST_SEQS)
     pp = row.whole_number("pp", 1, most=MOST)
     if pp > llm.layers:
         raise InputError(f"{row.path_of('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
     dp = _parse_dp(row, llm, gpu, tp)
     if dp > 1 and lora is not None:
         raise InputError(f"{row.path_of('dp')}: ranks are not simulated with lora; drop one of the two")
-    ep = _parse_ep(row, llm, gpu, (tp, dp), catalog)
+    ep = _parse_ep(row, gpu, (tp, dp), common)
     # The memory of a drafter counts only where KV tokens are computed.
-    drafter = find_drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
-    sampled_rows = seats if speculation is None else SAMPLED_ROWS * seats
+    drafter = find_drafter(speculation, llm, common.catalog) if "kv_tokens" not in row else Drafter()
+    sampled_rows = max_num_seqs if speculation is None else SAMPLED_ROWS * max_num_seqs
     slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
-    version = vllm_version_of(engine)
-    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, version)
-    ranks = Ranks(all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), network.bandwidth_bytes_per_s)
+    kv_tokens = _kv_tokens(row, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, common)
+    ranks = Ranks(all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), common.network.bandwidth_bytes_per_s)
     try:
-        latency, form = _step_times(
-            row.get("latency"), llm, gpu, (tp, ep, dp, ranks.all2all), catalog, directory, ranks
-        )
-        if "latency" not in row:  # A fit of the row's own already is of this version and these stages.
+        latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, ranks.all2all), ranks, common)
+        if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
             latency = add_pipeline(on_version(latency, llm, gpu, engine), llm, gpu, tp, pp)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
     count = row.whole_number("count", 1, most=MOST)
     if form is not None:
-        _check_shortest_step(row, form, tokens, seats, kv_tokens)
+        _check_shortest_step(row, form, tokens, max_num_seqs, kv_tokens)
     try:
         worker_type = WorkerType(
             gpu,
@@ -433,39 +423,61 @@ def _parse_pool(
             latency,
             kv_tokens=kv_tokens,
             max_num_batched_tokens=tokens,
-            max_num_seqs=seats,
+            max_num_seqs=max_num_seqs,
             pp=pp,
             form=form,
             speculation=speculation,
             ep=ep,
             dp=dp,
             lora=slots,
+            engine=engine_with_drafts(engine, speculation),
         ).with_llm(llm)
         return Pool(name, role, worker_type, count)
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
 
 
-def _check_shortest_step(row: Section, form: fits.Form, tokens: int, seats: int, kv_tokens: int) -> None:
-    """Raises InputError if a step of up to `tokens` tokens and `seats` decodes would take no time."""
-    shortest_s, key = form.shortest_s(tokens + seats, seats, kv_tokens)
+def _check_shortest_step(row: Section, form: fits.Form, tokens: int, decodes: int, kv_tokens: int) -> None:
+    """Raise InputError if a step of up to `tokens` prompt tokens and `decodes` would take no time."""
+    shortest_s, key = form.shortest_s(tokens + decodes, decodes, kv_tokens)
     if not shortest_s > 0:
         raise InputError(
-            f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {seats} decodes "
+            f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {decodes} decodes "
             f"would take {shortest_s:.3g} s, must be > 0 and never fall with the context"
         )
 
 
-def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path) -> int | None:
+def _parse_speculation(row: Section, common: _Common) -> Speculation | None:
+    """How a pool drafts: as its row says, else as all pools do."""
+    if "speculative" not in row:
+        return common.speculation
+    where = row.path_of("speculative")
+    return only_choice(parse_speculative(row.get("speculative"), common.llm, common.catalog, where), where)
+
+
+def _default_budget_tokens(row: Section, common: _Common) -> int:
+    """The max_num_batched_tokens of a row that names none: that of the policies; else DistServe's, whose
+    prefill workers fill a step just until it is saturated; else the default.
+    """
+    if common.budget_is_given and "max_num_batched_tokens" in row:
+        raise InputError(
+            f"{row.path_of('max_num_batched_tokens')}: this worker states its own "
+            f"({row.get('max_num_batched_tokens')}), so the policy would change nothing; drop one of the two"
+        )
+    budget_tokens = common.budget_tokens
+    if budget_tokens is None and common.policies.batching == "distserve" and row.get("role") == "prefill":
+        budget_tokens = _saturating_tokens(row, common)
+    return budget_tokens or MAX_NUM_BATCHED_TOKENS
+
+
+def _saturating_tokens(row: Section, common: _Common) -> int | None:
     """DistServe's L_m, the prompt tokens from which on a step of this pool gets no more efficient; None if
     the row has an error, which `_parse_pool` then reports.
     """
     try:
-        gpu = catalog.gpu(str(row.get("gpu")))
-        split: fits.Split = (_parse_tp(row, llm, gpu), False, 1, "")
-        return saturating_tokens(
-            *_step_times(row.get("latency"), llm, gpu, split, catalog, directory, DEFAULT_RANKS)
-        )
+        gpu = common.catalog.gpu(str(row.get("gpu")))
+        split: fits.Split = (_parse_tp(row, common.llm, gpu), False, 1, "")
+        return saturating_tokens(*_step_times(row.get("latency"), gpu, split, DEFAULT_RANKS, common))
     except InputError:
         return None
 
@@ -486,11 +498,11 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
     return dp
 
 
-def _parse_ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalog: Catalog) -> bool:
+def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common) -> bool:
     """Whether every GPU has whole experts. If the row does not say, the catalog's fits decide. `degrees` are
     TP and data-parallel ranks.
     """
-    tp, dp = degrees
+    llm, (tp, dp) = common.llm, degrees
     if dp > 1:
         if not row.flag("ep", True):
             raise InputError(
@@ -499,14 +511,16 @@ def _parse_ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalo
             )
         return True
     # Step times that the row states are taken to be of sliced experts, unless it says `ep: true`.
-    default_ep = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
-    if (ep := row.flag("ep", default_ep)) and not (llm.is_mixture and tp > 1):
+    default_ep = "latency" not in row and common.catalog.expert_splits(llm, gpu, tp)[0]
+    ep = row.flag("ep", default_ep)
+    if ep and not (llm.is_mixture and tp > 1):
         obstacle = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
         raise InputError(f"{row.path_of('ep')}: needs a mixture of experts on several GPUs, found {obstacle}")
     return ep
 
 
 def _parse_tp(row: Section, llm: Llm, gpu: Gpu) -> int:
+    """The number of GPUs that each layer is split over, all in one node."""
     tp = row.whole_number("tp", 1, most=MOST)
     if tp > gpu.gpus_per_node:
         raise InputError(f"{row.path_of('tp')}: a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
@@ -520,21 +534,21 @@ def _parse_tp(row: Section, llm: Llm, gpu: Gpu) -> int:
 
 def _kv_tokens(
     row: Section,
-    llm: Llm,
     gpu: Gpu,
     degrees: tuple[int, int, int],
     tokens: int,
     sampled_rows: int,
     drafter: Drafter,
     slots: LoraSlots | None,
-    version: str,
+    common: _Common,
 ) -> int:
     """KV tokens of the worker, or of each of its data-parallel ranks: whole blocks, as stated or by
     planner/models/memory.py. `degrees` are TP, PP and ranks; `tokens` are those of the largest step, which
     samples up to `sampled_rows` tokens.
     """
-    tp, pp, dp = degrees
-    if (kv_tokens := row.whole_number("kv_tokens", None, most=MOST)) is not None:
+    llm, (tp, pp, dp) = common.llm, degrees
+    kv_tokens = row.whole_number("kv_tokens", None, most=MOST)
+    if kv_tokens is not None:
         if kv_tokens < KV_BLOCK_TOKENS:
             raise InputError(
                 f"{row.path_of('kv_tokens')}: must hold one block of 16 tokens, found {kv_tokens}"
@@ -548,7 +562,7 @@ def _kv_tokens(
         max_num_batched_tokens=tokens,
         max_num_seqs=sampled_rows,
         dp=dp,
-        served=Served(version),
+        served=Served(vllm_version_of(common.engine)),
     )
     use = drafter.add_to_memory(use, llm, tp)
     use = use if slots is None else slots.add_to_memory(use)
@@ -563,12 +577,13 @@ def _kv_tokens(
 
 
 def _step_times(
-    value: object, llm: Llm, gpu: Gpu, split: fits.Split, catalog: Catalog, directory: Path, ranks: Ranks
+    value: object, gpu: Gpu, split: fits.Split, ranks: Ranks, common: _Common
 ) -> tuple[StepLatency, fits.Form | None]:
     """The step times of a worker, and the form that the simulator uses in place of them, if there is one.
     `value` says where they are: in the catalog (None), in a file beside the fleet, or in the mapping that a
     plan writes.
     """
+    llm, catalog = common.llm, common.catalog
     tp, ep, dp, all2all = split
     if value is None:
         return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), None
@@ -581,12 +596,12 @@ def _step_times(
         return catalog.with_spread(latency, llm, gpu), fits.parse_simulated(fit)
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
-    path = directory / value
+    path = common.folder / value
     try:
         file, fit = fits.read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
     except (OSError, ValueError):  # No file can have such a name.
         raise InputError(f"{value[:80]!r} is no name of a file") from None
-    # A file may leave out its LLM and its GPU; then it is taken to be a fit of the worker's.
+    # A file that leaves out its LLM or its GPU is taken to be a fit of this worker's.
     fitted_llm, fitted_gpu = file.get("llm"), file.get("gpu")
     if isinstance(fitted_llm, str) and _without_name(catalog.llm(fitted_llm)) != _without_name(llm):
         raise InputError(f"{path} is a fit of {fitted_llm}, the fleet serves {llm.name}")
@@ -615,9 +630,8 @@ def _parse_events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ..
     where = file.path_of("events")
     names = [name for pool in pools for name in pool.worker_names]
     events = []
-    for number, row in enumerate(
-        check_rows(file.get("events", []), where, "events such as {at: 60 s, down: dec-0}")
-    ):
+    rows = check_rows(file.get("events", []), where, "events such as {at: 60 s, down: dec-0}")
+    for number, row in enumerate(rows):
         section = Section.from_document(row, f"{where}[{number}]", EVENT_KEYS, wording=WORDING)
         kinds = [kind for kind in ("down", "up", "slow") if kind in section]
         if len(kinds) != 1 or "at" not in section or ("factor" in section) != (kinds == ["slow"]):
@@ -628,8 +642,8 @@ def _parse_events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ..
             events.append(Disturbance(time_s, "link", factor=factor))
             continue
         if name not in names:
-            few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise InputError(f"{section.where}: no worker is called {name!r}; the workers are {few}")
+            first_names = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+            raise InputError(f"{section.where}: no worker is called {name!r}; the workers are {first_names}")
         kind = cast(Literal["down", "up", "slow"], kinds[0])
         events.append(Disturbance(time_s, kind, names.index(name), factor))
     return tuple(events)

@@ -8,28 +8,38 @@ overrides the catalog's column of that name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.errors import InputError
 from planner.files.document_values import Section, check_one_of, check_whole_number
 
-MOST_OWNED = 2**20
+MOST_OWNED = 2**20  # More is a slip.
+
+
+def values_by_gpu(section: Section, catalog: Catalog) -> Iterator[tuple[str, object, str]]:
+    """For each key of the section: the name of the GPU's row, the value, and its path in slo.yaml. Raises
+    InputError for a GPU that is given twice, by a name and an alias, and CatalogError for an unknown one.
+    """
+    names: set[str] = set()
+    for written_name, value in section.values.items():
+        where = section.path_of(written_name)
+        name = catalog.gpu_of_question(str(written_name), where).name
+        if name in names:
+            raise InputError(f"{where} is {name}, which is given twice; keep one")
+        names.add(name)
+        yield name, value, where
 
 
 def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
-    """How many of each are owned, by the row's name; raises InputError in one line."""
+    """How many of each GPU are owned, by the row's name, without those of which there are none. Raises
+    InputError.
+    """
     owned: dict[str, int] = {}
-    section = fleet.subsection("owned")
-    for written_name, given in section.values.items():
-        name = catalog.gpu_of_question(str(written_name), section.path_of(written_name)).name
-        if name in owned:
-            raise InputError(f"{section.path_of(written_name)} is {name}, which is given twice; keep one")
-        owned[name] = check_whole_number(given, section.path_of(written_name), least=0)
+    for name, value, where in values_by_gpu(fleet.subsection("owned"), catalog):
+        owned[name] = check_whole_number(value, where, least=0)
         if owned[name] > MOST_OWNED:
-            raise InputError(
-                f"{section.path_of(written_name)}: found {given}, at most {MOST_OWNED} are possible here"
-            )
+            raise InputError(f"{where}: found {value}, at most {MOST_OWNED} are possible here")
     return {name: count for name, count in owned.items() if count}
 
 
@@ -37,14 +47,10 @@ def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
     """Whether whole nodes are sold, by the name of the GPU's row, for the GPUs of which slo.yaml says it.
     Raises InputError.
     """
-    section = fleet.subsection("sold_as")
-    sold_whole: dict[str, bool] = {}
-    for written_name, given in section.values.items():
-        name = catalog.gpu_of_question(str(written_name), section.path_of(written_name)).name
-        if name in sold_whole:
-            raise InputError(f"{section.path_of(written_name)} is {name}, which is given twice; keep one")
-        sold_whole[name] = check_one_of(given, SOLD_AS, section.path_of(written_name)) == "node"
-    return sold_whole
+    return {
+        name: check_one_of(value, SOLD_AS, where) == "node"
+        for name, value, where in values_by_gpu(fleet.subsection("sold_as"), catalog)
+    }
 
 
 def with_owned(
@@ -53,14 +59,14 @@ def with_owned(
     """The stock with the owned GPUs. In `stock` None means any number, and a GPU that is absent is not
     rented. Raises InputError where the stock of a GPU is less than is owned of it.
     """
-    for name, count in owned.items():
-        stocked = stock.get(name, count)
-        if stocked is not None and stocked < count:
+    stock_of_owned = {name: stock.get(name, count) for name, count in owned.items()}
+    for name, stocked in stock_of_owned.items():
+        if stocked is not None and stocked < owned[name]:
             raise InputError(
-                f"{fleet.path_of('gpus')}: {name}: found {stocked}, and {count} are owned; gpus counts these "
-                f"too: expected {count} or more, or drop {name} there to rent none"
+                f"{fleet.path_of('gpus')}: {name}: found {stocked}, and {owned[name]} are owned; gpus counts "
+                f"these too: expected {owned[name]} or more, or drop {name} there to rent none"
             )
-    return {**stock, **{name: stock.get(name, count) for name, count in owned.items()}}
+    return {**stock, **stock_of_owned}
 
 
 def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:

@@ -20,7 +20,7 @@ from planner.files.document_values import Section, errors_as
 from planner.units import show_exactly
 
 KEYS = ("prices", "sold_as", "electricity")
-Read = TypeVar("Read")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,11 @@ class Paid:
 
 def parse_paid(file: Section, catalog: Catalog) -> Paid:
     """Parse the three keys; raises InputError naming the file and the key."""
+    prices, sold_as, electricity = map(file.subsection, KEYS)
     return Paid(
-        _read_by_gpu(file.subsection("prices"), catalog, lambda part, key: part.at_least(key, "usd_per_h")),
-        _read_by_gpu(
-            file.subsection("sold_as"), catalog, lambda part, key: part.one_of(key, SOLD_AS) == "node"
-        ),
-        _read_by_gpu(
-            file.subsection("electricity"), catalog, lambda part, key: part.at_least(key, "usd_per_kwh")
-        ),
+        _read_by_gpu(prices, catalog, lambda gpu: prices.at_least(gpu, "usd_per_h")),
+        _read_by_gpu(sold_as, catalog, lambda gpu: sold_as.one_of(gpu, SOLD_AS) == "node"),
+        _read_by_gpu(electricity, catalog, lambda gpu: electricity.at_least(gpu, "usd_per_kwh")),
     )
 
 
@@ -67,10 +64,10 @@ def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
     }
 
 
-def _read_by_gpu(part: Section, catalog: Catalog, read: Callable[[Section, str], Read]) -> dict[str, Read]:
-    """What `read` makes of each key of the section, by the GPU that the key names; aliases are resolved."""
-    values: dict[str, Read] = {}
-    for name in part.values:
-        with errors_as(InputError, part.where):
-            values[catalog.gpu(str(name)).name] = read(part, name)
+def _read_by_gpu(section: Section, catalog: Catalog, read: Callable[[str], Value]) -> dict[str, Value]:
+    """What `read` gives for each key of the section, by the GPU's name in the catalog."""
+    values: dict[str, Value] = {}
+    for written_name in section.values:
+        with errors_as(InputError, section.where):
+            values[catalog.gpu(str(written_name)).name] = read(written_name)
     return values

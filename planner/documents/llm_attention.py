@@ -42,7 +42,7 @@ _LAYER_TYPES = {
 # Families in which every other layer has a window, the first one too, and whose config has no key that says
 # so.
 _ALTERNATE = ("gemma2", "gpt_oss")
-# In Llama 4 every so many layers one has no rotary embedding, where its config does not list them.
+# In Llama 4 one layer in so many has no rotary embedding, where its config does not list those layers.
 _NOPE_INTERVAL = 4
 _IN_32_BITS = ("float32", "float")
 # What checkpoints call the attention of a layer.
@@ -164,6 +164,7 @@ def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> At
     """The attention of one layer whose kind `layer_kinds` gave; None if it has none."""
     hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
     attention: Attention
+    # A family with a form of its own is known by its keys; the last case is the form of all others.
     match kind:
         case None:
             return None
@@ -196,19 +197,19 @@ def with_formats(
     Matrices that stay in 16 bits beside quantised ones are counted in `bf16_parameters`. Raises CatalogError
     for any other mixture of formats.
     """
-    parameters: Counter[str] = Counter()
-    for names, each in modules:
+    parameters_by_format: Counter[str] = Counter()
+    for names, parameters in modules:
         aliases = [f"layers.{layer}.{parent}.{name}" for parent in _MODULE_PARENTS for name in names]
-        parameters[formats.format_of(aliases)] += each  # type: ignore[assignment]
-    wide = parameters.pop("bf16", 0.0)
-    if len(parameters) > 1:
+        parameters_by_format[formats.format_of(aliases)] += parameters  # type: ignore[assignment]
+    bf16_parameters = float(parameters_by_format.pop("bf16", 0.0))
+    if len(parameters_by_format) > 1:
         raise CatalogError(
-            f"{shape.where}: attention of layer {layer} in {' and '.join(sorted(parameters))}; not modelled: "
-            "expected one format beside 16 bits"
+            f"{shape.where}: attention of layer {layer} in {' and '.join(sorted(parameters_by_format))}; not "
+            "modelled: expected one format beside 16 bits"
         )
-    if not parameters:
+    if not parameters_by_format:
         return replace(attention, weights="bf16")
-    return replace(attention, weights=next(iter(parameters)), bf16_parameters=float(wide))
+    return replace(attention, weights=next(iter(parameters_by_format)), bf16_parameters=bf16_parameters)
 
 
 def _grouped_attention(
@@ -224,11 +225,10 @@ def _grouped_attention(
     # An index chooses the tokens that attention looks at; an empty section stands for a layer without one.
     index = Section.from_document(None, shape.where)
     if "sparse_attention_config" in shape:
-        index = shape.subsection("sparse_attention_config")
-        index = replace(index, wording=WORDING)
-        sparse = index.get("sparse_attention_freq", [1] * (layer + 1))
-        if not index.flag("use_sparse_attention", True) or not sparse[layer]:
-            index = Section.from_document(None, shape.where)
+        sparse = replace(shape.subsection("sparse_attention_config"), wording=WORDING)
+        is_sparse_by_layer = sparse.get("sparse_attention_freq", [1] * (layer + 1))
+        if sparse.flag("use_sparse_attention", True) and is_sparse_by_layer[layer]:
+            index = sparse
     attention = GroupedAttention(
         heads,
         kv_heads,
@@ -358,10 +358,10 @@ def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
         return False, False
     types = shape.get("indexer_types")
     if isinstance(types, list):
-        one = _per_layer(shape, "indexer_types", types, layer_count(shape))[layer]
-        if one not in ("full", "shared"):
-            raise refused_value(shape.path_of("indexer_types"), "expected full or shared", one)
-        return one == "full", one == "shared"
+        kind = _per_layer(shape, "indexer_types", types, layer_count(shape))[layer]
+        if kind not in ("full", "shared"):
+            raise refused_value(shape.path_of("indexer_types"), "expected full or shared", kind)
+        return kind == "full", kind == "shared"
     if "index_topk_pattern" in shape:
         letters = _per_layer(
             shape, "index_topk_pattern", list(shape.text("index_topk_pattern")), layer_count(shape)

@@ -69,17 +69,10 @@ def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
     if family.startswith("gemma"):
         return hidden * text_hidden
     if family.startswith("llama4"):  # The defaults are those of transformers.
-        pixels = round(1 / shape.number("pixel_shuffle_ratio", 0.5, above=0)) ** 2
-        inner, out = (
-            shape.whole_number("projector_input_dim", 4096),
-            shape.whole_number("projector_output_dim", 4096),
-        )
-        adapter = (
-            first_count(shape, "intermediate_size")
-            if hidden * pixels == shape.get("intermediate_size")
-            else 0
-        )
-        return (adapter or hidden * pixels) * inner + inner * out + out * text_hidden
+        patches = round(1 / shape.number("pixel_shuffle_ratio", 0.5, above=0)) ** 2  # They become one token.
+        inner = shape.whole_number("projector_input_dim", 4096)
+        out = shape.whole_number("projector_output_dim", 4096)
+        return hidden * patches * inner + inner * out + out * text_hidden
     if "projection_dim" in shape:  # MiniMax-M3 first projects to the LLM's width and merges patches there.
         width = shape.whole_number("projection_dim")
         return hidden * width + width * width + _patches_per_token(shape) * width * width + width * width

@@ -34,8 +34,10 @@ _EXPERT_KEYS = (  # These mean nothing in an LLM without experts.
     "first_k_dense_replace",
     "mlp_only_layers",
 )
-# The next three have values of model_type. The first leave out the width, four times the hidden size.
+# The next three list values of `model_type`. A config of these leaves out the width of its blocks, which is
+# four times the hidden size.
 _FOUR_TIMES_HIDDEN = ("bloom", "gpt2")
+# A block of these has two matrices, a block of _GATED three (`is_gated`).
 _UNGATED = (
     "opt",
     "bloom",
@@ -74,7 +76,7 @@ _GATED = (
     "step3p7",
     "step3p5",
 )
-_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # SwiGLU in every LLM we know of.
+_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # Every LLM that we know of gates with these.
 # Checkpoints name the block's matrices "layers.3.PARENT.gate_proj".
 _PARENTS = ("mlp", "block_sparse_moe", "ffn", "feed_forward", "mixer", "moe")
 
@@ -129,7 +131,7 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
         has_experts = _has_experts(shape, layer)
     if has_experts:
         return _parse_experts(shape, layer, formats)
-    # Beside experts the usual keys may have the width of one expert, and these that of the dense layers.
+    # In an LLM with experts _WIDTH_KEYS may have the width of an expert, and these two that of a dense block.
     dense_keys = ("intermediate_size_mlp", "dense_intermediate_size") if expert_count(shape) > 1 else ()
     default = 4 * hidden if kind in _FOUR_TIMES_HIDDEN else None
     width = first_count(shape, *dense_keys, *_WIDTH_KEYS, default=default)
@@ -181,10 +183,12 @@ def _has_experts(shape: Section, layer: int) -> bool:
     # moe_layer_freq counts layers from 0, the other intervals from 1.
     if layer % shape.whole_number("moe_layer_freq", 1):
         return False
-    return all((layer + 1) % shape.whole_number(key, 1) == 0 for key in _INTERVAL_KEYS[:3])
+    other_intervals = (key for key in _INTERVAL_KEYS if key != "moe_layer_freq")
+    return all((layer + 1) % shape.whole_number(key, 1) == 0 for key in other_intervals)
 
 
 def _parse_experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
+    """The block of a layer with experts, those that all tokens share among them."""
     shared_width = _shared_width(shape)
     latent_size = first_count(shape, "moe_latent_size", "routed_expert_hidden_size", default=0)
     return FeedForward(
@@ -206,29 +210,34 @@ def _shared_width(shape: Section) -> int:
         return first_count(shape, *_WIDTH_KEYS)
     if shape.get("shared_expert_intermediate_size"):
         return shape.whole_number("shared_expert_intermediate_size")
-    number = shape.whole_number(
+    count = shape.whole_number(
         "n_shared_experts", shape.whole_number("num_shared_experts", 0, least=0), least=0
     )
     if shape.get("shared_intermediate_size"):
-        return max(number, 1) * shape.whole_number("shared_intermediate_size")
-    if not number:
+        return max(count, 1) * shape.whole_number("shared_intermediate_size")
+    if not count:
         return shape.whole_number("share_expert_dim", 0, least=0)
-    each = first_count(
+    width = first_count(
         shape, "moe_shared_expert_intermediate_size", "share_expert_dim", "moe_intermediate_size"
     )
-    return number * each
+    return count * width
 
 
 def _dense_format(shape: Section, layer: int, formats: Formats, parts: tuple[str, ...] = ("",)) -> str:
     """The format of a dense block's matrices, in `parts` of it. Raises CatalogError where they differ."""
     blocks = [f"layers.{layer}.{parent}.{part}" for parent in _PARENTS for part in parts]
-    formats_of_matrices = set()
-    for names in (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",)):
-        formats_of_matrices.add(formats.format_of([block + name for block in blocks for name in names]))
+    matrices = (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",))
+    formats_of_matrices = {
+        formats.format_of([block + name for block in blocks for name in names]) for names in matrices
+    }
+    return _only_format(formats_of_matrices, f"{shape.where}: the block of layer {layer}")
+
+
+def _only_format(formats_of_matrices: set[str], where: str) -> str:
+    """The one format of a block's matrices. Raises CatalogError for several."""
     if len(formats_of_matrices) > 1:
         raise CatalogError(
-            f"{shape.where}: the block of layer {layer} in {' and '.join(sorted(formats_of_matrices))}; not "
-            "modelled: expected one format"
+            f"{where} in {' and '.join(sorted(formats_of_matrices))}; not modelled: expected one format"
         )
     return formats_of_matrices.pop()
 
@@ -245,13 +254,9 @@ def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
     if str(shape.get("model_type", "")).startswith("gemma4"):
         parents = ("experts",)  # The experts stand beside the layer's `mlp`, not in it.
     blocks = [f"layers.{layer}.{parent}.0." for parent in parents]
-    formats_of_matrices = set()
-    for names in (("gate_proj", "w1", "up_proj"), ("up_proj", "w3"), ("down_proj", "w2")):
-        matrices = [block + name for block in blocks for name in names]
-        formats_of_matrices.add(formats.format_of(matrices, is_expert=True))
-    if len(formats_of_matrices) > 1:
-        raise CatalogError(
-            f"{shape.where}: the experts of layer {layer} in {' and '.join(sorted(formats_of_matrices))}; "
-            "not modelled: expected one format"
-        )
-    return formats_of_matrices.pop()
+    matrices = (("gate_proj", "w1", "up_proj"), ("up_proj", "w3"), ("down_proj", "w2"))
+    formats_of_matrices = {
+        formats.format_of([block + name for block in blocks for name in names], is_expert=True)
+        for names in matrices
+    }
+    return _only_format(formats_of_matrices, f"{shape.where}: the experts of layer {layer}")

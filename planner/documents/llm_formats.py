@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ INSTEAD = (
     "name a checkpoint in 16 bits, fp8, int8, int4, mxfp4 or nvfp4, or describe this one in a llms.yaml of "
     "your own with its weights"
 )
-# Files of their own that GPTQ and AWQ write. They are refused where config.json declares no format.
+# GPTQ and AWQ write these files. A checkpoint that has one is refused if config.json declares no format.
 _OTHER_FILES = ("quantize_config.json", "quant_config.json")
 # Keys that list the modules which are not quantised.
 _IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
@@ -90,9 +90,9 @@ class Formats:
         )
 
     def _format_by_rule(self, module: str) -> str | None:
-        """The format by the rules of the checkpoint; None where no rule applies. A rule may have the module's
-        name, any run of steps between its dots, or a pattern. A rule for the module itself comes before one
-        for what contains it.
+        """The format by the rules of the checkpoint; None where no rule applies. A rule is a pattern, the
+        module's whole name, or any run of its steps (the parts between the dots): "mlp.experts" names a step
+        of "layers.3.mlp.experts.0". A rule for the module itself comes before one for what contains it.
         """
         if not self.names and not self.patterns:
             return None
@@ -121,11 +121,9 @@ class Formats:
 
     def is_same(self, other: Formats) -> bool:
         """Whether both have the same rules, in whichever order."""
-        mine, its = (
-            (each.default, each.experts, each.kv_dtype_bytes, each.names, set(each.patterns))
-            for each in (self, other)
+        return replace(self, patterns=()) == replace(other, patterns=()) and set(self.patterns) == set(
+            other.patterns
         )
-        return mine == its
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -166,17 +164,8 @@ def read_formats(file: Path, config: Config) -> Formats:
                     f"{file.with_name(name)}: not read; expected quantization_config in config.json, as "
                     "vLLM wants it"
                 )
-    if len(statements) > 1 and not statements[0][1].is_same(statements[1][1]):
-        (place, formats), (other_place, other_formats) = statements[:2]
-        (weight_bytes, key_bytes), other_bytes = formats.bytes_per, other_formats.bytes_per
-        if (weight_bytes, key_bytes) == other_bytes:
-            raise CatalogError(
-                f"{place} and {other_place} say different things of some modules; remove what is out of date"
-            )
-        raise CatalogError(
-            f"{place} counts {weight_bytes:g} byte(s) per weight and {key_bytes:g} per key, "
-            f"{other_place} {other_bytes[0]:g} and {other_bytes[1]:g}; remove what is out of date"
-        )
+    if len(statements) > 1:
+        _check_same(*statements[:2])
     if statements:
         return statements[0][1]
     dtype = str(config.get("torch_dtype", config.get("dtype")) or "bfloat16").removeprefix("torch.")
@@ -185,6 +174,22 @@ def read_formats(file: Path, config: Config) -> Formats:
     if dtype.startswith("float8"):
         return Formats("fp8", "fp8")
     raise CatalogError(f"{file}: torch_dtype: expected bfloat16, float16, float32 or float8, found {dtype!r}")
+
+
+def _check_same(first: tuple[str, Formats], second: tuple[str, Formats]) -> None:
+    """Raise CatalogError if two declarations, each with its place, do not agree."""
+    (where, formats), (other_where, other_formats) = first, second
+    if formats.is_same(other_formats):
+        return
+    (weight_bytes, key_bytes), other_bytes = formats.bytes_per, other_formats.bytes_per
+    if (weight_bytes, key_bytes) == other_bytes:
+        raise CatalogError(
+            f"{where} and {other_where} say different things of some modules; remove what is out of date"
+        )
+    raise CatalogError(
+        f"{where} counts {weight_bytes:g} byte(s) per weight and {key_bytes:g} per key, "
+        f"{other_where} {other_bytes[0]:g} and {other_bytes[1]:g}; remove what is out of date"
+    )
 
 
 def _parse_section(section: object, where: str, config: Config) -> Formats:

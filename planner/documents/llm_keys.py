@@ -10,12 +10,14 @@ from typing import Any
 
 from planner.errors import CatalogError
 
+# Structures that no formula of planner/models describes, and the keys of config.json that turn them on.
 UNMODELLED = {
     "some layers without experts": ("expert_layer_period", "moe_layer_start_index"),
     "layers without attention": ("attn_layer_period", "ssm_cfg", "conv_L_cache"),
     "layers that share keys and values": ("num_kv_shared_layers", "cla_share_factor"),
     "embeddings of each layer": ("hidden_size_per_layer_input",),
 }
+# An unknown key with one of these words in its name may change the structure of the LLM.
 _STRUCTURE_WORDS = re.compile(
     r"layer|expert|moe|head|kv|attn|attention|mamba|ssm|conv|lora|rank|dim|size|intermediate|width|shared|window"
     r"|interval|period|pattern|freq|block|mlp|ffn|index|latent|compress|ratio|group|ngram|altup|laurel|loop|depth"
@@ -44,7 +46,7 @@ _READ = """
     sliding_window_pattern sparse_attention_config ssm_state_size swa_head_dim swa_num_attention_heads
     swa_num_key_value_heads swa_v_head_dim top_k_experts use_sliding_window v_head_dim vocab_size
 """.split()
-# Keys that do not change the structure.
+# Keys that have a structure word in their name, and do not change the structure.
 _HARMLESS = """
     add_cross_attention attention_layers attention_types apply_residual_connection_post_layernorm
     attention_multiplier attention_softmax_in_fp32 attention_value_scale attn_res_block_size attn_scale
@@ -82,7 +84,8 @@ def refuse_unmodelled(config: Mapping[str, Any], where: str) -> None:
                     f"{where}: {key}: {what} ({kind}): not modelled; nearest: a row of an LLM like it in a "
                     "llms.yaml"
                 )
-    if (types := config.get("attn_type_list")) and set(types) != {1}:
+    types = config.get("attn_type_list")  # Of MiniMax: 1 is softmax attention, 0 linear attention.
+    if types and set(types) != {1}:
         raise CatalogError(f"{where}: attn_type_list: expected 1 for all layers, found {sorted(set(types))}")
     for key, value in config.items():
         if key == "attn_type_list" or key in _KNOWN or not value or not _STRUCTURE_WORDS.search(key):

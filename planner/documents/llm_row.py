@@ -36,7 +36,8 @@ KINDS: dict[str, type[Attention]] = {
     "state": StateAttention,
 }
 GROUP_KEYS = ("layers", "attention", "feed_forward")
-_MAY_BE_0 = ("q_rank", "ratio", "shared_width", "index_heads", "index_dim", "index_tokens")  # 0: has none.
+# Fields of attention and feed-forward blocks of which 0 means that the block has no such part.
+_MAY_BE_0 = ("q_rank", "ratio", "shared_width", "index_heads", "index_dim", "index_tokens")
 
 
 def read_groups(row: Section) -> tuple[LayerGroup, ...]:
@@ -112,8 +113,8 @@ def llm_row(llm: Llm) -> dict[str, Any]:
             del row["gated_ffn"]
         if llm.weights != "bf16":
             row["weights"] = llm.weights
-    for key, usual in (("tied_embeddings", False), ("kv_dtype_bytes", 2.0)):
-        if getattr(llm, key) != usual:
+    for key, default in (("tied_embeddings", False), ("kv_dtype_bytes", 2.0)):
+        if getattr(llm, key) != default:
             row[key] = getattr(llm, key)
     if llm.head_weights != "bf16":
         row["head_weights"] = llm.head_weights
@@ -138,7 +139,7 @@ def _group_row(group: LayerGroup) -> dict[str, Any]:
 def _changed_fields(part: Attention | FeedForward) -> dict[str, Any]:
     """The fields that differ from their defaults."""
     values = {field.name: (getattr(part, field.name), field.default) for field in fields(part)}
-    return {name: value for name, (value, usual) in values.items() if value != usual}
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def summarise_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[str, Any]:
@@ -168,8 +169,8 @@ def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
     parameters: Counter[str] = Counter()
     for group in groups:
         if (attention := group.attention) is not None:
-            other_parameters = attention.parameters(hidden) - attention.bf16_parameters
-            parameters[attention.weights] += round(group.count * other_parameters)
+            quantised = attention.parameters(hidden) - attention.bf16_parameters
+            parameters[attention.weights] += round(group.count * quantised)
             parameters["bf16"] += round(group.count * attention.bf16_parameters)
         if (block := group.feed_forward) is not None:
             parameters[block.weights] += round(group.count * block.experts * block.expert_parameters(hidden))

@@ -45,19 +45,18 @@ def parse_reading(section: Section) -> LogOptions | None:
 
 
 def reading_of(document: Mapping[str, Any], where: object = "slo.yaml") -> LogOptions | None:
-    """As `parse_reading`, from the whole of slo.yaml as a mapping."""
+    """How a log is to be read, from an slo.yaml as a mapping; only its section `traffic` is looked at."""
     traffic = document.get("traffic")
-    return (
-        parse_reading(Section.from_document(traffic, f"{where}: traffic"))
-        if isinstance(traffic, Mapping)
-        else None
-    )
+    if not isinstance(traffic, Mapping):
+        return None
+    return parse_reading(Section.from_document(traffic, f"{where}: traffic"))
 
 
 def read_reading(slo: Path | None) -> LogOptions | None:
-    """How a log is to be read, from the section `traffic` of an slo.yaml. None without a file, and for a file
-    that can be read but once, such as a pipe.
+    """How a log is to be read, from the section `traffic` of an slo.yaml. None without a file, and for a
+    pipe: it can be read but once, and the question is read from it later.
     """
-    if slo is None or not os.path.isfile(slo):  # noqa: PTH113 - silent about any name
+    # Path.is_file raises for a name that no file can have; whoever reads the question refuses such a name.
+    if slo is None or not os.path.isfile(slo):  # noqa: PTH113
         return None
     return reading_of(read_yaml(slo), slo)

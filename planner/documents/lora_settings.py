@@ -21,13 +21,14 @@ from planner.units import show_exactly
 
 NONE = "none"
 KEYS = ("max_loras", "max_rank", "adapters", "max_cpu_loras", "targets", "link", "disk", "longer")
+# Values above these two are taken for typing errors.
 MOST_ADAPTERS = 100_000
-MOST_LONGER_FRAC = 10.0  # Times of LoRA elevenfold: nothing that was measured comes near.
+MOST_LONGER_FRAC = 10.0
 
 
 def parse_lora(value: object, where: str) -> Lora | None:
-    """The settings; None for a missing value or "none". Raises InputError with the key, its value and what is
-    valid.
+    """How adapters are served; None for a missing value or "none". Raises InputError with the key, what was
+    found and what is valid.
     """
     if value is None or value == NONE:
         return None
@@ -66,6 +67,7 @@ def lora_document(lora: Lora) -> dict[str, Any]:
 
 
 def _parse_adapters(section: Section) -> int | tuple[str, ...]:
+    """The names of all adapters, or how many there are."""
     value, where = section.get_required("adapters"), section.path_of("adapters")
     if not isinstance(value, list):
         return check_whole_number(value, where, most=MOST_ADAPTERS)
@@ -78,6 +80,7 @@ def _parse_adapters(section: Section) -> int | tuple[str, ...]:
 
 
 def _parse_targets(section: Section) -> tuple[str, ...] | None:
+    """The matrices that adapters change, by vLLM's names; None for all."""
     value = section.get("targets", "all")
     if value == "all":
         return None

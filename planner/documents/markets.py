@@ -96,7 +96,9 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
     is_part_counted = part_s >= LEAST_PART_FRAC * window_s or full_windows == 0
     windows = int(full_windows) + (1 if is_part_counted else 0)
     edges_s = np.arange(windows + 1) * window_s
-    counts = np.array([np.histogram(trace.arrival_s, edges_s)[0] for trace in traces.values()])
+    counts = np.array(
+        [np.histogram(trace.arrival_s, edges_s)[0] for trace in traces.values()]
+    )  # LLM, window.
     left_out = sum(len(trace) for trace in traces.values()) - int(counts.sum())
     note = ""
     if left_out:
@@ -157,20 +159,21 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
     stock = section.whole_number("stock", None, least=0, most=MOST_STOCK)
     owned = section.whole_number("owned", None, least=0, most=MOST_STOCK if stock is None else stock)
     if owned is not None:
-        # The solver takes owned GPUs for reserved ones, which are free unless a price is written.
+        # To the solver owned GPUs are reserved ones, which cost nothing unless a price is written.
         price["reserved"] = price["reserved"] or 0.0
         if price["on_demand"] is None:  # Without rented GPUs there are no more than the owned ones.
             stock = owned
     if price["on_demand"] is None and price["reserved"] is None:
         raise InputError(f"{where}: needs a price on_demand or reserved; spot alone keeps no SLO")
-    most = MOST_INTERRUPTIONS_PER_H
     return GpuOffer(
         gpu=gpu,
         on_demand_usd_per_h=price["on_demand"],
         reserved_usd_per_h=price["reserved"],
         spot_usd_per_h=price["spot"],
         # A provider may state the rate as "5 %" an hour, which `share` reads as 0.05.
-        interruptions_per_h=section.share("interruptions", 0.0, most=most, bare=most),
+        interruptions_per_h=section.share(
+            "interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H
+        ),
         stock=stock,
         most_reserved=owned,
     )

@@ -23,6 +23,7 @@ LARGEST_COUNT = 10**9  # More tokens than any prompt has, and more nodes than an
 
 
 def parse_network(section: Section) -> Network:
+    """The network of a section with KEYS. Raises InputError."""
     default = Network()
     return Network(
         section.positive("bandwidth", "bytes_per_s", default.bandwidth_bytes_per_s),
@@ -43,6 +44,7 @@ def _parse_topology(section: Section) -> Topology:
 
 
 def network_document(network: Network) -> dict[str, Any]:
+    """The section that `parse_network` reads as this network."""
     document: dict[str, Any] = {
         "bandwidth": show_exactly(network.bandwidth_bytes_per_s, "GB/s"),
         "latency": show_exactly(network.latency_s, "ms"),
@@ -53,12 +55,11 @@ def network_document(network: Network) -> dict[str, Any]:
     if not network.is_shared:
         document["shared"] = False
     if (topology := network.topology) is not None:
-        written: dict[str, Any] = {}
+        keys = document["topology"] = {}
         if topology.within_bytes_per_s is not None:
-            written["within"] = show_exactly(topology.within_bytes_per_s, "GB/s")
+            keys["within"] = show_exactly(topology.within_bytes_per_s, "GB/s")
         if topology.nodes_per_rack:
-            written["nodes_per_rack"] = topology.nodes_per_rack
+            keys["nodes_per_rack"] = topology.nodes_per_rack
         if topology.rack_bytes_per_s < math.inf:
-            written["rack_bandwidth"] = show_exactly(topology.rack_bytes_per_s, "GB/s")
-        document["topology"] = written
+            keys["rack_bandwidth"] = show_exactly(topology.rack_bytes_per_s, "GB/s")
     return document

@@ -72,7 +72,10 @@ def merge_offers(
 
 
 def offer_of(offers: Iterable[ProviderOffer], provider: str, term: str) -> ProviderOffer | None:
-    return next((o for o in offers if o.provider.lower() == provider.lower() and o.term == term), None)
+    """The offer of a provider, in capitals or not, for a term; None if there is none."""
+    return next(
+        (each for each in offers if each.provider.lower() == provider.lower() and each.term == term), None
+    )
 
 
 def offers_document(offers: Mapping[str, Sequence[ProviderOffer]]) -> dict[str, list[dict[str, Any]]]:

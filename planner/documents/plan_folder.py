@@ -100,7 +100,7 @@ def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> 
     if len(trace) != traffic["requests"]:
         raise InputError(_mismatch(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
     certificate = read_certificate(written["certificate"], written["facts"])
-    if certificate.seed < 0:
+    if certificate.seed < 0:  # numpy, which the simulation of the plan is repeated with, refuses such a seed.
         # _translate_errors names the file.
         raise ValueError(f"certificate: seed is {certificate.seed}")
     lines, alternatives = written["simulated"]["lines"], written["alternatives"]
@@ -142,6 +142,7 @@ def _translate_errors(folder: Path, read: Callable[[], Content]) -> Content:
 
 
 def _mismatch(folder: Path, simulated: str, written: str) -> str:
+    """The refusal of a folder whose files are of two plans: what one file has, and what the other says."""
     return (
         f"{folder}: plan.yaml on the traffic beside it has {simulated}, certificate.json says {written}: "
         "they are not of one plan, or of another version of the planner; plan again"
@@ -149,6 +150,7 @@ def _mismatch(folder: Path, simulated: str, written: str) -> str:
 
 
 def _read_traffic(folder: Path) -> Trace:
+    """The trace that the plan was made with."""
     # Prefixes and sessions do not fit into requests.csv; a plan on these has traffic.jsonl too.
     full = folder / "traffic.jsonl"
     # The times are those that were simulated; with a seed, equal times would be spread anew.
@@ -156,11 +158,13 @@ def _read_traffic(folder: Path) -> Trace:
 
 
 def _read_alternative(row: Section, llm: str, path: Path, catalog: Catalog) -> Alternative:
-    fleet = row["fleet"]  # Without the LLM, which is that of the plan.
+    """One of `alternatives`; its fleet is written without the LLM, which is the plan's `llm`."""
+    fleet = row["fleet"]
     return read_alternative(row, None if fleet is None else fleet_of({"llm": llm, **fleet}, path, catalog))
 
 
 def _is_near(value: float, written: float | None) -> bool:
+    """Whether a simulated figure is the written one; None stands for a figure that is not finite."""
     if written is None:
         return not np.isfinite(value)
     return math.isclose(value, written, rel_tol=NEAR_FRAC)

@@ -114,8 +114,8 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
         usd_per_h = quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
     if len(gpus_of_plan(plan)) == 1 and not any(map(market_of, names)):
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
-    reserved = task is not None and (gpu.name in task.reserved or gpu.base in task.reserved)
-    offer: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
+    is_reserved = task is not None and (gpu.name in task.reserved or gpu.base in task.reserved)
+    offer: Document = {"reserved" if is_reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
     owned = sum(gpus for name, gpus in _gpus_of_pools(plan) if name == gpu.name + OWNED)
     if task is not None:
         owned = task.owned.get(gpu.name, 0)
@@ -149,38 +149,38 @@ def limits_document(task: PlanQuestion) -> Document:
 
 
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
-    """The smallest even part of a plan's fleet, with its part of the rate and its power: an entry of
-    `capacity` in schedule.yaml. `gpus` has the plan's GPUs by name. Of one mixed pool the part is a worker.
+    """A row of `capacity`: the smallest whole part of a plan's fleet, with its part of the rate; `gpus` has
+    the plan's GPUs by name.
+
+    Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
     """
-    # Counts and sizes by (role, GPU, settings): owned, rented and spot workers of one type are alike.
-    counts = Counter[tuple[str, str, str]]()
-    sizes: dict[tuple[str, str, str], int] = {}
+    # Pools that differ in nothing but how their GPUs are paid (owned, rented, on spot) count as one pool:
+    # (role, GPU, all settings as text) -> workers, and GPUs of a worker.
+    workers = Counter[tuple[str, str, str]]()
+    worker_gpus: dict[tuple[str, str, str], int] = {}
     for pool in plan["workers"]:
         settings = {key: value for key, value in pool.items() if key not in ("name", "count", "gpu")}
         kind = pool["role"], row_of(pool["gpu"]), json.dumps(settings, sort_keys=True, default=str)
-        counts[kind] += pool["count"]
-        sizes[kind] = _gpus_of_worker(pool)
-    parts = math.gcd(*counts.values())
-    workers = [
-        (count // parts, role, sizes[role, gpu, text], gpu) for (role, gpu, text), count in counts.items()
-    ]
-    gpus_by_name: dict[str, int] = Counter()
-    for count, _, size, gpu in workers:
-        gpus_by_name[gpu] += count * size
-    first_gpu = next(iter(gpus_by_name))
-    if len(workers) == 1:
-        ((_, _, size, gpu),) = workers
-        name = f"{size} × {gpu}"
-    elif len(gpus_by_name) == 1:
-        roles = " + ".join(f"{count} {role} of {size}" for count, role, size, _ in workers)
-        name = f"{roles} × {first_gpu}"
+        workers[kind] += pool["count"]
+        worker_gpus[kind] = _gpus_of_worker(pool)
+    parts = math.gcd(*workers.values())  # The fleet is this many equal parts.
+    pools_of_part = [(kind[0], kind[1], count // parts, worker_gpus[kind]) for kind, count in workers.items()]
+    part_gpus: dict[str, int] = Counter()
+    for _, gpu, count, size in pools_of_part:
+        part_gpus[gpu] += count * size
+    first_gpu, *other_gpus = part_gpus
+    if len(pools_of_part) == 1:
+        name = f"{part_gpus[first_gpu]} × {first_gpu}"
+    elif not other_gpus:
+        pools = " + ".join(f"{count} {role} of {size}" for role, _, count, size in pools_of_part)
+        name = f"{pools} × {first_gpu}"
     else:
-        name = " + ".join(f"{count} {role} of {size} × {gpu}" for count, role, size, gpu in workers)
-    of_one_gpu = {"gpu": first_gpu, "gpus": gpus_by_name[first_gpu]}
+        name = " + ".join(f"{count} {role} of {size} × {gpu}" for role, gpu, count, size in pools_of_part)
+    one_gpu = {"gpu": first_gpu, "gpus": part_gpus[first_gpu]}
     return {
         "llm": plan["llm"],
         "worker": name,
-        **(of_one_gpu if len(gpus_by_name) == 1 else {"gpu": dict(gpus_by_name)}),
+        **({"gpu": dict(part_gpus)} if other_gpus else one_gpu),
         "rate": f"{plan['rate_rps'] / parts:.12g} req/s",
-        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in gpus_by_name.items()):g} W",
+        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in part_gpus.items()):g} W",
     }

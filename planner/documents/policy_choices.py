@@ -58,8 +58,10 @@ KNOWN, MEAN = "known", "mean"
 MEAN_BUCKETS = 10
 # Default of `repurpose_after` where pools: `repurpose` comes from `any` and the question gives no time.
 REPURPOSE_AFTER_S = 120.0
-# At most this many combinations are searched one by one. Of more, the first is searched, others are raced.
+# Each combination costs a search of its own. At most this many are searched; of more the first alone, and
+# the other values are raced.
 MOST_COMBINATIONS = 32
+# For agents, where the question names no routing: routers that send a turn where its session's prefix is.
 AGENTS_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.code == CACHE_AWARE)
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")
@@ -329,13 +331,13 @@ def _values_of(
         names = [row.name for row in possible if research or is_deployed(row, target)]
         return tuple(dict.fromkeys((usual, *names)))
     names = value if isinstance(value, list) and value else [value]
-    simulated_names = tuple(row.name for row in rows.values() if STEPWISE in row.engines)
-    if other := [row for row in rows.values() if row.name in names and row.name not in simulated_names]:
+    stepwise_names = tuple(row.name for row in rows.values() if STEPWISE in row.engines)
+    if unplanned := [row for row in rows.values() if row.name in names and row.name not in stepwise_names]:
         raise InputError(
-            f"{section.path_of(axis)}: {other[0].name} is {other[0].words}, which `plan simulate` has and no "
-            f"plan; take of {', '.join(row.name for row in possible)}"
+            f"{section.path_of(axis)}: {unplanned[0].name} is {unplanned[0].words}, which `plan simulate` "
+            f"has and no plan; take of {', '.join(row.name for row in possible)}"
         )
-    chosen = tuple(check_one_of(name, (*simulated_names, ANY), section.path_of(axis)) for name in names)
+    chosen = tuple(check_one_of(name, (*stepwise_names, ANY), section.path_of(axis)) for name in names)
     if ANY in chosen:
         raise InputError(f"{section.path_of(axis)}: any stands alone; write {axis}: any, or drop it")
     if len(set(chosen)) < len(chosen):
@@ -350,7 +352,7 @@ def _check_caches(
     section: Section, axis: str, chosen: Sequence[Policy], possible: Sequence[Policy], *, prefix_cache: bool
 ) -> None:
     """Raise InputError for a row that looks at prefix caches where there are none."""
-    cache_aware = [row.name for row in chosen if row not in possible]
+    cache_aware = [row.name for row in chosen if row.needs_caches and row not in possible]
     if cache_aware and axis == "decode_routing":
         raise InputError(
             f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches, and decode workers keep "
@@ -410,10 +412,10 @@ def _predictions(section: Section) -> tuple[str, ...]:
 
 def name_policies(policies: Policies, choices: Sequence[Policies]) -> str:
     """What sets these policies apart from the others: "queue sjf", "prefix caches, routing e2"."""
-    return ", ".join(_names(policies, choices))
+    return ", ".join(_differences(policies, choices))
 
 
-def _names(policies: Policies, choices: Sequence[Policies]) -> Iterator[str]:
+def _differences(policies: Policies, choices: Sequence[Policies]) -> Iterator[str]:
     def differs(name: str) -> bool:
         return len({getattr(choice, name) for choice in choices}) > 1
 
@@ -421,7 +423,7 @@ def _names(policies: Policies, choices: Sequence[Policies]) -> Iterator[str]:
         yield "prefix caches" if policies.prefix_cache else "no prefix caches"
     if policies.prefix_cache and len({each.kv_offload for each in choices if each.prefix_cache}) > 1:
         yield "no KV offload" if policies.kv_offload is None else "KV offload"
-    for name in ("routing", "queue", *(name for name in BY_FIELD if name not in ("routing", "queue"))):
+    for name in dict.fromkeys(("routing", "queue", *BY_FIELD)):
         if differs(name):
             yield f"{name.replace('_', ' ')} {getattr(policies, name)}"
             if name == "queue" and math.isfinite(policies.queue_window_s):

@@ -14,10 +14,8 @@ from planner.fleet import Policies
 from planner.policies import BY_FIELD, QUEUE
 from planner.units import show_exactly
 
-MOST_STEP_TOKENS, MOST = (
-    2**20,
-    10**9,
-)  # More would need tables or counters that the simulator has no room for.
+MOST_STEP_TOKENS = 2**20  # The simulator has a table of step times up to this many tokens.
+MOST = 10**9  # Any other count; a larger one is a slip.
 # Keys of the section -> fields of `Policies`, by the kind of their values.
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
@@ -77,7 +75,9 @@ POLICY_KEYS = (
 
 
 def parse_policies(section: Section) -> tuple[Policies, int | None]:
-    """The policies, and `max_num_batched_tokens`, the token budget of workers that have none of their own."""
+    """The policies of fleet.yaml, and `max_num_batched_tokens`, the token budget of workers that have none of
+    their own. Raises InputError.
+    """
     chosen: dict[str, Any] = {
         name: section.one_of(name, tuple(rows)) for name, rows in BY_FIELD.items() if name in section
     }
@@ -107,19 +107,16 @@ def _parse_due(section: Section) -> Iterator[tuple[Selector, float]]:
 def parse_settings(section: Section) -> dict[str, Any]:
     """The fields of `Policies` that the section sets, other than names of policies."""
     chosen: dict[str, Any] = {}
-    for name, field in POLICY_SECONDS.items():
-        if name in section:
-            chosen[field] = section.positive(name, "s")
-    for name, field in POLICY_COUNTS.items():
-        if name in section:
-            chosen[field] = section.whole_number(name, least=0, most=MOST)
-    for name, field in POLICY_SHARES.items():
-        if name in section:
-            chosen[field] = section.share(name)
-    for name, field in POLICY_NUMBERS.items():
-        if name in section:
-            chosen[field] = section.number(name, above=0.0)
-    if section.get("headroom") == 0:  # The share of the limits to which best-fit routing packs workers.
+    for name in section.values:
+        if name in POLICY_SECONDS:
+            chosen[POLICY_SECONDS[name]] = section.positive(name, "s")
+        elif name in POLICY_COUNTS:
+            chosen[POLICY_COUNTS[name]] = section.whole_number(name, least=0, most=MOST)
+        elif name in POLICY_SHARES:
+            chosen[POLICY_SHARES[name]] = section.share(name)
+        elif name in POLICY_NUMBERS:
+            chosen[POLICY_NUMBERS[name]] = section.number(name, above=0.0)
+    if section.get("headroom") == 0:
         raise InputError(f"{section.path_of('headroom')}: of 0 no request would ever be packed; must be > 0")
     weights = section.subsection("tenant_weights")
     chosen["tenant_weights"] = tuple((str(name), weights.number(name, above=0.0)) for name in weights.values)
@@ -127,8 +124,8 @@ def parse_settings(section: Section) -> dict[str, Any]:
 
 
 def policies_document(policies: Policies) -> dict[str, Any]:
-    """The section of these policies: batching, routing, pools and prefix cache always, other fields if they
-    differ from the default.
+    """The section that `parse_policies` reads as these policies. `batching`, the two routings, `pools` and
+    `prefix_cache` are always written, other fields where they differ from the default.
     """
     default = Policies()
     document: dict[str, Any] = {

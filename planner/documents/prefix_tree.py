@@ -26,7 +26,7 @@ from planner.traffic.trace import MAX_TOKENS
 
 KEYS = ("replicas", "largest_load", "memory_tokens", "token_s", "rest", "nodes")
 NODE_KEYS = ("name", "after", "tokens", "prefill", "rate", "rest")
-MOST_REPLICAS = 1000
+MOST_REPLICAS = 1000  # A placement on more takes too long to find.
 SAME_FRAC = 1e-9  # A load that exceeds the limit by rounding still keeps it.
 
 
@@ -50,37 +50,37 @@ def read_tree(path: Path) -> TreeQuestion:
         raise InputError(f"{path}: expected one of replicas and largest_load, found both or none")
     nodes = check_rows(file.get("nodes"), file.path_of("nodes"), "nodes", least=1)
     token_s = file.at_least("token_s", "s", 0.0, bare=True)
-    least_rest_s = file.at_least("rest", "s", 0.0)
-    place: dict[str, int] = {}
+    default_rest_s = file.at_least("rest", "s", 0.0)
+    number_of: dict[str, int] = {}
     columns: list[tuple[int, int, float, float, float]] = []
     for number, node in enumerate(nodes):
         here = f"{path}: nodes[{number}]"
         row = Section.from_document(check_mapping(node, here), here, NODE_KEYS)
         name = str(row.get("name", number))
         after = row.get("after")
-        if name in place or (after is not None and str(after) not in place):
+        if name in number_of or (after is not None and str(after) not in number_of):
             raise InputError(
                 f"{here}: {name!r} after {after!r}: each node needs a name of its own, after one that stands "
                 "before it"
             )
-        parent_place = -1 if after is None else place[str(after)]
+        parent_number = -1 if after is None else number_of[str(after)]
         tokens = row.whole_number("tokens", least=0)
         if tokens > MAX_TOKENS:
             raise InputError(f"{row.path_of('tokens')}: must be at most {MAX_TOKENS}, found {tokens}")
         prefill_s = row.at_least("prefill", "s", token_s * tokens)
-        rate_rps, rest_s = row.at_least("rate", "rps", 0.0), row.at_least("rest", "s", least_rest_s)
-        place[name] = number
-        columns.append((parent_place, tokens, prefill_s, rate_rps, rest_s))
-    parents, all_tokens, all_prefill_s, all_rates_rps, all_rest_s = map(np.array, zip(*columns, strict=True))
-    # `path_sum` is a method of the demand, so the work of whole paths is filled in afterwards.
-    without_work = PrefixDemand(parents, all_tokens, all_prefill_s, np.zeros(len(parents)), all_prefill_s)
-    work_s = without_work.path_sum(all_prefill_s) + all_rest_s
-    demand = replace(without_work, rate_rps=all_rates_rps, work_s=work_s)
+        rate_rps, rest_s = row.at_least("rate", "rps", 0.0), row.at_least("rest", "s", default_rest_s)
+        number_of[name] = number
+        columns.append((parent_number, tokens, prefill_s, rate_rps, rest_s))
+    parent, tokens_of, prefill_of, rate_of, rest_of = map(np.array, zip(*columns, strict=True))
+    # The work of a request is that of its whole path, which `path_sum` of a demand adds up: so a demand
+    # without rates comes first.
+    without_rates = PrefixDemand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
+    demand = replace(without_rates, rate_rps=rate_of, work_s=without_rates.path_sum(prefill_of) + rest_of)
     replicas = file.whole_number("replicas", None)
     if replicas is not None and replicas > MOST_REPLICAS:
         raise InputError(f"{file.path_of('replicas')}: must be at most {MOST_REPLICAS}, found {replicas}")
     return TreeQuestion(
-        tuple(place),
+        tuple(number_of),
         demand,
         file.whole_number("memory_tokens", least=0),
         replicas=replicas,

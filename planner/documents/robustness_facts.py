@@ -12,7 +12,10 @@ from typing import Literal
 from planner.domain import Limit
 
 Strain = Literal["traffic", "steps", "prompts"]
+"""What grows: the rate of requests, the time of each step, or the length of each prompt."""
 Part = Literal["workers", "traffic", "prompts", "losses", "ends"]
+"""A part of the study around a plan: `at_workers`, `more_traffic`, prompts in `holds`, `losses`, and how much
+traffic or slower steps end the SLO (the rest of `holds`)."""
 # The first screen says whether the plan's fleet carries this much more traffic.
 MORE_FRAC = 0.2
 
@@ -66,8 +69,8 @@ class MoreTraffic:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomFact:
-    """The plan's fleet keeps the SLO with up to `frac` more of a strain, on the traffic as written; beyond it
-    misses the limits `missed`."""
+    """The plan's fleet keeps the SLO with up to `frac` more of a strain, on the traffic as written; with more
+    than that it misses the limits `missed`."""
 
     strain: Strain
     frac: float

@@ -11,7 +11,7 @@ from planner.files.document_values import Section
 
 KEPT_IN_FRAC = 0.9  # The default of `kept_in`.
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
-MOST_GROWTH_FRAC = 10.0  # Eleven times the traffic.
+MOST_GROWTH_FRAC = 10.0  # Growth may be above 100 %: this is eleven times the traffic, and more is a slip.
 
 
 @dataclass(frozen=True, slots=True)

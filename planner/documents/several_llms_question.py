@@ -41,14 +41,13 @@ DEFAULTS = ("safety",)  # Keys of entries, with their defaults beside `llms`.
 TRACE = ("trace", "model")  # Keys that say which requests an entry has.
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # Fit for the name of a folder on any system.
-
-_TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manifests")
+# Files of an answer, among which each entry gets a folder of its name.
+_ANSWER_FILES = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manifests")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlmQuestion:
-    """One of the LLMs: what is asked for it, and its own requests. The limits of `task` are shared by all
-    LLMs.
+    """The question for one of the LLMs, and its own requests. The limits of `task` are shared by all LLMs.
 
     Requests that a coarse clock gave the same timestamp still have it. Each draw of the traffic spreads them
     later, by its seed.
@@ -143,10 +142,10 @@ def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]
     for name, row in rows:
         if not isinstance(row, Mapping):
             raise InputError(f"{where}: {name}: expected keys and values such as llm: ..., found {row!r}")
-        if not _NAME.fullmatch(name) or name.lower() in _TAKEN:
+        if not _NAME.fullmatch(name) or name.lower() in _ANSWER_FILES:
             raise InputError(
                 f"{where}: {name!r} names a folder of the answer; take letters, digits, dots and dashes, and "
-                f"none of {', '.join(_TAKEN)}"
+                f"none of {', '.join(_ANSWER_FILES)}"
             )
         if name.lower() in seen:
             raise InputError(f"{where}: two entries are named {name}; give each a name of its own")
@@ -177,9 +176,9 @@ def _parse_entry(
     own = {key: value for key, value in given.items() if key in OWN}
     if "robust" not in own:  # `robust` stands in place of safety.
         own = {key: shared[key] for key in DEFAULTS if key in shared} | own
-    beside = {key: value for key, value in shared.items() if key in SHARED}
+    beside_llms = {key: value for key, value in shared.items() if key in SHARED}
     # `with_config` finds an LLM that is a config.json in the folder of slo.yaml.
-    task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
+    task = parse_task({**with_config(own, path.parent, catalog), **beside_llms}, catalog, where=where)
     if task.plans_each_target:
         raise InputError(f"{where}: deploy: each is for one LLM; name one target, or plan each LLM by itself")
     if task.described is not None:
@@ -200,7 +199,10 @@ def _with_traces(
     *,
     drop_invalid: bool,
 ) -> SeveralLlmsQuestion:
-    """`sources` says which trace each entry has of its own: a file, one that is read, or none."""
+    """The question with the requests of each entry: all of its own trace in `sources`, a file or a trace in
+    memory, or those rows of the `common` one that `_llm_in_trace` gives it. Raises InputError where an entry
+    has neither, or the common trace has no taker.
+    """
     without = [name for name, source in sources.items() if source is None]
     if without and common is None:
         raise InputError(
@@ -211,6 +213,7 @@ def _with_traces(
         named = common.name if isinstance(common, Trace) else common
         raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
     read: dict[Path | Trace, Trace] = {}
+    # The entry that takes the rows of the common trace to one LLM; None in place of an LLM: all rows.
     taken: dict[tuple[Path | Trace, str | None], str] = {}
     parts = []
     for entry in entry_list:
@@ -244,17 +247,19 @@ def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, i
         return None
     if not trace.llms:
         raise TraceError(f"{where}: model: {trace.name} has no column `model`; drop it, or add the column")
-    wanted = [entry.model] if entry.model is not None else [entry.name, str(entry.own["llm"]), entry.task.llm]
-    for want in wanted:
+    entry_names = (
+        [entry.name, str(entry.own["llm"]), entry.task.llm] if entry.model is None else [entry.model]
+    )
+    for entry_name in entry_names:
         for name in trace.llms:
-            if name.lower() == want.lower():
+            if name.lower() == entry_name.lower():
                 return name
     if entry.model is None:
         for name in trace.llms:
             if catalog.has_llm(name) and catalog.llm(name) == catalog.llm(entry.task.llm):
                 return name
     raise TraceError(
-        f"{where}: {trace.name} has no row for {wanted[0]!r}: its column `model` holds "
+        f"{where}: {trace.name} has no row for {entry_names[0]!r}: its column `model` holds "
         f"{_list_names(trace.llms, 8)}; name one of them with model:"
     )
 

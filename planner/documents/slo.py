@@ -24,9 +24,11 @@ from planner.files.document_values import (
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, shortest_digits
 
-# The keys that are no metrics, of an SLO and of a class.
-OTHER_KEYS, CLASS_KEYS = ("attainment", "every", "classes", "tenants"), ("match", "deadline")
-EACH, GUARANTEE_KEYS = "each", ("share_frac", "window")
+# The keys that are no metrics.
+OTHER_KEYS = ("attainment", "every", "classes", "tenants")  # Of an SLO.
+CLASS_KEYS = ("match", "deadline")  # Of a class.
+GUARANTEE_KEYS = ("share_frac", "window")
+EACH = "each"  # Under `tenants`: every tenant that has no guarantee of its own.
 # Names that other programs have for our metrics.
 OTHER_NAMES = {"itl": "tbt", "inter_token_latency": "tbt", "latency": "e2e", "time_to_first_token": "ttft"}
 OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
@@ -69,7 +71,9 @@ class SloPreset:
 
 
 def parse_slo(document: Any, *, where: str) -> Slo:
-    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, attainment, every, classes, tenants."""
+    """An SLO from the mapping {ttft: {p90: 2 s}}, also written {ttft_p90: 2 s}, with the other keys of
+    OTHER_KEYS. Raises InputError for what is unknown or impossible, and for an SLO without limits.
+    """
     lines = check_mapping(document, where)
     attainment = lines.get("attainment")
     if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
@@ -162,7 +166,9 @@ def _parse_deadline(value: Any, where: str, selector: Selector) -> Iterator[Limi
 
 
 def parse_selector(name: str, document: Any, where: str) -> Selector:
-    """Which requests are of a class: {tenant: chat}, {adapter: [a, b]}, {input_tokens: {to: 2000}}."""
+    """The key `match` of a class, which says what requests are of the class: {tenant: chat}, {adapter: [a,
+    b]}, {input_tokens: {to: 2000}}. Raises InputError.
+    """
     match = Section.from_document(check_mapping(document, where), where, MATCH_KEYS)
     if not any(key in match for key in MATCH_KEYS):
         raise InputError(f"{where}: is empty; expected one of {', '.join(MATCH_KEYS)}")
@@ -200,7 +206,7 @@ def selector_document(selector: Selector) -> dict[str, Any]:
         tokens["to"] = selector.most_tokens
     if tokens:
         document["input_tokens"] = tokens
-    return document or {"input_tokens": {"from": 0}}
+    return document or {"input_tokens": {"from": 0}}  # A selector of all requests must still match something.
 
 
 def slo_document(slo: Slo) -> dict[str, Any]:

@@ -12,7 +12,7 @@ planner/models/speculation.py has the formula.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,8 @@ from planner.units import show_exactly
 
 NONE = "none"
 KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
-NOT_MODELLED = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")  # Methods of vLLM that we lack.
+# Methods of vLLM that planner/models/speculation.py has no formula for.
+NOT_MODELLED = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
 # A pass of the drafter takes at most this share of a step; a larger one is refused as a slip.
 MOST_DRAFT_FRAC = 2.0
 
@@ -51,8 +52,8 @@ MOST_DRAFT_FRAC = 2.0
 def parse_speculative(
     value: object, llm: Llm, catalog: Catalog, where: str
 ) -> tuple[Speculation | None, ...]:
-    """The drafts that may be chosen: one for each count of tokens in rising order, None for the count 0.
-    (None,) if `value` asks for no drafts.
+    """The drafts that may be chosen, one for each count under `tokens`, the fewest first; None stands for no
+    drafts, so (None,) where nothing is drafted. Raises InputError or CatalogError.
     """
     if value is None or value == NONE:
         return (None,)
@@ -112,14 +113,13 @@ def engine_with_drafts(engine: Engine | None, speculation: Speculation | None) -
 
 
 def check_scheduling(engine: object, choices: tuple[Speculation | None, ...], where: str) -> None:
-    """Raise InputError if `engine:` asks for asynchronous scheduling with drafts that vLLM looks up in the
-    text.
+    """Raise InputError if `engine:` wants asynchronous scheduling with drafts that vLLM looks up in the text
+    (see `engine_with_drafts`), unless the plan may also choose to draft nothing.
     """
     if not isinstance(engine, Mapping) or engine.get("async_scheduling") is not True:
         return
     looked_up = next((each.method for each in choices if each and each.method in WEIGHTLESS), None)
-    # With 0 among the counts a plan may have no drafts, and then schedules asynchronously.
-    if looked_up is not None and 0 not in _given_counts(engine):
+    if looked_up is not None and None not in choices:
         raise InputError(f"{where}: async_scheduling: vLLM has none with {looked_up}; drop one of the two")
 
 
@@ -132,11 +132,6 @@ def find_drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) ->
     if method in OWN_LAYERS and not llm.draft_parameters:
         method = "eagle3"
     return _drafter_of_method(method, llm, speculation.model, catalog)
-
-
-def _given_counts(engine: Mapping[str, Any]) -> list[object]:
-    tokens = engine["speculative"].get("tokens")
-    return tokens if isinstance(tokens, list) else [tokens]
 
 
 def _parse_method(value: object, where: str) -> str:
@@ -153,9 +148,11 @@ def _parse_counts(section: Section) -> list[int]:
     )
 
 
-def _parse_acceptance(section: Section, method: str, most: int, catalog: Catalog) -> tuple[Any, str]:
-    """A function from a number of draft tokens to the tuple of their acceptance shares, and what the shares
-    rest on. `most` is the largest number that will be asked for.
+def _parse_acceptance(
+    section: Section, method: str, most: int, catalog: Catalog
+) -> tuple[Callable[[int], tuple[float, ...]], str]:
+    """A function from a number of draft tokens, at most `most`, to the share of each that is accepted if all
+    before it are; and the source of these shares.
     """
     value, where = section.get_required("acceptance"), section.path_of("acceptance")
     if isinstance(value, str) and not value.strip().endswith("%"):

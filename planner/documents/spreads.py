@@ -40,7 +40,7 @@ class SpreadRow:
     gpus: tuple[str, ...] = ()
 
     def applies_to(self, latency: StepLatency, llm: Llm, gpu: str) -> bool:
-        """Whether these step times, of this LLM on this row of gpus.yaml, are of the row's kind."""
+        """Whether these are step times of the row's kind, LLMs and GPUs; `gpu` is the name of a row."""
         return (
             self.kind == latency.kind
             and (not self.gpus or gpu in self.gpus)
@@ -59,6 +59,7 @@ def spread_of(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow
 
 
 def parse_row(row: Section) -> SpreadRow:
+    """Read a row of catalogs/spreads.yaml. Raises InputError."""
     weights = row.get("weights", list(WEIGHTS))
     if not isinstance(weights, list) or not weights:
         raise refused_value(row.path_of("weights"), "expected a list of formats", weights)
@@ -103,6 +104,7 @@ def _parse_gpus(row: Section) -> tuple[str, ...]:
 
 
 def parse_spread(section: Section) -> StepTimeSpread:
+    """The `spread` of one fit. Raises InputError."""
     return StepTimeSpread(
         _parse_factor(section, "prefill"),
         _parse_factor(section, "decode"),
@@ -114,10 +116,8 @@ def parse_spread(section: Section) -> StepTimeSpread:
 def spread_document(spread: StepTimeSpread) -> dict[str, Any]:
     """What `parse_spread` reads as the same spread."""
     return {
-        **{
-            key: {"median": factor.median, "log_sd": factor.log_sd}
-            for key, factor in (("prefill", spread.prefill), ("decode", spread.decode))
-        },
+        "prefill": {"median": spread.prefill.median, "log_sd": spread.prefill.log_sd},
+        "decode": {"median": spread.decode.median, "log_sd": spread.decode.log_sd},
         "source": spread.source,
         **({"own": True} if spread.is_own else {}),
     }

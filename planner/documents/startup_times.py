@@ -25,8 +25,8 @@ FILE = "startup.yaml"
 WARM = "page-cache"  # The row of storage for weights in memory of a node that has run the same LLM.
 KEYS = ("storage", "image", "engine", "sleep")
 SLEEP_KEYS = ("wake", "wake_load", "fall_asleep", "fall_asleep_load", "keeps")
-COMMON_KEYS = ("measured", "source", "date")  # Every row may have these.
-# Keys of a row of `engine` -> fields of EngineStart, all in seconds.
+COMMON = ("measured", "source", "date")  # Keys of every row.
+# Keys of a row of `engine` -> fields of `EngineStart`.
 ENGINE_SECONDS = {
     "boot": "boot_s",
     "trace_per_layer": "trace_layer_s",
@@ -54,15 +54,15 @@ class StartupFacts:
         return _find_row(self.sleep_levels, "sleep", str(level))
 
     def fall_asleep_s(self, llm: Llm, worker: WorkerType, level: int) -> float:
-        """Seconds until a worker has given up its GPUs. A level without a rate does not save its weights."""
+        """Seconds until a worker has given up its GPUs, and copied its weights if the level does that."""
         row, gpu_bytes = self.find_sleep_level(level), llm.weight_bytes / worker.gpus
-        rate = row.fall_asleep_bytes_per_s
-        return row.fall_asleep_s + (0.0 if rate is None else gpu_bytes / rate)
+        copy_bytes_per_s = row.fall_asleep_bytes_per_s
+        return row.fall_asleep_s + (0.0 if copy_bytes_per_s is None else gpu_bytes / copy_bytes_per_s)
 
     def wake_s(self, llm: Llm, worker: WorkerType, level: int, storage: str) -> float:
         """Seconds until a sleeping worker takes requests; `storage` is where level 2 reads weights."""
         row = self.find_sleep_level(level)
-        if row.wake_bytes_per_s is None:  # The level has dropped the weights, so they are loaded again.
+        if row.wake_bytes_per_s is None:  # The level keeps no weights in the host's memory.
             return row.wake_s + self.start_time(llm, worker, storage).load_s
         return row.wake_s + llm.weight_bytes / worker.gpus / row.wake_bytes_per_s
 
@@ -156,7 +156,7 @@ def _parse_rows(
     """The rows of one part of the file, by name; each has `keys`, a source and a date."""
     rows = {}
     for name, values in document.subsection(part).values.items():
-        row = Section.from_document(values, f"{document.path_of(part)}: {name}", (*keys, *COMMON_KEYS))
+        row = Section.from_document(values, f"{document.path_of(part)}: {name}", (*keys, *COMMON))
         if not row.plain_text("source") or not row.plain_text("date"):
             raise refused_value(row.path_of("source"), "expected where it was measured, and when", None)
         rows[str(name)] = to_row(str(name), row)

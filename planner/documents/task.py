@@ -37,7 +37,13 @@ from planner.documents.commitments import KEYS as COMMITMENT_KEYS
 from planner.documents.commitments import parse_commitments
 from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine_file import default_engine, parse_engine
-from planner.documents.gpu_ownership import parse_owned, parse_sold_as, rentable_stock, with_owned
+from planner.documents.gpu_ownership import (
+    parse_owned,
+    parse_sold_as,
+    rentable_stock,
+    values_by_gpu,
+    with_owned,
+)
 from planner.documents.kv_offload_settings import check_offloaded, parse_kv_offload
 from planner.documents.log_columns import KEYS as LOG_KEYS
 from planner.documents.log_columns import parse_reading
@@ -89,12 +95,13 @@ SAME_AS_COST = "cost_per_million_tokens"
 # The module that checks the section `day:`. It imports this module, so it is loaded by name when needed.
 _DAY_SETTINGS = "planner.day.day_settings"
 _SPARE = re.compile(r"(\d{1,4})\s*(workers?|nodes?)?")
-# In place of a target: the plan has no target, and is made anew for every target whose router misses its SLO.
+# `deploy: {target: each}`: the plan has no target, and another plan is made for every target whose router
+# misses the SLO on its fleet.
 EACH_TARGET = "each"
 # Values of max_num_batched_tokens that are searched by default: 2048 and 8192 are defaults of vLLM.
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 # Values above these two are taken for typing errors.
-MOST_TOKENS = 2**20  # Most tokens of one step.
+MOST_TOKENS = 2**20  # Most tokens, or sequences, of one step.
 MAX_DP = 64  # Most data-parallel ranks.
 KEYS = (
     *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
@@ -119,17 +126,21 @@ FLEET_KEYS = (
 TRAFFIC_KEYS = ("rate", "scale", "window", "draws", *LOG_KEYS, *DESCRIBED_KEYS)
 LIMIT_KEYS = ("power", "cost", "gpus")
 ROBUST_KEYS = ("step_times", "traffic", "spread")
+# The doubt about an `llm` that is a folder: deployed engines need the weights too, and config.json has none.
 FOLDER_SERVED = (
     "llm: manifests serve {name}, the folder of its config.json: mount the weights under that path, or write "
     "the model's id on the Hugging Face hub instead"
 )
-# The same for keys that are wrong under `fleet`.
+# Where a key belongs that is wrong under `fleet`.
 FLEET_BELONGS = {
     **dict.fromkeys(
         ("spot", "reserved", "on_demand"), "prices: {GPU: {on_demand: ..., reserved: ..., spot: ...}}"
     ),
     **dict.fromkeys(("stock", "count", "number", "max"), "gpus: {GPU: NUMBER}"),
-    **{"price": "prices", "power": "limits: power", "budget": "limits: cost", "target": "deploy: target"},
+    "price": "prices",
+    "power": "limits: power",
+    "budget": "limits: cost",
+    "target": "deploy: target",
 }
 # Messages about a key that is wrong at the top of slo.yaml: the section in which it belongs, or our name for
 # a key that other programs have.
@@ -139,14 +150,15 @@ BELONGS = {
     **{key: f"limits: {key}" for key in ("power", "cost")},
     # Described traffic has a key `task`, as has the SLO of sessions: the former is likelier at the top.
     **{metric: f"slo: {metric}" for metric in METRICS if metric not in DESCRIBED_KEYS},
-    **{"model": "llm", "sla": "slo", "budget": "limits: cost", "target": "deploy: target"},
-    **{
-        "qps": "traffic: rate",
-        "kept_in": "safety: kept_in",
-        "growth": "safety: growth",
-        "router": "policies: routing",
-        "controllers": "day: controllers",
-    },
+    "model": "llm",
+    "sla": "slo",
+    "budget": "limits: cost",
+    "target": "deploy: target",
+    "qps": "traffic: rate",
+    "kept_in": "safety: kept_in",
+    "growth": "safety: growth",
+    "router": "policies: routing",
+    "controllers": "day: controllers",
 }
 PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
 # Terms by which a provider does not take a GPU back.
@@ -272,22 +284,22 @@ class PlanQuestion:
         return tuple(self._as_paid(gpu) for gpu in (*owned, *rented, *on_spot))
 
     def _as_paid(self, gpu: Gpu) -> Gpu:
-        """The GPU, sold by the node or singly, with electricity if that is paid. If neither the stock nor the
-        part of it that is rented is a whole number of nodes, single GPUs must be for sale.
-        """
+        """The GPU with what is paid beside its price, and whether it is sold by the node."""
         row = row_of(gpu.name)  # The name without "@spot" or "@owned".
-        stock = self.stock.get(row)
-        node, owned = int(gpu.gpus_per_node), self.owned.get(row, 0)
-        in_parts = stock is not None and stock % node > 0 and (stock - owned) % node > 0
-        is_sold_whole = self.sold_whole.get(
-            row, self.sold_whole.get(gpu.base, gpu.is_sold_whole and not in_parts)
-        )
-        electricity = self.electricity
-        is_counted = electricity is not None and (electricity.of == "all" or gpu.name.endswith(OWNED))
-        usd_per_kwh = electricity.gpu_usd_per_kwh if electricity is not None and is_counted else 0.0
-        price = gpu.price_usd_per_h + self.kv_usd_per_gpu_h
+        stock, owned = self.stock.get(row), self.owned.get(row, 0)
+        node_gpus = int(gpu.gpus_per_node)
+        # If neither the stock nor the part of it that is rented is a whole number of nodes, single GPUs must
+        # be for sale.
+        is_sold_singly = stock is not None and stock % node_gpus > 0 and (stock - owned) % node_gpus > 0
+        is_sold_whole = gpu.is_sold_whole and not is_sold_singly
+        usd_per_kwh = 0.0
+        if self.electricity is not None and (self.electricity.of == "all" or gpu.name.endswith(OWNED)):
+            usd_per_kwh = self.electricity.gpu_usd_per_kwh
         return replace(
-            gpu, price_usd_per_h=price, is_sold_whole=is_sold_whole, energy_usd_per_kwh=usd_per_kwh
+            gpu,
+            price_usd_per_h=gpu.price_usd_per_h + self.kv_usd_per_gpu_h,
+            is_sold_whole=self.sold_whole.get(row, self.sold_whole.get(gpu.base, is_sold_whole)),
+            energy_usd_per_kwh=usd_per_kwh,
         )
 
     @property
@@ -318,7 +330,9 @@ class PlanQuestion:
 
     @property
     def is_of_agents(self) -> bool:
-        """Whether described agents send the requests, on engines with prefix caches."""
+        """Whether described agents send the requests, on engines with prefix caches: for these alone no fleet
+        without caches is compared.
+        """
         return not self.policies.compares_without_caches
 
     def policies_of_pairs(self, policies: Policies) -> Policies | None:
@@ -350,8 +364,10 @@ def check_keys(path: Path) -> None:
     """Refuse unknown keys in a slo.yaml of one LLM before anything else is checked."""
     if not os.path.exists(path):  # noqa: PTH110 - as in has_several_llms
         raise InputError(f"{path}: no such file")
-    if os.path.isfile(path) and "llms" not in (document := read_yaml(path)):  # noqa: PTH113 - as above
-        refuse_unknown(document, KEYS, str(path), BELONGS)
+    if os.path.isfile(path):  # noqa: PTH113 - as above
+        document = read_yaml(path)
+        if "llms" not in document:
+            refuse_unknown(document, KEYS, str(path), BELONGS)
 
 
 def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
@@ -524,7 +540,7 @@ def _parse_speculations(
     engine, where = question.get("engine"), question.path_of("engine")
     choices = parse_speculative(speculative_of_engine(engine), llm, catalog, f"{where}: speculative")
     check_scheduling(engine, choices, where)
-    if None not in choices and any(stages > 1 for stages in _parse_numbers(fleet, "pp", 1, most=MAX_PP)):
+    if None not in choices and _has_pipelines(fleet):
         raise InputError(
             f"{where}: speculative: is not simulated in pipelines (fleet: pp); allow tokens: 0, or drop pp"
         )
@@ -567,25 +583,34 @@ def _parse_simulated_kv_offload(
     return offload
 
 
+def _has_pipelines(fleet: Section) -> bool:
+    """Whether workers with several pipeline stages may be chosen."""
+    return any(stages > 1 for stages in _parse_numbers(fleet, "pp", 1, most=MAX_PP))
+
+
 def _refuse_pipelines(fleet: Section, where: str) -> None:
-    if any(stages > 1 for stages in _parse_numbers(fleet, "pp", 1, most=MAX_PP)):
+    """Raise InputError if workers may have several stages: the setting at `where` is not simulated so."""
+    if _has_pipelines(fleet):
         raise _not_both(where, "in pipelines (fleet: pp)")
 
 
 def _refuse_drafts(question: Section, where: str) -> None:
+    """Raise InputError if engines may draft: the setting at `where` is not simulated with drafts."""
     if speculative_of_engine(question.get("engine")) is not None:
         raise _not_both(where, "with engine: speculative")
 
 
 def _not_both(where: str, beside: str) -> InputError:
+    """The error for two settings that the simulator has each, and not together."""
     return InputError(f"{where}: is not simulated {beside}; drop one of the two")
 
 
 def _find_preset(name: object, catalog: Catalog, where: str) -> SloPreset:
+    """The SLO of the catalog with this name; an error names those like it, or all where none is like it."""
     if not isinstance(name, str) or name not in catalog.slos:
-        hints = nearest_names(name, catalog.slos) or list(catalog.slos)
+        nearest = nearest_names(name, catalog.slos) or list(catalog.slos)
         raise InputError(
-            f"{where}: preset: {name!r} is not in catalogs/slos.yaml; nearest: {', '.join(hints)}"
+            f"{where}: preset: {name!r} is not in catalogs/slos.yaml; nearest: {', '.join(nearest)}"
         )
     return catalog.slos[name]
 
@@ -602,6 +627,7 @@ def _without_any(fleet: Section) -> Section:
 
 
 def is_any(name: object) -> bool:
+    """Whether an entry of `gpus` means every GPU of the catalog."""
     return isinstance(name, str) and name.strip().lower() == ANY
 
 
@@ -612,16 +638,16 @@ def _parse_stock(
     out."""
     document, where = fleet.get("gpus"), fleet.path_of("gpus")
     if document is None:
-        left: tuple[str, ...] = ()
+        left_out: tuple[str, ...] = ()
         if not fleet.flag("unchecked", False):
-            left = left_out_unnamed(llm, catalog, _gpus_with_given_price(fleet, catalog))
-        if len(left) == len(catalog.gpus):
+            left_out = left_out_unnamed(llm, catalog, _gpus_with_given_price(fleet, catalog))
+        if len(left_out) == len(catalog.gpus):
             raise InputError(
-                f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left)}); name "
-                "those that may be used, or add fleet: {unchecked: true}"
+                f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left_out)}); "
+                "name those that may be used, or add fleet: {unchecked: true}"
             )
-        stock: dict[str, int | None] = {name: None for name in catalog.gpus if name not in left}
-        return with_owned(stock, owned, fleet), tuple(name for name in left if name not in owned)
+        stock: dict[str, int | None] = {name: None for name in catalog.gpus if name not in left_out}
+        return with_owned(stock, owned, fleet), tuple(name for name in left_out if name not in owned)
     stock = with_owned(_named_stock(document, catalog, where, may_be_empty=bool(owned)), owned, fleet)
     unchecked = [name for name in stock if not catalog.is_checked(llm, catalog.gpus[name])]
     # Naming an unchecked GPU is enough to allow it; only a written `unchecked: false` contradicts.
@@ -640,18 +666,20 @@ def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tup
     guessed = {
         name for name in catalog.find_guessed_gpus(llm) if not {name, catalog.gpus[name].base} & set(priced)
     }
-    return tuple(name for name in catalog.gpus if name in guessed or name in catalog.find_unchecked_gpus(llm))
+    left_out = guessed | set(catalog.find_unchecked_gpus(llm))
+    return tuple(name for name in catalog.gpus if name in left_out)
 
 
 def _gpus_with_given_price(fleet: Section, catalog: Catalog) -> set[str]:
     """The GPUs with a price in slo.yaml or from the provider that it names."""
     prices = fleet.subsection("prices")
-    own = {catalog.gpu_of_question(str(name), prices.path_of(name)).name for name in prices.values}
+    in_slo = {catalog.gpu_of_question(str(name), prices.path_of(name)).name for name in prices.values}
     provider = fleet.subsection("price_of", PRICE_OF_KEYS).get("provider")
     if provider is None:
-        return own
-    # Only an offer on demand counts, whatever term the question asks for.
-    return own | {
+        return in_slo
+    # Only an offer on demand counts, whatever term the question asks for: which GPUs are considered does not
+    # change with the term.
+    return in_slo | {
         name
         for name in catalog.gpus
         if offer_of(catalog.provenance[name].offers, str(provider), "on-demand") is not None
@@ -684,23 +712,17 @@ def _parse_prices(
     prices: dict[str, float] = {}
     reserved: set[str] = set()
     spot: dict[str, Spot] = {}
-    seen: set[str] = set()
-    for written_name, given in section.values.items():
-        here = section.path_of(written_name)
-        name = catalog.gpu_of_question(str(written_name), here).name
-        if name in seen:
-            raise InputError(f"{here} is {name}, which is given twice; keep one")
-        seen.add(name)
-        if not isinstance(given, Mapping):
-            prices[name] = _parse_price(given, here)
+    for name, value, where in values_by_gpu(section, catalog):
+        if not isinstance(value, Mapping):
+            prices[name] = _parse_price(value, where)
             continue
-        price_section = Section.from_document(given, here, PRICE_KEYS)
+        price_section = Section.from_document(value, where, PRICE_KEYS)
         uninterrupted = {
             key: _parse_price(price_section.get(key), price_section.path_of(key))
             for key in ("on_demand", "reserved")
             if key in price_section
         }
-        if uninterrupted:
+        if uninterrupted:  # A plan runs around the clock, so reserved GPUs are used all the time too.
             cheaper_key = min(uninterrupted, key=lambda key: uninterrupted[key])
             prices[name] = uninterrupted[cheaper_key]
             if cheaper_key == "reserved":
@@ -708,7 +730,7 @@ def _parse_prices(
         if "spot" in price_section:
             spot[name] = _parse_spot(price_section)
         elif any(key.startswith("spot_") for key in price_section.values):
-            raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
+            raise InputError(f"{where}: found terms of spot workers and no price; add spot: 1.0 usd/h")
     return prices, frozenset(reserved), spot
 
 
@@ -730,23 +752,24 @@ def _find_offers(
     section = fleet.subsection("price_of", PRICE_OF_KEYS)
     provider = section.plain_text("provider")
     term = section.one_of("term", _UNINTERRUPTED_TERMS, "on-demand")
+    wants_spot = "spot_interruptions_per_h" in section
     priced: dict[str, ProviderOffer] = {}
     missing: list[str] = []
     on_spot = dict(spot)
     for name in (name for name, count in stock.items() if count != 0):
-        base = catalog.gpus[name].base
         offers = catalog.provenance[name].offers
-        if not {name, base} & prices.keys():
+        if not {name, catalog.gpus[name].base} & prices.keys():
             offer = offer_of(offers, provider, term)
             if offer is not None:
                 priced[name] = offer
             else:
                 missing.append(name)
-        if "spot_interruptions_per_h" in section and (row := offer_of(offers, provider, "spot")) is not None:
-            # The offer is written as `prices` has it, so that one function checks both.
-            as_written = dict(section.values) | {"spot": f"{row.usd_per_h!r} usd/h"}
-            on_spot.setdefault(name, _parse_spot(Section.from_document(as_written, section.where)))
-    if "spot_interruptions_per_h" in section and len(on_spot) == len(spot):
+        spot_offer = offer_of(offers, provider, "spot") if wants_spot else None
+        if spot_offer is not None:
+            # The offer is put as slo.yaml would have it, so that `_parse_spot` checks it too.
+            like_prices = dict(section.values) | {"spot": f"{spot_offer.usd_per_h!r} usd/h"}
+            on_spot.setdefault(name, _parse_spot(Section.from_document(like_prices, section.where)))
+    if wants_spot and len(on_spot) == len(spot):
         raise InputError(
             f"{section.path_of('spot_interruptions_per_h')}: {provider} has no spot price of these GPUs"
         )
@@ -771,10 +794,10 @@ def _parse_spot(section: Section) -> Spot:
         interruptions_per_h=section.share("spot_interruptions_per_h", most=most, bare=most),
         restart_s=section.positive("spot_restart", "s", SPOT_RESTART_S),
     )
-    if (down_frac := spot.down_frac) > MOST_DOWN_FRAC:
+    if spot.down_frac > MOST_DOWN_FRAC:
         raise InputError(
             f"{section.path_of('spot')}: a worker interrupted so often and away so long is down for "
-            f"{100 * down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
+            f"{100 * spot.down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
         )
     return spot
 
@@ -792,16 +815,18 @@ def _parse_numbers(
 ) -> tuple[int, ...]:
     """One number or a list of them, as in `pp: [1, 2]`; sorted."""
     value = section.get(key, default)
-    # An empty list is refused below as what it is, since it is no whole number.
-    given = value if isinstance(value, list) and value else [value]
-    numbers = tuple(sorted({check_whole_number(number, section.path_of(key)) for number in given}))
+    # An empty list is taken for a value, which `check_whole_number` refuses with its path.
+    listed = value if isinstance(value, list) and value else [value]
+    numbers = tuple(sorted({check_whole_number(number, section.path_of(key)) for number in listed}))
     if numbers[-1] > most:
         raise InputError(f"{section.path_of(key)}: found {numbers[-1]}, at most {most} is possible here")
     return numbers
 
 
 def _parse_ranks(fleet: Section, llm: Llm, *, prefix_cache: bool) -> tuple[int, ...]:
-    """`dp: [1, 2, 4]`: data-parallel ranks that share experts."""
+    """`dp: [1, 2, 4]`: how many data-parallel ranks, which share experts, a worker may have. Raises
+    InputError for an LLM without experts, and beside prefix caches.
+    """
     ranks = _parse_numbers(fleet, "dp", 1, most=MAX_DP)
     if ranks[-1] == 1:
         return ranks
@@ -837,8 +862,10 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
 
 def _check_engine_of_target(task: PlanQuestion, question: Section) -> None:
     """Refuse a target that cannot start the engine, before anything is planned."""
-    targets = TARGETS_OF_ENGINE.get(task.engine.name) if task.engine is not None else None
-    if task.engine is not None and targets and task.deploy is not None and task.deploy not in targets:
+    if task.engine is None or task.deploy is None:
+        return
+    targets = TARGETS_OF_ENGINE.get(task.engine.name)  # None: every target starts this engine.
+    if targets and task.deploy not in targets:
         raise InputError(
             f"{question.path_of('deploy')}: target: {task.deploy} starts vLLM, and the engine asked for is "
             f"{task.engine.name}; take {' or '.join(targets)}, or drop engine: name"
@@ -846,13 +873,16 @@ def _check_engine_of_target(task: PlanQuestion, question: Section) -> None:
 
 
 def _parse_robust(section: Section) -> Robust:
+    """What a plan must stand, as shares; nothing where the section is missing."""
     return Robust(
         section.share("step_times", 0.0), section.share("traffic", 0.0), spread=section.flag("spread", False)
     )
 
 
 def _parse_safety_or_default(question: Section) -> Safety | None:
-    """The safety of a plan: as written, or the default unless `robust` already says what to withstand."""
+    """The safety of a plan: as written, or the default unless `robust` already says what to withstand. Only
+    `safety: none`, which says nothing else, may stand beside `robust`.
+    """
     if "safety" in question and "robust" in question and question.get("safety") != "none":
         raise InputError(
             f"{question.path_of('safety')}: and robust: both say what a plan must stand; drop one of the two"
@@ -883,8 +913,8 @@ def _check_throughput(task: PlanQuestion, where: str) -> None:
             f"{where}: objective throughput looks for the rate, found traffic: rate: {task.rate_rps:g}; "
             "drop one of the two"
         )
-    limits = (task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
-    if limits == (None, None, None) and None in task.stock.values():
+    has_limit = {task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit} != {None}
+    if not has_limit and None in task.stock.values():
         raise InputError(
             f"{where}: objective throughput has no end without a limit; set limits: {{cost: 500 usd/h}}, or "
             "a stock of every GPU"
@@ -892,13 +922,16 @@ def _check_throughput(task: PlanQuestion, where: str) -> None:
 
 
 def _parse_objective(value: object, where: str) -> Objective:
+    """The objective of this name, or of its other name SAME_AS_COST."""
     if value == SAME_AS_COST:
         return "cost"
     return cast(Objective, check_one_of(value, get_args(Objective), where))
 
 
 def _parse_spare(value: object, where: str) -> tuple[int, int]:
-    """(workers, nodes) of which one is 0."""
+    """Spare workers and spare nodes, of which one is 0, from "1 worker", "2 nodes" or a number of workers.
+    Raises InputError.
+    """
     match = _SPARE.fullmatch("0" if value is None else str(value).strip())
     if match is None:
         raise refused_value(

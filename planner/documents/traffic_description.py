@@ -31,7 +31,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.documents.agents_traffic import agent_rate_rps, agents_document, is_of_agents, parse_agents
+from planner.documents.agents_traffic import (
+    agent_rate_rps,
+    agents_document,
+    duration_text,
+    is_of_agents,
+    parse_agents,
+)
 from planner.documents.log_columns import KEYS as LOG_KEYS
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
@@ -50,7 +56,7 @@ from planner.files.document_values import (
 from planner.traffic.described import Clients, Description, Prefixes, Sessions, check_description
 from planner.traffic.lengths import Fixed, LengthHistogram, Lengths, Lognormal, Percentiles
 from planner.traffic.trace import MAX_TOKENS
-from planner.units import HOUR_S, quantity, shortest_digits, show_span
+from planner.units import HOUR_S
 
 SHAPE_KEYS = (
     *("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants", "agents"),
@@ -84,11 +90,11 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 @dataclass(frozen=True, slots=True)
 class TaskRow:
     """A row of catalogs/tasks.yaml: values of SHAPE_KEYS for one kind of request, from a trace or a paper
-    (`source`). `of` says in words what was measured.
+    (`source`). `measured_on` says in words what was measured.
     """
 
     name: str
-    of: str
+    measured_on: str
     values: Mapping[str, Any]
     source: str
 
@@ -101,8 +107,8 @@ def parse_task_row(name: str, row: Section) -> TaskRow:
 
 
 def example_of(values: Mapping[str, Any], where: str) -> Description:
-    """Traffic of the kind that these keys describe, at a rate of 10 requests/s or with 10 agents. Raises
-    InputError as `parse_description` does.
+    """Traffic of the kind that these keys describe. They name no load, so the rate is 10 requests/s,
+    or 10 agents work at once. Raises InputError as `parse_description` does.
     """
     load = {"agents": {"count": 10, **values["agents"]}} if "agents" in values else {"rate": 10}
     description = parse_description(Section({**values, **load}, where), {})
@@ -149,9 +155,9 @@ def parse_description(
         return _parse_tenants(traffic, tasks)
     task = _named_task(traffic, tasks)
     task_values: Mapping[str, Any] = {} if task is None else task.values
-    given = traffic.values
-    section = Section({**task_values, **given}, traffic.where)
-    has_agents = is_of_agents(given, task_values)
+    # `traffic` has the keys of slo.yaml alone, `section` also those of the named task.
+    section = Section({**task_values, **traffic.values}, traffic.where)
+    has_agents = is_of_agents(traffic.values, task_values)
     if "rate" not in traffic and not has_agents:
         if not is_rate_sought:
             raise InputError(
@@ -159,7 +165,8 @@ def parse_description(
             )
         section = Section({**section.values, "rate": DRAWN_RPS}, traffic.where)
     lengths = []
-    basis = [] if task is None else [f"task {task.name}: {task.of}"]  # Sentences on what was assumed.
+    # Sentences on what was assumed.
+    basis = [] if task is None else [f"task {task.name}: {task.measured_on}"]
     fitting_tasks = [row.name for row in tasks.values() if not has_agents or "agents" in row.values]
     for key in ("input", "output"):
         if key not in section:
@@ -167,14 +174,13 @@ def parse_description(
                 f"{traffic.path_of(key)}: is missing; give tokens such as {key}: 300, or a task: "
                 f"{', '.join(fitting_tasks) or 'a row of catalogs/tasks.yaml'}"
             )
-        # A mean in slo.yaml scales the lengths of the task; without one they count as they are.
-        task_lengths = task_values.get(key) if key in given else None
+        # A mean in slo.yaml scales the lengths of the task. Without a mean there the section has the task's.
+        task_lengths = task_values.get(key) if key in traffic else None
         lengths.append(_parse_lengths(section.get(key), section.path_of(key), task_lengths, basis))
     input_lengths, output_lengths = lengths
     agents, agent_task_s = None, None
     if has_agents:
-        own_keys = Section(given, traffic.where)
-        agents = parse_agents(own_keys, task_values.get("agents", {}), _read_lengths)
+        agents = parse_agents(traffic, task_values.get("agents", {}), _read_lengths)
         agent_task_s = agents.task_s(output_lengths)
         rate_rps: tuple[float, ...] = (agent_rate_rps(agents, output_lengths),)
         every_s = HOUR_S
@@ -240,11 +246,11 @@ def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descriptio
         description = parse_description(with_duration, tasks)
         assert description is not None, "a duration describes traffic"
         by_tenant.append((name, description))
-    _, (_, busiest) = max(zip(rates_rps, by_tenant, strict=True), key=lambda pair: pair[0])
+    busiest = by_tenant[rates_rps.index(max(rates_rps))][1]
     return Description(
         rate_rps=(total_rps,),
         duration_s=duration_s,
-        # A description needs lengths; requests are drawn from those of each tenant.
+        # A description must have lengths. Nothing is drawn from these: each tenant has its own.
         input=busiest.input,
         output=busiest.output,
         growth=_parse_growth(traffic),
@@ -328,13 +334,14 @@ def _duration_s(
     """How long the drawn traffic is [s]: `duration`, if given. Otherwise a curve is drawn as a whole, but at
     most one hour of a week; other traffic until its rate, or its agents' tasks, give enough requests.
     """
-    if agent_task_s is not None and "duration" not in traffic:
-        return math.ceil(max(USUAL_REQUESTS / rate_rps[0], USUAL_TASKS * agent_task_s))
     if "duration" in traffic:
         return traffic.positive("duration", "s")
-    if len(rate_rps) > 1 and "weekly" not in traffic.get("rate", {}):
+    if agent_task_s is not None:
+        return math.ceil(max(USUAL_REQUESTS / rate_rps[0], USUAL_TASKS * agent_task_s))
+    is_curve = len(rate_rps) > 1
+    if is_curve and "weekly" not in traffic.get("rate", {}):
         return len(rate_rps) * every_s
-    at_most_s = every_s if len(rate_rps) > 1 else USUAL_MOST_S
+    at_most_s = every_s if is_curve else USUAL_MOST_S  # An interval of a week is an hour.
     usual_s = max(USUAL_REQUESTS / max(rate_rps), USUAL_LEAST_S)
     return math.ceil(min(usual_s, at_most_s))
 
@@ -372,10 +379,12 @@ def _read_lengths(value: object, where: str) -> Lengths:
 
 
 def _parse_fixed(section: Section) -> Fixed:
+    """`{fixed: 1500}`: all requests have as many tokens."""
     return Fixed(section.whole_number("fixed", most=MAX_TOKENS))
 
 
 def _parse_lognormal(section: Section) -> Lognormal:
+    """`{lognormal: {mean: 1500, cv: 1}}`."""
     part = section.subsection("lognormal", ("mean", "cv"))
     return Lognormal(
         check_number(part.get_required("mean"), part.path_of("mean"), least=1.0),
@@ -384,6 +393,7 @@ def _parse_lognormal(section: Section) -> Lognormal:
 
 
 def _parse_histogram(section: Section) -> LengthHistogram:
+    """`{histogram: {edges: [0, 100, 4000], counts: [7, 3]}}`: requests by length, edges in tokens."""
     part = section.subsection("histogram", ("edges", "counts"))
     edges, counts = part.numbers("edges"), part.numbers("counts")
     if len(edges) != len(counts) + 1 or not counts:
@@ -416,8 +426,8 @@ def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
                 "p95, or one of fixed, lognormal, histogram"
             )
     section = Section.from_document(given, where)
-    # 0 stands for a value that is not given.
-    mean, most = section.number("mean", 0.0, least=1.0), section.number("max", 0.0, least=1.0)
+    mean = section.number("mean", 0.0, least=1.0)  # 0: not given.
+    most = section.number("max", 0.0, least=1.0)  # Likewise.
     fracs = tuple(sorted(tokens_by_frac))
     tokens = tuple(tokens_by_frac[frac] for frac in fracs)
     if any(high < low for low, high in pairwise(tokens)):
@@ -459,7 +469,8 @@ def _parse_joint(traffic: Section) -> tuple[float, tuple[tuple[float, ...], ...]
         table.append([check_number(count, f"{where}[{i}][{k}]", least=0.0) for k, count in counts])
     if len({len(row) for row in table}) > 1 or len(table[0]) < 2:
         raise InputError(f"{where}: expected rows of one length, 2 or more")
-    if not all(map(sum, table)) or not all(map(sum, zip(*table, strict=True))):
+    columns = zip(*table, strict=True)
+    if not all(map(sum, table)) or not all(map(sum, columns)):
         raise InputError(f"{where}: a row or a column holds no request; cut lengths into fewer parts")
     return 0.0, tuple(map(tuple, table))
 
@@ -489,7 +500,9 @@ def _parse_burstiness(traffic: Section) -> tuple[float | None, tuple[tuple[float
     section = traffic.subsection("burstiness", ("cv", "fano"))
     cv = section.number("cv", least=0.0) if "cv" in section else None
     if cv is not None and cv > MOST_CV:
-        raise refused_value(section.path_of("cv"), "expected a coefficient of variation of 0 to 100", cv)
+        raise refused_value(
+            section.path_of("cv"), f"expected a coefficient of variation of 0 to {MOST_CV:g}", cv
+        )
     where = section.path_of("fano")
     fano = {}
     for window, value in check_mapping(section.get("fano", {}), where, "{10 s: 3, 60 s: 8}").items():
@@ -504,31 +517,37 @@ def _parse_burstiness(traffic: Section) -> tuple[float | None, tuple[tuple[float
 
 def _parse_clients(traffic: Section, tenants: int) -> Clients:
     """The clients whose requests add up to the traffic; every tenant has one client or more."""
-    usual = Clients()
+    default = Clients()
     section = traffic.subsection("clients", ("count", "skew", "cv", "lengths"))
-    count = section.whole_number("count", max(usual.count, tenants), most=MOST_COUNT)
+    count = section.whole_number("count", max(default.count, tenants), most=MOST_COUNT)
     if count < tenants:
         raise InputError(
             f"{section.path_of('count')}: {count} clients cannot belong to {tenants} tenants; raise it"
         )
-    skew = section.number("skew", usual.skew, least=0.0)
-    cv = section.number("cv", usual.gap_cv, least=0.0)
+    skew = section.number("skew", default.skew, least=0.0)
+    cv = section.number("cv", default.gap_cv, least=0.0)
     if skew > MOST_SKEW or cv > MOST_CV:
-        raise InputError(f"{section.where}: expected skew <= 10 and cv <= 100, found {skew:g} and {cv:g}")
-    return Clients(count, skew, cv, section.share("lengths", usual.lengths_frac, most=MOST_SPREAD_FRAC))
+        raise InputError(
+            f"{section.where}: expected skew <= {MOST_SKEW:g} and cv <= {MOST_CV:g}, found {skew:g} and "
+            f"{cv:g}"
+        )
+    return Clients(count, skew, cv, section.share("lengths", default.lengths_frac, most=MOST_SPREAD_FRAC))
 
 
 def _parse_sessions(traffic: Section) -> Sessions | None:
+    """How requests follow one another in conversations; None: each request stands alone."""
     if "sessions" not in traffic:
         return None
     section = traffic.subsection("sessions", ("turns", "think_time", "most_tokens"))
     turns = check_number(section.get_required("turns"), section.path_of("turns"), least=1.0)
     think_s = section.at_least("think_time", "s")
-    usual = Sessions(turns, think_s)
-    return replace(usual, most_tokens=section.whole_number("most_tokens", usual.most_tokens, most=MAX_TOKENS))
+    default = Sessions(turns, think_s)
+    most_tokens = section.whole_number("most_tokens", default.most_tokens, most=MAX_TOKENS)
+    return replace(default, most_tokens=most_tokens)
 
 
 def _parse_prefixes(traffic: Section) -> Prefixes | None:
+    """The prefixes that prompts begin with, such as system prompts; None: prompts share nothing."""
     if "prefixes" not in traffic:
         return None
     section = traffic.subsection("prefixes", ("shared", "count", "skew"))
@@ -542,23 +561,24 @@ def _parse_prefixes(traffic: Section) -> Prefixes | None:
 
 def description_document(description: Description) -> dict[str, Any]:
     """The section `traffic` that `parse_description` reads as this description. Its rates include growth, and
-    what is as by default is left out.
+    keys with their default values are left out.
     """
     if description.by_tenant:
         factor, tenants = description.growth, {}
         for name, each in description.by_tenant:
             tenant = description_document(each.at_rate(each.mean_rps * factor))
             tenants[name] = {key: value for key, value in tenant.items() if key in TENANT_KEYS}
-        return {"duration": _show_duration(description.duration_s), "tenants": tenants}
+        return {"duration": duration_text(description.duration_s), "tenants": tenants}
     curve = [_without_point(rate * description.growth) for rate in description.rate_rps]
-    rate: Any = {"curve": curve, "every": _show_duration(description.every_s)} if len(curve) > 1 else curve[0]
+    rate: Any = {"curve": curve, "every": duration_text(description.every_s)} if len(curve) > 1 else curve[0]
     load: dict[str, Any] = {"rate": rate}
     if description.agents is not None:
+        # `or 1` is for mypy: with agents their number is known.
         agents = replace(description.agents, count=description.agent_count or 1)
         load = {"agents": agents_document(agents, _lengths_document)}
     document: dict[str, Any] = {
         **load,
-        "duration": _show_duration(description.duration_s),
+        "duration": duration_text(description.duration_s),
         "input": _lengths_document(description.input),
         "output": _lengths_document(description.output),
     }
@@ -573,7 +593,7 @@ def description_document(description: Description) -> dict[str, Any]:
         document["drift"] = {key: values for key, values in drift.items() if values}
     if description.gap_cv is not None or description.fano:
         cv = {} if description.gap_cv is None else {"cv": _without_point(description.gap_cv)}
-        fano = {_show_duration(window_s): _without_point(value) for window_s, value in description.fano}
+        fano = {duration_text(window_s): _without_point(value) for window_s, value in description.fano}
         document["burstiness"] = cv | ({"fano": fano} if fano else {})
     clients = description.clients
     if clients != Clients():
@@ -586,7 +606,7 @@ def description_document(description: Description) -> dict[str, Any]:
     if (sessions := description.sessions) is not None:
         document["sessions"] = {
             "turns": _without_point(sessions.turns),
-            "think_time": _show_duration(sessions.think_s),
+            "think_time": duration_text(sessions.think_s),
             "most_tokens": sessions.most_tokens,
         }
     if (prefixes := description.prefixes) is not None:
@@ -599,6 +619,7 @@ def description_document(description: Description) -> dict[str, Any]:
 
 
 def _lengths_document(lengths: Lengths) -> dict[str, Any]:
+    """The value of `input` or `output` that `_parse_lengths` reads as this distribution."""
     if isinstance(lengths, Fixed):
         return {"fixed": lengths.tokens}
     if isinstance(lengths, Lognormal):
@@ -619,9 +640,3 @@ def _lengths_document(lengths: Lengths) -> dict[str, Any]:
 def _without_point(value: float) -> int | float:
     """The number as an int where it is whole, so that it is written without a point."""
     return int(value) if float(value).is_integer() else float(value)
-
-
-def _show_duration(value: float) -> str:
-    """A time as "10 min" where that is exactly this number of seconds, else in seconds."""
-    text = show_span(value)
-    return text if quantity(text, "s", where="") == value else f"{shortest_digits(value)} s"

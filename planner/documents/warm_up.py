@@ -18,7 +18,7 @@ from planner.files.jsontext import parse_json
 from planner.fleet import Fleet
 
 LEAST_KEEP_S = 0.1  # A prompt that is sent more often would be most of a worker's work.
-MOST_KEEP_S = 1e9
+MOST_KEEP_S = 1e9  # 32 years: longer than any worker runs, and no infinity.
 MOST_NAMED = 5  # An error names at most so many workers.
 
 

@@ -12,7 +12,9 @@ from planner.units import show_amount, show_s
 
 ROUNDING_FRAC = 1e-9  # Prices that differ by a smaller share are equal.
 LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "with a loss"}
-_TRAFFIC = {  # How the traffic of scenarios is drawn, by `ScenariosDrawn.traffic`; other values mean blocks.
+# How the traffic of scenarios is drawn, by `ScenariosDrawn.traffic`. The text for "blocks" needs a figure,
+# which `_scenario_sentence` fills in.
+_TRAFFIC = {
     "copies": "copies of the trace laid over each other by other shifts",
     "part": "another part of the trace's requests",
     "description": "other draws of what is described",
@@ -92,6 +94,7 @@ def workers_text(workers: Sequence[facts.Workers]) -> str:
 
 
 def kept_text(kept_in: facts.KeptIn) -> str:
+    """For instance "47 of 49 scenarios, after a loss"."""
     after = ", after a loss" if kept_in.after_loss else ""
     return f"{kept_in.kept} of {kept_in.scenario_count} scenarios{after}"
 
@@ -146,6 +149,7 @@ def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
 
 
 def _decision_sentence(kept_in: facts.KeptIn) -> str:
+    """What the test says of the share of all scenarios, by its decision (`facts.KeptIn`)."""
     least, most = percent(kept_in.least_frac), percent(kept_in.most_frac)
     text = f"{kept_in.kept} of {kept_in.scenario_count}"
     if kept_in.decision == "holds":

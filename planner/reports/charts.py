@@ -22,9 +22,9 @@ from planner.reports.encoding import (
     data_of_rows,
     distinguish_lines,
     legend,
+    line_points,
     log_axis_ends,
     log_ticks,
-    rounded_all,
     text_layers,
     time_axis,
     time_unit,
@@ -32,10 +32,11 @@ from planner.reports.encoding import (
 from planner.simulator.simulation import Simulation
 from planner.slo_metrics import METRICS
 from planner.traffic.trace import Trace
-from planner.units import percentile_name, show_s
+from planner.units import percentile_name, show_percent, show_s
 
 LENGTH_BINS = 40  # Along the logarithm of lengths; the longest is a million tokens.
 WIDTH, HEIGHT = 400, 210  # Pixels of a chart; two stand side by side in a report.
+SHARES = [0, 1.02]  # Ends of an axis of shares: a line at 1 is not cut in half by the edge.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
             continue
         value_s = np.append(np.maximum(curve.value_s[positive], low), high)
         share = np.append(curve.share[positive], curve.share[positive][-1])
-        rows += [{"x": x, "y": y, "name": name} for x, y in zip(*rounded_all(value_s, share), strict=True)]
+        rows += line_points(value_s, share, name=name)
     names = list(curves)
     x, y = _distribution_axes(metric, low, high)
     line = (
@@ -106,7 +107,7 @@ def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
     )
     y = alt.Y(
         "y:Q",
-        scale=alt.Scale(domain=[0, 1.02], nice=False),
+        scale=alt.Scale(domain=SHARES, nice=False),
         axis=alt.Axis(title=f"share of {METRICS[metric].counted}", format="%", tickCount=6),
     )
     return x, y
@@ -122,7 +123,8 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
         # A text right of a line in the last 40 % of the axis would run over the chart's edge.
         is_near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
         text = f"{percentile_name(required_frac)} ≤ {show_s(at_s)}"
-        text_height = 0.06 + 0.08 * k  # Each text has a line of its own above the axis.
+        # Each text has a line of its own above the axis. A line takes 0.08 of the axis of shares.
+        text_height = 0.06 + 0.08 * k
         layers += [
             alt.Chart(data_of_columns(x=[at_s])).mark_rule(color=colour, strokeDash=[5, 3]).encode(x="x:Q"),
             alt.Chart(data_of_columns(x=[low], y=[required_frac], x2=[at_s]))
@@ -152,17 +154,9 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     middle = (edges_s[:-1] + edges_s[1:]) / 2
     unit, factor = time_unit(edges_s[-1] - edges_s[0])
     rows: list[dict[str, Any]] = []
-    first = 0
-    pools = fleet.running_pools
-    for pool in pools:
-        workers = range(first, first + pool.count)
-        first += pool.count
-        share = busy_share(simulation, workers, edges_s)
-        rows += [
-            {"x": x, "y": y, "pool": pool.name}
-            for x, y in zip(*rounded_all(middle / factor, share), strict=True)
-        ]
-    names = [pool.name for pool in pools]
+    for pool, workers in fleet.workers_by_pool:
+        rows += line_points(middle / factor, busy_share(simulation, workers, edges_s), pool=pool.name)
+    names = [pool.name for pool in fleet.running_pools]
     return (
         alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.6, interpolate="monotone")
@@ -171,7 +165,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
             y=alt.Y(
                 "y:Q",
                 axis=alt.Axis(title="busy share of the pool", format="%", tickCount=6),
-                scale=alt.Scale(domain=[0, 1.02], nice=False),
+                scale=alt.Scale(domain=SHARES, nice=False),
             ),
             **distinguish_lines("pool", names),
         )
@@ -195,11 +189,9 @@ def lengths_chart(trace: Trace) -> Any:
     longest = max(int(tokens.max()) for tokens in lengths.values())
     edges = np.unique(np.round(np.geomspace(1, longest + 1, LENGTH_BINS + 1)))
     middle = np.sqrt(edges[:-1] * edges[1:])  # On the logarithmic axis.
-    rows = [
-        {"x": x, "y": y, "what": name}
-        for name, tokens in lengths.items()
-        for x, y in zip(*rounded_all(middle, np.histogram(tokens, edges)[0] / len(tokens)), strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, tokens in lengths.items():
+        rows += line_points(middle, np.histogram(tokens, edges)[0] / len(tokens), what=name)
     names = list(lengths)
     return (
         alt.Chart(data_of_rows(rows))
@@ -240,7 +232,7 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
         )
     )
     endless = alt.Chart(data_of_columns(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
-    text = f"endless cache: {100 * endless_frac:.1f} %"
+    text = f"endless cache: {show_percent(endless_frac)}"
     named = text_layers(data_of_columns(x=sizes[:1], y=[endless_frac], text=[text]), align="left", dy=-8)
     return alt.layer(line, endless.encode(y="y:Q"), *named).properties(width=WIDTH, height=HEIGHT)
 
@@ -302,11 +294,9 @@ def _windows(
     windows = max(len(values) for values in series.values())
     unit, unit_s = time_unit(windows * window_s)
     edges = np.linspace(0.0, windows * window_s / unit_s, windows + 1)
-    rows = [
-        {"x": x, "y": y, "what": name}
-        for name, values in series.items()
-        for x, y in zip(*rounded_all(edges, np.append(values, values[-1])), strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, values in series.items():
+        rows += line_points(edges, np.append(values, values[-1]), what=name)
     return rows, unit
 
 
@@ -366,7 +356,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         for name, (cost, power_kw) in dots.items()
     ]
     kinds = ["the plan", "not beaten", "another"]
-    # Owned GPUs may cost nothing, and an axis needs a length.
+    # Owned GPUs may cost nothing, and an axis needs a length. A quarter more than the most is room for names.
     most_usd_per_h = max(cost for cost, _ in dots.values()) or 1.0
     base = alt.Chart(data_of_rows(rows)).encode(
         x=alt.X(
@@ -426,7 +416,8 @@ def staircase_chart(
         ]
     )
     along = [*corners, loosest, *([requested[0]] if requested else [])]
-    margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)  # A single limit has no width.
+    # Room beside the outermost dots; a single limit has no width to take a share of.
+    margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)
     x = alt.X(
         "x:Q",
         axis=alt.Axis(title=titles[0], tickCount=8),

@@ -15,14 +15,16 @@ from planner.domain import Metric, allowed_above, nearest_rank
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import REJECTED, run_seconds
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import gaps_s, request_values_s
-from planner.slo_metrics import METRICS
+from planner.simulator.slo_verdict import chosen, gaps_s, request_values_s
+from planner.slo_metrics import METRICS, SloMetric
 from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 POINTS = 240  # Points of a distribution; a chart is some hundred pixels wide.
 BINS = 120  # Intervals of a chart of load over time.
+LEAST_SPAN_S = 1e-3  # The least time that such a chart shows.
 TAIL_DECADES = 4  # Half of the points lie in the tail, down to the largest value in 10,000.
 MAX_GAPS = 2_000_000  # With more gaps the curve is made of every k-th run of engine steps.
 PERCENTILES = (0.5, 0.9, 0.99)
@@ -70,11 +72,13 @@ def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Seq
     count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     share = count / count[-1] if len(count) else count
     # Of equal values the last one has the cumulative share of all.
-    last_of_equal = np.flatnonzero(np.append(values[1:] > values[:-1], True))
-    last_of_equal = last_of_equal[np.isfinite(values[last_of_equal])] if len(values) else last_of_equal[:0]
-    values, share = values[last_of_equal], share[last_of_equal]
+    is_last_of_equal = np.append(values[1:] > values[:-1], True)[: len(values)]
+    is_point = is_last_of_equal & np.isfinite(values)
+    values, share = values[is_point], share[is_point]
+    # The rest of POINTS is for `at_s`, of which a chart has some few.
+    evenly = np.linspace(0, 1, POINTS // 2 - 1)
     tail = 1 - np.logspace(0, -TAIL_DECADES, POINTS // 2 - 8)
-    wanted_shares = np.unique(np.concatenate((np.linspace(0, 1, POINTS // 2 - 1), tail)))
+    wanted_shares = np.unique(np.concatenate((evenly, tail)))
     points = np.append(
         np.minimum(np.searchsorted(share, wanted_shares), len(share) - 1),
         np.searchsorted(values, at_s, side="right") - 1,
@@ -128,6 +132,17 @@ def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
         percentile_name(percentile_frac): float(values_s[rank])
         for percentile_frac, rank in rank_by_percentile.items()
     }
+
+
+def spread_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str, float] | None:
+    """Mean and percentiles of a metric of requests, over those `inside` the measured window that have a value
+    of it; None for a metric that this simulation does not show.
+    """
+    if not row.is_shown(simulation):
+        return None
+    with_value = row.has_value(simulation)
+    selected = inside if with_value is None else inside & with_value
+    return mean_and_percentiles(chosen(row.values_s(simulation), selected))
 
 
 def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
@@ -191,9 +206,9 @@ def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -
 
 
 def load_edges_s(simulation: Simulation) -> Floats:
-    """The edges of BINS equal intervals from the first arrival to the end. They have a length even if
-    everything happens at once, so that it can be divided by.
+    """The edges of BINS equal intervals from the first arrival to the end. Even if everything happens at once
+    the intervals have a length (LEAST_SPAN_S in all), so that it can be divided by.
     """
     start_s = float(simulation.arrival_s[0])
-    end_s = max(simulation.end_s, start_s + 1e-3)
+    end_s = max(simulation.end_s, start_s + LEAST_SPAN_S)
     return np.linspace(start_s, end_s, BINS + 1)

@@ -167,7 +167,8 @@ def enlivened(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-# Expressions of Vega: the first digit of an axis value; whether it is 1, 2 or 5; and visible if so.
+# Expressions of Vega: the first digit of an axis value (1e-6 hides the rounding error of the logarithm);
+# whether it is 1, 2 or 5; and visible if so.
 _DIGIT = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-6)))"
 _IS_1_2_5 = f"indexof([1, 2, 5], {_DIGIT}) >= 0"
 _AT_1_2_5 = {"condition": {"test": _IS_1_2_5, "value": 1}, "value": 0}
@@ -185,6 +186,7 @@ _ZOOM = {
 
 
 def _is_data_line(part: dict[str, Any]) -> bool:
+    """Whether a layer of a chart is a line or an area of data."""
     mark = part["mark"]
     return bool(mark["type"] in ("line", "area") and mark.get("style") != GUIDE)
 
@@ -196,7 +198,8 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         return part | {"encoding": {"tooltip": {"value": _tooltip(encoding, axes)}} | encoding}
     if not _is_data_line(part):
         return part
-    dash = {key: encoding.pop(key) for key in ("strokeDash",) if key in encoding}
+    # Points near the pointer have no dashes, so these become those of the line alone.
+    dash = {"strokeDash": encoding.pop("strokeDash")} if "strokeDash" in encoding else {}
     line: dict[str, Any] = {"mark": mark, "encoding": dash}
     if encoding.get("color", {}).get("legend"):
         names = {"type": "point", "fields": [encoding["color"]["field"]], "toggle": "true"}
@@ -225,7 +228,9 @@ def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
     if "field" in encoding.get("color", {}):
         text.append(f'"title": {datum}[{json.dumps(encoding["color"]["field"])}]')
     for channel in ("x", "y"):
-        if "field" in encoding.get(channel, {}) and (title := axes[channel].get("title")):
+        title = axes[channel].get("title")
+        if title and "field" in encoding.get(channel, {}):
+            # Formats of d3: four digits, without zeros at the end; as a percentage, or with commas.
             number = ".4~p" if axes[channel].get("format") == "%" else ",.4~r"
             value = f"{datum}[{json.dumps(encoding[channel]['field'])}]"
             text.append(f"{json.dumps(title)}: format({value}, '{number}')")

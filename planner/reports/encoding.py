@@ -16,6 +16,7 @@ from planner.reports.drawing import BLUE, GREEN, INK, ORANGE, PAPER, PURPLE, VER
 Floats = npt.NDArray[np.float64]
 
 AXIS_ROOM = 1.15  # A logarithmic axis goes on by this factor beyond what it shows.
+MOST_DECADES = 5  # On a longer axis the values that matter would stand too close together.
 LEGEND_WIDTH_PX = 280  # A chart on a phone is about as wide.
 SYMBOL_PX, CHARACTER_PX = 28, 6  # The widths of a legend's symbol with its margin, and of a letter.
 
@@ -54,8 +55,9 @@ def rounded(values: Sequence[Any] | Floats) -> list[Any]:
     return [float(f"{v:.6g}") if isinstance(v, int | float) else v for v in np.asarray(values).tolist()]
 
 
-def rounded_all(*columns: Floats) -> list[list[Any]]:
-    return [rounded(column) for column in columns]
+def line_points(x: Floats, y: Floats, **of_line: str) -> list[dict[str, Any]]:
+    """The rows of data for the points of one line, which also name the line: `name="TTFT"`."""
+    return [{"x": x_k, "y": y_k, **of_line} for x_k, y_k in zip(rounded(x), rounded(y), strict=True)]
 
 
 def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
@@ -76,17 +78,20 @@ def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
 
 
 def colours(names: Sequence[str]) -> Any:
-    import altair as alt
-
-    every = [BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE]
-    return alt.Scale(domain=list(names), range=[every[k % len(every)] for k in range(len(names))])
+    """A scale with a colour for each name."""
+    return _repeated([BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE], names)
 
 
 def dashes(names: Sequence[str]) -> Any:
+    """A scale with a dash for each name: the pixels that are drawn, and those left out."""
+    return _repeated([[1, 0], [4, 2], [1, 2], [8, 3]], names)
+
+
+def _repeated(marks: Sequence[Any], names: Sequence[str]) -> Any:
+    """A scale that gives the marks to the names in turn, from the first again where there are more names."""
     import altair as alt
 
-    every = [[1, 0], [4, 2], [1, 2], [8, 3]]
-    return alt.Scale(domain=list(names), range=[every[k % len(every)] for k in range(len(names))])
+    return alt.Scale(domain=list(names), range=[marks[k % len(marks)] for k in range(len(names))])
 
 
 def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
@@ -118,11 +123,11 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def log_axis_ends(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
-    """Both ends of a logarithmic axis that shows all values and limits, but at most five decades."""
+    """Both ends of a logarithmic axis that shows all values and limits, but at most MOST_DECADES."""
     ends = [*limits_s, *([float(values_s.min()), float(values_s.max())] if len(values_s) else [])]
     low, high = min(ends, default=0.1), max(ends, default=1.0)
     high *= AXIS_ROOM
-    return max(low / AXIS_ROOM, high / 1e5), high
+    return max(low / AXIS_ROOM, high / 10**MOST_DECADES), high
 
 
 # Round values of one decade, for logarithmic axes of at most so many decades; longer axes have powers of ten.

@@ -18,7 +18,7 @@ from planner.search.problem.reasons import left_out_text, reason_text
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
 from planner.units import counted, in_unit, show_amount, show_clock, show_s, show_span
 
-LEVEL0 = "with one worker type per pool"
+LEVEL0 = "with one worker type per pool"  # How sentences call fleets of level 0.
 SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
 SUM_SAME_FRAC = 1e-6  # The same for a sum of costs, or for a cost that a solver found.
 SAME_USD = 0.005  # A smaller difference would be shown as 0.00.
@@ -138,7 +138,7 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "which policies: {queue: fcfs} or a deployment target (--target NAME) plans for"
     ),
 }
-# These follow the label of an alternative to the plan, such as a GPU type, which is their "it".
+# Remarks follow the label of an alternative to the plan, such as a GPU type; "it" is what the label names.
 _REMARKS: dict[facts.Remark, str] = {
     "not-searched": "no fleet with one worker type per pool was found, and mixed ones were not searched",
     "fails-on-other-draw": "its best fleet fails on another draw or rate of the traffic",
@@ -168,11 +168,18 @@ def left_out_words(label: str) -> str:
     return re.sub(r" (\d+)$", r" with \1 tokens per step", label)
 
 
-def sentences(values: Iterable[object]) -> list[str]:
-    return [sentence(fact) for fact in values]
+def sentences(facts_to_tell: Iterable[object]) -> list[str]:
+    """The facts in words, each as `sentence` gives it."""
+    return [sentence(fact) for fact in facts_to_tell]
+
+
+def capitalised(text: str) -> str:
+    """The text with a capital at its beginning. All else stays, unlike with str.capitalize."""
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def prices_text(prices: Iterable[facts.Price]) -> str:
+    """What each GPU costs, with sources, in one line."""
     return "; ".join(sentences(prices))
 
 
@@ -188,7 +195,7 @@ def backlog_text(patient_frac: float, patience_s: float) -> str:
 
 
 def drawn_text(repeats: Repeats) -> str:
-    """The kinds of other draws, for instance "other draws of this traffic"."""
+    """What was drawn anew, for instance "other draws of this traffic"."""
     losses = ", with all workers and after the losses it must survive (the figures are with all workers)"
     drawn = _HISTORIES if repeats.what == "histories" else _OTHER_DRAWS
     return drawn + (losses if repeats.after_losses else "")

@@ -14,6 +14,7 @@ NAMES = (*screen_charts.NAMES, *METRICS, "busy", "alternatives", "cost-and-power
 
 
 def all_figures(plan: Plan) -> list[Figure]:
+    """All charts of a plan, in the order of the report."""
     return [*running_figures(plan), *alternative_figures(plan)]
 
 
@@ -44,13 +45,13 @@ def alternative_figures(plan: Plan) -> list[Figure]:
     """Charts of other fleets for the same traffic: their objectives as bars, and their cost and power."""
     certificate = plan.certificate
     others = [alternative for alternative in plan.alternatives if alternative.fleet != plan.fleet]
+    priced = [other for other in others if other.is_priced]
+    if not priced:
+        return []
     bars = [charts.Bar("this plan", plan.value, is_plan=True)]
     # A plan for production is compared with alternatives on paper, so the best fleet on paper is shown too.
     bars += [charts.Bar("on paper", certificate.value)] if certificate.answers else []
     suffix = ", on paper" if certificate.answers else ""
-    priced = [other for other in others if other.is_priced]
-    if not priced:
-        return []
     bars += [charts.Bar(other.label + suffix, other.objective) for other in priced]
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
     # Fleets for the most traffic on given GPUs all cost the same, and such bars say nothing.

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from planner import domain, manifests
 from planner.documents.certificate import certificate_document, fact_document, facts_document
@@ -31,12 +30,12 @@ from planner.manifests.engine_command import image as image_of
 from planner.manifests.engine_command import version as engine_version
 from planner.manifests.engine_command import why_undeployable
 from planner.reports import figures
-from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles
+from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles, spread_of
 from planner.reports.drawing import Figure, chart_png
 from planner.reports.fact_sentences import prices_text, sentence, sentences
 from planner.reports.prefix_values import pool_document, warm_up_json
-from planner.reports.report import render_report as render_report
-from planner.reports.rows import router_rows
+from planner.reports.report import render_report
+from planner.reports.rows import simulated_routers
 from planner.reports.screen import growth_frac_of, planned_answer, targets_text
 from planner.reports.words import alternative_note
 from planner.search.evidence.plan import Plan
@@ -47,7 +46,7 @@ from planner.simulator.service_shares import tenant_shares
 from planner.simulator.simulation import STATUS, Simulation
 from planner.simulator.slo_verdict import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.utilisation import PoolUse
-from planner.slo_metrics import METRICS, SloMetric
+from planner.slo_metrics import METRICS
 from planner.solvers.placement import NodePlacement
 from planner.traffic.json_lines import to_jsonl
 from planner.units import counted
@@ -90,12 +89,8 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is the command line that
     made the plan. Without `pages` report.html is left out.
     """
-    _, texts = router_rows(plan)
-    rows = [
-        manifests.RouterRow(target, router, simulated, slo, verdict.keeps)
-        for (target, router, simulated, slo), verdict in zip(texts, plan.certificate.routers, strict=True)
-    ]
-    deployments = manifests.render(plan.fleet, plan.max_model_len, router_rows=rows).files
+    routers = simulated_routers(plan)
+    deployments = manifests.render(plan.fleet, plan.max_model_len, router_rows=routers).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     return {
         "plan.yaml": plan_yaml(plan),
@@ -108,9 +103,9 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     }
 
 
-def pictures(values: Iterable[Figure]) -> dict[str, bytes]:
+def pictures(figures: Iterable[Figure]) -> dict[str, bytes]:
     """Every chart as a PNG with its caption: path -> content."""
-    return {f"charts/{figure.name}.png": chart_png(figure) for figure in values}
+    return {f"charts/{figure.name}.png": chart_png(figure) for figure in figures}
 
 
 def plan_yaml(plan: Plan) -> str:
@@ -124,6 +119,7 @@ def plan_yaml(plan: Plan) -> str:
         + f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
         "--slo SLO.YAML\n"
     )
+    guarantees = guarantee_rows(plan.verdict)
     document: Document = {
         **_totals(plan),
         "objective": {
@@ -137,7 +133,7 @@ def plan_yaml(plan: Plan) -> str:
         "slo": slo_document(plan.slo),
         "simulated": _slo_lines(plan.verdict),
         **_attainment(plan),
-        **({"simulated_tenants": rows} if (rows := guarantee_rows(plan.verdict)) else {}),
+        **({"simulated_tenants": guarantees} if guarantees else {}),
         "traffic": _traffic_summary(plan),
         "max_model_len": plan.max_model_len,
         "engine": _engine(fleet),
@@ -254,12 +250,7 @@ def _prefixes(plan: Plan) -> Document:
 
 def _routers(plan: Plan) -> Document:
     """The router of each target, and the SLO under it; `plan manifests` writes these lines again."""
-    keys = ("target", "router", "simulated", "slo")
-    _, texts = router_rows(plan)
-    rows = [
-        {**dict(zip(keys, text, strict=True)), "kept": verdict.keeps}
-        for text, verdict in zip(texts, plan.certificate.routers, strict=True)
-    ]
+    rows = [dataclasses.asdict(row) for row in simulated_routers(plan)]
     target = plan.certificate.deploy
     for_targets = [
         {"targets": list(each.targets), "status": each.status, "usd_per_h": each.usd_per_h}
@@ -290,21 +281,16 @@ def power_document(power: ExpectedPower | None) -> Document | None:
     """
     if power is None:
         return None
-    document: Document = {
-        "provisioned_w": power.provisioned_w,
-        "expected_w": power.mean_w,
-        "expected_idle_w": power.idle_w,
-        "request_j": power.request_j,
-        "thousand_output_tokens_j": power.thousand_tokens_j,
-        "basis": power.basis,
-    }
-    written: Document = plain(document)
-    return written
-
-
-def _images(fleet: Fleet) -> list[str]:
-    """The container images of all pools."""
-    return sorted({image_of(pool.type) for pool in fleet.running_pools})
+    return _plain_document(
+        {
+            "provisioned_w": power.provisioned_w,
+            "expected_w": power.mean_w,
+            "expected_idle_w": power.idle_w,
+            "request_j": power.request_j,
+            "thousand_output_tokens_j": power.thousand_tokens_j,
+            "basis": power.basis,
+        }
+    )
 
 
 def _engine(fleet: Fleet) -> Document:
@@ -312,7 +298,8 @@ def _engine(fleet: Fleet) -> Document:
     engine: Document = {} if fleet.engine is None else engine_document(fleet.engine)
     if why_undeployable(fleet):  # Without manifests there are no version and no images to name.
         return engine or {"name": "vllm"}
-    return {"name": "vllm", "version": engine_version(fleet), **engine, "images": _images(fleet)}
+    images = sorted({image_of(pool.type) for pool in fleet.running_pools})
+    return {"name": "vllm", "version": engine_version(fleet), **engine, "images": images}
 
 
 def certificate_json(plan: Plan, *, command: str = "") -> str:
@@ -351,13 +338,12 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
 
 def to_json(plan: Plan) -> Document:
     """The output of `plan --json`: one object of plain values."""
-    fleet = plan.fleet
-    document: Document = plain(
+    return _plain_document(
         {
             **_totals(plan),
             "placement": placement_document(plan.placement),
             **_prefixes(plan),
-            **_fleet_summary(fleet),
+            **_fleet_summary(plan.fleet),
             "slo": slo_document(plan.slo),
             "certificate": certificate_document(plan.certificate, sentence),
             "facts": _facts(plan),
@@ -369,20 +355,11 @@ def to_json(plan: Plan) -> Document:
             "simulation": simulation_summary(plan.simulation, plan.verdict),
         }
     )
-    return document
 
 
 def use_rows(uses: Sequence[PoolUse]) -> list[Document]:
     """The used share of each pool's GPUs, and its batches; null if no step ran."""
     return [plain(dataclasses.asdict(use)) for use in uses]
-
-
-def _with_value(
-    row: SloMetric, simulation: Simulation, inside: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
-    """(n,): the requests inside the measured window that have a value of this metric."""
-    with_value = row.has_value(simulation)
-    return inside if with_value is None else inside & with_value
 
 
 def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:
@@ -401,6 +378,10 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     # Columns of a long trace are mapped from a file; the pages just read need not stay in memory.
     for column in (simulation.output_tokens, simulation.input_tokens):
         release_memory(column)
+
+    def per_second(amount: float) -> float | None:
+        return amount / span_s if span_s > 0 else None
+
     document: Document = {
         "requests": len(simulation.arrival_s),
         "measured_requests": int(inside.sum()),
@@ -410,10 +391,13 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
         "preemptions": int(simulation.preemptions.sum()),
         "queue_s": mean_and_percentiles(chosen(simulation.queue_s, inside)),
-        **{f"{key}_s": _spread_of(row, simulation, inside) for key, row in METRICS.items()},
-        "requests_per_s": finished.sum() / span_s if span_s > 0 else None,
-        "input_tokens_per_s": input_tokens / span_s if span_s > 0 else None,
-        "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,
+        **{
+            f"{key}_s": _gap_spread(simulation) if row.is_of_gaps else spread_of(row, simulation, inside)
+            for key, row in METRICS.items()
+        },
+        "requests_per_s": per_second(int(finished.sum())),
+        "input_tokens_per_s": per_second(input_tokens),
+        "output_tokens_per_s": per_second(output_tokens),
         "token_hit_frac": simulation.token_hit_frac,
         "token_reload_frac": simulation.token_reload_frac,
         "token_disk_frac": simulation.token_disk_frac,
@@ -423,28 +407,14 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "workers": [
             {
                 "name": name,
-                "busy_frac": simulation.worker_busy_s[w] / span_s if span_s > 0 else None,
+                "busy_frac": per_second(simulation.worker_busy_s[w]),
                 "steps": simulation.worker_steps[w],
                 "tokens": simulation.worker_tokens[w],
             }
             for w, name in enumerate(simulation.worker_names)
         ],
     }
-    written: Document = plain(document)
-    return written
-
-
-def _spread_of(
-    row: SloMetric, simulation: Simulation, inside: npt.NDArray[np.bool_]
-) -> dict[str, float] | None:
-    """Mean and percentiles of a metric over the requests `inside` the measured window, of gaps over all of
-    them; None for a metric that this simulation does not show.
-    """
-    if row.is_of_gaps:
-        return _gap_spread(simulation)
-    if not row.is_shown(simulation):
-        return None
-    return mean_and_percentiles(chosen(row.values_s(simulation), _with_value(row, simulation, inside)))
+    return _plain_document(document)
 
 
 def _gap_spread(simulation: Simulation) -> dict[str, float] | None:
@@ -612,17 +582,14 @@ def guarantee_rows(verdict: Verdict) -> list[Document]:
 
 def verdict_document(verdict: Verdict) -> Document:
     """The verdict on a simulation; seconds are NaN if gaps were not recorded."""
+    worst = verdict.attainment_worst
     return {
         "holds": verdict.holds,
         "lines": _slo_lines(verdict),
         "attainment_frac": verdict.attainment_frac,
         "attainment_holds": verdict.attainment_holds,
         **({"windows": verdict.windows} if verdict.windows else {}),
-        **(
-            {}
-            if verdict.attainment_worst is None
-            else {"attainment_worst_window": _in_window(verdict.attainment_worst)}
-        ),
+        **({} if worst is None else {"attainment_worst_window": _in_window(worst)}),
         **({"tenants": guarantee_rows(verdict)} if verdict.guarantees else {}),
         "is_steady": verdict.is_steady,
         "patient_frac": verdict.patient_frac,
@@ -632,8 +599,13 @@ def verdict_document(verdict: Verdict) -> Document:
 
 
 def as_json(document: Document) -> str:
-    """JSON text of plain values, the same bytes for the same document."""
+    """JSON text of the values as `plain` makes them, the same bytes for the same document."""
     return json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain_document(document: Document) -> Document:
+    """As `plain`, for an object."""
+    return {key: plain(value) for key, value in document.items()}
 
 
 def plain(value: Any) -> Any:

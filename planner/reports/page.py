@@ -38,6 +38,7 @@ def page(title: str, body: str, footer: str) -> str:
 
 
 def section(title: str, body: str) -> str:
+    """A section with a heading; `title` is text, `body` is HTML."""
     return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
 
 
@@ -115,5 +116,6 @@ def table(
 
 
 def bullets(lines: Iterable[str], otherwise: str = "") -> str:
+    """A list of the lines; without lines the text `otherwise`."""
     items = "".join(f"<li>{inline(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else f"<p>{escape(otherwise)}</p>"

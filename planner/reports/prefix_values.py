@@ -15,13 +15,13 @@ from planner.units import show_s
 Document = dict[str, Any]
 
 
-def placed_rows(values: PrefixPlan) -> list[Document]:
+def placed_rows(plan: PrefixPlan) -> list[Document]:
     """The stable prefixes, the most requested first. `prefix` is the number of a node of the prefix tree, and
     `after` that of its parent; node 0 is the empty root.
     """
-    demand, placed = values.traffic.demand, values.replication.placed
+    demand, placed = plan.traffic.demand, plan.replication.placed
     through_rps = demand.subtree_sum(demand.rate_rps)  # The rate of requests that begin with each prefix.
-    hits_rps = values.replication.hits_rps(demand).sum(axis=1)
+    hits_rps = plan.replication.hits_rps(demand).sum(axis=1)
     return [
         {
             "prefix": v,
@@ -29,31 +29,31 @@ def placed_rows(values: PrefixPlan) -> list[Document]:
             "tokens": int(demand.tokens[v]),
             "requests_per_s": float(through_rps[v]),
             "replicas": int(placed[v].sum()),
-            "workers": [f"{values.pool.name}-{r}" for r in placed[v].nonzero()[0].tolist()],
+            "workers": [f"{plan.pool.name}-{r}" for r in placed[v].nonzero()[0].tolist()],
             "hit_frac": float(hits_rps[v] / through_rps[v]),
         }
         for v in sorted(range(1, len(demand)), key=lambda v: (-through_rps[v], v))
     ]
 
 
-def plan_document(values: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
+def plan_document(plan: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
     """The planned prefixes with their copies, the expected hits and loads, and how many tokens each worker
     computes of `prompts` at its start.
     """
-    replication = values.replication
+    replication = plan.replication
     warm_up_tokens: dict[str, int] = {}
     for prompt in sorted(prompts, key=lambda prompt: prompt.worker):
         warm_up_tokens[prompt.worker] = warm_up_tokens.get(prompt.worker, 0) + prompt.tokens
     return {
-        "pool": values.pool.name,
-        "workers": values.pool.count,
-        "prefix_tokens_per_worker": values.memory_tokens,
-        "nodes": placed_rows(values),
-        "stable_hit_frac": values.stable_hit_frac,
-        "session_hit_frac": values.session_hit_frac,
-        "hit_frac": values.hit_frac,
-        "prefill_saved_frac": values.prefill_saved_frac,
-        "load_without_caches": values.uncached_load,
+        "pool": plan.pool.name,
+        "workers": plan.pool.count,
+        "prefix_tokens_per_worker": plan.memory_tokens,
+        "nodes": placed_rows(plan),
+        "stable_hit_frac": plan.stable_hit_frac,
+        "session_hit_frac": plan.session_hit_frac,
+        "hit_frac": plan.hit_frac,
+        "prefill_saved_frac": plan.prefill_saved_frac,
+        "load_without_caches": plan.uncached_load,
         "load": replication.load.tolist(),
         "load_bound": replication.bound,
         "gap_frac": replication.gap_frac,
@@ -62,10 +62,10 @@ def plan_document(values: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
     }
 
 
-def pool_document(values: PoolPrefixes) -> Document:
+def pool_document(pool: PoolPrefixes) -> Document:
     """The document of a pool's plan, with the simulated hits beside the expected ones."""
-    document = plan_document(values.plan, values.warm_up) | simulated(values)
-    if (keep := values.keep_alive) is not None:
+    document = plan_document(pool.plan, pool.warm_up) | simulated(pool)
+    if (keep := pool.keep_alive) is not None:
         document["keep_alive"] = dataclasses.asdict(keep) | {"every_s": list(keep.every_s)}
     return document
 
@@ -83,12 +83,12 @@ def keep_alive_text(keep: KeepAlive) -> str:
     )
 
 
-def simulated(values: PoolPrefixes) -> Document:
+def simulated(pool: PoolPrefixes) -> Document:
     """The simulated hits and loads of a pool, beside the most hits that an unlimited cache would give."""
     return {
-        "possible_hit_frac": values.possible_hit_frac,
-        "simulated_hit_frac": values.simulated_hit_frac,
-        "simulated_load": list(values.simulated_load),
+        "possible_hit_frac": pool.possible_hit_frac,
+        "simulated_hit_frac": pool.simulated_hit_frac,
+        "simulated_load": list(pool.simulated_load),
     }
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from planner.reports import answer_sentences, figures, rows, screen, screen_page, words
-from planner.reports.fact_sentences import percent, sentence, sentences
+from planner.reports.fact_sentences import capitalised, percent, sentence, sentences
 from planner.reports.page import bullets, chart, charts, later_section, page, section, table
 from planner.reports.prefix_values import keep_alive_text
 from planner.search.evidence.plan import Plan
@@ -24,7 +24,7 @@ def render_report(plan: Plan, *, command: str = "") -> str:
             f"<header><p class=eyebrow>{escape(_title_line(plan))}</p>",
             screen_page.fragment(plan),
             "</header>",
-            *([section("Mind", bullets(_warning_sentences(plan)))] if plan.warnings else []),
+            *([section("Mind", _bullets_of(sentences(plan.warnings)))] if plan.warnings else []),
             section(screen.why_title(plan), _why_not_cheaper(plan)),
             later_section("Deployment", _fleet_section(plan)),
             *([later_section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
@@ -43,6 +43,11 @@ def render_report(plan: Plan, *, command: str = "") -> str:
     )
 
 
+def _bullets_of(texts: Iterable[str]) -> str:
+    """A list of these texts as whole sentences."""
+    return bullets(f"{capitalised(text)}." for text in texts)
+
+
 def _title_line(plan: Plan) -> str:
     """The line above the headline: the LLM, the plan's date, the version that made it and the seed."""
     planned_by = f"planned on {plan.made.date} by fleetplan {plan.made.version}" if plan.made else ""
@@ -50,14 +55,10 @@ def _title_line(plan: Plan) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _warning_sentences(plan: Plan) -> list[str]:
-    return [f"{text[0].upper()}{text[1:]}." for text in sentences(plan.warnings)]
-
-
 def _appendix_section(plan: Plan) -> str:
     parts = (
         ("The SLO, and what the simulation says", _slo_section(plan)),
-        *((("The three answers", _answers_section(plan)),) if plan.certificate.answers else ()),
+        *([("The three answers", _answers_section(plan))] if plan.certificate.answers else []),
         ("What binds", bullets(words.binding_lines(plan), "No single limit binds.")),
         ("How it runs", _running_section(plan)),
         ("What was found, and what bounds it", _proof_section(plan)),
@@ -132,7 +133,7 @@ def _prefixes_section(plan: Plan) -> str:
 
 
 def _why_not_cheaper(plan: Plan) -> str:
-    text = bullets([f"{line[0].upper()}{line[1:]}." for line in screen.why(plan)])
+    text = _bullets_of(screen.why(plan))
     if not plan.alternatives:
         return f"{text}<p>No other fleet was compared.</p>"
     drawn = "".join(chart(figure, wide=True) for figure in figures.alternative_figures(plan))

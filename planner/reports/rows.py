@@ -9,9 +9,10 @@ import numpy as np
 from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, Slo, row_of
 from planner.fleet import Fleet, Pool, WorkerType
+from planner.manifests import RouterRow
 from planner.manifests.engine_command import engine_title, why_undeployable
 from planner.reports.answer_sentences import workers_text
-from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s
+from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s, spread_of
 from planner.reports.fact_sentences import drawn_text, percent, prices_text, router_text, sentence, times_text
 from planner.reports.screen import basis
 from planner.reports.words import (
@@ -33,20 +34,38 @@ from planner.simulator.slo_verdict import InWindow, Verdict, measured
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
-from planner.units import HOURS_PER_MONTH, counted, percentile_name, show_amount, show_clock, show_s
+from planner.units import (
+    HOURS_PER_MONTH,
+    counted,
+    percentile_name,
+    show_amount,
+    show_clock,
+    show_percent,
+    show_s,
+)
+
+SHOWN_AS_0_FRAC = 5e-4  # A smaller difference would be shown as 0.0 %.
+
+
+def simulated_routers(plan: Plan) -> list[RouterRow]:
+    """What became of the SLO under the router of each deployment target that can run the plan."""
+    return [
+        RouterRow(
+            target=under.target,
+            router=router_text(under),
+            simulated=" and ".join(dict.fromkeys(under.simulated))
+            + (f" (the router {', '.join(under.differs)})" if under.differs else ""),
+            slo=sentence(under),
+            kept=under.keeps,
+        )
+        for under in plan.certificate.routers
+    ]
 
 
 def router_rows(plan: Plan) -> Rows:
     """A line per deployment target that can run the plan: what routes there, and the SLO under it."""
     rows: list[tuple[str, ...]] = [
-        (
-            under.target,
-            router_text(under),
-            " and ".join(dict.fromkeys(under.simulated))
-            + (f" (the router {', '.join(under.differs)})" if under.differs else ""),
-            sentence(under),
-        )
-        for under in plan.certificate.routers
+        (row.target, row.router, row.simulated, row.slo) for row in simulated_routers(plan)
     ]
     return ("Target", "Router", "Simulated as", "SLO"), rows
 
@@ -101,8 +120,8 @@ def slo_rows(plan: Plan) -> Rows:
 
 
 def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
-    """A line per limit: what was asked, what the simulation says, the verdict. Where every window must keep
-    the limit, a second line is about the worst window.
+    """A line per limit: what the SLO says, what the simulation says, the verdict. Where every window must
+    keep the limit, a second line is about the worst window.
     """
     rows: list[tuple[str, ...]] = []
     for line in verdict.lines:
@@ -150,13 +169,15 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
     for promised in verdict.guarantees:
         least, needed = promised.least, percent(promised.guarantee.share_frac)
         # Without windows no tenant's work waited for as long as a window of the guarantee lasts.
-        got = f"{percent(least.share_frac)} ({least.tenant})" if promised.windows else "nobody waited so long"
+        least_text = (
+            f"{percent(least.share_frac)} ({least.tenant})" if promised.windows else "nobody waited so long"
+        )
         rows.append(
             (
                 guarantee_text(promised.guarantee),
                 promised.guarantee.name,
                 needed,
-                got,
+                least_text,
                 "",
                 "",
                 _verdict_word(promised.holds),
@@ -166,14 +187,17 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
 
 
 def _worst_text(verdict: Verdict, worst: InWindow) -> str:
-    many = counted(verdict.windows, "window")
-    return f"in the worst of {many}, from {show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
+    """For instance "in the worst of 24 windows, from 14:00 to 15:00"."""
+    windows = counted(verdict.windows, "window")
+    return f"in the worst of {windows}, from {show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
 
 
 def _margin(value_s: float, limit_s: float) -> str:
-    """The distance below the limit, as a share of it."""
-    left = 1 - value_s / limit_s
-    return f"{100 * abs(left):.0f}\u00a0% {'below' if left >= 0 else 'over'}" if np.isfinite(left) else "–"
+    """The distance below the limit, as a share of it: "12 % below"."""
+    below_frac = 1 - value_s / limit_s
+    if not np.isfinite(below_frac):
+        return "–"
+    return f"{100 * abs(below_frac):.0f}\u00a0% {'below' if below_frac >= 0 else 'over'}"
 
 
 def _verdict_word(holds: bool) -> str:
@@ -181,7 +205,7 @@ def _verdict_word(holds: bool) -> str:
 
 
 def percentile_rows(plan: Plan) -> Rows:
-    """Every metric's spread, whether the SLO has it or not."""
+    """Mean and percentiles of the wait in queues and of every metric, whether the SLO has it or not."""
     simulation = plan.simulation
     inside = measured(simulation)
     gaps, requests_of_gap, sample_stride = sampled_gaps_s(simulation)
@@ -191,11 +215,9 @@ def percentile_rows(plan: Plan) -> Rows:
         if row.is_of_gaps:
             spreads.append((row.name.capitalize(), about, mean_and_percentiles(gaps, requests_of_gap)))
             continue
-        if not row.is_shown(simulation):
-            continue
-        with_value = row.has_value(simulation)
-        shown = inside if with_value is None else inside & with_value
-        spreads.append((row.name.capitalize(), "", mean_and_percentiles(row.values_s(simulation)[shown])))
+        spread = spread_of(row, simulation, inside)
+        if spread is not None:
+            spreads.append((row.name.capitalize(), "", spread))
     head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
     rows = [
         (name, *(f"{mark}{seconds_text(seconds)}" for seconds in values.values()))
@@ -213,8 +235,8 @@ def cost_rows(plan: Plan) -> Rows:
         idle = counted(paid.idle_gpus, "GPU") if paid.idle_gpus else "no GPU"
         how = f"whole nodes all the time, with {idle} that no worker uses"
     if paid.owned_gpus:
-        nothing = "electricity alone" if paid.electricity_usd_per_h else "nothing here"
-        how += f"; {counted(paid.owned_gpus, 'GPU')} owned, for {nothing}, {paid.rented_gpus} rented"
+        owned_cost = "electricity alone" if paid.electricity_usd_per_h else "nothing here"
+        how += f"; {counted(paid.owned_gpus, 'GPU')} owned, for {owned_cost}, {paid.rented_gpus} rented"
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
     over = "price" + (", idle GPUs among it," if paid.idle_gpus else "") + " over the tokens of this traffic"
     # Where requests wait for answers, the fleet is paid beyond the trace's last arrival.
@@ -262,6 +284,7 @@ def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
 
 
 def _kw(watts: float) -> str:
+    """A power in kW."""
     return f"{watts / 1e3:,.1f} kW"
 
 
@@ -283,14 +306,12 @@ def usage_rows(plan: Plan) -> Rows:
     )
     rows: list[tuple[str, ...]] = []
     uses = {use.pool: use for use in pool_uses(plan.fleet, simulation)}
-    first = 0
-    for pool in plan.fleet.running_pools:
-        workers = slice(first, first + pool.count)
-        first += pool.count
+    for pool, numbers in plan.fleet.workers_by_pool:
+        workers = slice(numbers.start, numbers.stop)
         busy = simulation.worker_busy_s[workers] / span_s
         steps = simulation.worker_steps[workers].sum()
         tokens = simulation.worker_tokens[workers].sum() / steps if steps else 0.0
-        decodes = fullest = drawn = "–"
+        decodes = fullest = power_share = "–"
         if power is not None:  # The simulation recorded its steps (Plan.power).
             runs = simulation.runs
             runs = runs[(runs["worker"] >= workers.start) & (runs["worker"] < workers.stop)]
@@ -298,17 +319,17 @@ def usage_rows(plan: Plan) -> Rows:
             seconds = run_seconds(runs)
             if seconds.sum() > 0:
                 decodes = f"{np.average(runs['decodes'], weights=seconds):,.1f}"
-                fullest = _share(runs["blocks"].max() * KV_BLOCK_TOKENS / pool.type.kv_tokens)
-            drawn = _share(power.worker_w[workers].sum() / (pool.count * pool.type.power_w))
+                fullest = show_percent(runs["blocks"].max() * KV_BLOCK_TOKENS / pool.type.kv_tokens)
+            power_share = show_percent(power.worker_w[workers].sum() / (pool.count * pool.type.power_w))
         rows.append(
             (
                 pool.name,
-                _share(busy.mean()),
-                _share(busy.max()),
+                show_percent(busy.mean()),
+                show_percent(busy.max()),
                 f"{tokens:,.0f}",
                 decodes,
                 fullest,
-                drawn,
+                power_share,
                 *_used(uses.get(pool.name)),
             )
         )
@@ -316,21 +337,20 @@ def usage_rows(plan: Plan) -> Rows:
 
 
 def _used(use: PoolUse | None) -> tuple[str, str, str]:
-    """KV cache while steps run; FLOP and bandwidth of all the measured time."""
+    """The shares of a pool's KV cache in use while steps run, and of its FLOP and bandwidth over the measured
+    window.
+    """
     if use is None:
         return "–", "–", "–"
-    kv = "–" if math.isnan(use.kv_mean_frac) else _share(use.kv_mean_frac)
-    return kv, _share(use.mfu_frac), _share(use.bandwidth_frac)
-
-
-def _share(frac: float) -> str:
-    return f"{100 * frac:.1f} %"
+    kv = "–" if math.isnan(use.kv_mean_frac) else show_percent(use.kv_mean_frac)
+    return kv, show_percent(use.mfu_frac), show_percent(use.bandwidth_frac)
 
 
 def node_rows(plan: Plan) -> Rows:
-    """Nodes that hold the same, and what each of them holds."""
-    alike: dict[tuple[str, str], int] = {}
-    idle: dict[tuple[str, str], int] = {}
+    """A line for all nodes that hold the same workers: how many nodes, which workers, idle GPUs of each."""
+    # The two are keyed by the kind of node and the text of its workers.
+    nodes: dict[tuple[str, str], int] = {}
+    idle_gpus: dict[tuple[str, str], int] = {}
     gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
     for node in plan.placement.nodes if plan.placement else ():
         workers: dict[str, int] = {}
@@ -338,12 +358,11 @@ def node_rows(plan: Plan) -> Rows:
             whole = "" if part.last - part.first + 1 == part.pp else f", stages {part.first} to {part.last}"
             workers[part.pool + whole] = workers.get(part.pool + whole, 0) + 1
         key = (node.kind, ", ".join(f"{count} × {name}" for name, count in workers.items()))
-        alike[key] = alike.get(key, 0) + 1
-        used = sum(len(part.gpus) for part in node.parts)
-        idle[key] = gpus_per_node[row_of(node.kind)] - used
+        nodes[key] = nodes.get(key, 0) + 1
+        used_gpus = sum(len(part.gpus) for part in node.parts)
+        idle_gpus[key] = gpus_per_node[row_of(node.kind)] - used_gpus
     rows: list[tuple[str, ...]] = [
-        (kind, f"{count}", workers_text, f"{idle[kind, workers_text]}")
-        for (kind, workers_text), count in alike.items()
+        (kind, f"{count}", text, f"{idle_gpus[kind, text]}") for (kind, text), count in nodes.items()
     ]
     return ("Nodes of", "Nodes", "Workers on each", "GPUs idle on each"), rows
 
@@ -352,13 +371,13 @@ def repeat_rows(plan: Plan) -> Rows:
     """The plan's fleet on other draws of chance: how often it keeps the SLO, and how late it is."""
     repeats = plan.certificate.repeats
     names = list(dict.fromkeys(name for each in repeats for name in each.limits))
-    few, most = (f"{100 * frac:.0f} %" for frac in (FEW_FRAC, MOST_FRAC))
-    says = {"holds": f"✓\u00a0more than {few}", "fails": f"✗\u00a0less than {most}", "open": "undecided"}
+    few, most = (show_percent(frac, ".0f") for frac in (FEW_FRAC, MOST_FRAC))
+    decisions = {"holds": f"✓\u00a0more than {few}", "fails": f"✗\u00a0less than {most}", "open": "undecided"}
     values: list[tuple[str, ...]] = [
         (
             drawn_text(each),
             f"{each.kept} of {each.runs}",
-            says[each.decision],
+            decisions[each.decision],
             *(_over_runs(each.limits[name]) if name in each.limits else "–" for name in names),
         )
         for each in repeats
@@ -368,6 +387,7 @@ def repeat_rows(plan: Plan) -> Rows:
 
 
 def _over_runs(value: Interval) -> str:
+    """A figure over several runs: "1.2 s ± 0.1 s (1.5 s)", the mean with its error and the most."""
     if not np.isfinite(value.mean):
         return "–"
     half_s = float(f"{value.half:.2g}")
@@ -397,7 +417,12 @@ def prefix_rows(plan: Plan) -> Rows:
             pool.plan.prefill_saved_frac,
         )
         values.append(
-            (pool.plan.pool.name, f"{(replicas > 0).sum():,}", f"{replicas.sum():,}", *map(_share, shares))
+            (
+                pool.plan.pool.name,
+                f"{(replicas > 0).sum():,}",
+                f"{replicas.sum():,}",
+                *map(show_percent, shares),
+            )
         )
     return head, values
 
@@ -441,9 +466,8 @@ def _objective(alternative: Alternative, unit: str) -> str:
 def _difference(alternative: Alternative, value: float) -> str:
     if not alternative.is_priced or not value:
         return "–"
-    more = alternative.objective / value - 1
-    # Below half of a tenth of a percent it would be shown as 0.0 %.
-    return "the same" if abs(more) < 5e-4 else f"{more:+.1%}".replace("%", " %")
+    more_frac = alternative.objective / value - 1
+    return "the same" if abs(more_frac) < SHOWN_AS_0_FRAC else f"{more_frac:+.1%}".replace("%", " %")
 
 
 def neighbour_rows(plan: Plan) -> Rows:
@@ -491,13 +515,16 @@ def source_rows(plan: Plan) -> Rows:
 
 
 def _step_times(pool: Pool) -> tuple[str, ...]:
+    """The line on the step times of a pool: what they come from, and how far off they may be."""
     latency = pool.type.latency
-    is_guess = latency.mape_frac is None and latency.kind in ("roofline", "derived")
-    how = "fitted to your measured steps" if latency.kind == "steps" else "estimated from measured kernels"
-    if latency.kind not in ("steps", "kernels"):
-        how = (
-            "⚠ computed from catalog figures, nothing was profiled" if is_guess else "fitted to measurements"
-        )
+    if latency.kind == "steps":
+        how = "fitted to your measured steps"
+    elif latency.kind == "kernels":
+        how = "estimated from measured kernels"
+    elif latency.mape_frac is None and latency.kind in ("roofline", "derived"):
+        how = "⚠ computed from catalog figures, nothing was profiled"
+    else:
+        how = "fitted to measurements"
     error = "no measured error"
     if latency.mape_frac is not None:
         error = f"held-out error {percent(latency.mape_frac)}"

@@ -20,13 +20,15 @@ from planner.reports.page import charts as drawn
 from planner.reports.words import Rows, listed, usd
 from planner.search.schedules.scheduled import SimulatedSchedule
 from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_window
-from planner.units import HOURS_PER_MONTH, counted
+from planner.units import HOURS_PER_MONTH, counted, show_percent
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
+# The schedules that a schedule is compared with.
 OTHERS = {
     "peak": "a fleet for the peak, kept all the time",
     "linear rule": "a linear rule per window (Aladdin)",
 }
+SHOWN_GAP_FRAC = 1e-4  # The last digit of a gap in sentences.
 SPOT_SUFFIX = ", spot"  # The end of a spot worker's name.
 FIRM = "A spot worker may be interrupted at any time; the others are not."
 
@@ -50,7 +52,7 @@ class ScheduleAnswer:
     @property
     def is_optimal(self) -> bool:
         """Whether the gap is at most `required_gap_frac`, to the 0.01 % with which it is shown."""
-        return self.schedule.gap_frac <= self.required_gap_frac + 1e-4
+        return self.schedule.gap_frac <= self.required_gap_frac + SHOWN_GAP_FRAC
 
 
 def render(answer: ScheduleAnswer) -> dict[str, str]:
@@ -89,6 +91,7 @@ def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
 
 
 def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[str, Any]:
+    """What the simulation says: prices, windows kept, and the schedule as repaired."""
     market = answer.market
     gpus = [offer.gpu for offer in market.offers]
     return {
@@ -126,22 +129,17 @@ def used(answer: ScheduleAnswer) -> list[int]:
     return [c for c in range(len(values.workers)) if values.workers[c].any() or values.spot_workers[c].any()]
 
 
-def to_run(answer: ScheduleAnswer) -> Schedule:
-    """The schedule to run: where it was simulated, with the workers that the repair added."""
-    return answer.schedule if answer.simulated is None else answer.simulated.schedule
-
-
 def to_csv(answer: ScheduleAnswer) -> str:
     """window, llm, worker, firm, spot: a row for every worker type in use in a window, as repaired."""
-    text, values = io.StringIO(), to_run(answer)
+    text = io.StringIO()
+    to_run = answer.schedule if answer.simulated is None else answer.simulated.schedule
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("window", "llm", "worker", "firm", "spot"))
-    for t in range(values.workers.shape[1]):
+    for t in range(to_run.workers.shape[1]):
         for c, capacity in enumerate(answer.market.capacities):
-            if values.workers[c, t] or values.spot_workers[c, t]:
-                rows.writerow(
-                    (t, capacity.llm, capacity.name, values.workers[c, t], values.spot_workers[c, t])
-                )
+            firm, spot = to_run.workers[c, t], to_run.spot_workers[c, t]
+            if firm or spot:
+                rows.writerow((t, capacity.llm, capacity.name, firm, spot))
     return text.getvalue()
 
 
@@ -222,25 +220,27 @@ def sentence(answer: ScheduleAnswer) -> str:
 
 
 def proof_line(answer: ScheduleAnswer) -> str:
+    """How near the schedule is to the bound, and whether that is as near as was required."""
     proved = "Proved" if answer.is_optimal else "Not finished in time"
     return f"{proved}: within {100 * answer.schedule.gap_frac:.2f} % of the least possible."
 
 
 def compared_lines(answer: ScheduleAnswer) -> list[str]:
     """The costs of other schedules, and what this one saves against them."""
-    lines, cost = [], answer.schedule.cost_usd_per_h
+    lines, usd_per_h = [], answer.schedule.cost_usd_per_h
     for name, other in answer.others.items():
         if other is None:
             lines.append(f"{OTHERS[name]}, exceeds a limit")
         else:
-            saved = 100 * (1 - cost / other.cost_usd_per_h) if other.cost_usd_per_h else 0.0
-            lines.append(f"{OTHERS[name]}: {usd(other.cost_usd_per_h)}/h; the schedule saves {saved:.1f} %")
+            saved_frac = 1 - usd_per_h / other.cost_usd_per_h if other.cost_usd_per_h else 0.0
+            price = f"{usd(other.cost_usd_per_h)}/h"
+            lines.append(f"{OTHERS[name]}: {price}; the schedule saves {show_percent(saved_frac)}")
     return lines
 
 
 def simulated_lines(answer: ScheduleAnswer) -> list[str]:
     """The simulated hours: windows kept, workers that the repair added, price; or why none were simulated."""
-    values, rate = answer.simulated, answer.schedule.cost_usd_per_h
+    values, by_rates_usd_per_h = answer.simulated, answer.schedule.cost_usd_per_h
     lines = [f"Mind: {answer.demand.note}."] if answer.demand.note else []
     if values is None:
         why = f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."
@@ -254,16 +254,19 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
             line + (f"; {counted(each.unfinished, 'request')} never served" if each.unfinished else "")
         )
     if values.added:
-        more = usd(values.cost_before_usd_per_h)
-        lines.append(f"The repair adds {values.added} workers x windows; without it {more}/h are paid.")
+        before = usd(values.cost_before_usd_per_h)
+        lines.append(f"The repair adds {values.added} workers x windows; without it {before}/h are paid.")
     if values.missed:
         lines.append(f"Windows that are missed still: {values.why_left}.")
-    parts = (("reserved", values.reserved_usd_per_h), ("on demand", values.on_demand_usd_per_h))
-    text = ", ".join(
-        f"{usd(part)} {name}" for name, part in (*parts, ("spot", values.spot_usd_per_h)) if part
-    )
+    parts = {
+        "reserved": values.reserved_usd_per_h,
+        "on demand": values.on_demand_usd_per_h,
+        "spot": values.spot_usd_per_h,
+    }
+    text = ", ".join(f"{usd(part)} {name}" for name, part in parts.items() if part)
     lines.append(
-        f"Paid on the simulated hours: {usd(values.cost_usd_per_h)}/h ({text}); by rates alone {usd(rate)}/h."
+        f"Paid on the simulated hours: {usd(values.cost_usd_per_h)}/h ({text}); by rates alone "
+        f"{usd(by_rates_usd_per_h)}/h."
     )
     limit = answer.market.cost_usd_per_h
     if limit is not None and values.cost_usd_per_h > limit:
@@ -302,6 +305,7 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
 
 
 def _html(answer: ScheduleAnswer) -> str:
+    """The page schedule.html."""
     values, windows = answer.schedule, answer.demand.rate_rps.shape[1]
     hours = windows * answer.demand.window_s / 3600
     cells = [

@@ -40,8 +40,10 @@ from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
 from planner.units import HOURS_PER_MONTH, counted, in_unit, percentile_name
 
+# What may grow (`robustness_facts.Strain`), as a noun, and as a change in the chart of what breaks first.
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
-NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
+STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}
+NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}  # Of answers.
 SAME_COST = "costs the same"
 MOST_WON_OVER = 3  # The headline names no more GPUs over which a roofline won.
 
@@ -100,12 +102,14 @@ def verdict(plan: Plan, questions: NextQuestions = BY_COMMAND) -> str:
     """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
-    text = [
+    sentences = (
         f"{not_for_production(plan)}{buy_text(plan.fleet, plan.bill)}.{carried}{missed}",
         targets_text(plan, questions.another_target),
         _how_sure(plan),
-    ]
-    return " ".join(part for part in (*text, basis_text(plan.fleet), won_text(plan)) if part)
+        basis_text(plan.fleet),
+        won_text(plan),
+    )
+    return " ".join(filter(None, sentences))
 
 
 def won_text(plan: Plan) -> str:
@@ -306,7 +310,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
         fleet=workers_text(answer.workers),
         kept="" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in),
         holds="" if answer.headroom is None else holds_text(answer.headroom, after_loss=is_after_loss),
-        breaks=f"beyond, {_named(tuple(limits))} is missed first" if limits else "",
+        breaks=f"beyond, {_any_of(tuple(limits))} is missed first" if limits else "",
         is_plan=is_plan,
         has_plans_fleet=has_plans_fleet,
     )
@@ -348,14 +352,15 @@ def limit_text(limit: Limit) -> str:
     return f"{limit.metric_row.abbreviation} {percentile_name(limit.percentile_frac)}{of_class}"
 
 
-def _named(limits: Sequence[Limit]) -> str:
+def _any_of(limits: Sequence[Limit]) -> str:
+    """The limits in a reader's words: "TTFT p90 or TPOT p95"."""
     return " or ".join(map(limit_text, limits))
 
 
 def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
     """What is missed: the limits, or, where every one of them holds, what else the SLO may fail by."""
     if limits:
-        return f"{_named(limits)} is missed"
+        return f"{_any_of(limits)} is missed"
     others = [f"attainment {percent(frac)}"] if (frac := plan.slo.attainment_frac) is not None else []
     others += ["a tenant's guarantee"] if plan.slo.guarantees else []
     return f"{' or '.join(others)} is missed" if others else "the backlog grows or a request fits no worker"
@@ -663,7 +668,9 @@ def why(plan: Plan) -> list[str]:
 
 
 def _not_measured(plan: Plan) -> list[str]:
-    """How far off the scenarios' step times are, if nobody measured them on this fleet's GPUs."""
+    """How far off the scenarios' step times are, if nobody measured them on this fleet's GPUs; a sentence for
+    each spread that its pools have.
+    """
     text = []
     for spread in dict.fromkeys(pool.type.latency.spread for pool in plan.fleet.running_pools):
         if spread is not None and not spread.is_own:
@@ -700,7 +707,7 @@ def _counts(plan: Plan, fewer: AtWorkers) -> str:
     roles = [pool.role for pool in plan.fleet.running_pools]
     parts = [f"{count} {role}" for count, role in zip(fewer.counts, roles, strict=True)]
     of_pools = f" ({' + '.join(parts)})" if len(parts) > 1 else ""
-    counts = iter(fewer.counts)  # Empty pools have no count.
+    counts = iter(fewer.counts)  # Those of the running pools: a pool without workers has no count there.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
     is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < SAME_USD
@@ -732,10 +739,10 @@ def breaks(plan: Plan) -> list[Breaks]:
 
 
 def _strained(plan: Plan, headroom: HeadroomFact) -> Breaks:
-    label = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}[headroom.strain]
-    text = f"then {_missed_text(plan, headroom.missed)}"
-    if headroom.frac >= HEADROOM_MOST_FRAC:
-        text = "and still holds"
+    """The row of a strain: to how much more of it the plan holds, and what is missed beyond."""
+    still_holds = headroom.frac >= HEADROOM_MOST_FRAC  # No larger increase is simulated.
+    text = "and still holds" if still_holds else f"then {_missed_text(plan, headroom.missed)}"
+    label = STRAIN_CHANGES[headroom.strain]
     return Breaks(label, headroom.frac, f"{more_text(headroom.frac)}, {text}", "slo")
 
 
@@ -746,8 +753,9 @@ def _worst(losses: Sequence[Lost]) -> list[Lost]:
 
 
 def _lost(plan: Plan, lost: Lost) -> Breaks:
+    """The row of a lost worker. Where the plan holds without it, the bar is its share of a pool."""
     label = f"loss of {_one_lost(lost)}"
     if lost.holds:
         return Breaks(label, 1 / lost.workers, "still holds", "loss")
-    # Nothing is stood: the row comes first and has no bar.
+    # The plan stands no part of the loss: the row comes first and has no bar.
     return Breaks(label, 0.0, _lost_text(plan, lost), "loss")

@@ -20,7 +20,7 @@ from planner.reports.encoding import (
     data_of_columns,
     data_of_rows,
     distinguish_lines,
-    rounded_all,
+    line_points,
     text_layers,
     time_axis,
     time_unit,
@@ -169,6 +169,7 @@ def demand(plan: Plan) -> Figure:
 
 
 def _rule(y: float, text: str, colour: str) -> list[Any]:
+    """The layers of a dashed level line with its text above it."""
     import altair as alt
 
     rule = alt.Chart(data_of_columns(y=[y])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y="y:Q")
@@ -183,10 +184,8 @@ def kv_use(plan: Plan) -> Figure | None:
     if not len(simulation.runs) or simulation.gaps is not None:
         return None
     at_s, unit, factor = _times_and_unit(plan)
-    series, first = {}, 0
-    for pool in plan.fleet.running_pools:
-        workers = range(first, first + pool.count)
-        first += pool.count
+    series = {}
+    for pool, workers in plan.fleet.workers_by_pool:
         used_tokens = kv_blocks_at(simulation, workers, at_s) * KV_BLOCK_TOKENS
         series[pool.name] = used_tokens / (pool.count * pool.type.kv_tokens)
     drawn = _lines(
@@ -216,12 +215,11 @@ def _times_and_unit(plan: Plan) -> tuple[Any, str, float]:
 def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, number_format: str) -> Any:
     import altair as alt
 
+    """A step line for each name over its columns x and y, with y as shares of 0 to 1 if the format is %."""
     names = list(series)
-    rows = [
-        {"x": x, "y": y, "what": name}
-        for name, columns in series.items()
-        for x, y in zip(*rounded_all(*columns), strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, (x, y) in series.items():
+        rows += line_points(x, y, what=name)
     scale = alt.Scale(domain=[0, 1.02], nice=False) if number_format == "%" else alt.Undefined
     return (
         alt.Chart(data_of_rows(rows))

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from html import escape
 
 from planner.reports import screen, screen_charts, words
+from planner.reports.fact_sentences import capitalised
 from planner.reports.page import chart, headline, unbroken
 from planner.search.evidence.plan import Plan
 
+# What may be left out around a plan (`robustness_facts.Part`), in words.
 PARTS_TEXT = {
     "workers": "SLO attainment by number of workers",
     "traffic": "more traffic in scenarios",
@@ -45,7 +47,7 @@ def cards_html(values: Sequence[screen.Card]) -> str:
 
 def _card(card: screen.Card) -> str:
     lines = [card.fleet, card.kept, card.holds, card.breaks]
-    text = "".join(f"<p>{unbroken(line[0].upper() + line[1:])}.</p>" for line in lines if line)
+    text = "".join(f"<p>{unbroken(capitalised(line))}.</p>" for line in lines if line)
     month = f" <span>{escape(card.month)}</span>" if card.month else ""
     return (
         f"<li{' class=chosen' if card.is_plan else ''}><h2>{escape(card.name)}"

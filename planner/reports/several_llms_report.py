@@ -13,10 +13,10 @@ from planner.reports import answer_sentences, figures, output, shared_screen
 from planner.reports.fact_sentences import percent, relative_cost_text, sentences
 from planner.reports.output import Document
 from planner.reports.page import bullets, page, section, table
-from planner.reports.words import Rows, bill_lines, describe, listed, slo_sentence, usd
+from planner.reports.words import Rows, describe, listed, price_text, slo_sentence
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
-from planner.units import HOURS_PER_MONTH, counted, in_unit, show_amount
+from planner.units import counted, in_unit, show_amount
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 OF_EACH_SLO = (
@@ -88,14 +88,14 @@ def summary(plan: SharedPlan) -> Document:
             "level0_bound": plan.level0_bound,
         },
         "answers": _answers(plan),
-        "limits": {used.limit.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "limits": _limits_document(plan),
         "binding": sentences(plan.binding),
         "in_production": sentences(plan.in_production),
         "warnings": sentences(plan.warnings),
         "placement": output.placement_document(plan.placement),
     }
-    plain: Document = output.plain(document)
-    return plain
+    plain_values: Document = output.plain(document)
+    return plain_values
 
 
 def _kept_in(plan: Plan) -> Document | None:
@@ -117,7 +117,13 @@ def _answers(plan: SharedPlan) -> list[Document]:
     return rows
 
 
+def _limits_document(plan: SharedPlan) -> Document:
+    """How much there is of each shared limit, and how much the plan uses."""
+    return {each.limit.name: {"amount": each.amount, "used": each.used} for each in plan.limits}
+
+
 def _totals(plan: SharedPlan) -> Document:
+    """The cost, power and GPUs of all fleets."""
     fleets = plan.fleets
     return {
         "cost_usd_per_h": plan.bill.usd_per_h,
@@ -127,6 +133,7 @@ def _totals(plan: SharedPlan) -> Document:
 
 
 def _header(plan: SharedPlan) -> str:
+    """The comments with which plan.yaml begins."""
     total = _totals(plan)
     name = next(iter(plan.plans))
     return (
@@ -159,7 +166,7 @@ def _certificate(plan: SharedPlan) -> Document:
             for name, one in plan.plans.items()
         },
         "answers": _answers(plan),
-        "limits": {used.limit.name: {"amount": used.amount, "used": used.used} for used in plan.limits},
+        "limits": _limits_document(plan),
         "binding": sentences(plan.binding),
         "in_production": sentences(plan.in_production),
         "assumptions": sentences(plan.assumptions),
@@ -203,15 +210,8 @@ def proof_lines(plan: SharedPlan) -> list[str]:
 
 def answer(plan: SharedPlan) -> str:
     """All fleets in one sentence."""
-    total = _totals(plan)
-    paid = plan.bill
-    month = paid.usd_per_h * HOURS_PER_MONTH
-    text = "".join(f"; {line}" for line in bill_lines(paid))
-    names = listed(list(plan.plans))
-    return (
-        f"{names} on {counted(total['gpus'], 'GPU')}: {usd(paid.usd_per_h)} per hour, about "
-        f"{month:,.0f} USD per month{text}."
-    )
+    gpus = counted(_totals(plan)["gpus"], "GPU")
+    return f"{listed(list(plan.plans))} on {gpus}: {price_text(plan.bill)}."
 
 
 def fleet_rows(plan: SharedPlan) -> Rows:
@@ -296,6 +296,7 @@ def node_rows(plan: SharedPlan) -> Rows:
 
 
 def render_report(plan: SharedPlan) -> str:
+    """The page report.html, with links to the reports of the LLMs."""
     links = "".join(
         f'<li><a href="{name}/report.html">{name}</a>: {escape(slo_sentence(one))}</li>'
         for name, one in plan.plans.items()

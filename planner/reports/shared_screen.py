@@ -59,15 +59,14 @@ def _how_sure(plan: SharedPlan) -> str | None:
 
 
 def _basis_text(plan: SharedPlan) -> str:
+    """What step times rest on, once if it is the same for all LLMs, else by LLM."""
     texts_by_llm = {
         name: " ".join(filter(None, (screen.basis_text(llm_plan.fleet), screen.won_text(llm_plan))))
         for name, llm_plan in plan.plans.items()
     }
     if len(set(texts_by_llm.values())) == 1:
         return next(iter(texts_by_llm.values()))
-    return " ".join(
-        f"{name}: {texts_by_llm[0].lower()}{texts_by_llm[1:]}" for name, texts_by_llm in texts_by_llm.items()
-    )
+    return " ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in texts_by_llm.items())
 
 
 def glance(plan: SharedPlan) -> list[Glance]:
@@ -119,15 +118,12 @@ def _more_traffic(plan: SharedPlan) -> Glance:
 
 
 def _measured_inputs(plan: SharedPlan) -> Glance:
-    kinds = {
-        (name, figure): kind
-        for name, llm_plan in plan.plans.items()
-        for figure, kind in screen.basis(llm_plan).items()
-    }
-    measured = sum(kind == "measured" for kind in kinds.values())
-    estimated = dict.fromkeys(figure for (_, figure), kind in kinds.items() if kind == "estimated")
+    """How many inputs of all LLMs' plans were measured, and which were estimated."""
+    inputs = [item for llm_plan in plan.plans.values() for item in screen.basis(llm_plan).items()]
+    measured = sum(basis == "measured" for _, basis in inputs)
+    estimated = dict.fromkeys(name for name, basis in inputs if basis == "estimated")
     note = f"estimated: {', '.join(estimated)}" if estimated else ""
-    return Glance("Measured", f"{measured} of {len(kinds)} inputs", note)
+    return Glance("Measured", f"{measured} of {len(inputs)} inputs", note)
 
 
 def cards(plan: SharedPlan) -> list[Card]:
@@ -246,6 +242,7 @@ def fragment(plan: SharedPlan) -> str:
 
 
 def _left_out(plan: SharedPlan) -> str:
+    """A note for each reason why simulations around a plan were left out, with the LLMs concerned."""
     around = {name: each.certificate.around for name, each in plan.plans.items()}
     notes = []
     for is_out_of_time, why in (

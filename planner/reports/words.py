@@ -15,6 +15,7 @@ from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
 from planner.reports.fact_sentences import (
     backlog_text,
+    capitalised,
     left_out_words,
     percent,
     relative_cost_text,
@@ -38,13 +39,15 @@ TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 ye
 
 def answer(plan: Plan) -> str:
     """The plan in one sentence."""
-    fleet = plan.fleet
-    paid = plan.bill
-    month = paid.usd_per_h * HOURS_PER_MONTH
     carried = f"{plan.throughput.rate_rps:g} requests/s on " if plan.throughput else ""
+    return f"{carried}{describe(plan.fleet)}: {price_text(plan.bill)}."
+
+
+def price_text(paid: Bill) -> str:
+    """The price of a fleet per hour and per month, with notes on its bill."""
+    month = paid.usd_per_h * HOURS_PER_MONTH
     price = f"{usd(paid.usd_per_h)} per hour, about {month:,.0f} USD per month"
-    text = "".join(f"; {line}" for line in bill_lines(paid))
-    return f"{carried}{describe(fleet)}: {price}{text}."
+    return "; ".join([price, *bill_lines(paid)])
 
 
 def commitment_rows(plan: Plan) -> Rows:
@@ -53,9 +56,11 @@ def commitment_rows(plan: Plan) -> Rows:
     """
     rows: list[tuple[str, ...]] = []
     for each in plan.certificate.commitments:
-        share = each.needed_frac
-        # On demand has no such share, and a dear term never pays.
-        pays = "" if share is None or share >= 1 else f"if needed more than {percent(share)} of the time"
+        needed_frac = each.needed_frac
+        # On demand has no such share. With 1 or more the term never costs less.
+        pays = ""
+        if needed_frac is not None and needed_frac < 1:
+            pays = f"if needed more than {percent(needed_frac)} of the time"
         note = "; ".join(each.sources)
         if each.at_planned:
             note += f"; as planned: {', '.join(each.at_planned)}"
@@ -196,8 +201,7 @@ def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
 def measured_line(plan: Plan) -> str:
     """Sentences on the backlog test, on rejected requests, and on the measured window."""
     verdict = plan.verdict
-    backlog = backlog_text(verdict.patient_frac, verdict.patience_s)
-    backlog = f"{backlog[0].upper()}{backlog[1:]}."
+    backlog = capitalised(backlog_text(verdict.patient_frac, verdict.patience_s)) + "."
     rejected = f" {counted(verdict.rejected, 'request')} did not fit any worker." if verdict.rejected else ""
     start_s, end_s = plan.simulation.window_s
     window = f" Measured from {show_s(start_s)} to {show_s(end_s)} of the trace, after the warm-up."
@@ -268,13 +272,12 @@ def throughput_line(values: Throughput) -> str:
 
 
 def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
-    """A rate that is carried, and the lowest simulated rate that is not, with `none`, what was not found
-    there.
+    """A rate that is carried, and the lowest simulated rate that is not; the clause `none` says that nothing
+    was found there.
     """
-    beyond = (
-        "the time was over before more was refuted" if refuted_rps is None else f"at {refuted_rps:g} {none}"
-    )
-    return f"{rate_rps:g} requests/s, {beyond}"
+    if refuted_rps is None:
+        return f"{rate_rps:g} requests/s, the time was over before more was refuted"
+    return f"{rate_rps:g} requests/s, at {refuted_rps:g} {none}"
 
 
 def proof_lines(plan: Plan) -> list[str]:
@@ -285,7 +288,7 @@ def proof_lines(plan: Plan) -> list[str]:
     lines = [
         f"Status: {plan.status}. On paper: {value}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
-        *(f"{text[0].upper()}{text[1:]}." for text in sentences(certificate.assumed)),
+        *(f"{capitalised(text)}." for text in sentences(certificate.assumed)),
         "Fleets of several types per pool: "
         + (
             "every cheaper one was simulated and fails."
@@ -318,7 +321,8 @@ def unpriced_text(alternative: Alternative, unit: str) -> str:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)
     least = f", at least {in_unit(alternative.objective, unit)}" if is_bounded else ""
-    return f"not priced{least}" + (f": {note}" if (note := "; ".join(sentences(alternative.notes))) else "")
+    notes = "; ".join(sentences(alternative.notes))
+    return f"not priced{least}" + (f": {notes}" if notes else "")
 
 
 def binding_lines(plan: Plan) -> list[str]:
@@ -381,4 +385,5 @@ def spot_up_text(fleet: Fleet) -> str:
 
 
 def usd(dollars: float) -> str:
+    """An amount of money to the cent."""
     return f"{dollars:,.2f} USD"

@@ -1101,14 +1101,14 @@ def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
 
     monkeypatch.setattr(kept_policies, "production_or_paper", tried)
     with pytest.raises(InputError, match="production is asked for"):
-        worker._planned(request, told.append)
+        worker._make_plan(request, told.append)
     (first,) = (message["first"] for message in told if "first" in message)
     assert "class=verdict>Buy " in first["html"] and "On paper" in first["html"]
     assert "of 49 futures" not in first["html"] and "Step times estimated" in first["html"]
     assert first["tables"]["fleet"][1] and first["tables"]["slo"][1][0][-1].endswith("kept")
     assert any("standing" in message for message in told)
     alone: list[dict[str, Any]] = []
-    worker._planned({**request, "question": asked | {"safety": "none"}}, alone.append)
+    worker._make_plan({**request, "question": asked | {"safety": "none"}}, alone.append)
     assert not any("first" in message for message in alone)
 
 
@@ -1120,7 +1120,7 @@ def test_a_very_long_trace_is_planned_by_its_busiest_part_as_the_command_does(
     request = sample_request()
     asked = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "safety": "none"}
     asked |= {"fleet": {"gpus": ["l40s-48g"], "max_num_batched_tokens": [2048]}}
-    plan = worker._planned(request | {"question": asked}, lambda _: None)
+    plan = worker._make_plan(request | {"question": asked}, lambda _: None)
     facts = (*plan.certificate.binding, *plan.warnings)
     assert any(isinstance(each, OverTheWhole) and each.part_requests < each.requests for each in facts)
 

@@ -18,8 +18,9 @@ from ui.question import Form
 from ui.session import Session, follow_job, keep_widgets, mark_settled, open_session, set_widgets
 from ui.store import Document, read_as
 
-PAGE, RESULT, PLACE = "day", "day result", "day"
-PLAN, INPUTS, FILE = "the plan", "the inputs of Plan", "a slo.yaml"
+PAGE, RESULT = "day", "day result"  # Where the store keeps the page's inputs, and its latest answer.
+PLACE = "day"  # The place of its inputs (ui/inputs.py).
+PLAN, INPUTS, FILE = "the plan", "the inputs of Plan", "a slo.yaml"  # Where the question comes from.
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json", "slo.yaml")
 EMPTY: dict[str, Any] = {"min_value": 0.0, "value": None, "format": "%g"}
 

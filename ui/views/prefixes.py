@@ -5,13 +5,14 @@ from __future__ import annotations
 import streamlit as st
 
 from planner.errors import PlannerError
-from planner.units import show_s
+from planner.units import show_percent, show_s
 from ui import draw, question
 from ui.session import follow_job, open_session
 from ui.store import Document
 
-MOST_ROWS = 20
-SHARED = "shared-prefixes"  # The name of the sample with prefixes contains it.
+MOST_ROWS = 20  # Of placed prefixes, the hottest first.
+SHARED = "shared-prefixes"  # The sample whose name has this in it is offered first.
+PLACING_LIMIT_S = 120.0  # As by default in `plan prefixes`.
 
 
 def page() -> None:
@@ -45,10 +46,11 @@ def page() -> None:
             fleet = session.store.files(shown[0].result, "plan.yaml")["plan.yaml"].decode()
         try:
             form = session.current_form()
-            read_by = form["map"] if form["trace"] == trace else {}
+            # The roles of columns that were chosen on the page Plan are those of its trace.
+            roles = form["map"] if form["trace"] == trace else {}
             request = session.request(form | {"trace": trace, "source": question.UPLOAD})
-            request |= {"fleet": fleet, "pool": pool, "time_limit_s": 120.0}
-            request |= {"traffic": {"map": read_by} if read_by else {}}
+            request |= {"fleet": fleet, "pool": pool, "time_limit_s": PLACING_LIMIT_S}
+            request |= {"traffic": {"map": roles} if roles else {}}
             session.jobs.start(session.id, "prefixes", "prefixes", request)
         except PlannerError as error:
             draw.error(error)
@@ -63,8 +65,8 @@ def page() -> None:
             loads = simulated["simulated_load"]
             st.write(
                 f"Simulated from cold caches, {draw.escaped(name)}: "
-                f"{_percent(simulated['simulated_hit_frac'])} hit of "
-                f"{_percent(simulated['possible_hit_frac'])} possible from cold; the busiest worker has "
+                f"{show_percent(simulated['simulated_hit_frac'])} hit of "
+                f"{show_percent(simulated['possible_hit_frac'])} possible from cold; the busiest worker has "
                 f"{max(loads):.4g} s of work per second, the idlest {min(loads):.4g} s."
             )
     draw.tenants(answer["tenant_rows"])
@@ -74,10 +76,13 @@ def page() -> None:
 
 
 def _sharing(answer: Document) -> None:
+    """Draw what the prompts share, with the measures of papers under their own names."""
     trace = answer["trace"]
     sharing = trace["sharing"]
     st.header("What prompts share")
-    st.subheader(f"An endless cache would save {_percent(sharing['token_hit_frac'])} of the prompts' tokens")
+    st.subheader(
+        f"An endless cache would save {show_percent(sharing['token_hit_frac'])} of the prompts' tokens"
+    )
     draw.pictures(answer["charts"])
     window = f"distinct tokens in {trace['window_s']:g} s"
     gaps = trace["reuse_gap_s"].items()
@@ -88,9 +93,9 @@ def _sharing(answer: Document) -> None:
             f"{sharing['blocks']:,} of {sharing['block_tokens']} tokens, {sharing['distinct_blocks']:,} "
             f"distinct ({trace['distinct_tokens']:,} tokens)",
         ),
-        ("blocks that hit (Mooncake)", _percent(sharing["block_hit_frac"])),
-        ("mean hit of a request", _percent(sharing["request_hit_frac"])),
-        ("tokens another request has too (Preble)", _percent(sharing["shared_token_frac"])),
+        ("blocks that hit (Mooncake)", show_percent(sharing["block_hit_frac"])),
+        ("mean hit of a request", show_percent(sharing["request_hit_frac"])),
+        ("tokens another request has too (Preble)", show_percent(sharing["shared_token_frac"])),
         ("of a prompt, mean and spread", _spread(trace["shared_frac"], 100, " %")),
         ("key portion of a prompt (Preble)", _spread(trace["key_frac"], 100, " %")),
         ("requests of a shared key portion", _spread(trace["key_requests"])),
@@ -113,19 +118,20 @@ def _sharing(answer: Document) -> None:
         "The key portion of a prompt ends with the last part that is longer than all before it (Preble)."
     )
     st.markdown("**One cache for all requests, which forgets what was used longest ago (LRU)**")
-    sizes = [(f"{int(tokens):,} tokens", _percent(frac)) for tokens, frac in trace["hit_frac"].items()]
-    sizes.append(("endless", _percent(trace["infinite_hit_frac"])))
+    sizes = [(f"{int(tokens):,} tokens", show_percent(frac)) for tokens, frac in trace["hit_frac"].items()]
+    sizes.append(("endless", show_percent(trace["infinite_hit_frac"])))
     sizes += [
-        (f"endless, round robin over {workers} workers", _percent(frac))
+        (f"endless, round robin over {workers} workers", show_percent(frac))
         for workers, frac in trace["round_robin_hit_frac"].items()
     ]
     draw.table(("cache", "tokens that hit"), sizes)
 
 
 def _placement(plan: Document) -> None:
+    """Draw which prefixes the workers of a pool should keep, and what that saves by the model's estimate."""
     st.subheader(
-        f"On {plan['workers']} workers of {plan['pool']}: {_percent(plan['hit_frac'])} of prompt tokens hit, "
-        f"{_percent(plan['prefill_saved_frac'])} of the prefill work is saved"
+        f"On {plan['workers']} workers of {plan['pool']}: {show_percent(plan['hit_frac'])} of prompt "
+        f"tokens hit, {show_percent(plan['prefill_saved_frac'])} of the prefill work is saved"
     )
     st.caption(f"{str(plan['basis']).capitalize()}.")
     load, warm_up = plan["load"], plan["warm_up_tokens"]
@@ -137,7 +143,8 @@ def _placement(plan: Document) -> None:
         ),
         (
             "expected hit ratio",
-            f"{_percent(plan['stable_hit_frac'])} stable, {_percent(plan['session_hit_frac'])} in sessions",
+            f"{show_percent(plan['stable_hit_frac'])} stable, "
+            f"{show_percent(plan['session_hit_frac'])} in sessions",
         ),
         (
             "work per second of the busiest worker",
@@ -157,7 +164,7 @@ def _placement(plan: Document) -> None:
             f"{row['tokens']:,}",
             f"{row['requests_per_s']:.3g}",
             str(row["replicas"]),
-            _percent(row["hit_frac"]),
+            show_percent(row["hit_frac"]),
         )
         for row in plan["nodes"][:MOST_ROWS]
     ]
@@ -165,10 +172,6 @@ def _placement(plan: Document) -> None:
         draw.table(("prefix", "tokens", "requests/s", "replicas", "its requests that hit"), nodes)
         if len(plan["nodes"]) > MOST_ROWS:
             st.caption(f"The hottest {MOST_ROWS} of {len(plan['nodes'])}; prefixes.json has all.")
-
-
-def _percent(frac: float) -> str:
-    return f"{100 * frac:.1f} %"
 
 
 def _spread(quantiles: Document, factor: float = 1.0, unit: str = "") -> str:

@@ -39,6 +39,7 @@ def page() -> None:
 
 
 def _edit_plan(session: Session, plan: SavedPlan) -> None:
+    """The inputs to rename, open or delete a plan."""
     name = st.text_input("Name", plan.name, max_chars=120, key=f"name_{plan.id}")
     if name.strip() and name != plan.name:
         session.store.rename_plan(plan.id, name.strip())
@@ -56,6 +57,7 @@ def _edit_plan(session: Session, plan: SavedPlan) -> None:
 
 
 def _compare_figures(session: Session, plans: list[SavedPlan]) -> None:
+    """Draw a table with a column per plan, leaving out plans whose result is not there any more."""
     answers = [(plan, session.store.document(plan.result)) for plan in plans]
     columns = [(plan.name, document) for plan, document in answers if document is not None]
     lines = {
@@ -64,7 +66,7 @@ def _compare_figures(session: Session, plans: list[SavedPlan]) -> None:
         "USD/h": [f"{document['cost_usd_per_h']:,.2f}" for _, document in columns],
         "GPUs": [str(document["gpus"]) for _, document in columns],
         "provisioned kW": [f"{document['power_w'] / 1e3:,.1f}" for _, document in columns],
-        "SLO": ["✓ kept" if d["simulation"]["slo"]["holds"] else "✗ missed" for _, d in columns],
+        "SLO": [draw.kept_word(document["simulation"]["slo"]["holds"]) for _, document in columns],
         "limits": [_limits_text(document) for _, document in columns],
         "traffic": [document["traffic"] for _, document in columns],
     }
@@ -73,11 +75,13 @@ def _compare_figures(session: Session, plans: list[SavedPlan]) -> None:
 
 
 def _limits_text(document: Document) -> str:
+    """The limits of the plan's SLO, from the first column of its table."""
     _head, rows = document["tables"]["slo"]
     return "; ".join(row[0] for row in rows)
 
 
 def _on_the_same_requests(session: Session, plans: list[SavedPlan]) -> None:
+    """Draw what `plan compare` says of the plans on the traffic of the first, once a reader wants it."""
     st.write(
         "Each plan was made for its own traffic. To compare them on equal terms, simulate all of them on the "
         "traffic of the first."

@@ -51,8 +51,8 @@ def page() -> None:
 
 
 def _base(session: Session, saved: Document) -> Document:
-    """The schedule.yaml that the inputs begin with: as it was left here, else that of the chosen plans. Edits
-    are in the values of the inputs, not in it.
+    """The schedule.yaml that the inputs begin with: as this page was left, else that of the chosen plans.
+    Edits change the values of the inputs, and not this schedule.yaml.
     """
     plans = {plan.id: plan for plan in session.store.plans(session.id)}
 
@@ -103,6 +103,7 @@ def _of_plans(session: Session, plans: Sequence[str]) -> Document:
 def _inputs(base: Document) -> Document:
     """schedule.yaml from inputs for every GPU and every kind of worker."""
     st.header("Prices and workers")
+    # Streamlit keeps an input's value by its key: with another base all inputs begin anew.
     key = hashlib.sha256(json.dumps(base).encode()).hexdigest()
     gpus = {name: _offer(name, row, key) for name, row in base["gpus"].items()}
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
@@ -137,7 +138,7 @@ def _inputs(base: Document) -> Document:
     )
     form: Document = {"gpus": gpus, "capacity": capacity}
     if share:
-        form["spot"] = round(share / 100, 12)
+        form["spot"] = round(share / 100, 12)  # Without the rounding error of the percentage.
     bounds = {"power": f"{most_kw:.12g} kW"} if most_kw else {}
     bounds |= {"cost": f"{most_usd:.12g} usd/h"} if most_usd else {}
     return form | ({"limits": bounds} if bounds else {})
@@ -148,7 +149,7 @@ def _offer(name: str, row: Document, key: str) -> Document:
     offer = dict(row)
     with st.container(border=True):
         st.markdown(f"**{draw.escaped(name)}**")
-        fields = st.columns(len(market.PRICES) + 2, vertical_alignment="bottom")
+        fields = st.columns(len(market.PRICES) + 2, vertical_alignment="bottom")  # And interruptions, stock.
         for field, (price, label) in zip(fields, market.PRICES.items(), strict=False):
             value = field.number_input(
                 label,
@@ -195,7 +196,7 @@ def _worker(row: Document, key: str) -> Document:
         )
         worker |= market.parse_gpus(text)
         for field, (given, (label, unit, written)) in zip(fields, market.QUANTITIES.items(), strict=True):
-            factor = 60 if given == "start" else 1
+            factor = 60 if given == "start" else 1  # Starts are shown in minutes.
             value = market.number(row.get(given), unit)
             value = field.number_input(
                 label,
@@ -306,6 +307,7 @@ def _text(form: Document) -> None:
 
 
 def _result(session: Session, answer: Document) -> None:
+    """Draw the answer of a job "schedule" (ui/worker.py), with its files to download."""
     st.header("Answer")
     st.subheader(draw.escaped(answer["answer"]))
     st.write(draw.escaped(answer["proof"]))

@@ -13,8 +13,8 @@ from ui.question import Form
 from ui.session import Session, follow_job, keep_widgets, mark_settled, open_session, set_widgets
 from ui.store import Document
 
-PAGE, RESULT = "several", "several result"
-MOST_LLMS = 12
+PAGE, RESULT = "several", "several result"  # Where the store keeps the page's inputs, and its latest answer.
+MOST_LLMS = 12  # More would make the page too long; slo.yaml as a file may have any number.
 OBJECTIVES = tuple(name for name in inputs.OBJECTIVES if name != "throughput")
 
 

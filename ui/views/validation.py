@@ -10,7 +10,7 @@ from planner.errors import InputError, PlannerError
 from planner.files.checked_files import read_json
 from planner.reports import charts
 from planner.reports.drawing import live_spec
-from planner.units import show_s
+from planner.units import show_percent, show_s
 from ui import draw
 from ui.session import open_session
 from ui.store import Document, read_as
@@ -46,6 +46,7 @@ def _read(name: str, content: bytes) -> Document:
 
 
 def _show(document: Document) -> None:
+    """Draw what a validation.json says: verdict, errors of the prediction, the SLO, steps of the engines."""
     st.header("Verdict")
     is_kept = document.get("slo_kept_by_client")
     if is_kept is None:  # Older files know only whether the engines' times keep it.
@@ -102,7 +103,7 @@ def _show(document: Document) -> None:
                 show_s(row["limit_s"]),
                 _percent(row["predicted_kept_frac"]),
                 _percent(row["measured_kept_frac"]),
-                "✓ kept" if row["measured_holds"] else "✗ missed",
+                draw.kept_word(row["measured_holds"]),
             )
             for row in document["slo"]
         ]
@@ -129,7 +130,7 @@ def _headline(agrees: bool | None, is_kept: bool | None) -> str:
 
 
 def _percent(frac: Any) -> str:
-    return "-" if frac is None else f"{100 * frac:.4g} %"
+    return "-" if frac is None else show_percent(frac, ".4g")
 
 
 page()

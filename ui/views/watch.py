@@ -98,6 +98,7 @@ def _choose(session: Session) -> Document:
 
 
 def _start(session: Session, saved: SavedPlan, form: Document) -> None:
+    """Start a job that holds the metrics against a saved plan; its result is kept for the session."""
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
@@ -121,6 +122,7 @@ def _start(session: Session, saved: SavedPlan, form: Document) -> None:
 
 
 def _show(answer: Document, last: Document) -> None:
+    """Draw the last look: how the plan stands, and what drifted. `last` is what `_start` keeps of it."""
     name, colour = STANDINGS[answer["status"]]
     st.header("Answer")
     st.badge(name, color=colour)  # type: ignore[arg-type]  # The colour is one of Streamlit's.
@@ -142,11 +144,13 @@ def _show(answer: Document, last: Document) -> None:
 
 
 def _quantity(what: str) -> str:
+    """The name of a watched quantity, with its unit."""
     name, unit = WHAT[what]
     return f"{name} [{unit}]" if unit else name
 
 
 def _figure(value: float | None) -> str:
+    """A quantity in four digits; None: the metrics do not have it."""
     return "-" if value is None else f"{value:,.4g}"
 
 

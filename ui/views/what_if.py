@@ -22,14 +22,15 @@ from ui.session import Session, follow_job, open_session
 from ui.store import Document, SavedPlan
 
 MOST_POINTS = 10  # Every point of the curve costs one plan.
-FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
+FACTORS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)  # Stops of the slider.
+# Inputs that may be moved, other than limits of the SLO and those of a GPU.
 SINGLE = {
     "rate": "rate [requests/s]",
     "power_kw": "power limit [kW]",
     "cost": "cost limit [USD/h]",
     "bandwidth": "network between workers [GB/s]",
 }
-PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}
+PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}  # Columns of form["gpus"].
 OTHER = "other"
 UNMOVED = "the same"  # What reports.fact_sentences.moved_text says of an objective that did not move.
 
@@ -50,6 +51,7 @@ def page() -> None:
 
 
 def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
+    """Draw the inputs for a move, and the plan after it beside the plan before."""
     st.header("One move")
     st.write(f"The plan: {draw.escaped(document['answer'])}")
     try:
@@ -242,12 +244,12 @@ def _show_both(old: Document, new: Document, sentence: str) -> None:
 
 
 def _fleet(document: Document) -> str:
-    # The answer is "FLEET: COST".
+    """The plan's fleet in words: its answer is "FLEET: COST"."""
     return str(document["answer"]).rpartition(": ")[0]
 
 
 def _kept(document: Document) -> str:
-    return "✓ kept" if document["simulation"]["slo"]["holds"] else "✗ missed"
+    return draw.kept_word(document["simulation"]["slo"]["holds"])
 
 
 page()

@@ -141,6 +141,7 @@ def policies_schema() -> Schema:
 
 
 def event_schema() -> Schema:
+    """Something that happens to a worker, or to the link, at a time."""
     schemas = {
         "at": quantity("s", positive=False),
         "down": TEXT,
@@ -153,6 +154,7 @@ def event_schema() -> Schema:
 
 
 def _pinned_schema() -> Schema:
+    """A prefix that some workers hold from the start on, by the ids of its blocks in a trace."""
     schemas = {
         "workers": {"type": "array", "items": TEXT, "minItems": 1},
         "block_tokens": whole(most=MOST_STEP_TOKENS),

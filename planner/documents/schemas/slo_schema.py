@@ -46,7 +46,13 @@ from planner.documents.schemas.values import (
     whole,
 )
 from planner.documents.slo import CLASS_NAME, MATCH_KEYS, OF_REQUESTS
-from planner.documents.traffic_description import TENANT_KEYS
+from planner.documents.traffic_description import (
+    MOST_CV,
+    MOST_GROWTH_FRAC,
+    MOST_SKEW,
+    MOST_SPREAD_FRAC,
+    TENANT_KEYS,
+)
 from planner.files.document_values import LARGEST_COUNT
 from planner.models.engine import NAMES as ENGINES
 from planner.models.lora import MODULES
@@ -144,6 +150,7 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
 
 
 def _one_slo() -> Schema:
+    """Either `slo` or `preset`, and not both."""
     return {"oneOf": [{"required": ["slo"]}, {"required": ["preset"]}]}
 
 
@@ -197,6 +204,7 @@ def match_section() -> Schema:
 
 
 def traffic_section(catalog: Catalog) -> Schema:
+    """The section `traffic`: what is done with a trace, or a description of requests."""
     schemas: dict[str, Schema] = {
         "rate": doc(any_of(quantity("rps"), *rate_curves()), "Requests/s; default: the trace's own."),
         "scale": doc(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
@@ -209,13 +217,14 @@ def traffic_section(catalog: Catalog) -> Schema:
         "duration": doc(SECONDS, "The length of the traffic that is drawn."),
         "growth": doc(
             section(
-                {"per_month": share(most=10), "months": number(least=0)}, required=("per_month", "months")
+                {"per_month": share(most=MOST_GROWTH_FRAC), "months": number(least=0)},
+                required=("per_month", "months"),
             ),
             "Growth of the rate until the plan is used.",
         ),
         "drift": doc(
             section({"input": NUMBERS, "output": NUMBERS}),
-            "Factors on lengths, one for every interval of the rate.",
+            "How many standard deviations lengths lie above their mean, for every interval of the rate.",
         ),
         "input": doc(lengths(), "Prompt tokens: a mean, or mean and percentiles."),
         "output": doc(lengths(), "Tokens of an answer, likewise."),
@@ -227,16 +236,16 @@ def traffic_section(catalog: Catalog) -> Schema:
             "Rank correlation of prompt and answer.",
         ),
         "burstiness": doc(
-            section({"cv": number(least=0, most=100), "fano": by_name(number(above=0))}),
+            section({"cv": number(least=0, most=MOST_CV), "fano": by_name(number(above=0))}),
             "CV of gaps between requests, Fano factors by window.",
         ),
         "clients": doc(
             section(
                 {
                     "count": whole(),
-                    "skew": number(least=0, most=10),
-                    "cv": number(least=0, most=100),
-                    "lengths": share(most=0.99),
+                    "skew": number(least=0, most=MOST_SKEW),
+                    "cv": number(least=0, most=MOST_CV),
+                    "lengths": share(most=MOST_SPREAD_FRAC),
                 }
             ),
             "How many clients send the requests, and how unequal they are.",
@@ -275,8 +284,16 @@ def agents() -> Schema:
         quantity("s", positive=False),
         section({"mean": quantity("s", positive=False), "cv": number(least=0)}, required=("mean",)),
     )
-    sub_agents = {"per_task": number(least=0), "at_once": whole(most=1000), "turns": number(least=1)}
-    repository = {"tokens": number(least=0), "count": whole(most=100_000), "skew": number(least=0)}
+    sub_agents = {
+        "per_task": number(least=0),
+        "at_once": whole(most=agents_traffic.MOST_AT_ONCE),
+        "turns": number(least=1),
+    }
+    repository = {
+        "tokens": number(least=0),
+        "count": whole(most=agents_traffic.MOST_REPOSITORIES),
+        "skew": number(least=0),
+    }
     schemas: dict[str, Schema] = {
         "count": whole(most=MOST_AGENTS),
         "turns": doc(number(least=1), "Mean turns of a task, geometric."),
@@ -324,7 +341,10 @@ def fleet_section(catalog: Catalog) -> Schema:
     """The section `fleet` of slo.yaml: what may be bought, and at which prices."""
     gpus = tuple(catalog.gpus)
     price = quantity("usd_per_h", positive=False)
-    spot_terms = {"spot_interruptions_per_h": share(most=60), "spot_restart": SECONDS}
+    spot_terms = {
+        "spot_interruptions_per_h": share(most=task.MOST_INTERRUPTIONS_PER_H),
+        "spot_restart": SECONDS,
+    }
     terms = section(
         {
             "on_demand": price,
@@ -484,6 +504,7 @@ def engine_section() -> Schema:
 
 
 def speculative_section() -> Schema:
+    """Drafts of an engine or of a worker (documents/speculative.py)."""
     acceptance = any_of(share(), TEXT, {"type": "array", "items": share()})
     schemas: dict[str, Schema] = {
         "method": one_of(METHODS),
@@ -503,6 +524,7 @@ def speculative_section() -> Schema:
 
 
 def lora_section() -> Schema:
+    """How adapters are served (documents/lora_settings.py)."""
     schemas: dict[str, Schema] = {
         "max_loras": doc(whole(), "vLLM's setting: adapters in GPU memory at once."),
         "max_rank": doc(whole(), "vLLM's setting: the largest rank of an adapter."),
@@ -514,13 +536,16 @@ def lora_section() -> Schema:
         "targets": any_of({"const": "all"}, {"type": "array", "items": one_of(MODULES), "minItems": 1}),
         "link": doc(quantity("bytes_per_s"), "From the host's memory to a GPU."),
         "disk": doc(quantity("bytes_per_s"), "From disk into the host's memory."),
-        "longer": doc(share(most=10), "How much longer LoRA takes than predicted."),
+        "longer": doc(
+            share(most=lora_settings.MOST_LONGER_FRAC), "How much longer LoRA takes than predicted."
+        ),
     }
     required = ("max_loras", "max_rank", "adapters")
     return any_of({"const": lora_settings.NONE}, section(schemas, lora_settings.KEYS, required=required))
 
 
 def day_section() -> Schema:
+    """How pools may change during a day (planner/day/day_settings.py)."""
     # `planner.day` is a room above this one and imports it, so it is imported only when a schema is made. The
     # test of the architecture allows it here: a schema is of all keys, those of the wings too.
     settings: Any = import_module("planner.day.day_settings")
