@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import streamlit as st
 
 from planner.errors import PlannerError
-from planner.units import counted, show_s
+from planner.units import counted, show_percent, show_s
 from ui import draw, inputs, live, question
 from ui.jobs import Job, result_key
 from ui.question import Form
@@ -17,6 +17,7 @@ from ui.session import Session, follow_job, keep_widgets, mark_settled, open_ses
 from ui.store import SAMPLES, Document, SavedPlan
 
 MOST_CHANGES = 4  # More changes than this are only counted.
+SAME_RATE_FRAC = 0.01  # A planned rate so close to the trace's own is that rate, rounded.
 NEXT = {
     "what_if": ("What if", "another rate, price, limit or stock, planned anew"),
     "day": ("Day", "the plan's fleet under a day of traffic and controllers"),
@@ -54,6 +55,7 @@ def page() -> None:
 
 
 def _start(session: Session, form: Form) -> None:
+    """Start the job "plan" of the inputs, or keep the reason why these are refused."""
     st.session_state.planned_here = True
     try:
         session.make_plan(form)
@@ -80,6 +82,7 @@ def _changes(session: Session, form: Form, shown: tuple[SavedPlan, Document] | N
 
 
 def _state_text(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
+    """The line under the button Plan: whether the answer on the screen is of the inputs beside it."""
     job = session.jobs.find(session.id, "plan")
     if job is not None and job.state == "running":
         return "Planning."
@@ -89,6 +92,7 @@ def _state_text(session: Session, shown: tuple[SavedPlan, Document] | None, chan
 
 
 def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> None:
+    """Draw the answer that is there: the first one of a running plan, else the last plan of the session."""
     st.header("Answer", anchor="answer")
     job = session.jobs.find(session.id, "plan")
     if refused := st.session_state.get("refused"):
@@ -199,18 +203,20 @@ def _live(session: Session, saved: SavedPlan, document: Document) -> None:
 
 
 def _sliders_request(session: Session, saved: SavedPlan, document: Document) -> dict[str, Any] | None:
+    """The request of the job "sliders"; None where the plan's files, trace or catalog rows are gone."""
     fleet = session.store.files(saved.result, "plan.yaml").get("plan.yaml")
     if fleet is None:
         return None
     try:
         request = session.plan_request(saved.form)
-    except PlannerError:  # Its trace or a row of the catalog no longer exists.
+    except PlannerError:
         return None
     return request | {"fleet": fleet.decode(), "rate_rps": document["rate_rps"]}
 
 
 @st.fragment(run_every=0.5)
 def _waiting(session: Session, job: Job) -> None:
+    """How long the sliders' simulations run; the page is drawn anew when they have ended."""
     if job.state != "running":
         st.rerun()
     st.caption(f"Simulating around the plan, {job.elapsed_s:.0f} s")
@@ -236,11 +242,12 @@ def _traffic(session: Session, form: Form, below_trace: Any) -> None:
 
 
 def _draw_traffic(summary: Document) -> None:
+    """Draw the answer of a job "trace": rates and lengths, what prompts share, dropped rows."""
     st.header("The traffic")
     message = f"{summary['requests']:,} requests in {summary['duration_s']:,.0f} s"
     message += f", {summary['rate_rps']:.3g} requests/s" if summary["rate_rps"] else ""
     planned = summary.get("planned_rps")
-    if planned and summary["rate_rps"] and abs(planned / summary["rate_rps"] - 1) > 0.01:
+    if planned and summary["rate_rps"] and abs(planned / summary["rate_rps"] - 1) > SAME_RATE_FRAC:
         message += f"; planned for {planned:.3g} requests/s"
     st.write(f"**{draw.escaped(summary['name'])}**: {message}")
     draw.pictures(summary["charts"])
@@ -252,8 +259,8 @@ def _draw_traffic(summary: Document) -> None:
     if summary["sessions"]:
         st.write(_sessions(summary["sessions"]))
     if summary["prefixes"]:
-        spared = 100 * summary["prefixes"]["token_hit_frac"]
-        st.write(f"Prompts share prefixes: an endless cache would save {spared:.1f} % of the prompt tokens.")
+        spared = show_percent(summary["prefixes"]["token_hit_frac"])
+        st.write(f"Prompts share prefixes: an endless cache would save {spared} of the prompt tokens.")
     draw.tenants(summary["tenant_rows"])
     dropped = [
         f"{counted(count, 'row')} left out: {reason}" for reason, count in summary["dropped"].items() if count
