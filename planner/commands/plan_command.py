@@ -170,16 +170,21 @@ def _plan_one(options: PlanOptions) -> None:
     if options.json_output:
         print_json(planned.to_dict() | ({} if options.out is None else {"directory": str(options.out)}))
     else:
-        print_first_screen(planned.plan)
-        if options.verbose or options.explain:
-            _print_details(planned.plan, explain=options.explain)
-        if options.question_options is not None and "--gpus" not in options.flags:
-            print_lines(ALL_COMPARED)
-        if options.out is not None:
-            _print_written(options.out, written)
-        print_next(planned.plan.trace, options.out, verbose=options.verbose)
+        _print_plan(planned.plan, options, written)
     if planned.status in UNFINISHED_STATUSES:
         raise typer.Exit(UNFINISHED_CODE)
+
+
+def _print_plan(plan: Plan, options: PlanOptions, written: tuple[str, ...]) -> None:
+    """Print the answer as the options want it, and the files that were `written`."""
+    print_first_screen(plan)
+    if options.verbose or options.explain:
+        _print_details(plan, explain=options.explain)
+    if options.question_options is not None and "--gpus" not in options.flags:
+        print_lines(ALL_COMPARED)
+    if options.out is not None:
+        _print_written(options.out, written)
+    print_next(plan.trace, options.out, verbose=options.verbose)
 
 
 def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[str, ...]:
