@@ -185,7 +185,7 @@ def test_the_most_traffic_is_that_of_the_best_raced_policy() -> None:
 def test_the_most_traffic_in_production_runs_with_the_policies_that_carry_it(queue: str | list[str]) -> None:
     """At this rate the usual order is as cheap on paper, and misses the SLO in too many scenarios."""
     answer = within_one_worker(queue, 10.0, objective="throughput", safety={"kept_in": 0.9})
-    assert answer.status == "certified" and answer.plan.fleet.policies.queue == "sjf"
+    assert answer.status == "certified" and answer.plan.fleet.policies.queue in ("sjf", "srpt")
     assert answer.plan.throughput is not None and answer.plan.throughput.rate_rps > 7.9
 
 
