@@ -53,6 +53,14 @@ def test_a_worker_that_is_down_from_the_start_is_not_there() -> None:
     assert one.ttft_s == pytest.approx(other.ttft_s) and one.e2e_s == pytest.approx(other.e2e_s)
 
 
+def test_a_fleet_must_hold_without_a_loss_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more worker may make a fleet miss its SLO: 1 H100 and 2 pairs did by random routing, none lost."""
+    oracle, (option, *_) = an_oracle(spare_workers=1)
+    held = {1, 2, 4}
+    monkeypatch.setattr(Oracle, "_keeps_slo", lambda _, counts: counts[0][1] in held)
+    assert [oracle._survives(((option, count),)) for count in (2, 3, 4, 5)] == [True, False, False, False]
+
+
 @pytest.mark.parametrize("terms", [Spot(1.0, 0.05), Spot(1.0, 2.0, 900.0), Spot(1.0, 30.0, 60.0)])
 def test_spot_workers_that_may_be_down_are_a_quantile_of_the_binomial(terms: Spot) -> None:
     """Against scipy's quantile; down for restart / (mean time up + restart) of the time."""

@@ -458,8 +458,12 @@ class Oracle:
         deterministic_parallel.charge_effort(object(), cost)
 
     def _survives(self, counts: Counts) -> bool:
-        """Whether a fleet keeps the SLO on this oracle's traffic after each loss."""
-        return all(self._keeps_slo(remaining) for remaining in self._losses(counts))
+        """Whether a fleet keeps the SLO on this traffic after each loss, and whole: a router may send to a
+        slow worker what the others would have served in time.
+        """
+        losses = self._losses(counts)
+        whole = tuple((option, count // self.downscale) for option, count in counts if count > 0)
+        return all(self._keeps_slo(remaining) for remaining in dict.fromkeys((*losses, whole)))
 
     def _with_spread(self, fleet: Fleet) -> Fleet:
         """The fleet with step times that lie `step_time_sigmas` above their medians."""
