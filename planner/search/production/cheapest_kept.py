@@ -132,8 +132,9 @@ def find_cheaper_kept(
 
 
 def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None) -> list[Counts]:
-    """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones that grow from the best
-    mixed pool on paper and the best fleet of one GPU type. The hardest scenarios come first in `problem`.
+    """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones that grow from other
+    designs on paper: the best fleet, the best mixed pool and the best fleet of one GPU type. The hardest
+    scenarios come first in `problem`.
 
     If a test has added hundreds of scenarios, the search's effort ends before it comes to other GPU types
     than those of `best`. Without this function gpt-oss-120b on any GPU cost 63.84 USD/h, and on H100 alone
@@ -143,9 +144,12 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     hard_scenarios = oracle.scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
     hard_problem = with_scenarios(problem, hard_scenarios, oracle.may_miss)
     kept_fleets = [] if best is None else [best]
-    for start, _ in (paper.level0.mixed, paper.level0.one_gpu):
-        if start is None or names_of(start) == names_of(paper.best):
+    grown_designs = [{option for option, _ in best or ()}]
+    for start in (paper.best, paper.level0.mixed[0], paper.level0.one_gpu[0]):
+        design = {option for option, _ in start or ()}
+        if start is None or design in grown_designs:
             continue
+        grown_designs.append(design)
         dearest = objective(kept_fleets[0]) if kept_fleets else math.inf
         fleet: Counts | None = start
         for each in (hard_problem, problem):
