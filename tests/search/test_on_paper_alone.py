@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 import yaml
 from plans import CATALOG
 from questions import question, traffic
@@ -41,7 +42,9 @@ def test_a_stock_too_small_for_production_leaves_the_plan_on_paper(tmp_path: Pat
     PlanResult(found).save(tmp_path / "out")
     written = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
     assert written["status"] == "not for production"
-    assert why in read_plan(tmp_path / "out", CATALOG).plan.warnings
+    warnings = read_plan(tmp_path / "out", CATALOG).plan.warnings
+    (read,) = [warning for warning in warnings if isinstance(warning, TooFewKept)]
+    assert read.most_kept.kept_frac == pytest.approx(why.most_kept.kept_frac)
 
 
 def test_what_idle_workers_miss_in_too_many_futures_is_said_before_the_search() -> None:
