@@ -20,18 +20,13 @@ from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.best_fleet import FleetSearch, best_of
-from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, objective
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import TESTED, Scenarios
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios, with_search_scenarios
 from planner.search.production import three_answers
-from planner.search.production.cheapest_kept import (
-    add_workers,
-    find_cheaper_kept,
-    find_cheapest_kept,
-    grow_other_designs,
-)
+from planner.search.production.cheapest_kept import find_cheaper_kept, find_cheapest_kept, grow_other_designs
 from planner.search.production.three_answers import _near_feasible, find_production_fleet, with_answers
 from planner.traffic.scaling import same_requests
 

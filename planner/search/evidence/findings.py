@@ -28,7 +28,7 @@ from planner.search.evidence.robustness import least_in_proportion
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.polished_pins import polish_placements
-from planner.search.oracle.fleet_counts import Counts, counts_of, objective, workers_of
+from planner.search.oracle.fleet_counts import Counts, counts_of, has_whole_pairs, objective, workers_of
 from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_workers
 from planner.search.oracle.traffic_request import rates_frac
 from planner.search.oracle.work_clock import is_over, is_time_limit_reached
@@ -305,8 +305,7 @@ def simulate_neighbours(
         is_other_draw = oracle is not problem.oracle
         after_losses = sum(n for _, n in remaining) < sum(n for _, n in fewer)
         # Without workers, or with only one of prefill and decode workers, nothing can be simulated.
-        roles = {option.role for option, n in remaining if n > 0}
-        if not roles or ("prefill" in roles) != ("decode" in roles):
+        if not has_whole_pairs(option for option, n in remaining if n > 0):
             neighbours.append(
                 facts.Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses)
             )

@@ -169,17 +169,6 @@ def _learn(
         learned *= (target / estimate) ** (LEARNING_RATE * weights)
 
 
-def _can_serve(options: Sequence[Option]) -> bool:
-    """Whether these options can serve together: prefill pools only with decode pools, and workers that may
-    hand requests over to each other (`may_hand_over`).
-    """
-    roles = {option.role for option in options}
-    if not roles:
-        return False
-    disaggregated = [option.type for option in options if option.role != "mixed"]
-    return ("prefill" in roles) == ("decode" in roles) and fleet_counts.may_hand_over(disaggregated)
-
-
 def improve_nearby(
     best: fleet_counts.Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]
 ) -> fleet_counts.Counts:
@@ -202,7 +191,7 @@ def improve_nearby(
             if fleet_counts.objective(counts) < value * (1 - ROUNDING)
             and fleet_counts.names_of(counts) not in simulated
             and fleet_counts.names_of(counts) not in oracle.verdicts
-            and _can_serve([option for option, _ in counts])
+            and fleet_counts.can_serve(option for option, _ in counts)
             and fleet_counts.is_within(limits, counts)
         ]
         for counts in sorted(cheaper, key=lambda counts: -fleet_counts.objective(counts)):

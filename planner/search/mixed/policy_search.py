@@ -29,8 +29,10 @@ from planner.search.mixed.router_fit import fitted, fitted_before_search
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import (
     Counts,
+    add_workers,
     as_many_at_this_price,
     counts_of,
+    has_whole_pairs,
     largest_below,
     names_of,
     objective,
@@ -163,14 +165,15 @@ def _race_within_limits(
         near = list(dict.fromkeys(near))
         raced, _, spent = race_near(chosen, near, chosen.task.policies.raced, effort)
         effort -= spent
-        gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
-        for each in gains[:1]:
-            assert each.best is not None
-            first = with_policies(chosen, each.policies)
-            problem.progress(f"policies: {label_of(chosen, each.policies)}")
-            result, _ = search_beyond_budgets(first, [first.oracle.fleet(each.best)], walks=False)
-            if isinstance(result, FleetSearch):
-                return [(first, result)]
+        gains = cheapest_first(raced)
+        if not gains:
+            continue
+        assert gains[0].best is not None
+        first = with_policies(chosen, gains[0].policies)
+        problem.progress(f"policies: {label_of(chosen, gains[0].policies)}")
+        result, _ = search_beyond_budgets(first, [first.oracle.fleet(gains[0].best)], walks=False)
+        if isinstance(result, FleetSearch):
+            return [(first, result)]
     return []
 
 
@@ -190,10 +193,7 @@ def _cut_to_limits(problem: Problem, wider: Counts) -> list[Counts]:
     larger, within = [wider], list[Counts]()
     while larger and not within:
         smaller = dict.fromkeys(
-            (*counts[:k], (option, n - 1), *counts[k + 1 :])
-            for counts in larger
-            for k, (option, n) in enumerate(counts)
-            if n > 1
+            add_workers(counts, -1, [k]) for counts in larger for k, (_, n) in enumerate(counts) if n > 1
         )
         within = [counts for counts in smaller if problem.allows(counts)]
         larger = list(smaller)[:MOST_CUT]
@@ -283,6 +283,11 @@ class RacedPolicy:
         return math.inf if self.best is None else objective(self.best)
 
 
+def cheapest_first(raced: Iterable[RacedPolicy]) -> list[RacedPolicy]:
+    """Those of the raced policies with which a fleet holds, with the cheapest fleet first."""
+    return sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+
+
 def race_policies(
     problem: Problem, answers: Sequence[tuple[Problem, FleetSearch]]
 ) -> list[tuple[Problem, FleetSearch]]:
@@ -304,7 +309,7 @@ def race_policies(
             elif each.best is None:
                 saves_nothing.append(label_of(chosen, each.policies))
         not_simulated += [label_of(chosen, policies) for policies in without_effort]
-        gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+        gains = cheapest_first(raced)
         gain_facts += gains_of(chosen, best.best, gains)
         if not gains:
             break
@@ -364,11 +369,9 @@ def race_near(
     """As `race`, among the fleets `near_best`. Without a `best` fleet any of these may win."""
     candidates: dict[Policies, PolicyChange] = {}
     fleets = near_best if best is None else [best]
+    own = problem.oracle.policies
     for change in changes:
-        policies, own = (
-            problem.task.changed_policies(problem.oracle.policies, change),
-            problem.oracle.policies,
-        )
+        policies = problem.task.changed_policies(own, change)
         if policies is not None and not all(_changes_nothing(policies, own, each) for each in fleets):
             candidates.setdefault(policies, change)
     waiting, spent = list(candidates.items()), 0.0
@@ -429,9 +432,7 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
     candidates: list[Counts] = []
     for i in range(len(best)):
         fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
-        roles = {other.role for other, _ in fewer}
-        has_both_or_none = ("prefill" in roles) == ("decode" in roles)
-        if fewer and has_both_or_none and objective(fewer) < value * (1 - ROUNDING):
+        if has_whole_pairs(other for other, _ in fewer) and objective(fewer) < value * (1 - ROUNDING):
             candidates.append(fewer)
     if len(best) == 1:
         role = best[0][0].role

@@ -62,6 +62,20 @@ FEWER_FRAC = 1e-6
 SAME_PRICE = 1 + 2 * FEWER_FRAC  # Fleets whose values differ by a smaller factor have equal prices.
 
 
+def has_several_types(counts: Iterable[tuple[Option, int]]) -> bool:
+    """Whether some role has pools of several worker types."""
+    roles = [option.role for option, _ in counts]
+    return len(set(roles)) < len(roles)
+
+
+def add_workers(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:
+    """The counts with `more` workers added to these pools, by default to all."""
+    return tuple(
+        (option, count + (more if pools is None or k in pools else 0))
+        for k, (option, count) in enumerate(counts)
+    )
+
+
 def as_many_at_this_price(counts: Counts) -> Counts:
     """The fleet with as many workers in each pool as its price includes if nodes are sold whole."""
     below = objective(counts) * SAME_PRICE
@@ -133,3 +147,19 @@ def may_hand_over(workers: Iterable[WorkerType]) -> bool:
     The KV of a drafter's layers is handed over too, so all of them must draft alike.
     """
     return len({own_drafts(worker) for worker in workers}) <= 1
+
+
+def has_whole_pairs(options: Iterable[Option]) -> bool:
+    """Whether there are options, and none that prefill without others that decode, or the reverse."""
+    roles = {option.role for option in options}
+    return bool(roles) and ("prefill" in roles) == ("decode" in roles)
+
+
+def can_serve(options: Iterable[Option]) -> bool:
+    """Whether these options can serve together: prefill pools only with decode pools, and workers that may
+    hand requests over to each other (`may_hand_over`).
+    """
+    options = list(options)
+    return has_whole_pairs(options) and may_hand_over(
+        option.type for option in options if option.role != "mixed"
+    )

@@ -26,7 +26,7 @@ from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.oracle import deterministic_parallel
-from planner.search.oracle.fleet_counts import Counts, Named, may_hand_over, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, Named, can_serve, has_whole_pairs, names_of, objective
 from planner.search.oracle.resuming import Decided
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import KEPT_REQUESTS, QueryRunner, SimulationQuery
@@ -439,7 +439,7 @@ class Oracle:
         """
         verdicts: list[Verdict] = []
         for remaining in self._losses(counts):
-            if not _serves(remaining):
+            if not has_whole_pairs(option for option, count in remaining if count > 0):
                 return None
             verdicts.append(self.judgement(remaining))
         return min(
@@ -528,9 +528,7 @@ class Oracle:
 
     def _keeps_slo(self, counts: Counts) -> bool:
         """Whether exactly these workers keep the SLO on this oracle's traffic."""
-        if not _serves(counts):
-            return False
-        if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
+        if not can_serve(option for option, count in counts if count > 0):
             return False
         return self._answer(self._key(counts), lambda: self.fleet(counts), self.slo)
 
@@ -643,12 +641,6 @@ class Oracle:
 def _is_part_of(lost: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Whether `other` is a larger loss that takes all workers of `lost` too."""
     return lost != other and all(map(operator.le, lost, other))
-
-
-def _serves(counts: Counts) -> bool:
-    """Whether there are workers, and none that prefill without others that decode, or the reverse."""
-    roles = {option.role for option, count in counts if count > 0}
-    return bool(roles) and ("prefill" in roles) == ("decode" in roles)
 
 
 def request_effort(fleet: Fleet, trace: Trace) -> int:

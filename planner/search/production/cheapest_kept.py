@@ -29,7 +29,14 @@ from planner.search.level0.one_pool import WAVE
 from planner.search.level0.owned_gpus import owned_beside
 from planner.search.mixed.best_fleet import FleetSearch, search_again
 from planner.search.oracle.deterministic_parallel import run_each
-from planner.search.oracle.fleet_counts import Counts, counts_named, names_of, objective
+from planner.search.oracle.fleet_counts import (
+    Counts,
+    add_workers,
+    counts_named,
+    has_several_types,
+    names_of,
+    objective,
+)
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.stopping import in_time
 from planner.search.problem.owned_first import owned_first, workers_by_kind
@@ -97,8 +104,7 @@ def find_cheaper_kept(
     With `any_mix` mixed fleets are searched too, if the cheapest fleet on paper is one or if no other fleet
     is known.
     """
-    roles = [option.role for option, _ in paper.best]
-    is_mixed = any_mix and (len(set(roles)) < len(roles) or best is None)
+    is_mixed = any_mix and (has_several_types(paper.best) or best is None)
     oracle = problem.oracle
     start_fleets = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.scenarios))
@@ -184,9 +190,9 @@ def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
 
 def fill_limits(problem: Problem, counts: Counts, k: int) -> Counts:
     """The fleet with as many workers of pool `k` as the limits allow, at most MOST_GROWTH times as many."""
-    option, at_first = counts[k]
-    for n in range(MOST_GROWTH * at_first, at_first, -1):
-        larger = owned_first(problem, (*counts[:k], (option, n), *counts[k + 1 :]))
+    _, at_first = counts[k]
+    for more in range((MOST_GROWTH - 1) * at_first, 0, -1):
+        larger = owned_first(problem, add_workers(counts, more, [k]))
         if problem.allows(larger):
             return larger
     return counts
@@ -281,14 +287,6 @@ def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> l
 def _count_kept(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:
     """For each fleet, the number of these scenarios in which it keeps the SLO."""
     return run_each(lambda counts: len(_kept_scenarios(oracle, counts, numbers)), fleets)
-
-
-def add_workers(counts: Counts, more: int, pools: Sequence[int] | None = None) -> Counts:
-    """The counts with `more` workers added to these pools, by default to all."""
-    return tuple(
-        (option, count + (more if pools is None or k in pools else 0))
-        for k, (option, count) in enumerate(counts)
-    )
 
 
 def _add_pool(counts: Counts, option: Option, count: int) -> Counts:

@@ -20,6 +20,7 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of, search
 from planner.search.mixed.policy_search import (
     RACE_EFFORT_FRAC,
     RacedPolicy,
+    cheapest_first,
     gains_of,
     label_of,
     race,
@@ -77,7 +78,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     problem = best.searched[0]
     raced, left_out = _race_in_scenarios(best, RACE_EFFORTS * problem.oracle.effort())
     # A policy gains if it found a cheaper fleet in the race; otherwise it has no `best`.
-    gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+    gains = cheapest_first(raced)
     before = best
     for each in gains[:MOST_SEARCHED]:
         other = _searched_with(best.searched, each)
@@ -193,7 +194,7 @@ def _tested_with_others(searched: Sequence[Searched]) -> _Tested | None:
         raced, _, _ = race_near(scenario_problem, near, chosen.task.policies.raced, effort)
     except StoppedError:  # The time was over.
         return None
-    gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+    gains = cheapest_first(raced)
     for gain in gains[:MOST_SEARCHED]:
         searched_with = _searched_with((chosen, paper), gain)
         if searched_with is not None and (best := _tested(searched_with)) is not None:

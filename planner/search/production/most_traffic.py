@@ -21,7 +21,7 @@ from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import search_again
 from planner.search.mixed.infeasible import with_relaxation
-from planner.search.mixed.policy_search import MOST_ROUNDS, every_option, race_near
+from planner.search.mixed.policy_search import MOST_ROUNDS, cheapest_first, every_option, race_near
 from planner.search.oracle.fleet_counts import counts_of
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
@@ -344,8 +344,8 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
     like = dict.fromkeys((counts, *(fill_limits(problem, counts, k) for k in range(len(counts)))))
     own = plan_problem.with_policies(problem, fleet.policies)
     raced, _, _ = race_near(own, list(like), changes, math.inf)
-    holding = [each for each in raced if each.best is not None]
-    return min(holding, key=lambda each: each.value).policies if holding else None
+    gains = cheapest_first(raced)
+    return gains[0].policies if gains else None
 
 
 def _climb_in_words(what: str, rate_rps: float, carried_rps: Sequence[float]) -> str:

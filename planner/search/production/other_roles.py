@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 from planner.fleet import Role
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.mixed.mixed_fleets import best_settings
-from planner.search.oracle.fleet_counts import Counts, in_order, may_hand_over, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, can_serve, in_order, names_of, objective
 from planner.search.problem.options import Hardware, hardware
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
@@ -51,7 +51,7 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
     cheaper = [
         counts
         for counts in fleets
-        if counts and objective(counts) < below and _can_serve(counts) and problem.allows(counts)
+        if objective(counts) < below and can_serve(option for option, _ in counts) and problem.allows(counts)
     ]
     cheaper.sort(key=lambda counts: (changed_count(counts), -objective(counts), names_of(counts)))
     return cheaper[:MOST_OTHER_ROLES]
@@ -71,10 +71,3 @@ def _assignments(
     if math.prod(map(len, every)) > MOST_WAYS:
         return iter(())
     return (list(itertools.chain(*ways)) for ways in itertools.product(*every))
-
-
-def _can_serve(counts: Sequence[tuple[Option, int]]) -> bool:
-    """Whether there are prefill workers exactly where there are decode workers, which can take over KV."""
-    roles = {option.role for option, _ in counts}
-    hands_over = may_hand_over(option.type for option, _ in counts if option.role != "mixed")
-    return ("prefill" in roles) == ("decode" in roles) and hands_over

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,9 +30,11 @@ from planner.search.mixed.polished_pins import find_lighter_fleet, is_worth_poli
 from planner.search.oracle.fleet_counts import (
     Counts,
     Named,
+    add_workers,
     by_gpu,
     counts_named,
     counts_of,
+    has_several_types,
     in_order,
     names_of,
     objective,
@@ -250,24 +252,21 @@ def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     cheaper fleets are walked instead (cheaper_fleets.py).
     """
     problem = with_effort_limit(trial.searched_problem, LIKE_PRICE_EFFORT)
-    is_of_one_type = all(
-        len({option.role for option, _ in counts}) == len(counts) for counts in (paper.best, trial.best)
-    )
-    if problem.oracle.downscale > 1 or is_of_one_type:
+    is_mixed = has_several_types(paper.best) or has_several_types(trial.best)
+    if problem.oracle.downscale > 1 or not is_mixed:
         return trial
     while is_test_passed(trial.kept_in, trial.test.safety):
         below = below_like_price(problem, trial.best)
-        for counts in fleets_of_other_roles(problem, paper, trial.best, below):
-            if problem.out_of_time():
-                return trial
-            if not in_time(partial(problem.oracle.holds, [counts]), [False])[0]:
-                continue
-            test, kept_in = trial.test.decide_picked(counts)
-            if is_test_passed(kept_in, test.safety):
-                trial = replace(trial, best=counts, test=test, kept_in=kept_in, cheaper=None)
-                break
-        else:
-            return trial
+        fleets = fleets_of_other_roles(problem, paper, trial.best, below)
+        in_the_time = itertools.takewhile(lambda _: not problem.out_of_time(), fleets)
+        kept_fleets = (
+            counts for counts in in_the_time if in_time(partial(problem.oracle.holds, [counts]), [False])[0]
+        )
+        passing = _first_passing(trial.test, kept_fleets)
+        if passing is None:
+            break
+        best, test, kept_in = passing
+        trial = replace(trial, best=best, test=test, kept_in=kept_in, cheaper=None)
     return trial
 
 
@@ -297,7 +296,7 @@ def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
 
 
 def _first_passing(
-    test: ScenarioTest, fleets: Sequence[Counts]
+    test: ScenarioTest, fleets: Iterable[Counts]
 ) -> tuple[Counts, ScenarioTest, facts.KeptIn] | None:
     """The first of these fleets that passes, with its last test and that test's result; else None."""
     for counts in fleets:
@@ -319,7 +318,7 @@ def _with_fewest_workers(
     step = scenario_problem.oracle.downscale
     while is_test_passed(kept_in, test.safety):
         for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
-            fewer = cheapest_kept.add_workers(best, -step, [k])
+            fewer = add_workers(best, -step, [k])
             is_last = best[k][1] <= step  # Each pool keeps a worker.
             if is_last or not in_time(partial(scenario_problem.oracle.holds, [fewer]), [False])[0]:
                 continue

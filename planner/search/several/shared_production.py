@@ -25,7 +25,7 @@ from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
-from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective
 from planner.search.oracle.work_clock import EFFORT_S, is_over, now_s
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import (
@@ -381,10 +381,7 @@ def _test_fleets(
     fleets = list(chosen)
     for k, llm in enumerate(llms):
         problem = joint_limits.problem_within(llm.problem, joint_limits.limits_beside(limits, fleets, k))
-        roles = [option.role for option, _ in llm.on_paper.alone.best]
-        # Pools of one role differ in their worker type.
-        has_several_types = len(set(roles)) < len(roles)
-        if not is_exact or has_several_types:
+        if not is_exact or has_several_types(llm.on_paper.alone.best):
             fleets[k] = _find_fleet_within(llm, problem, fleets[k]) or fleets[k]
         fleets[k] = owned_first(problem, fleets[k])
         if llm.test is not None:
