@@ -13,6 +13,7 @@ import numpy as np
 from rich.text import Text
 
 from planner.commands.printed_tables import stdout_console
+from planner.units import HOUR_S
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,6 @@ MOST_COLUMNS = 110  # Longer lines are hard to read.
 # `plan day` is recommended for traffic of at least LEAST_HOURS whose busiest hour has BUSY times the requests
 # of the mean hour: with less than that a fleet for every hour saves little.
 LEAST_HOURS, BUSY = 3, 1.3
-HOUR_S = 3600.0
 
 
 def print_first_screen(plan: Plan) -> None:
@@ -48,7 +48,8 @@ def print_first_screen(plan: Plan) -> None:
             if isinstance(each, GpusConsidered | GpusTooSmall)
         ),
     ]
-    rows[:0] = [("With a loss", screen.losses_text(plan))] if screen.losses_text(plan) else []
+    if losses := screen.losses_text(plan):
+        rows.insert(0, ("With a loss", losses))
     # The row of routers says of each what a warning would say again.
     warnings = [each for each in plan.warnings if not isinstance(each, RoutersMiss)]
     _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(warnings))
