@@ -38,6 +38,7 @@ from planner.models.engine import DEPLOYED_VERSION
 from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
 from planner.models.llm import CompressedAttention, FeedForward, LatentAttention, LayerGroup, Llm
+from planner.models.parallelism import ACTIVATION_BYTES
 
 # nvidia-smi, and so the catalog, reports this much more memory than CUDA, of which vLLM takes its share:
 # 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
@@ -156,7 +157,7 @@ def stage_memory(
     utilization = served.gpu_memory_utilization
     if not 0 < utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
-    head = llm.vocab * llm.hidden
+    vocabulary_weights = llm.vocab * llm.hidden  # Of the embeddings, and of the output head.
     layout = kv_layout(llm, tp)
     release = served.release
     has_graphs = release >= FIRST_WITH_GRAPHS
@@ -171,9 +172,9 @@ def stage_memory(
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
     stream = 2 * llm.hidden * (STREAMS if _has(llm, CompressedAttention) else 1)
-    layers_peak = max_num_batched_tokens * (stream + dp * width) * 2.0
+    layers_peak = max_num_batched_tokens * (stream + dp * width) * ACTIVATION_BYTES
     if dp > 1 and (kind := all2all_of(tp * dp, int(gpu.gpus_per_node), max_num_batched_tokens)):
-        layers_peak = max_num_batched_tokens * stream * 2.0
+        layers_peak = max_num_batched_tokens * stream * ACTIVATION_BYTES
         layers_peak += activation_bytes(llm, kind, max_num_batched_tokens, tp)
     experts_bytes = sum(
         n * llm.bytes_per_weight(weights) for part, weights, n, _ in llm.parts() if part == "experts"
@@ -181,9 +182,8 @@ def stage_memory(
     whole_bytes = _whole_bytes(llm)
     rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)  # Experts are shared by the ranks.
     rows = min(max_num_seqs, max_num_batched_tokens)
-    sampler_peak = max_num_batched_tokens * llm.hidden * 2.0 + rows * llm.vocab * (
-        SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES
-    )
+    sampler_peak = max_num_batched_tokens * llm.hidden * ACTIVATION_BYTES
+    sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
     reserve_bytes = _reserve_bytes(gpu, tp * dp, utilization, release)
     reserve_bytes += _index_bytes(llm, served.max_model_len or llm.context_tokens)
     stages = []
@@ -191,11 +191,12 @@ def stage_memory(
         is_first, is_last = stage == 0, stage == pp - 1
         # Tied embeddings are the output head's matrix: one stage holds it once.
         has_embeddings = is_first and not (is_last and llm.tied_embeddings)
-        copies_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
-        weight_bytes = layers / llm.layers * rank_bytes + head * copies_bytes
+        vocabulary_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
+        weight_bytes = layers / llm.layers * rank_bytes + vocabulary_weights * vocabulary_bytes
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * utilization,
+                # The second term makes whole what the first one split, but every GPU has a copy of.
                 weight_bytes=weight_bytes / tp
                 + whole_bytes * layers / llm.layers * (1 - 1 / tp)
                 + is_first * llm.encoder_bytes,

@@ -2,7 +2,12 @@
 
 A lane (`layout.LANE`) runs one step at a time; a worker has one lane, or with pipeline parallelism one per
 stage. A chunk is the part of a prompt that one step computes. The token budget of a step is
-max_num_batched_tokens.
+max_num_batched_tokens. Requests wait in the worker's queue for their prefill, in the list PARTIAL while their
+prompt is computed in part, in READY when their KV has come from a prefill worker or (LOADING) is being loaded
+from CPU memory.
+
+Arguments that many functions share: `longest` is the most tokens of a chunk, `step_blocks` the KV blocks that
+the decodes take in the step that is formed, `budget` what is left of its token budget.
 
 vllm-v1             Chunked prefill, as Sarathi proposed it. First come the running requests in order of
                     admission: decodes, and prompts computed in part. Then come prompts that wait, in chunks
@@ -164,9 +169,9 @@ def _form_step(state, l, time_s):
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather_decodes(state, l)
     if kind.batching == VLLM_V1:
-        is_short = _vllm_step(state, l, time_s)
+        has_preempted = _form_vllm_step(state, l, time_s)
     else:
-        is_short = _other_step(state, l, time_s)
+        has_preempted = _form_other_step(state, l, time_s)
     store_step(state, l)
     if lane.prefills == 0 and (lane.decodes == 0 or lane.is_decoding == 0):
         lane.run_steps = 0
@@ -174,37 +179,40 @@ def _form_step(state, l, time_s):
         if worker.running == 0:
             worker.idle_since_s = time_s
         return True
+    # Equal steps are simulated as one run unless the next one may have other requests: after a preemption;
+    # where an admission by TetriInfer may find room after any step; where an engine knows more in the next.
+    goes_on = not has_preempted
     if kind.admission == RESERVE_DYNAMIC and (worker.first_waiting != NONE or worker.head[INBOUND] != NONE):
-        is_short = True  # Those that wait may find room after any step, so steps are simulated one by one.
-    _launch(
-        state, l, time_s, not is_short and not (kind.kv_delay_steps > 0 and _is_next_fuller(state, worker))
-    )
+        goes_on = False
+    if goes_on and kind.kv_delay_steps > 0 and _is_next_fuller(state, worker):
+        goes_on = False
+    _launch(state, l, time_s, goes_on)
     worker.late_blocks, worker.late_seats = ZERO, ZERO
     return False
 
 
 @where_rare(lambda state, l, time_s: False)
-def _other_step(state, l, time_s):
+def _form_other_step(state, l, time_s):
     """Form a step by any policy but vLLM v1's; True if a request was preempted."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
-    is_short = False
+    has_preempted = False
     while True:
         seat_ready(state, l)
         if kind.batching == VLLM_V0 or kind.batching == LIGHTLLM:
-            _prompts_first(state, l, time_s)
+            _admit_prompts_first(state, l, time_s)
             lane.is_decoding = lane.prefills == 0
         if not lane.is_decoding or not _secure_decode_blocks(state, l):
             break
-        is_short = True
+        has_preempted = True
         if worker.running > 0:
             break  # Otherwise all were preempted, and requests that wait can take their seats and blocks.
     if kind.batching == SARATHI:
-        _chunks(state, l, time_s, UNBOUNDED, False)
+        _add_chunks(state, l, time_s, UNBOUNDED, True)
     elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
-        _whole_prompts(state, l, time_s)
-    return is_short
+        _admit_whole_prompts(state, l, time_s)
+    return has_preempted
 
 
 @small_jit
@@ -247,15 +255,12 @@ def _gather_decodes(state, l):
 
 @kernel_jit
 def _take_chunk(state, l, r, n, step_blocks, time_s):
-    """Put n tokens of the prompt of request r into the next step of lane l; True if more tokens are left.
-
-    `step_blocks` are the KV blocks that the decodes take in that step.
-    """
+    """Put n tokens of the prompt of request r into the next step of lane l; True if more tokens are left."""
     lane, request = state.lanes[l], state.requests[r]
     worker = state.workers[lane.worker]
     c = request.computed_tokens
     request.computed_tokens = c + n
-    if state.types[worker.type].batching == VLLM_V1:
+    if state.types[worker.type].batching == VLLM_V1:  # Elsewhere `admit` has counted all of the prompt.
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict_idle(state, lane.worker, step_blocks, time_s)
     recycle_windows(state, lane.worker, n)
@@ -268,7 +273,7 @@ def _take_chunk(state, l, r, n, step_blocks, time_s):
 
 @kernel_jit
 def admits(state, l, r, step_blocks, time_s):
-    """Whether worker and admission policy have KV blocks for request r, beside decodes' `step_blocks`."""
+    """Whether the worker has KV blocks for all of request r, and its admission policy lets r in."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -277,6 +282,7 @@ def admits(state, l, r, step_blocks, time_s):
         return worker.used_blocks + kind.reserved_blocks <= kind.kv_blocks
     blocks = blocks_of(state.requests[r].length_tokens) + seat_blocks(state, w, r)
     free = kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks - kind.watermark_blocks
+    # Shared blocks take long to count, so they are counted only where they matter.
     if blocks > free and blocks - shared_blocks(state, w, r) > free:
         return False
     return kind.admission == GREEDY or foreseen_blocks(state, lane.worker, r, time_s) <= kind.kv_blocks
@@ -284,8 +290,9 @@ def admits(state, l, r, step_blocks, time_s):
 
 @where_cached(lambda state, w, r, time_s: None)
 def _use_prefix(state, w, r, time_s):
-    """Let request r use what worker w has cached of its prompt, and correct the estimate of the router."""
+    """Let request r use what worker w has cached of its prompt."""
     hit = take_prefix(state, w, r, time_s)
+    # The router had counted `expected_tokens` as cached; what is not so is pending too.
     add_load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     charge_prompt(state, w, r)
 
@@ -299,7 +306,7 @@ def admit(state, w, r, time_s):
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     _leave_queue(state, w, r, time_s)
-    note_no_load(state, r)
+    note_no_load(state, r)  # Requests that are loaded are seated by `_seat_loaded`.
     if kind.batching != VLLM_V1:
         cached_blocks = request.computed_tokens // BLOCK  # `take_prefix` has counted them.
         worker.used_blocks += request_blocks(state, w, request.length_tokens) - cached_blocks
@@ -348,7 +355,8 @@ def seat_ready(state, l):
 def seat(state, l, r):
     """Let sequence r, whose KV is on the worker, join the decodes of lane l.
 
-    If nobody has seen a token of it, its first step computes the last token of its prompt again.
+    If nobody has seen a token of it, its first step computes the last token of its prompt again. That token
+    does not count as cached then, and has no time.
     """
     w, request = state.lanes[l].worker, state.requests[r]
     if request.generated_tokens == 0:
@@ -372,7 +380,7 @@ def _latest_slot(state, l):
 
 
 @kernel_jit
-def _vllm_step(state, l, time_s):
+def _form_vllm_step(state, l, time_s):
     """vLLM v1: the running requests in order of admission, then those waiting; True if one was preempted."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -381,23 +389,23 @@ def _vllm_step(state, l, time_s):
         join_lane(state, l, pop(state.requests, worker, RESTING))
     longest = UNBOUNDED
     present = worker.running + worker.late_seats + worker.waiting + loading_count(state, lane.worker)
-    if kind.long_prefill_tokens > 0 and present > 1:
+    if kind.long_prefill_tokens > 0 and present > 1:  # Chunks are not limited for a request that is alone.
         longest = kind.long_prefill_tokens
         _rest_decodes(state, l, longest)
-    is_short = False
+    has_preempted = False
     coming = blocks_for(lane, ONE)
+    # Without prompts in part only the decodes take blocks, which is quickly tested.
     if worker.head[PARTIAL] != NONE or worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks:
-        is_short = _make_room(state, l, longest, time_s)
-    _chunks(state, l, time_s, longest, is_short)
-    return is_short
+        has_preempted = _make_room(state, l, longest, time_s)
+    _add_chunks(state, l, time_s, longest, not has_preempted)
+    return has_preempted
 
 
 @kernel_jit
-def _chunks(state, l, time_s, longest, is_closed):
+def _add_chunks(state, l, time_s, longest, may_admit):
     """Fill what the decodes leave of the token budget with chunks of prompts, for vllm-v1 and sarathi.
 
-    Prompts computed in part come first; then, unless `is_closed`, those that wait. `longest` is the most
-    tokens of a chunk.
+    Prompts computed in part come first; then, if the step `may_admit` requests, those that wait.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -405,6 +413,7 @@ def _chunks(state, l, time_s, longest, is_closed):
     kind = state.types[worker.type]
     step_blocks, spent = blocks_for(lane, ONE), ZERO
     evict_idle(state, w, step_blocks, time_s)
+    # The list is rebuilt: a prompt that is not complete after this step goes back into it.
     following, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
     while following != NONE:
         r = following
@@ -412,28 +421,28 @@ def _chunks(state, l, time_s, longest, is_closed):
         n = _chunk_tokens(state, l, r, longest, spent)
         spent += n
         if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
-            is_closed |= kind.batching == SARATHI  # The token budget is used up.
+            may_admit = may_admit and kind.batching != SARATHI  # The token budget is used up.
             if n == 0 or kind.batching == VLLM_V1:  # Sarathi puts it back when this step has ended.
                 append(state.requests, worker, PARTIAL, r)
-    if is_closed:
+    if not may_admit:
         return
     budget = kind.token_budget - lane.decodes * lane.width - spent
-    note_running(state, l)
+    note_running(state, l)  # Which LoRA adapters the step has so far.
     if worker.head[READY] != NONE and kind.batching == VLLM_V1:
-        budget = _seat_known(state, l, budget)
+        budget = _seat_handed_over(state, l, budget)
         put_back_ready(state, w)
         step_blocks = blocks_for(lane, ONE)
     budget = _seat_loaded(state, l, longest, step_blocks, budget, time_s)
     while budget > 0 and worker.running + worker.late_seats < kind.seats:
         r = next_with_slot(state, w)
         nodes = nodes_to_load(state, w, r)
-        if nodes == NONE:
+        if nodes == NONE:  # They are being loaded for another request.
             pass_over(state, w, r)
             continue
         if r == NONE or not admits(state, l, r, step_blocks, time_s):
             break
         if nodes > 0:
-            if not _load(state, l, r, nodes, step_blocks, time_s):
+            if not _load_prefix(state, l, r, nodes, step_blocks, time_s):
                 break
             continue
         admit(state, w, r, time_s)
@@ -442,12 +451,13 @@ def _chunks(state, l, time_s, longest, is_closed):
         budget -= n
         if _take_chunk(state, l, r, n, step_blocks, time_s) and kind.batching == VLLM_V1:
             append(state.requests, worker, PARTIAL, r)
+    # Requests without a slot for their adapter, and those that were passed over, wait where they were.
     put_back(state, w)
     put_aside_back(state, w)
 
 
 @where_offloaded(lambda state, l, r, nodes, step_blocks, time_s: False)
-def _load(state, l, r, nodes, step_blocks, time_s):
+def _load_prefix(state, l, r, nodes, step_blocks, time_s):
     """Begin to load the next `nodes` nodes of the prefix of request r from CPU memory.
 
     r, which was the first in the queue, leaves it. False, and nothing happens, where prompts under way need
@@ -462,7 +472,8 @@ def _load(state, l, r, nodes, step_blocks, time_s):
     if blocks + promised > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
         return False
     _leave_queue(state, w, r, time_s)
-    add_load(state, w, -float(begin_load(state, w, r, nodes, time_s)), 0.0, 0.0)
+    loaded_tokens = begin_load(state, w, r, nodes, time_s)
+    add_load(state, w, -float(loaded_tokens), 0.0, 0.0)  # They are not computed, so not pending.
     worker.used_blocks += nodes * caches.numbers[NODE_BLOCKS]
     evict_idle(state, w, step_blocks, time_s)
     return True
@@ -503,7 +514,7 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
 
 
 @kernel_jit
-def _seat_known(state, l, budget):
+def _seat_handed_over(state, l, budget):
     """Let sequences whose KV has arrived from a prefill worker join the decodes, before prompts.
 
     Returns what they leave of the token budget: 0 where one finds no block while others run, so that no other
@@ -668,30 +679,31 @@ def _secure_decode_blocks(state, l):
         return _secure_tokens(state, l)
     if kind.reserved_blocks > 0 or kind.kv_blocks - worker.used_blocks >= lane.decodes:
         return False
-    order, taken, is_preempted = NONE, 0, False
+    served, taken, is_preempted = NONE, 0, False  # `served`: the admission number of the last decode served.
     while True:
-        slot = NONE
+        slot = NONE  # The decode that was admitted next after it.
         for other in range(lane.decodes):
-            if state.slots[l, other].admission_number > order and (
+            if state.slots[l, other].admission_number > served and (
                 slot == NONE or state.slots[l, other].admission_number < state.slots[l, slot].admission_number
             ):
                 slot = other
         if slot == NONE:
             return is_preempted
-        order = state.slots[l, slot].admission_number
-        needs = (state.slots[l, slot].context_offset + lane.decode_step) % BLOCK == 0
+        served = state.slots[l, slot].admission_number
+        needs_block = (state.slots[l, slot].context_offset + lane.decode_step) % BLOCK == 0
+        # A block must be free for every decode, whether it needs one or not.
         while worker.used_blocks + taken >= kind.kv_blocks:
             is_preempted = True
             latest, r = _latest_slot(state, l), latest_in(state, w, PARTIAL)
             if r != NONE and state.requests[r].admission_number > state.slots[l, latest].admission_number:
                 preempt_waiting(state, w, PARTIAL, r)
                 continue
-            is_last = state.slots[l, latest].admission_number == order
+            is_itself = state.slots[l, latest].admission_number == served
             preempt_decode(state, l, latest)
-            if is_last:
-                needs = False
+            if is_itself:
+                needs_block = False
                 break
-        if needs:
+        if needs_block:
             taken += 1
 
 
@@ -711,14 +723,14 @@ def _secure_tokens(state, l):
 
 
 @kernel_jit
-def _prompts_first(state, l, time_s):
+def _admit_prompts_first(state, l, time_s):
     """vLLM v0 and LightLLM: a step of whole prompts if any can be admitted; the decodes wait."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    is_peak = kind.batching == LIGHTLLM
-    if is_peak:
+    is_lightllm = kind.batching == LIGHTLLM
+    if is_lightllm:
         if lane.decodes > 0 and worker.steps_since_prompts < kind.patience_steps:
             return
         worker.steps_since_prompts = 0
@@ -730,10 +742,11 @@ def _prompts_first(state, l, time_s):
         length = state.requests[r].length_tokens
         longest = max(longest, length)
         tokens += length
-        cost = tokens if is_peak else (lane.prefills + 1) * longest
-        if lane.prefills > 0 and cost > kind.token_budget:
+        # vLLM v0 counts every prompt of the step as long as the longest.
+        step_tokens = tokens if is_lightllm else (lane.prefills + 1) * longest
+        if lane.prefills > 0 and step_tokens > kind.token_budget:
             return
-        if is_peak:
+        if is_lightllm:
             if worker.running > 0 and _peak_tokens(state, l, r) >= kind.kv_blocks * BLOCK:
                 return
         elif not admits(state, l, r, ZERO, time_s):
@@ -743,7 +756,7 @@ def _prompts_first(state, l, time_s):
 
 
 @kernel_jit
-def _whole_prompts(state, l, time_s):
+def _admit_whole_prompts(state, l, time_s):
     """Admit whole prompts: for Orca beside the decodes, while the step keeps to the budget; for
     FasterTransformer if no request decodes, as many as find a seat and KV.
     """
@@ -751,8 +764,8 @@ def _whole_prompts(state, l, time_s):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    is_group = kind.batching == FASTER_TRANSFORMER
-    if is_group and lane.decodes > 0:
+    is_faster_transformer = kind.batching == FASTER_TRANSFORMER
+    if is_faster_transformer and lane.decodes > 0:
         return
     budget = kind.token_budget - lane.decodes
     while worker.running < kind.seats:
@@ -760,7 +773,8 @@ def _whole_prompts(state, l, time_s):
         if r == NONE or not admits(state, l, r, blocks_for(lane, ONE), time_s):
             return
         length = state.requests[r].length_tokens
-        if not is_group and length > budget and lane.decodes + lane.prefills > 0:
+        # A prompt above the budget goes alone.
+        if not is_faster_transformer and length > budget and lane.decodes + lane.prefills > 0:
             return
         admit(state, w, r, time_s)
         _take_chunk(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
@@ -817,7 +831,8 @@ def run_length(state, l, time_s, goes_on):
     """How many steps, the one that was formed and others like it, may be simulated at once.
 
     A run lasts until a decode ends or blocks run out. It is one step unless `goes_on`, which says that no
-    request waits that may join after a step.
+    request waits that may join after a step, and unless all decodes had their last token now: otherwise the
+    first gap differs from the others.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -865,6 +880,7 @@ def _launch_alone(state, l, time_s, goes_on):
     lane.run_steps = 1
     if kind.lanes == 1:
         lane.run_first_s, lane.run_growth_s = stage_s + extra_s, growth_s
+        # A step that loads adapters is longer than those after it; a load of KV may end after any step.
         goes_on = goes_on and not is_loading(state) and not is_loading_kv(state, w)
         lane.run_steps = max(min(run_length(state, l, time_s, goes_on), longest), 1)
         set_time(state, l, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
@@ -872,6 +888,7 @@ def _launch_alone(state, l, time_s, goes_on):
     if lane.decodes * lane.is_decoding > 0 and kind.reserved_blocks == 0:
         worker.used_blocks += blocks_for(lane, 1)
         evict_idle(state, w, ZERO, time_s)
+    # The batch goes through the stages of the pipeline, each of which may still be busy with another batch.
     end_s = time_s
     for i in range(kind.pp):
         end_s = max(end_s, worker.stage_free_s[i]) + stage_s + (extra_s if i == 0 else 0.0)

@@ -210,12 +210,12 @@ def make_caches(
     *,
     has_window: bool,
     is_pinned: bool,
-    in_memory: int = 0,
+    memory_nodes: int = 0,
 ) -> Caches:
     """Empty caches of the workers, which are `kinds` (W,) of `worker_types`; the trace must have prefixes.
 
     `has_window` makes room for e2's window, `is_pinned` for the workers on which a plan pins each node. If
-    the workers' CPU memory has room for nodes (`in_memory` in all), each worker has a second CACHE for its
+    the workers' CPU memory has room for nodes (`memory_nodes` in all), each worker has a second CACHE for its
     memory, W places after its first.
     """
     policies, workers = fleet.policies, len(kinds)
@@ -226,7 +226,7 @@ def make_caches(
         )
     uses = block_uses(trace)
     prompts = _prompt_table(trace, uses)
-    caches = np.zeros(2 * workers if in_memory else workers, dtype=CACHE)
+    caches = np.zeros(2 * workers if memory_nodes else workers, dtype=CACHE)
     for name in ("oldest", "newest", "last_waiting", "served_tenant"):
         caches[name] = NONE
     caches["token_s"][:workers] = np.array([prefill_token_s(kind) for kind in worker_types])[kinds]
@@ -242,7 +242,7 @@ def make_caches(
     others = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
     others = min(len(trace), others)
     # Each use of a node can put at most one copy into a worker's CPU memory.
-    room += others + min(in_memory, len(uses.node))
+    room += others + min(memory_nodes, len(uses.node))
     if has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(room, dtype=ENTRY)
@@ -255,7 +255,7 @@ def make_caches(
     numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
     numbers[FREE] = 0 if room else NONE
     numbers[OTHERS] = others
-    words = -(-workers // 64)
+    words = -(-workers // 64)  # Of a set of workers, with 64 bits each.
     prefixes = np.zeros(len(uses.parent) if has_window else 0, dtype=PREFIX)
     prefixes["replicated_s"], prefixes["home"] = -np.inf, NONE
     return Caches(

@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -397,6 +397,18 @@ class _Slot:
     was_taken: bool = False
 
 
+class _Event(NamedTuple):
+    """What is to happen at `time_s`. Events are sorted by time, then kind, then in the order in which they
+    were added (`number`). An event about a worker is about one `life` of its slot.
+    """
+
+    time_s: float
+    kind: int
+    number: int
+    slot: int
+    life: int
+
+
 class _Run:
     """One simulation: the kernel runs from one pause to the next, at which workers come and go."""
 
@@ -416,8 +428,7 @@ class _Run:
         self.state = state._replace(disturbances=np.zeros(0, layout.DISTURBANCE))
         is_prefill = np.array([int(pool.role == "prefill") for pool in fleet.pools])
         self.counting = readings.Counting(state, np.array(pool_of_worker), is_prefill)
-        # A heap of (time, kind, sequence number, slot, life of the slot that the event is about).
-        self.events: list[tuple[float, int, int, int, int]] = []
+        self.events: list[_Event] = []  # A heap.
         # The disturbances until the next pause, which the kernel carries out: (time, kind, first rank).
         self.rows: list[tuple[float, int, int]] = []
         self.spans: list[Span] = []
@@ -437,7 +448,7 @@ class _Run:
         self.pushed += 1
         if time_s < math.inf:
             life = self.slots[slot].lives
-            heapq.heappush(self.events, (time_s, kind, self.pushed, slot, life))
+            heapq.heappush(self.events, _Event(time_s, kind, self.pushed, slot, life))
 
     def push_decision(self, time_s: float) -> None:
         """Add a decision of the controller, and `lag_s` before it the reading that it will see."""
@@ -468,12 +479,13 @@ class _Run:
         self.plan_decisions(-math.inf)
         yield self.pause_s()
         while self.advance(stop_early):
-            kind = self.events[0][1]
-            while self.events and self.events[0][0] <= self.now_s and self.events[0][1] != _IS_READY:
-                if self.events[0][1] != kind and self.rows:
+            kind = self.events[0].kind
+            while self.events and self.events[0].time_s <= self.now_s and self.events[0].kind != _IS_READY:
+                if self.events[0].kind != kind and self.rows:
                     break  # The kernel first carries out what has happened, so that later events see it.
-                _, kind, _, s, life = heapq.heappop(self.events)
-                self.carry_out(kind, s, life)
+                event = heapq.heappop(self.events)
+                kind = event.kind
+                self.carry_out(event)
             if self.is_stuck():
                 break
             yield self.pause_s()
@@ -500,14 +512,14 @@ class _Run:
 
         A worker that becomes ready before it needs no pause: the kernel carries that out as a disturbance.
         """
-        while self.events and self.events[0][1] == _IS_READY:
-            time_s, _, _, s, life = heapq.heappop(self.events)
-            slot = self.slots[s]
-            if slot.lives == life and slot.phase == _STARTING:
+        while self.events and self.events[0].kind == _IS_READY:
+            event = heapq.heappop(self.events)
+            slot = self.slots[event.slot]
+            if slot.lives == event.life and slot.phase == _STARTING:
                 slot.phase = _READY
-                self.rows.append((time_s, layout.UP, slot.first))
+                self.rows.append((event.time_s, layout.UP, slot.first))
                 self.draw_interruption(slot)
-        return self.events[0][0] if self.events else math.inf
+        return self.events[0].time_s if self.events else math.inf
 
     def advance(self, stop_early: bool) -> bool:
         """Let the kernel run to the next pause. False if the run ends before it."""
@@ -531,20 +543,20 @@ class _Run:
         self.end_drained()
         return True
 
-    def carry_out(self, kind: int, s: int, life: int) -> None:
+    def carry_out(self, event: _Event) -> None:
         """Carry out an event; one about a worker that is gone changes nothing."""
-        slot, now_s = self.slots[s], self.now_s
-        if kind == _READS_METRICS:
+        slot, now_s = self.slots[event.slot], self.now_s
+        if event.kind == _READS_METRICS:
             self.read()
-        elif kind == _DECIDES:
+        elif event.kind == _DECIDES:
             self.decide()
-        elif kind == _LOOKS_FOR_ROOM:
+        elif event.kind == _LOOKS_FOR_ROOM:
             self.has_look_planned = False
             self.resize()
-        elif slot.lives == life and slot.phase != _OFF:
-            if kind == _IS_STOPPED:
+        elif slot.lives == event.life and slot.phase != _OFF:
+            if event.kind == _IS_STOPPED:
                 self.end(slot, now_s, was_stopped=True)
-            elif kind == _IS_INTERRUPTED:
+            elif event.kind == _IS_INTERRUPTED:
                 slot.was_taken = True
                 notice_s = self.pools[slot.pool].notice_s
                 self.drain(slot, min(notice_s, self.pools[slot.pool].drain_limit_s))

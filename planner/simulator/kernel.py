@@ -306,13 +306,13 @@ def _kv_readable_s(state, w, v, time_s):
 
 @kernel_jit
 def _request_kv(state, r, time_s, cause):
-    """Let the decode worker of request r ask for its KV, behind those that wait for blocks there."""
+    """Let the decode worker of request r ask for its KV, behind the requests that wait for blocks there."""
     v = state.requests[r].decode_worker
     # In the test of decode pools alone (`Oracle.decode_keeps_up_alone`) runs of full workers are not cut,
     # which saves most events: their steps end at the same times, but for the last bit.
-    is_last = state.counters[PREFILLED] > 0 and is_full(state, v)
+    waits_for_end_of_run = state.counters[PREFILLED] > 0 and is_full(state, v)
     append(state.requests, state.workers[v], INBOUND, r)
-    if not is_last:
+    if not waits_for_end_of_run:
         receive_handoffs(state, v, time_s, cause)
 
 
@@ -408,9 +408,11 @@ def _end_lane(state, l, time_s):
     worker = state.workers[w]
     kind = state.types[worker.type]
     steps = lane.run_steps
-    if kind.kv_delay_steps > 0:
+    if kind.kv_delay_steps > 0:  # The next step is formed when the last one of the run begins.
         worker.formed_s = lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, steps - 1)
-    end_batch(state, l, time_s - lane.run_start_s if kind.lanes == 1 else lane.stage_s, steps)
+    # In a pipeline a worker is busy with several batches at once, so each counts with the time of a stage.
+    busy_s = time_s - lane.run_start_s if kind.lanes == 1 else lane.stage_s
+    end_batch(state, l, busy_s, steps)
     lane.run_steps = 0
     store_ended_step(state, l)
 
@@ -448,7 +450,7 @@ def _end_lane(state, l, time_s):
             assign_request(state, w, r, -1.0)
             leave_memory(state, w, r)
             worker.running -= 1
-            worker.late_seats += kind.is_async
+            worker.late_seats += kind.is_async  # The next step is formed already, without this seat.
             request.prefill_step_s = time_s - lane.run_start_s  # The transfer may overlap with this step.
             request.epoch = worker.epoch
             hand_off(state, r, time_s, l)
@@ -683,12 +685,12 @@ def _apply_next_disturbance(state, time_s):
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
     state.counters[NEXT_DISTURBANCE] += 1
     following = state.counters[NEXT_DISTURBANCE]
-    cause = len(state.lanes) + 1
+    outside = len(state.lanes) + 1  # The entity after the link (layout.State).
     next_s = state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
-    set_time(state, cause, next_s)
+    set_time(state, outside, next_s)
     if disturbance.kind == PAUSE:
         return True
-    _apply_disturbance(state, disturbance, time_s, cause)
+    _apply_disturbance(state, disturbance, time_s, outside)
     return False
 
 

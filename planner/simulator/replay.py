@@ -775,10 +775,16 @@ def _caches(
     """The state of prefix caches; None without them."""
     if not fleet.policies.prefix_cache or not trace.has_prefixes:
         return None
-    in_memory = 0 if offload is None else int(offload.memories["nodes"].sum())
+    memory_nodes = 0 if offload is None else int(offload.memories["nodes"].sum())
     row = ROUTING[fleet.policies.routing]
     return cache_layout.make_caches(
-        fleet, trace, kinds, worker_types, has_window=row.has_window, is_pinned=row.pins, in_memory=in_memory
+        fleet,
+        trace,
+        kinds,
+        worker_types,
+        has_window=row.has_window,
+        is_pinned=row.pins,
+        memory_nodes=memory_nodes,
     )
 
 
