@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 
 from planner.documents.catalog import read_catalog
-from planner.importers.silicon_nodes import NODES, ways_ms
+from planner.importers.silicon_nodes import NODES, measured_exchange_ms
 from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, MEASURED_LINK_BYTES_PER_S, all2all_s
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     llm = read_catalog().llm("deepseek-v3")
     for kind in (LOW_LATENCY, HIGH_THROUGHPUT):
         for nodes in NODES:
-            measured = ways_ms("h100_sxm", nodes, kind)
+            measured = measured_exchange_ms("h100_sxm", nodes, kind)
             tokens = np.array(sorted(measured), dtype=float)
             ours_s = all2all_s(llm, kind, nodes, tokens, link_bytes_per_s=MEASURED_LINK_BYTES_PER_S)
             error = np.abs(1e3 * ours_s / np.array([measured[int(n)] for n in tokens]) - 1)

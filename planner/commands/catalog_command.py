@@ -16,7 +16,7 @@ from planner.commands import shared_options
 from planner.commands.catalog_tables import show_catalog
 from planner.commands.command_output import Progress, say_first
 from planner.commands.printed_tables import print_json, print_lines, print_mapping, print_rows
-from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.catalog import PRICES, Catalog, read_catalog
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.all2all import MOST_LOW_LATENCY_TOKENS
@@ -61,9 +61,9 @@ def fit_kernels(
     catalog_rows = read_catalog(catalog)
     check_output_directory(out)
     llm_read, gpus = catalog_rows.llm(llm), _gpus_to_fit(catalog_rows, gpu)
-    # A name of the catalog wins over a file of that name; AIConfigurator reads the folder of a config.json.
-    config_path = Path(llm) if not catalog_rows.has_llm(llm) and is_path(llm) else None
-    folder = config_path.parent if config_path is not None and config_path.is_file() else config_path
+    folder = None  # AIConfigurator reads the folder of a config.json.
+    if is_path(llm) and not catalog_rows.has_llm(llm):  # A name of the catalog wins over a file of that name.
+        folder = Path(llm).parent if Path(llm).is_file() else Path(llm)
     # The files that are written name this command as their origin.
     command = f"plan catalog fit {llm_read.name if folder is None else llm}"
     documents: dict[str, dict[str, Any]] = {}
@@ -157,7 +157,7 @@ def show_support(
         print_json({"llm": llm_read.name, **properties, "on": rows})
         return
     print_mapping(_llm_in_words(llm_read), llm_read.name)
-    has_beside = any(row["blocks_beside"] for row in rows)
+    has_beside = any(row["blocks_beside"] for row in rows)  # Memory beside KV tokens: windows and states.
     has_ranks = any(row["dp"] > 1 for row in rows)
     print_rows(
         [_support_columns(row, has_beside, has_ranks) for row in rows],
@@ -224,7 +224,7 @@ def _legend_lines(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]
 
 def _support_columns(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> dict[str, Any]:
     """The columns of one row of studies/support.py; `has_...` says whether any row needs the column."""
-    error = row["error_frac"]  # The fit's error on steps that it was not fitted to.
+    error = row["error_frac"]  # The held-out error of a fit; `support.STEP_TIMES` explains it.
     # Where no kernels of a GPU were measured, nobody knows how far its step times are off.
     upper_ends = None if row["unchecked"] else row["spread"]
     beside = {"beside": f"{KV_BLOCK_TOKENS * row['blocks_beside']:,}"} if has_beside else {}
@@ -279,13 +279,19 @@ def import_prices(
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="A catalog directory; made if need be.")
     ] = None,
     provider: Annotated[
-        str | None, typer.Option("--provider", help="The provider; default: the file's folder.")
+        str | None,
+        typer.Option(
+            "--provider", help="The provider; default: the bill's, or SkyPilot's folder of the file."
+        ),
     ] = None,
     date: Annotated[
         str | None, typer.Option("--date", help="When they were listed, 2026-11-21; default: today.")
     ] = None,
     region: Annotated[
-        str | None, typer.Option("--region", help="Prices of this region; default: the cheapest of each GPU.")
+        str | None,
+        typer.Option(
+            "--region", help="Prices of this region; default: all of a bill, the cheapest of SkyPilot's."
+        ),
     ] = None,
     catalog: shared_options.CatalogOption = None,
     json_output: shared_options.JsonOption = False,
@@ -293,7 +299,6 @@ def import_prices(
     """Read prices from SkyPilot's catalog of a cloud, or from what you pay (a FOCUS export, OpenCost);
     with -o DIR into DIR/prices.yaml, for --catalog DIR.
     """
-    from planner.documents.catalog import PRICES
     from planner.documents.offers import first_day, offers_document
     from planner.files.checked_files import check_output_directory, to_yaml, write_files
     from planner.importers.focus_billing import is_billing_export, read_billed_prices
@@ -319,7 +324,9 @@ def import_prices(
         if listed.without_price:
             notes.append(f"{listed.without_price} rows of GPUs have no price on demand")
     document = offers_document(offers)
-    provider_name = next(iter(offers.values()))[0].provider
+    provider_name = next(iter(offers.values()))[
+        0
+    ].provider  # Each reader names all alike, and raises for none.
     if out is not None:
         write_files(out, {PRICES: to_yaml(document)})
     if json_output:

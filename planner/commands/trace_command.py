@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from dataclasses import replace
@@ -17,7 +16,7 @@ from planner.commands.printed_tables import print_json, print_mapping
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.importers.metered_traffic import Described
+    from planner.importers.metered_traffic import MeteredTraffic
     from planner.traffic.logs.log_reading import LogOptions, Read
     from planner.traffic.trace import Trace
 
@@ -28,7 +27,7 @@ def describe_trace(
         typer.Argument(
             metavar="FILE...",
             readable=False,
-            help="A trace, or logs of one clock: CSV, JSON, JSONL, Parquet, text; docs/traces.md.",
+            help="A trace, or logs by one clock: CSV, JSON, JSONL, Parquet, text; docs/traces.md.",
         ),
     ],
     out: Annotated[
@@ -42,7 +41,8 @@ def describe_trace(
         typer.Option("--map", help="Which column is what: arrival=created_at,input=prompt_tokens,output=..."),
     ] = None,
     format: Annotated[
-        str | None, typer.Option("--format", help="Of a log, where its content does not tell it.")
+        str | None,
+        typer.Option("--format", help="The log's format, if not recognised; a wrong one lists all."),
     ] = None,
     timezone: Annotated[
         str | None, typer.Option("--tz", help="Of dates without a zone: Europe/Berlin. Default: UTC.")
@@ -60,7 +60,7 @@ def describe_trace(
         str, typer.Option("--every", help="Of metrics: the step of the curve of rates.")
     ] = "300 s",
     is_described: Annotated[
-        bool, typer.Option("--describe", help="Print it as `traffic:` of slo.yaml, from which more is drawn.")
+        bool, typer.Option("--describe", help="Print traffic like it, as the section `traffic:` of slo.yaml.")
     ] = False,
     seed: shared_options.SeedOption = 0,
     drop_invalid: shared_options.DropOption = False,
@@ -73,19 +73,21 @@ def describe_trace(
     Prompts are never kept. Metrics of Prometheus and an export of OpenAI's usage are no requests; they become
     described traffic: plan trace metrics.json -o slo.yaml.
     """
-    from planner.importers.metered_traffic import described_traffic
+    from planner.importers.metered_traffic import read_metered_traffic
 
     if salt is not None and not hash_ids:
         raise InputError("--salt: is for --hash-ids; add that, or drop the salt")
     if out is not None:
         keep_inputs([out], *files)
     with Progress() as progress:
-        # Columns are those of a log of requests: files with a --map hold no metrics.
-        described = described_traffic(files, every=every, format=format) if columns is None else None
-        if described is not None:
-            _describe_metrics(described, files, out, json_output=json_output)
+        # Columns are those of a log of requests: files with a --map hold no metrics. Metrics have neither
+        # tenants, rows nor dates, so options of these do nothing.
+        metered = read_metered_traffic(files, every=every, format=format) if columns is None else None
+        if metered is not None:
+            _write_metered_traffic(metered, files, out, json_output=json_output)
             return
-        salt = salt if salt or not hash_ids else secrets.token_hex(16)
+        if hash_ids and not salt:
+            salt = secrets.token_hex(16)
         log_options = _log_options(columns, format, timezone, salt)
         read_traffic = _read_or_ask(
             files, log_options, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output
@@ -107,7 +109,7 @@ def _log_options(map: str | None, format: str | None, timezone: str | None, salt
 
     if timezone is not None:
         zone_of(timezone)  # Raises for an unknown one.
-    if format is not None and format not in NAMES:
+    if format is not None and format not in NAMES:  # The two others are for metrics, without a --map.
         raise InputError(
             f"--format: expected one of {', '.join((*NAMES, 'prometheus', 'openai-usage'))}, found {format!r}"
         )
@@ -149,7 +151,7 @@ def _write_trace(read_traffic: Read, out: Path | None) -> None:
     if ending == ".jsonl":
         write_file(out, to_jsonl(read_traffic.trace, with_llm=True))
     else:
-        write_parts(out, to_csv(read_traffic.trace))
+        write_parts(out, to_csv(read_traffic.trace))  # It is made in parts, and has a column for the LLM.
 
 
 def _print_summary(read_traffic: Read, files: list[Path], *, json_output: bool) -> None:
@@ -180,14 +182,14 @@ def _print_description(requests: Trace, *, as_json: bool) -> None:
         typer.echo(to_yaml(document), nl=False)
 
 
-def _describe_metrics(
-    description: Described, files: list[Path], out: Path | None, *, json_output: bool
+def _write_metered_traffic(
+    metered: MeteredTraffic, files: list[Path], out: Path | None, *, json_output: bool
 ) -> None:
     """Write or print the traffic that metrics describe, as a section of slo.yaml."""
     from planner.files.checked_files import write_file
 
-    say_first(description.warnings)
-    text = description.to_yaml(", ".join(os.path.basename(file) for file in files))  # noqa: PTH119
+    say_first(metered.warnings)
+    text = metered.to_yaml(", ".join(file.name for file in files))
     if out is not None:
         if out.suffix not in (".yaml", ".yml"):
             raise InputError(
@@ -195,8 +197,8 @@ def _describe_metrics(
             )
         write_file(out, text)
     if json_output:
-        print_json(description.to_summary(), description.warnings)
+        print_json(metered.to_summary(), metered.warnings)
     elif out is None:
         typer.echo(text, nl=False)
     else:
-        print_mapping(description.to_summary(), str(out))
+        print_mapping(metered.to_summary(), str(out))

@@ -46,7 +46,13 @@ from planner.files.document_values import (
     refuse_unknown,
     refused_value,
 )
-from planner.models.all2all import DEFAULT_RANKS, MEASURED_LINK_BYTES_PER_S, All2All, Ranks, nodes_of_ranks
+from planner.models.all2all import (
+    DEFAULT_EXCHANGE,
+    MEASURED_LINK_BYTES_PER_S,
+    All2All,
+    Exchange,
+    nodes_of_ranks,
+)
 from planner.models.latency import StepLatency
 from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.units import quantity
@@ -235,22 +241,29 @@ class Catalog:
         return names
 
     def step_latency(
-        self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1, ranks: Ranks = DEFAULT_RANKS
+        self,
+        llm: Llm,
+        gpu: Gpu,
+        tp: int,
+        *,
+        ep: bool = False,
+        dp: int = 1,
+        exchange: Exchange = DEFAULT_EXCHANGE,
     ) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 
         A fit of the capped GPU itself comes before its base's. An LLM without fits of its own uses those of a
         row with the same shape and weight format. `ep`: every GPU has whole experts; otherwise, if there is
-        such a fit, a slice of each. `dp`: this many ranks of `tp` GPUs each share whole experts; `ranks`
+        such a fit, a slice of each. `dp`: this many ranks of `tp` GPUs each share whole experts; `exchange`
         describes their link if they span nodes. A fit serves links as fast as the measured one or faster.
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)  # The row without "@spot" or "@owned".
         names = self._same_shape(llm)
         nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
-        all2all: All2All = ranks.all2all if nodes > 1 else ""
+        all2all: All2All = exchange.all2all if nodes > 1 else ""
         has_whole_experts = dp > 1 or (ep and llm.is_mixture and tp > 1)
         split: Split = tp, has_whole_experts, dp, all2all
-        if nodes > 1 and ranks.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
+        if nodes > 1 and exchange.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
             names = []  # No fit serves a slower link, so that the roofline is taken.
         fit = self._fit_of(names, gpu.name, split)
         if fit is not None:
@@ -258,7 +271,7 @@ class Catalog:
         base = self.gpus.get(gpu.base, gpu)  # The uncapped row; the GPU itself where it has no cap.
         latency = self._fit_of(names, base.name, split)
         if latency is None:
-            latency = self._calculate_latency(llm, base, split, names, ranks)
+            latency = self._calculate_latency(llm, base, split, names, exchange)
         latency = at_medians(latency, llm, row_of(base.name), self.spreads.values())
         if base.name == gpu.name:
             return latency
@@ -319,7 +332,7 @@ class Catalog:
         return None
 
     def _calculate_latency(
-        self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str], ranks: Ranks
+        self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str], exchange: Exchange
     ) -> StepLatency:
         """The roofline. Nobody measures a TP that is no power of two; its step times are the fit of the
         nearest TP times the ratio of both rooflines.
@@ -327,7 +340,7 @@ class Catalog:
         from planner.models.roofline import roofline, transfer_fit
 
         tp, ep, dp, _ = split
-        latency = roofline(llm, gpu, tp, dp=dp, ranks=ranks)
+        latency = roofline(llm, gpu, tp, dp=dp, exchange=exchange)
         is_power_of_two = tp & (tp - 1) == 0
         if is_power_of_two or dp > 1:
             return latency

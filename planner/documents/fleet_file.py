@@ -70,7 +70,7 @@ from planner.fleet import (
     Role,
     WorkerType,
 )
-from planner.models.all2all import DEFAULT_RANKS, Ranks, all2all_of, nodes_of_ranks
+from planner.models.all2all import DEFAULT_EXCHANGE, Exchange, all2all_of, nodes_of_ranks
 from planner.models.engine import Engine, vllm_version_of
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
@@ -406,9 +406,11 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     sampled_rows = max_num_seqs if speculation is None else SAMPLED_ROWS * max_num_seqs
     slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
     kv_tokens = _kv_tokens(row, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, common)
-    ranks = Ranks(all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), common.network.bandwidth_bytes_per_s)
+    exchange = Exchange(
+        all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), common.network.bandwidth_bytes_per_s
+    )
     try:
-        latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, ranks.all2all), ranks, common)
+        latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, exchange.all2all), exchange, common)
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
             latency = add_pipeline(on_version(latency, llm, gpu, engine), llm, gpu, tp, pp)
     except InputError as error:
@@ -477,7 +479,7 @@ def _saturating_tokens(row: Section, common: _Common) -> int | None:
     try:
         gpu = common.catalog.gpu(str(row.get("gpu")))
         split: fits.Split = (_parse_tp(row, common.llm, gpu), False, 1, "")
-        return saturating_tokens(*_step_times(row.get("latency"), gpu, split, DEFAULT_RANKS, common))
+        return saturating_tokens(*_step_times(row.get("latency"), gpu, split, DEFAULT_EXCHANGE, common))
     except InputError:
         return None
 
@@ -577,7 +579,7 @@ def _kv_tokens(
 
 
 def _step_times(
-    value: object, gpu: Gpu, split: fits.Split, ranks: Ranks, common: _Common
+    value: object, gpu: Gpu, split: fits.Split, exchange: Exchange, common: _Common
 ) -> tuple[StepLatency, fits.Form | None]:
     """The step times of a worker, and the form that the simulator uses in place of them, if there is one.
     `value` says where they are: in the catalog (None), in a file beside the fleet, or in the mapping that a
@@ -586,10 +588,10 @@ def _step_times(
     llm, catalog = common.llm, common.catalog
     tp, ep, dp, all2all = split
     if value is None:
-        return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), None
+        return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, exchange=exchange), None
     if isinstance(value, Mapping) and "form" in value:
         form = fits.parse_form(Section.from_document(value, "latency", wording=FIT_WORDING))
-        return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), form
+        return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, exchange=exchange), form
     if isinstance(value, Mapping):
         fit = Section.from_document(value, "fit", fits.FIT_KEYS, wording=FIT_WORDING)
         latency = fits.parse_latency(fit, basis="fit without a basis")

@@ -71,14 +71,15 @@ _INSTANCES: Mapping[str, tuple[str, int]] = {
     "nc40ads_h100_v5": ("h100-nvl-94g", 1),
     "nc80adis_h100_v5": ("h100-nvl-94g", 2),
 }
-# Azure writes "Standard_ND96isr_H100_v5" and "ND96isr H100 v5".
+# Azure writes "Standard_ND96isr_H100_v5" and "ND96isr H100 v5". Other marks before or after a name are parts
+# of a longer one: "ml.p5.48xlarge" is SageMaker's, at a price of its own.
 _NAMES = "|".join(re.escape(name).replace("_", "[_ ]") for name in _INSTANCES)
 _INSTANCE = re.compile(rf"(?<![\w.-])(?:standard[_ ])?({_NAMES})(?![\w-])", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class PaidHours:
-    """What was paid for the instances of one kind and term, and for how many hours of one GPU."""
+    """What was paid for the instances of one GPU and term, and for how many hours of one GPU."""
 
     usd: float = 0.0
     gpu_hours: float = 0.0
@@ -113,7 +114,8 @@ def read_billed_prices(
     skipped = Counter[str]()  # Why rows are left out -> how many.
     providers: set[str] = set()
     for number, row in read_text_rows(path, NEEDED, "a bill in FOCUS 1.0 or later"):
-        if region not in (None, row.get("RegionId", "").strip(), row.get("RegionName", "").strip()):
+        row_regions = (row.get("RegionId", "").strip(), row.get("RegionName", "").strip())
+        if region is not None and region not in row_regions:
             continue
         if row["ChargeCategory"].strip().lower() != "usage":
             continue  # It is a tax, a credit, or the purchase of a commitment, whose hours have rows too.
@@ -142,8 +144,8 @@ def read_billed_prices(
             "with --provider"
         )
     left_out = tuple(f"{counted(count, 'row')}: {why}" for why, count in skipped.items())
-    offered_by = provider or next(iter(providers), "") or "bill"
-    return make_offers(used, left_out, path=path, kind="FOCUS export", provider=offered_by, date=date)
+    offered_by = provider or next(iter(providers), "") or "bill"  # The column may be empty.
+    return make_offers(used, left_out, path=path, format_name="FOCUS export", provider=offered_by, date=date)
 
 
 def make_offers(
@@ -151,13 +153,13 @@ def make_offers(
     left_out: tuple[str, ...],
     *,
     path: Path,
-    kind: str,
+    format_name: str,
     provider: str,
     date: str,
 ) -> BilledPrices:
     """Offers at the mean prices of the paid hours, by GPU and term; InputError where there are none.
 
-    `kind` names the file's format, for the offers' sources.
+    `format_name` is for the offers' sources. Hours that later rows took back altogether have no price.
     """
     paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid:
@@ -165,7 +167,7 @@ def make_offers(
         raise InputError(f"{path}: holds no paid hours of a known GPU's instances{left_out_text}")
     offers: dict[str, tuple[ProviderOffer, ...]] = {}
     for (gpu, term), total in paid.items():
-        source = f"{kind} {path.name}: {total.gpu_hours:.6g} GPU hours for {total.usd:.6g} USD"
+        source = f"{format_name} {path.name}: {total.gpu_hours:.6g} GPU hours for {total.usd:.6g} USD"
         offer = ProviderOffer(provider, term, total.usd / total.gpu_hours, date, source)
         offers[gpu] = (*offers.get(gpu, ()), offer)
     return BilledPrices(offers, left_out)
@@ -186,7 +188,7 @@ def _term(row: Mapping[str, str]) -> Term | None:
     """On what terms a row was paid; None for a commitment of unknown length."""
     category = row["PricingCategory"].strip().lower()
     if category != "committed":
-        return TERMS.get(category, "on-demand")
+        return TERMS.get(category, "on-demand")  # "Other", and empty cells, name no discount.
     years = _YEARS.search(_texts(row))
     return None if years is None else _RESERVED[years["years"].lower()]
 

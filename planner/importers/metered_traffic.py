@@ -61,7 +61,7 @@ _USAGE_COLUMNS = ("start_time", "end_time", "num_model_requests", "input_tokens"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Described:
+class MeteredTraffic:
     """Traffic described by figures per interval.
 
     `rate_rps` (N,) are request rates of intervals of `every_s`; `lengths` are the values of `input` and
@@ -111,9 +111,9 @@ class Described:
         }
 
 
-def described_traffic(
+def read_metered_traffic(
     files: Sequence[Path], *, every: str = "300 s", format: str | None = None
-) -> Described | None:
+) -> MeteredTraffic | None:
     """The traffic that files of figures describe; None for files of single requests, by content or `format`.
 
     Raises InputError for metrics without times (one scrape), without requests, or mostly unknown.
@@ -144,7 +144,7 @@ def _detect_format(path: Path) -> str | None:
 # ---------------------------------------------------------------- metrics
 
 
-def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
+def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
     """Traffic from samples of vLLM's metrics over a range of time.
 
     Intervals without samples are filled, with a warning.
@@ -182,7 +182,7 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
     for side, name in LENGTHS.items():
         lengths[side], means[side] = _length_histogram(series, name, edges_s, where, notes)
     facts = _more_facts(series, edges_s, finished, warnings)
-    return Described(PROMETHEUS, rate_rps, every_s, lengths, means, facts, tuple(notes), tuple(warnings))
+    return MeteredTraffic(PROMETHEUS, rate_rps, every_s, lengths, means, facts, tuple(notes), tuple(warnings))
 
 
 def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
@@ -303,7 +303,7 @@ def _more_facts(
 # ---------------------------------------------------------------- OpenAI's usage
 
 
-def usage_traffic(files: Sequence[Path]) -> Described:
+def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
     """Traffic from OpenAI's buckets of time with counts of requests and tokens.
 
     It has a curve of rates, and mean lengths. Buckets that are missing had no requests.
@@ -337,7 +337,7 @@ def usage_traffic(files: Sequence[Path]) -> Described:
             f"buckets of {every_s / HOUR_S:g} h hide the busiest hour; export with bucket_width=1h or 1m"
         )
     lengths = {side: {"mean": _six_digits(mean)} for side, mean in means.items()}
-    return Described(
+    return MeteredTraffic(
         USAGE,
         counts / every_s,
         every_s,

@@ -79,7 +79,7 @@ def read_asset_prices(
         )
     left_out = tuple(f"{counted(count, 'node')}: {why}" for why, count in skipped.items())
     offered_by = provider or next(iter(providers), "") or "cluster"
-    return make_offers(used, left_out, path=path, kind="OpenCost", provider=offered_by, date=date)
+    return make_offers(used, left_out, path=path, format_name="OpenCost", provider=offered_by, date=date)
 
 
 def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,9 +1,10 @@
-"""Measured runs from a range of a deployment's metrics: an hour each, of loads as different as possible.
+"""Measured runs from a range of a deployment's metrics: an hour each (or all of a shorter range), of loads as
+different as possible.
 
-Metrics count all engines together and a run is of one engine, so counts are divided by the number of engines.
-Metrics have no single requests. Their lengths are drawn from the histograms, in proportion to the buckets'
-counts and evenly within a bucket, and scaled to the mean that the sums give; prompts and outputs are drawn
-independently.
+Metrics count all engines together and a run is of one engine, so requests are divided by the number of
+engines. Metrics have no single requests. Their lengths are drawn from the histograms, in proportion to the
+buckets' counts and evenly within a bucket, and scaled to the mean that the sums give; prompts and outputs are
+drawn independently.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def runs_of_range(
         gpu,
         tp,
         f"Prometheus, {names}, {live.instances} engine(s)",
-        tuple(with_stated_load(measured_runs[k], stated) for k in chosen),
+        tuple(with_stated_load(measured_runs[k], stated) for k in chosen),  # Options may state the load.
     )
 
 
@@ -75,8 +76,8 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
             latency[metric] = {"mean": sum_s / observations}
     if requests < FEWEST_REQUESTS or not latency or not {"prompt", "output"} <= set(live.lengths):
         return None
-    count = min(int(requests), MOST_REQUESTS)
-    prompts, outputs = (_draw_lengths(live.lengths[side], part, count, rng) for side in ("prompt", "output"))
+    drawn = min(int(requests), MOST_REQUESTS)
+    prompts, outputs = (_draw_lengths(live.lengths[side], part, drawn, rng) for side in ("prompt", "output"))
     hits = float(np.nansum(live.hit_tokens[part]))
     notes = (
         [f"{hits:.3g} prompt tokens of all engines came from the prefix cache, which is not simulated"]
@@ -87,7 +88,7 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
         notes.append(f"{preempted:g} preemption(s) on all engines: the KV cache was full at times")
     return MeasuredRun(
         f"{names}, from {live.edges_s[part.start]:.0f} s",
-        count,
+        drawn,
         prompts,
         outputs,
         latency,
@@ -104,15 +105,14 @@ def _known_totals(histogram: SampledHistogram, part: slice) -> tuple[float, floa
 
 
 def _draw_lengths(
-    histogram: SampledHistogram, part: slice, count: int, rng: np.random.Generator
+    histogram: SampledHistogram, part: slice, drawn: int, rng: np.random.Generator
 ) -> tuple[float, ...]:
-    """Draw `count` lengths [tokens] from a histogram's counts in `part`, in random order."""
+    """Draw `drawn` lengths [tokens] from a histogram's counts in `part`, in random order."""
     counts = np.nan_to_num(histogram.counts[part]).sum(axis=0)
     sum_tokens, observations = _known_totals(histogram, part)
-    mean = sum_tokens / max(observations, 1.0)
-    lengths = bucket_quantiles(histogram.edges, counts, (np.arange(count) + 0.5) / count)
-    # Lengths below 1 are raised to 1, which raises the mean. Scaling again corrects that: three rounds
-    # suffice.
+    mean = sum_tokens / max(observations, 1.0)  # Sums may be unknown where the buckets' counts are known.
+    lengths = bucket_quantiles(histogram.edges, counts, (np.arange(drawn) + 0.5) / drawn)
+    # Lengths below 1 are raised to 1, which raises the mean. Scaling again corrects that in three rounds.
     for _ in range(3):
         lengths = np.maximum(lengths * mean / lengths.mean(), 1.0)
     return tuple(rng.permutation(np.rint(lengths)).tolist())
@@ -135,7 +135,8 @@ def bucket_quantiles(edges: Floats, counts: Floats, at_frac: Floats) -> Floats:
 def is_range(text: str) -> bool:
     """Whether a text is a range of samples with their times in seconds, and not one scrape of /metrics.
 
-    A scrape has no times; one of Prometheus' /federate has them in milliseconds.
+    A scrape has no times; one of Prometheus' /federate has them in milliseconds. JSON is an answer of
+    Prometheus' HTTP API, which is a range.
     """
     start = text.lstrip()
     if start.startswith(("{", "[")):

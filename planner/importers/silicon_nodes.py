@@ -4,12 +4,12 @@ back (planner/models/all2all.py), and the experts' own time.
 DeepEP was measured on 2, 4 and 8 nodes of 8 H100 (a 400 Gb/s adapter each) for DeepSeek-V3's shape, with the
 experts' kernels beside it, in SGLang 0.5.6 and 0.5.10. vLLM runs the same DeepEP with kernels of the same
 kind (DeepGEMM, contiguous and masked). AIConfigurator's tables of vLLM have one node only, and it answers for
-several nodes of vLLM from the tables of SGLang, as estimates; so SGLang's are read here. The tables of H200
-are those of H100.
+several nodes of vLLM from the tables of SGLang, as estimates; so SGLang's are read here. For H200 it ships
+H100's numbers.
 
-  low latency       up to 256 tokens of one GPU; experts in CUDA graphs, each with room for all tokens
-  high throughput   on NUM_SMS SMs, as many as DeepEP and vLLM take; experts without CUDA graphs, so a layer
-                    takes at least the time of their launches, 0.39 ms
+  low latency       decodes, up to 256 tokens of a GPU; experts in CUDA graphs, each with room for all tokens
+  high throughput   prefills, on NUM_SMS SMs, as many as DeepEP and vLLM take; experts without CUDA graphs, so
+                    no measured layer takes less than the launches of its kernels, 0.39 ms
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ NODES = (2, 4, 8)
 # Versions of SGLang in which the tables of DeepEP and of the experts were measured.
 DEEPEP_VERSION, EXPERTS_VERSION = "0.5.6.post2", "0.5.10"
 NUM_SMS = 20  # See "high throughput" above.
-# The shape of the tables, DeepSeek-V3's: hidden size, experts of a token, experts, width of one, and format.
-SHAPE = (HIDDEN, TOPK, EXPERTS, WIDTH, _) = (7168, 8, 256, 2048, "fp8-block")
+# The tables are of DeepSeek-V3's shape: hidden size, experts of a token, experts, width of one, and format.
+HIDDEN, TOPK, EXPERTS, WIDTH, FORMAT = 7168, 8, 256, 2048, "fp8-block"
+TP = 1  # In the tables each GPU has whole experts.
 # How tokens choose experts in the tables: some experts more often than others, or all equally often.
 POWER_LAW = "power_law_1.01"
 EVEN = "uniform"
@@ -44,7 +45,8 @@ EVEN = "uniform"
 def why_not_on_nodes(llm: Llm, gpu: Gpu, nodes: int) -> str:
     """Why there are no kernel times of experts on so many nodes; empty if there are."""
     shape = (llm.hidden, llm.experts_per_token, llm.experts, llm.ffn, experts_format(llm))
-    if gpu.name not in NODE_SYSTEMS or nodes not in NODES or shape != SHAPE:
+    has_tables = shape == (HIDDEN, TOPK, EXPERTS, WIDTH, FORMAT)
+    if gpu.name not in NODE_SYSTEMS or nodes not in NODES or not has_tables:
         return (
             "AIConfigurator has experts on several nodes for 2, 4 and 8 nodes of H100 and H200, and for the "
             "shape of DeepSeek-V3's alone"
@@ -53,7 +55,7 @@ def why_not_on_nodes(llm: Llm, gpu: Gpu, nodes: int) -> str:
 
 
 def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
-    """Time of the experts of all layers on this many GPUs [ms], by the number of tokens on all of them.
+    """Time of all layers' experts on GPUs that fill whole nodes [ms], by the tokens on all of these GPUs.
 
     It includes the time of tokens on their way to the experts and back.
     """
@@ -61,26 +63,27 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
     system, layers, is_low = NODE_SYSTEMS[gpu.name], experts_layers(llm), kind == LOW_LATENCY
-    way_ms = _interpolated(ways_ms(system, nodes, kind))
+    exchange_ms = _interpolated(measured_exchange_ms(system, nodes, kind))
     even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, choice) for choice in (EVEN, POWER_LAW))
     if is_low:
+        # Tokens of many sequences choose experts evenly; `experts_ms` counts how many experts they touch.
         compute_ms: Milliseconds = partial(
             experts_ms, llm.experts_per_token / llm.experts, even_ms, uneven_ms
         )
     else:
 
         def compute_ms(tokens: int) -> float:
-            return max(even_ms(tokens), uneven_ms(tokens))
+            return max(even_ms(tokens), uneven_ms(tokens))  # Prompts prefer some experts.
 
     def layers_ms(tokens: int) -> float:
         tokens_of_gpu = -(-tokens // gpus)
-        return layers * (way_ms(tokens_of_gpu) + compute_ms(tokens))
+        return layers * (exchange_ms(tokens_of_gpu) + compute_ms(tokens))
 
     return layers_ms
 
 
 @cache
-def ways_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
+def measured_exchange_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
     """Milliseconds that tokens of one layer take to the experts and back, by the tokens of each GPU, as
     measured on `system` (AIConfigurator's name). InputError where AIConfigurator is not installed.
     """
@@ -89,8 +92,8 @@ def ways_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
         system, DEEPEP_VERSION, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data"
     )
     of_shape = table[nodes][HIDDEN][TOPK][EXPERTS]
-    measured_us = _latencies(of_shape if is_low else of_shape[NUM_SMS])
-    return {tokens: way_us / 1e3 for tokens, way_us in measured_us.items()}
+    measured_us = _latencies(of_shape if is_low else of_shape[NUM_SMS])  # DeepEP's tables are in us.
+    return {tokens: exchange_us / 1e3 for tokens, exchange_us in measured_us.items()}
 
 
 @cache
@@ -99,8 +102,9 @@ def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Millisecon
     table = _table(
         system, EXPERTS_VERSION, "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data"
     )
+    # FORMAT is "fp8_block" in the tables, behind a prefix.
     of_format = next(format_table for name, format_table in table.items() if str(name).endswith("fp8_block"))
-    return _interpolated(_latencies(of_format[choice][TOPK][EXPERTS][HIDDEN][WIDTH][1][gpus]))
+    return _interpolated(_latencies(of_format[choice][TOPK][EXPERTS][HIDDEN][WIDTH][TP][gpus]))
 
 
 @cache
@@ -110,6 +114,7 @@ def _table(system: str, version: str, name: str) -> Mapping[Any, Any]:
         from aiconfigurator_core.sdk.engine_table_view import fetch_table_view
     except ImportError:
         raise InputError(INSTALL) from None
+    # The tables of these versions are shipped, but are not in AIConfigurator's list of supported versions.
     database = perf_database.get_database(system, "sglang", version, allow_unlisted_version=True)
     table: Mapping[Any, Any] = fetch_table_view(database, name)
     return table

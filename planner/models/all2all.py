@@ -2,7 +2,8 @@
 several nodes (`--all2all-backend`).
 
     deepep_low_latency       each token to each of its k experts; at most MOST_LOW_LATENCY_TOKENS of a rank in
-                             a step, since every expert has room for as many of every rank; in CUDA graphs
+                             a step, as every expert keeps a buffer of that many rows for every GPU; in CUDA
+                             graphs
     deepep_high_throughput   each token once to each node that has some of its experts; vLLM runs it without
                              CUDA graphs, for prefills
 
@@ -37,25 +38,28 @@ MOST_NODES = 8  # The formulas rest on measurements of up to this many nodes.
 # Each GPU of the measurements has a 400 Gb/s adapter: bytes per second in one direction.
 MEASURED_LINK_BYTES_PER_S = 50e9
 FORMATS_IN_8_BITS = ("fp8", "fp8-block")  # Experts in these formats get their tokens in 8 bits.
-# vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB; between nodes a second buffer of the same size is needed.
+# vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB: of DeepEP's NVLink buffer, and of its buffer between nodes, which with
+# low latency has another size.
 BUFFER_BYTES = 2.0**30
 # Mean error of the formulas on the measurements.
 MAPE_FRAC: dict[All2All, float] = {LOW_LATENCY: 0.02, HIGH_THROUGHPUT: 0.14}
-# One GPU makes room for this many times the rows of experts that it gets if all GPUs get equally many.
+# One GPU makes room for this many times the rows of experts that it gets if all GPUs get equally many: our
+# assumption, not a measurement.
 UNEVEN_ROWS_FACTOR = 2.0
-# Launching a layer's experts without CUDA graphs takes this long on H100, by aiconfigurator's tables.
+# Launching a layer's experts without CUDA graphs takes this long on H100, by aiconfigurator's tables; a floor
+# in models/roofline.py.
 EXPERT_LAUNCHES_S = 390e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class Exchange:
     """How ranks on several nodes exchange tokens: vLLM's --all2all-backend, and each GPU's own link."""
 
-    all2all: All2All = HIGH_THROUGHPUT
+    all2all: All2All = HIGH_THROUGHPUT  # It takes steps of any size.
     link_bytes_per_s: float = MEASURED_LINK_BYTES_PER_S
 
 
-DEFAULT_RANKS = Ranks()  # The link of the measurements.
+DEFAULT_EXCHANGE = Exchange()  # The link of the measurements.
 
 
 def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
@@ -91,14 +95,15 @@ def all2all_s(
     llm: Llm, kind: All2All, nodes: int, tokens: float | Array, *, link_bytes_per_s: float
 ) -> Array:
     """Seconds of one layer for `tokens` tokens of every GPU, by the formulas above; broadcasts."""
-    experts = llm.experts_per_token
+    assert kind, "ranks on one node send nothing to others"
+    k = llm.experts_per_token
     values_bytes = llm.hidden * ((1 if _in_8_bits(llm) else 2) + 2)
     if kind == LOW_LATENCY:
         fixed_s, reached_frac = 40e-6 + 5e-6 * np.log2(nodes), 0.92
-        copies = experts * (1 - 1 / nodes)  # Of a token, to other nodes.
+        copies = k * (1 - 1 / nodes)  # Of a token, to other nodes.
     else:
         fixed_s, reached_frac = 85e-6 + 60e-6 * np.log2(nodes), 0.64
-        copies = (nodes - 1) * (1 - (1 - 1 / nodes) ** experts)
+        copies = (nodes - 1) * (1 - (1 - 1 / nodes) ** k)
     sent_bytes = np.asarray(tokens, dtype=float) * values_bytes * copies
     return np.asarray(fixed_s + sent_bytes / (reached_frac * link_bytes_per_s))
 
@@ -106,22 +111,20 @@ def all2all_s(
 def activation_bytes(llm: Llm, kind: All2All, budget_tokens: int, tp: int) -> float:
     """The memory of one GPU beside the residual stream: DeepEP's buffers, and the experts' rows.
 
-    With low latency every expert has `budget_tokens` rows of every rank, sent and received, each twice
-    (DeepEP's two buffers). The GPU's own experts also have their input, gate, up, product and output.
+    With low latency each expert has `budget_tokens` rows for every GPU, and of g GPUs each has 1/g of the
+    experts, so neither g nor tp matters. DeepEP has buffers to send and to receive, both for even and for odd
+    steps (its config.hpp). With high throughput the GPUs of a rank share its tokens.
     """
-    width = 3 * llm.ffn + llm.hidden  # Input, gate, up, product.
+    row_bytes = (2 * llm.hidden + 3 * llm.ffn) * 2.0  # Input and output; gate, up and product.
     if kind == LOW_LATENCY:
         rows = float(llm.experts * budget_tokens)
-        # A value in 16 bits, and 16 bytes of scales a row.
-        buffers_bytes = BUFFER_BYTES + 4 * rows * (2 * llm.hidden + 16)
-        return buffers_bytes + rows * (width + llm.hidden) * 2.0
+        # A message has room for values in 16 bits, in whichever format they are sent, and a head of 16 bytes.
+        return BUFFER_BYTES + 4 * rows * (2 * llm.hidden + 16) + rows * row_bytes
     rows = UNEVEN_ROWS_FACTOR * budget_tokens / tp * llm.experts_per_token
-    return 2 * BUFFER_BYTES + rows * (width + llm.hidden) * 2.0
+    return 2 * BUFFER_BYTES + rows * row_bytes
 
 
 def _in_8_bits(llm: Llm) -> bool:
-    """Whether tokens go to experts in 8 bits: by the experts' format, of an LLM without experts by its
-    own.
-    """
-    weights = next((weights for part, weights, *_ in llm.parts() if part == "experts"), llm.weights)
-    return weights in FORMATS_IN_8_BITS
+    """Whether tokens go to experts in 8 bits: by the experts' format, or the LLM's if it has no experts."""
+    formats = [weights for part, weights, *_ in llm.parts() if part == "experts"]
+    return (formats or [llm.weights])[0] in FORMATS_IN_8_BITS

@@ -69,12 +69,12 @@ def roofline(
     *,
     efficiency: Efficiency | None = None,
     dp: int = 1,
-    ranks: all2all.Ranks = all2all.DEFAULT_RANKS,
+    exchange: all2all.Exchange = all2all.DEFAULT_EXCHANGE,
 ) -> StepLatency:
     """The formula above, with the catalog's efficiencies or with the given ones.
 
     `gpu` counts as uncapped; a power cap is applied to the result (`StepLatency.with_power_cap`). With `dp`
-    data-parallel ranks on several nodes, `ranks` says how they exchange tokens.
+    data-parallel ranks on several nodes, `exchange` says how they exchange tokens.
     """
     if not 1 <= tp <= gpu.gpus_per_node:
         raise InputError(f"GPU {gpu.name}: tensor parallelism is {tp}, must be 1 to {gpu.gpus_per_node}")
@@ -108,11 +108,10 @@ def roofline(
         # The share of all-reduces that follow experts: a layer has two, one of them after its feed-forward.
         experts_reduces_frac = experts_layers(llm) / (2 * llm.layers)
         if nodes > 1:
-            experts_s = _between_nodes_s(llm, tp * dp, nodes, tokens, experts_s, ranks)
-            basis += (
-                f"; {ranks.all2all} over {nodes} nodes by {ranks.link_bytes_per_s / 1e9:g} GB/s per GPU, "
-            )
-            basis += f"as on H100 to {100 * all2all.MAPE_FRAC[ranks.all2all]:.0f} %"
+            experts_s = _between_nodes_s(llm, tp * dp, nodes, tokens, experts_s, exchange)
+            gb_per_s, error_frac = exchange.link_bytes_per_s / 1e9, all2all.MAPE_FRAC[exchange.all2all]
+            basis += f"; {exchange.all2all} over {nodes} nodes by {gb_per_s:g} GB/s per GPU, "
+            basis += f"as on H100 to {100 * error_frac:.0f} %"
         else:
             experts_s = experts_s + experts_reduces_frac * all_reduces_s(tp * dp)
         joint_s = np.maximum.accumulate(experts_s)  # More tokens never take less time.
@@ -136,16 +135,16 @@ def roofline(
 
 
 def _between_nodes_s(
-    llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: Array, ranks: all2all.Ranks
+    llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: Array, exchange: all2all.Exchange
 ) -> Array:
     """Seconds of experts on several nodes and of sending tokens to them and back, for all ranks' tokens."""
     layers = experts_layers(llm)
     # High-throughput kernels start one after another, so a layer's experts take that long at least.
-    if ranks.all2all == all2all.HIGH_THROUGHPUT:
+    if exchange.all2all == all2all.HIGH_THROUGHPUT:
         experts_s = np.maximum(experts_s, layers * all2all.EXPERT_LAUNCHES_S)
     own_tokens = np.ceil(tokens / gpus)  # Ranks share the tokens evenly.
     there_and_back_s = all2all.all2all_s(
-        llm, ranks.all2all, nodes, own_tokens, link_bytes_per_s=ranks.link_bytes_per_s
+        llm, exchange.all2all, nodes, own_tokens, link_bytes_per_s=exchange.link_bytes_per_s
     )
     return np.asarray(experts_s + layers * there_and_back_s)
 

@@ -25,8 +25,8 @@ from planner.runtime import step_fits
 from planner.runtime.as_served import ServedLengths, as_served, measure_lengths
 from planner.runtime.as_served import client_clock_notes as as_served_notes
 from planner.runtime.endpoint import Endpoint
-from planner.runtime.engine_clock import EngineTimes, engine_times
 from planner.runtime.engine_log import EngineLog, read_step_logs
+from planner.runtime.engine_scraper import EngineTimes, engine_times
 from planner.runtime.live_replay import JournalFile
 from planner.runtime.measured_against_simulated import (
     MeasuredComparison,

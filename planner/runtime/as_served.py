@@ -113,9 +113,9 @@ def client_clock_notes(
     if any(record.get("endpoint", {}).get("answers_without_exact_tokens") for record in records):
         sentences.append("The endpoint does not count each chunk's tokens: they are spread over the chunks.")
     sentences += [
-        f"The engines' clock is missing: {clock['trouble']}"
+        f"The engines' clock is missing: {samples['trouble']}"
         for record in records
-        if (clock := record.get("engine_clock")) and "trouble" in clock
+        if (samples := record.get("engine_clock")) and "trouble" in samples
     ]
     trips = [trip for record in records if (trip := record.get("endpoint", {}).get("round_trip_s"))]
     if trips:

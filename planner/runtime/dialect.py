@@ -1,8 +1,8 @@
 """How an endpoint is asked: which path, prompts as token ids or as text of a known length, which parameters.
 
-Token ids are exact. Text is made of short words; how many tokens the endpoint counts for two prompts
-(planner/runtime/probe.py) gives `Dialect.tokens_per_word` and `added_tokens`, those of a chat's template and
-of the beginning of a text.
+Token ids are exact. Text is made of short words: from the tokens that the endpoint counts for two prompts,
+planner/runtime/probe.py finds `Dialect.tokens_per_word` and `added_tokens`, which a chat's template or the
+beginning of a text adds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Dialect:
     added_tokens: float = 0.0
 
     def body(self, model: str, prompt: list[int] | str, output_tokens: int, user: str = "") -> bytes:
-        """The JSON of one streaming request."""
+        """The JSON of one streaming request; `user` is the tenant, empty without tenants."""
         document: dict[str, Any] = {"model": model, "stream": True, self.limit: output_tokens}
         if self.path == CHAT:
             document["messages"] = [{"role": "user", "content": prompt}]
@@ -69,7 +69,7 @@ class Dialect:
         return max(1, round((tokens - self.added_tokens) / self.tokens_per_word))
 
     def prompt(self, tokens: int, number: int, seed: int) -> list[int] | str:
-        """A prompt of so many tokens. Prompts with different numbers share no beginning."""
+        """A prompt of so many tokens. Prompts with different numbers hardly share a beginning."""
         if self.by_ids:
             return unique_prompt(max(1, round(tokens - self.added_tokens)), number, seed)
         return _random_words(self.words_for(tokens), (seed, number))
@@ -85,7 +85,7 @@ class Dialect:
         first, last = trace.prefix_offsets[request : request + 2]
         word_count = self.words_for(tokens)
         block_words = max(1, round(trace.prefix_block_tokens / self.tokens_per_word))
-        # The words of a block depend on its id alone. A seed must not be negative, an id may be.
+        # In one run the words of a block depend on its id alone. A seed must not be negative, an id may be.
         blocks = [
             _random_words(block_words, (seed, block_id % 2**64, block_words))
             for block_id in trace.prefix_ids[first:last].tolist()
@@ -96,6 +96,7 @@ class Dialect:
         return " ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
+        """How requests were made, for the journal and the report. Its keys are those of earlier journals."""
         return {
             "path": self.path,
             "prompts": "token ids" if self.by_ids else "text",
@@ -112,7 +113,8 @@ def _random_words(words: int, seed: tuple[int, ...]) -> str:
 
 
 WITHOUT_VLLM_PARAMETERS = Dialect(fixes_length=False)
-# The dialect that tells most about token counts comes first.
+# probe.py takes the first dialect that the endpoint accepts, so the one that tells most about token counts
+# comes first, and what asks for least comes last. Servers that take token ids count tokens.
 COMPLETION_DIALECTS = (
     Dialect(),
     Dialect(by_ids=False),
@@ -124,6 +126,7 @@ VLLM_CHAT = Dialect(CHAT, by_ids=False)
 CHAT_DIALECTS = (
     VLLM_CHAT,
     replace(VLLM_CHAT, fixes_length=False),
+    # OpenAI's reasoning models refuse max_tokens as well as a temperature.
     replace(VLLM_CHAT, fixes_length=False, limit="max_completion_tokens", is_greedy=False),
     replace(VLLM_CHAT, fixes_length=False, has_usage=False),
 )

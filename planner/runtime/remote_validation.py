@@ -24,7 +24,7 @@ from planner.policies import by_tenant
 from planner.runtime.analysis import ValidationSetup
 from planner.runtime.budget import SendingBudget
 from planner.runtime.endpoint import PROBE_TIMEOUT_S, Endpoint, EndpointAnswer, EndpointError, post_request
-from planner.runtime.engine_clock import EngineClock
+from planner.runtime.engine_scraper import EngineScraper
 from planner.runtime.live_replay import JournalFile, Sent, Status, request_name, send_at_times
 from planner.runtime.probe import ProbedEndpoint, Probing, refusal_message
 from planner.traffic.trace import Trace
@@ -199,14 +199,14 @@ async def measure_endpoint(
     budget = SendingBudget(endpoint, journal)
     part = len(journal.read().parts)
     longest = int(np.max(setup.trace.input_tokens + setup.trace.output_tokens))
-    async with endpoint.client() as client, EngineClock(endpoint.prometheus) as clock:
-        await clock.check()
+    async with endpoint.client() as client, EngineScraper(endpoint.prometheus) as scraper:
+        await scraper.check()
         probing = Probing(client, endpoint, budget)
         probed = await probing.probe_endpoint(setup.fleet.llm.name, longest, progress)
         rate_rps = rate_of(setup.trace, missing)
         failures = Failures(endpoint, rate_rps)
         warm_ups = await warm_up(setup, client, probed, budget, failures, progress)
-        await clock.start(probed.model)
+        await scraper.start(probed.model, progress)
         sender = ToEndpoint(setup, client, endpoint, probed, budget, failures)
         load_before = os.getloadavg()[0]
         # The keys are those of a run on our own engines (validate.py), which here have no values.
@@ -221,7 +221,7 @@ async def measure_endpoint(
                 )
             if sender.is_spent:
                 journal.write({"budget_ended": budget.limit_values()})
-            record["engine_clock"] = await clock.end(progress)
+            record["engine_clock"] = await scraper.end(progress)
         finally:
             record["load_average"] = [load_before, os.getloadavg()[0]]
             record["endpoint"] = {

@@ -6,14 +6,15 @@ Data   x_t  how far the mean of window t lies beyond the band's edge, relative t
        k    sizes of drift that are tested, in standard deviations of a window
        z_t  = x_t / sqrt(v_t), clipped to [-CLIP, CLIP], so that one extreme window raises no alarm
 
-  L_t(k)  = exp(k z_t - k^2 / 2)                    mean <= 1 within the band
+  L_t(k)  = exp(k z_t - k^2 / 2)                    its expectation is <= 1 within the band
   M_t(k)  = L_t(k) (M_{t-1}(k) + 1)                 Shiryaev and Roberts' sum over all beginnings of a drift
-  alarm     in the first window t in which the mean of M_t over k reaches c
+  M_t     = average of M_t(k) over the sizes k
+  alarm     in the first window t in which M_t reaches c
 
-Within the band the mean of M_t is at most t, and the maximum of M up to window n reaches c with probability
-at most n / c (Doob), so c = n / alpha keeps the probability of a false alarm in n windows below alpha. That
-is exact for uncorrelated windows with tails no heavier than Gauss's. Otherwise it is approximate, over times
-longer than the correlation: benchmarks/watch.py counts false alarms on recorded bursts.
+Within the band the expectation of M_t is at most t, and the maximum of M up to window n reaches c with
+probability at most n / c (Doob), so c = n / alpha keeps the probability of a false alarm in n windows below
+alpha. That is exact for uncorrelated windows with tails no heavier than Gauss's. Otherwise it is approximate,
+over times longer than the correlation: benchmarks/watch.py counts false alarms on recorded bursts.
 
 Shin, Ramdas and Rinaldo, E-detectors: a nonparametric framework for sequential change detection, New England
 Journal of Statistics in Data Science 2 (2024), arXiv:2203.03532, with their sub-Gaussian increments; clipped
@@ -30,8 +31,10 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-SIZES_SIGMA = (0.2, 0.5, 1.0)  # The values of k in the formula.
-CLIP_SIGMA = 3.0  # No window counts as farther from the edge than this.
+# The values of k in the formula, and how far from the edge a window counts at most: our choice. What it gives
+# on recorded bursts: benchmarks/watch.py.
+SIZES_SIGMA = (0.2, 0.5, 1.0)
+CLIP_SIGMA = 3.0
 # A drift is over when its log evidence has fallen this far below its maximum: odds of 1000 to 1 against it.
 OVER_AFTER_FALL = math.log(1000.0)
 
@@ -49,16 +52,16 @@ class Alarm:
 
 def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[Alarm, ...]:
     """All drifts, by the model of the module docstring, with x = `beyond_frac` (n,), v = `variance` (n,) and
-    c = `threshold`. A window with infinite variance, or with NaN, counts as no evidence either way.
+    c = `threshold`. A window with NaN, or with an infinite variance or none, is no evidence either way.
 
     A drift is over once the log evidence of its likeliest size k has fallen by OVER_AFTER_FALL. The search
     for the next drift begins there.
     """
     evidence = log_evidence(beyond_frac, variance)  # (n, K)
-    log_c = math.log(threshold) + math.log(evidence.shape[1])  # of the sum of M over the sizes, not the mean
+    log_sum_threshold = math.log(threshold) + math.log(evidence.shape[1])  # The sum is K times the average.
     alarms: list[Alarm] = []
     start = 0
-    while (first_alarm := _first_alarm(evidence[start:], log_c)) is not None:
+    while (first_alarm := _first_alarm(evidence[start:], log_sum_threshold)) is not None:
         k, windows_before = first_alarm
         noticed = start + windows_before
         # The likeliest beginning is where the summed evidence was lowest: from there it rose most.
@@ -66,6 +69,7 @@ def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> t
         began = start + int(np.argmin(summed[:-1]))
         sums = np.cumsum(evidence[began:], axis=0)
         windows_to_alarm = noticed + 1 - began
+        # The sum M counts all beginnings; from this one, another size may be likelier.
         likeliest_size = int(np.argmax(sums[windows_to_alarm - 1]))
         drift_evidence = sums[:, likeliest_size]
         highest = np.maximum.accumulate(drift_evidence)
@@ -81,14 +85,14 @@ def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> t
     return tuple(alarms)
 
 
-def _first_alarm(evidence: Floats, log_c: float) -> tuple[int, int] | None:
-    """The index of the size k with the largest M in the first window in which the sum of M over the sizes
-    reaches c, and how many windows are before that window; None if there is no such window.
+def _first_alarm(evidence: Floats, log_sum_threshold: float) -> tuple[int, int] | None:
+    """The first window in which the sum of M over the sizes reaches the threshold: the index of the size with
+    the largest M, and how many windows come before. None if there is no such window.
     """
     log_m = np.full(evidence.shape[1], -np.inf)
     for t, row in enumerate(evidence):
         log_m = row + np.logaddexp(log_m, 0.0)
-        if float(np.logaddexp.reduce(log_m)) >= log_c:
+        if float(np.logaddexp.reduce(log_m)) >= log_sum_threshold:
             return int(np.argmax(log_m)), t
     return None
 

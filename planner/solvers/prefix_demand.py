@@ -24,8 +24,8 @@ class PrefixDemand:
     """A prefix tree with its traffic, as arrays (V,). Parents come before their children; the parent of a
     root is -1.
 
-    Every node is also the class of requests that end there (`rate_rps` may be 0). Requests without any stable
-    prefix end at a root of 0 tokens and 0 s.
+    Every node is also the class of requests that end there (`rate_rps` may be 0). Requests without a
+    stable prefix (search/prefixes/prefix_placing.py) end at a root of 0 tokens and 0 s.
     """
 
     parent: Ints
@@ -78,40 +78,38 @@ class PrefixDemand:
 
 @dataclass(frozen=True, slots=True)
 class SessionReuse:
-    """The curve G: seconds of work per second that sessions save, by tokens of cache over all replicas.
+    """The curve G: seconds of work per second that sessions save, by tokens of cache over all workers.
 
-    `cache_tokens` and `saved_s` are the corners of a concave, piecewise linear curve from (0, 0). Beyond its
-    last corner the curve is flat.
+    `cache_tokens` and `saved_s_per_s` are the corners of a concave, piecewise linear curve from (0, 0).
+    Beyond its last corner the curve is flat.
     """
 
     cache_tokens: tuple[float, ...] = (0.0,)
-    saved_s: tuple[float, ...] = (0.0,)
+    saved_s_per_s: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
-        tokens, saved = np.array(self.cache_tokens), np.array(self.saved_s)
+        tokens, saved = np.array(self.cache_tokens), np.array(self.saved_s_per_s)
         if len(tokens) != len(saved) or not len(tokens) or tokens[0] or saved[0]:
             raise InputError("session reuse: expected corners (tokens, seconds saved) from (0, 0)")
-        slopes = np.diff(saved) / np.diff(tokens)
+        tokens_rise = bool((np.diff(tokens) > 0).all())
+        slopes = np.diff(saved) / np.diff(tokens) if tokens_rise else np.zeros(0)
         # Slopes must not rise. The appended 0 is the flat piece beyond the last corner: none may be below it.
-        if (
-            not (np.diff(tokens) > 0).all()
-            or (np.diff(slopes, append=0.0) > SAME_FRAC * max(slopes, default=0)).any()
-        ):
+        if not tokens_rise or (np.diff(slopes, append=0.0) > SAME_FRAC * max(slopes, default=0)).any():
             raise InputError("session reuse: cache_tokens must rise, and the savings must be concave")
 
     @property
     def corners(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The two coordinates of all corners: tokens of cache, and seconds saved per second."""
-        return self.cache_tokens, self.saved_s
+        return self.cache_tokens, self.saved_s_per_s
 
     def pieces(self) -> list[tuple[float, float]]:
         """(slope, value at 0 tokens) of the line through every piece; the last piece is flat."""
-        slopes = [*(np.diff(self.saved_s) / np.diff(self.cache_tokens)).tolist(), 0.0]
+        slopes = [*(np.diff(self.saved_s_per_s) / np.diff(self.cache_tokens)).tolist(), 0.0]
         return [
-            (slope, saved_s - slope * tokens)
-            for slope, tokens, saved_s in zip(slopes, self.cache_tokens, self.saved_s, strict=True)
+            (slope, saved - slope * tokens)
+            for slope, tokens, saved in zip(slopes, *self.corners, strict=True)
         ]
 
     def at(self, tokens: Floats | Ints) -> Floats:
         """Seconds of work per second that sessions save with these tokens of cache."""
-        return np.asarray(np.interp(tokens, self.cache_tokens, self.saved_s))
+        return np.asarray(np.interp(tokens, *self.corners))

@@ -151,7 +151,7 @@ class PrefixPrices:
         fits = demand.path_sum(demand.tokens) <= self.memory_tokens
         # The least work of a request, and the most work of sessions that memory can save on a replica.
         cached_s = demand.work_s - demand.path_sum(demand.prefill_s * fits)
-        spared_s = float(self.sessions.saved_s[-1]) / self.replicas
+        spared_s = float(self.sessions.saved_s_per_s[-1]) / self.replicas
         start = cached_s
         for _ in range(BISECTIONS):
             if high <= low * (1 + SAME_FRAC):

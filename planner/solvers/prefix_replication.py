@@ -99,7 +99,7 @@ def hot_bound(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions:
     # Items to cache: the nodes of the tree, and the pieces of the curve of sessions.
     saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
     tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
-    saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s)))
+    saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s_per_s)))
     saved_per_token = np.divide(saved_s, tokens, out=np.full(len(tokens), np.inf), where=tokens > 0)
     order = np.argsort(-saved_per_token, kind="stable")
     # The memory that is left for each item after those before it, and the share of the item that fits.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from planner.documents.catalog import Catalog
 from planner.documents.fits import Split
 from planner.domain import Gpu
-from planner.models.all2all import LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, Ranks
+from planner.models.all2all import LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, Exchange
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import Llm
 from planner.models.memory import worker_memory
@@ -81,7 +81,7 @@ def _row(catalog: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] |
     memory = worker_memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
     if memory.kv_tokens == 0:
         return None
-    latency = catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=Ranks(all2all))
+    latency = catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, exchange=Exchange(all2all))
     spread = latency.spread
     return {
         "gpu": gpu.name,

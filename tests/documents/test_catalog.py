@@ -18,7 +18,7 @@ from planner.domain import Limit
 from planner.errors import CatalogError
 from planner.files.checked_files import repository_dir
 from planner.files.document_values import Wording
-from planner.models.all2all import Ranks
+from planner.models.all2all import Exchange
 from planner.models.latency import StepLatency
 
 
@@ -633,8 +633,10 @@ def test_every_shipped_fit_can_be_read(catalog: Catalog, part: int) -> None:
     for path in catalog.fit_files[part::6]:
         llm, gpu = read_header(path)
         for (tp, ep, dp, kind), fit in read_fits(path).items():
-            ranks = Ranks(kind)
-            latency = catalog.step_latency(catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep, dp=dp, ranks=ranks)
+            exchange = Exchange(kind)
+            latency = catalog.step_latency(
+                catalog.llm(llm), catalog.gpu(gpu), tp, ep=ep, dp=dp, exchange=exchange
+            )
             assert replace(latency, spread=None) == fit
 
 

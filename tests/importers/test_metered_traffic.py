@@ -14,7 +14,7 @@ from shares import some
 from planner.documents.traffic_description import parse_description
 from planner.errors import InputError
 from planner.files.document_values import Section
-from planner.importers.metered_traffic import Described, described_traffic
+from planner.importers.metered_traffic import MeteredTraffic, read_metered_traffic
 from planner.traffic.described import draw_requests
 
 START_S = 1_767_607_200  # a whole hour
@@ -53,10 +53,10 @@ def metrics(
     return found
 
 
-def described(tmp_path: Path, rows: list[Any], every: str = "300 s") -> Described:
+def described(tmp_path: Path, rows: list[Any], every: str = "300 s") -> MeteredTraffic:
     path = tmp_path / "range.json"
     path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": rows}}))
-    found = described_traffic([path], every=every)
+    found = read_metered_traffic([path], every=every)
     assert found is not None
     return found
 
@@ -151,7 +151,7 @@ def test_dumps_of_promtool_say_the_same(tmp_path: Path) -> None:
             metrics_text.append(f"{row['metric']['__name__']}{{{plain}}} {value} {at}")
     for name, lines in (("dump.txt", dump), ("metrics.txt", ["# TYPE x counter", *metrics_text, "# EOF"])):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
-        again = described_traffic([tmp_path / name])
+        again = read_metered_traffic([tmp_path / name])
         assert again is not None
         assert again.to_document() == found.to_document()
 
@@ -211,7 +211,7 @@ def test_usage_of_openai_becomes_a_curve_with_mean_lengths(tmp_path: Path) -> No
     """3600 requests in an hour are 1/s."""
     path = tmp_path / "usage.json"
     path.write_text(json.dumps(usage()))
-    found = described_traffic([path])
+    found = read_metered_traffic([path])
     assert found is not None
     assert found.to_document() == {
         "rate": {"curve": [1, 0, 2], "every": "3600 s"},
@@ -228,7 +228,7 @@ def test_usage_as_csv_says_the_same_and_days_are_warned_of(tmp_path: Path) -> No
         row = [figures.get(name, "") for name in ("num_model_requests", "input_tokens", "output_tokens")]
         lines.append(",".join(map(str, [bucket["start_time"], bucket["end_time"], "x", *row])))
     (tmp_path / "usage.csv").write_text("\n".join(lines) + "\n")
-    found = described_traffic([tmp_path / "usage.csv"])
+    found = read_metered_traffic([tmp_path / "usage.csv"])
     assert found is not None
     assert found.rate_rps == pytest.approx([3600 / 86400, 0, 7200 / 86400])
     assert "hide the busiest hour" in found.warnings[0]
@@ -236,7 +236,7 @@ def test_usage_as_csv_says_the_same_and_days_are_warned_of(tmp_path: Path) -> No
 
 def test_a_log_is_not_described(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("created_at,prompt_tokens,completion_tokens\n")
-    assert described_traffic([tmp_path / "log.csv"]) is None
+    assert read_metered_traffic([tmp_path / "log.csv"]) is None
 
 
 @pytest.mark.parametrize("seed", some(range(40), 14))
@@ -262,7 +262,7 @@ def test_mutated_metrics_and_usage_end_in_traffic_or_one_line(tmp_path: Path, se
         path = tmp_path / f"{number}.json"
         path.write_bytes(bytes(raw))
         try:
-            found = described_traffic([path])
+            found = read_metered_traffic([path])
         except InputError as error:
             assert "\n" not in str(error)
         else:

@@ -11,7 +11,7 @@ import pytest
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.importers.silicon_nodes import NODES, on_nodes_ms, why_not_on_nodes
-from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, Ranks
+from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, Exchange
 
 needs_tables = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed (extra silicon)"
@@ -59,7 +59,7 @@ def test_more_tokens_take_no_less(nodes: int) -> None:
 def test_the_shipped_fit_has_these_times(kind: str) -> None:
     """At the knots of its experts' part, to the digits of the file."""
     of = LOW_LATENCY if kind == LOW_LATENCY else HIGH_THROUGHPUT
-    shipped = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=32, ranks=Ranks(of))
+    shipped = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=32, exchange=Exchange(of))
     of_all_ms = on_nodes_ms(DEEPSEEK, H100, 32, of)
     for tokens in (1, 64, 1024, 4096):
         assert float(shipped.joint_at(tokens)) == pytest.approx(of_all_ms(tokens) / 1e3, rel=1e-3)

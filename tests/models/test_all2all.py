@@ -1,4 +1,4 @@
-"""Ranks on several nodes: the way to their experts, their memory, and what is refused."""
+"""Exchange on several nodes: the way to their experts, their memory, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
-from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, Ranks, all2all_of, all2all_s, nodes_of_ranks
+from planner.models.all2all import (
+    HIGH_THROUGHPUT,
+    LOW_LATENCY,
+    Exchange,
+    all2all_of,
+    all2all_s,
+    nodes_of_ranks,
+)
 from planner.models.memory import worker_memory
 from planner.models.roofline import roofline
 
@@ -97,10 +104,10 @@ def test_more_nodes_leave_more_room_and_take_longer_to_cross() -> None:
 
 
 def test_a_slower_link_between_nodes_makes_steps_longer_and_no_fit_is_taken() -> None:
-    measured = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=16, ranks=Ranks(LOW_LATENCY))
+    measured = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=16, exchange=Exchange(LOW_LATENCY))
     assert measured.kind == "kernels"
-    slow = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=16, ranks=Ranks(LOW_LATENCY, 12.5e9))
-    fast = roofline(DEEPSEEK, H100, 1, dp=16, ranks=Ranks(LOW_LATENCY))
+    slow = CATALOG.step_latency(DEEPSEEK, H100, 1, dp=16, exchange=Exchange(LOW_LATENCY, 12.5e9))
+    fast = roofline(DEEPSEEK, H100, 1, dp=16, exchange=Exchange(LOW_LATENCY))
     assert slow.kind == "roofline" and "12.5 GB/s" in slow.basis
     assert float(slow.joint_at(1024)) > 1.5 * float(fast.joint_at(1024))
     assert float(fast.joint_at(1024)) == pytest.approx(float(measured.joint_at(1024)), rel=0.35)

@@ -21,7 +21,7 @@ from planner.runtime.as_served import as_served, measure_lengths
 from planner.runtime.budget import SendingBudget, is_spent
 from planner.runtime.dialect import CHAT, Dialect
 from planner.runtime.endpoint import Endpoint, EndpointAnswer, EndpointError, checked_url, post_request
-from planner.runtime.engine_clock import EngineClock, engine_times, sum_samples
+from planner.runtime.engine_scraper import EngineScraper, engine_times, sum_samples
 from planner.runtime.live_replay import Journal, JournalFile, ReplayPart, Sent
 from planner.runtime.remote_validation import Failures, warm_up_times
 from planner.traffic.trace import Trace
@@ -290,11 +290,11 @@ def test_the_engines_clock_is_what_they_counted_between_two_scrapes(is_server: b
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
 
     async def watch(url: str) -> Any:
-        async with EngineClock([url if is_server else f"{url}/metrics"]) as clock:
-            await clock.check()
-            await clock.start("m")
+        async with EngineScraper([url if is_server else f"{url}/metrics"]) as scraper:
+            await scraper.check()
+            await scraper.start("m", lambda _: None)
             state["requests"], state["now_s"] = 130, state["now_s"] + 20
-            return await clock.end(lambda _: None)
+            return await scraper.end(lambda _: None)
 
     app = web.Application()
     app.add_routes([web.get("/metrics", scrape), web.get("/api/v1/query", query)])
@@ -308,7 +308,7 @@ def test_the_engines_clock_is_what_they_counted_between_two_scrapes(is_server: b
     assert not is_server or state["asked"] >= 3
 
 
-def test_a_clock_that_cannot_be_read_says_so() -> None:
+def test_metrics_that_cannot_be_read_says_so() -> None:
     """Before the traffic an error; after it a note, since the traffic is measured."""
     with pytest.raises(EndpointError, match=r"--prometheus http://127.0.0.1:9/metrics: Client"):
         asyncio.run(_checked("http://127.0.0.1:9/metrics"))
@@ -323,5 +323,5 @@ def test_a_clock_that_cannot_be_read_says_so() -> None:
 
 
 async def _checked(url: str) -> None:
-    async with EngineClock([url]) as clock:
-        await clock.check()
+    async with EngineScraper([url]) as scraper:
+        await scraper.check()

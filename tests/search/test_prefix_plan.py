@@ -74,7 +74,7 @@ def test_stable_prefixes_by_hand(pool: Pool) -> None:
     assert demand.parent.tolist() == [-1, 0, 1, 1]
     assert demand.tokens.tolist() == [0, 100, 100, 200]
     assert demand.rate_rps.tolist() == [0.0, 0.0, 0.51, 0.50]
-    assert traffic.sessions.saved_s == (0.0,)
+    assert traffic.sessions.saved_s_per_s == (0.0,)
     assert traffic.session_hits.infinite_frac == 0
 
 
@@ -103,8 +103,8 @@ def test_what_recurs_only_for_a_while_is_left_to_sessions(pool: Pool) -> None:
 def test_session_savings_never_exceed_all_prefill_work(pool: Pool, sample: Trace) -> None:
     traffic = stable_traffic(sample, pool)
     stable_s = float(traffic.demand.subtree_sum(traffic.demand.rate_rps) @ traffic.demand.prefill_s)
-    assert 0 < traffic.sessions.saved_s[-1]
-    assert stable_s + traffic.sessions.saved_s[-1] < traffic.prefill_s
+    assert 0 < traffic.sessions.saved_s_per_s[-1]
+    assert stable_s + traffic.sessions.saved_s_per_s[-1] < traffic.prefill_s
 
 
 def test_fewer_workers_carry_the_same_load_only_if_caches_save_work(pool: Pool, sample: Trace) -> None:

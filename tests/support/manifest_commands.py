@@ -19,7 +19,7 @@ from plans import CATALOG, LLM, a_pool, mixed, pairs
 
 from planner import manifests
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
-from planner.models.all2all import Ranks, all2all_of
+from planner.models.all2all import Exchange, all2all_of
 from planner.models.engine import Engine
 from planner.models.llm import Llm
 from planner.models.lora import Lora, lora_slots
@@ -56,8 +56,8 @@ def ranks_on_nodes() -> Fleet:
     pools = []
     for name, role, count, tokens in (("pre", "prefill", 2, 8192), ("dec", "decode", 1, 256)):
         on = CATALOG.gpu("h100-80g")
-        ranks = Ranks(all2all_of(16, 8, tokens))
-        latency = CATALOG.step_latency(MIXTURE, on, 1, dp=16, ranks=ranks)
+        exchange = Exchange(all2all_of(16, 8, tokens))
+        latency = CATALOG.step_latency(MIXTURE, on, 1, dp=16, exchange=exchange)
         kind = WorkerType(on, 1, latency, 60_000, tokens, 128, ep=True, dp=16)
         pools.append(Pool(name, cast(Role, role), kind.with_llm(MIXTURE), count))
     return Fleet(MIXTURE, tuple(pools))

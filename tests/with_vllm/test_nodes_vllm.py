@@ -27,7 +27,7 @@ from tiny_configs import PLAIN
 from planner import manifests
 from planner.documents.llm_config import llm_from_config
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.models.all2all import LOW_LATENCY, Ranks
+from planner.models.all2all import LOW_LATENCY, Exchange
 from planner.models.kv_layout import kv_layout
 from profiling.vllm_install import is_installed
 
@@ -52,7 +52,7 @@ MIXTURE = {
 def two_nodes() -> list[Command]:
     """Of the leader and of the other pod: two ranks of eight GPUs."""
     llm, gpu = CATALOG.llm("qwen3-235b-a22b"), CATALOG.gpu("h100-80g")
-    latency = CATALOG.step_latency(llm, gpu, 4, dp=4, ranks=Ranks(LOW_LATENCY))
+    latency = CATALOG.step_latency(llm, gpu, 4, dp=4, exchange=Exchange(LOW_LATENCY))
     kind = WorkerType(gpu, 8, latency, 60_000, 256, 64, ep=True, dp=2)
     fleet = Fleet(llm, (Pool("wide", "mixed", kind, 1),))
     leader, follower = commands(manifests.render(fleet, 2000, "lws").files)["lws"]

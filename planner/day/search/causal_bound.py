@@ -22,15 +22,16 @@ that such a rule orders then are ready start_s later. So n_vc becomes the size t
 window need, in which no size can change. Sizes x are paid in two parts of a window only: in the start_s
 before it, while workers start, and in its first start_s. For the rest the least sizes are paid.
 
-Both bounds are for rules that are told, as a block begins, what its windows are like. A rule that must
-learn it pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block
-j with probability p_j, its share of the half day's windows. Let e be a kind of window, of equal needs, and
-windows of one kind look alike in all blocks. At the k-th window of a block a rule knows s, where s_e
-windows before it were of kind e, and
+Both bounds are for rules that know, as a block begins, what its windows are like. A rule that must learn it
+pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block j with
+probability p_j, its share of the half day's windows. Windows with equal needs are of one kind e, and look
+alike in all blocks; q_je is the share of kind e in block j. After k windows of a block a rule knows its
+history s: s_e of them were of kind e. The programme above then has w_sx in place of w_hx, the chance that
+sizes are x after s:
 
-  P(s) = sum_j p_j k! prod_e q_je^s_e / s_e!,     q_je  share of the windows of block j that are of kind e
-
-So w_sx takes the place of w_hx, and the next window is of kind e with probability sum_j P(j | s) q_je.
+  P(j, s) = p_j k! prod_e q_je^s_e / s_e!
+  cost      sum_s sum_x w_sx sum_j P(j, s) p(x) tau
+  missed    sum_s sum_x w_sx sum_j P(j, s) sum_(e with n_ec > x_c for some c) q_je
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ MOST_HISTORIES = 20_000  # Nor is it if s, the needs seen so far in a block, may
 class CausalBound:
     """The data of the module's docstring, from which `usd` computes the bound for a number of missed windows.
 
-    `needs` (V, P) are n_vc, `lengths_s` (V,) are tau_v, `least` the least sizes of pools, and
+    `needs` (V, C) are n_vc, `lengths_s` (V,) are tau_v, `least` the least sizes of pools, and
     `price_usd_per_h` is p(x).
     """
 
@@ -119,7 +120,7 @@ class CausalBound:
         prices_usd_per_h = np.array([self.price_usd_per_h(each) for each in sizes])
         misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds)
         lines = []
-        # For each s (how often each kind of window came so far), its probability together with each block j.
+        # P(j, s) by the history s: how often each kind of window came so far.
         histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(own)}
         for k in range(max(map(len, group))):
             # Every block of the group with a k-th window is one draw from the group.
@@ -130,9 +131,9 @@ class CausalBound:
                 usd = prices_usd_per_h * probability.sum() * hours
                 missed = misses @ (probability @ q) * len(places)
                 lines.append(_lower_hull(list(zip(usd.tolist(), missed.tolist(), strict=True))))
-                for c in np.flatnonzero(probability @ q).tolist():
-                    after = (*history[:c], history[c] + 1, *history[c + 1 :])
-                    following[after] = following.get(after, 0.0) + probability * q[:, c]
+                for e in np.flatnonzero(probability @ q).tolist():
+                    after = (*history[:e], history[e] + 1, *history[e + 1 :])
+                    following[after] = following.get(after, 0.0) + probability * q[:, e]
             histories = following
         return lines
 
@@ -222,9 +223,8 @@ def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size
     most = runs.terms.most[0]  # Each pool's most workers, which are the same all day.
     few = np.where(np.arange(len(most)) == c, size, most)
     times_s, workers = [begin_s, end_s], [few, most]
-    if (
-        begin_s > RUN_IN_S
-    ):  # As in day/search/day_runs.py the slice begins earlier, so that the window's queue is filled.
+    # As in day/search/day_runs.py the slice begins earlier, so that the window's queue is filled.
+    if begin_s > RUN_IN_S:
         times_s, workers = [begin_s - RUN_IN_S, *times_s], [most, *workers]
     part = runs.simulate_slice(window, np.array(times_s), np.array(workers))
     # A part without requests misses nothing.

@@ -24,7 +24,7 @@ from planner.models.all2all import (
     MEASURED_LINK_BYTES_PER_S,
     MOST_LOW_LATENCY_TOKENS,
     All2All,
-    Ranks,
+    Exchange,
     all2all_of,
     nodes_of_ranks,
 )
@@ -272,8 +272,8 @@ class Degree:
         is_over_nodes = self.tp * self.pp > self.gpu.gpus_per_node
         stages_bytes_per_s = engines.node_bytes_per_s if is_over_nodes else None  # Between pipeline stages.
         link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
-        ranks = Ranks(self.all2all, link_bytes_per_s)
-        fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, ranks=ranks)
+        exchange = Exchange(self.all2all, link_bytes_per_s)
+        fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, exchange=exchange)
         fit = on_version(fit, llm, self.gpu, engines.engine)
         latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=stages_bytes_per_s)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)

@@ -35,7 +35,7 @@ Rows = Iterable[tuple[str, dict[str, str], float]]
 
 
 @dataclass(slots=True)
-class EngineClock:
+class EngineScraper:
     """Scrapes each address of `urls` before and after the traffic; without addresses it does nothing.
 
     Call `check`, `start`, and after the traffic `end`.
@@ -61,10 +61,10 @@ class EngineClock:
         for url in self.urls:
             await self._rows(url)
 
-    async def start(self, llm: str) -> None:
+    async def start(self, llm: str, progress: Callable[[str], None]) -> None:
         """Scrape before the traffic. `llm` is the endpoint's name of the LLM."""
         self.llm = llm
-        self.before = [await self._scrape(url, lambda _: None) for url in self.urls]
+        self.before = [await self._scrape(url, progress) for url in self.urls]
 
     async def end(self, progress: Callable[[str], None]) -> dict[str, Any] | None:
         """Scrape after the traffic.
@@ -92,10 +92,10 @@ class EngineClock:
 
     async def _wait_for_scrape(self, url: str, progress: Callable[[str], None]) -> None:
         """Wait until a Prometheus server has scraped the engines once more, by its own clock."""
-        now = await self._query(url, "time()")
+        scalar = await self._query(url, "time()")
         try:
-            now_s = float(now[1] if isinstance(now, list) else now)
-        except (ValueError, IndexError, TypeError):
+            _, now_s = map(float, scalar)  # The time of the answer, and the value.
+        except (ValueError, TypeError):
             raise EndpointError(f"{url}: its time() is no number") from None
         deadline_s = time.monotonic() + SETTLE_S
         while True:
@@ -138,6 +138,7 @@ class EngineClock:
     async def _get(self, url: str, params: dict[str, str] | None = None) -> str:
         assert self.client is not None
         try:
+            # Only the address that the user gave is asked, wherever it may redirect to.
             async with self.client.get(url, params=params, allow_redirects=False) as answer:
                 text = await read_text(answer, SCRAPE_BYTES)
         except TimeoutError:
@@ -155,7 +156,9 @@ def is_engine(url: str) -> bool:
 
 
 def sum_samples(rows: Rows, llm: str, where: str) -> Samples:
-    """vLLM's samples, summed over engines. If these serve several LLMs, only the samples of `llm` count."""
+    """vLLM's samples, summed over engines. If these serve several LLMs, only the samples of `llm` count; a
+    single LLM counts under any name, as the endpoint may give it another.
+    """
     by_llm: dict[str, Samples] = {}
     for name, labels, value in rows:
         if not name.startswith("vllm:") or not name.endswith(("_bucket", "_sum", "_count", "_total")):
@@ -187,8 +190,8 @@ class EngineTimes:
 
 
 def engine_times(records: Iterable[Mapping[str, Any] | None]) -> EngineTimes | None:
-    """The engines' times over all parts of a run, from the values that `EngineClock.end` gave for the parts;
-    None if no part has samples.
+    """The engines' times over the parts of a run, from the values that `EngineScraper.end` gave for them;
+    None if no part has samples. Parts with an error do not count; as_served.py reports them.
     """
     total: Samples = {}
     for record in records:
