@@ -34,6 +34,7 @@ from planner.traffic.trace import Trace
 
 FEW = "dsv4_b1/c4"  # the run whose order of turns shows the sessions
 VLLM_VERSION = "0.21.0"
+SEATS = 128  # max_num_seqs in the log of vLLM's server, and in SGLang's command.
 LEAST_SHARED_TOKENS = 16
 # The shortest prompt has 1,625 tokens; sessions that share nothing would find 86 % with 4 clients, the log
 # has 88 %: so all begin with a system prompt of about this length.
@@ -107,7 +108,12 @@ def worker() -> tuple[Any, WorkerType]:
             "llm": "deepseek-v4-pro",
             "slo": {"ttft": {"p90": "60 s"}},
             "safety": "none",
-            "fleet": {"gpus": ["gb300-279g"], "max_num_batched_tokens": [8192], "unchecked": True},
+            "fleet": {
+                "gpus": ["gb300-279g"],
+                "max_num_batched_tokens": [8192],
+                "max_num_seqs": [SEATS],
+                "unchecked": True,
+            },
         },
         CATALOG,
     ).task()

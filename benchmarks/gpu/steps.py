@@ -2,7 +2,8 @@
 
     python benchmarks/gpu/steps.py [TABLE]      # default: benchmarks/gpu/h100/table.csv
 
-The host's part of a step is taken off, which sums of kernels do not have. "Without C" is the prediction
+The host's part of a step is taken off, which sums of kernels do not have. Step times are those of the version
+of vLLM that was profiled, with its launches (planner/models/older_kernels.py). "Without C" is the prediction
 without the read of cached tokens (planner/models/latency.py).
 """
 
@@ -14,8 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from planner.documents.catalog import read_catalog
+from planner.models.engine import Engine
+from planner.models.older_kernels import captured_tokens, on_version
 from planner.models.step_tables import read_step_table
 
+SEATS = 256  # Sequences per step, as the table's line `limits` says.
 LONG_TOKENS = 8000  # Cached tokens of a step from which on reading them counts.
 
 
@@ -27,7 +31,9 @@ def main() -> None:
     parser.add_argument("table", type=Path, nargs="?", default=default, metavar="TABLE")
     table, catalog = read_step_table(parser.parse_args().table), read_catalog()
     llm, gpu = catalog.llm(table.about["llm"]), catalog.gpu(table.about["gpu"])
-    latency = catalog.step_latency(llm, gpu, int(table.about["tp"]))
+    engine = Engine("vllm", table.about["vllm"], async_scheduling=False)
+    kernels = catalog.step_latency(llm, gpu, int(table.about["tp"]))
+    latency = on_version(kernels, llm, gpu, engine, captured_tokens(SEATS))
     measured_s = table.y - table.steps.host_s.to_numpy(float)
     cached, has_prompts = table.steps.cached_tokens.to_numpy(float), table.steps.n_prefill.to_numpy() > 0
     kinds = {

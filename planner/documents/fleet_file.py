@@ -76,7 +76,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, lora_slots
 from planner.models.memory import Served, worker_memory
-from planner.models.older_kernels import on_version
+from planner.models.older_kernels import captured_tokens, on_version
 from planner.models.parallelism import add_pipeline
 from planner.models.saturation import saturating_tokens
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
@@ -412,7 +412,8 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     try:
         latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, exchange.all2all), exchange, common)
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
-            latency = add_pipeline(on_version(latency, llm, gpu, engine), llm, gpu, tp, pp)
+            captured = captured_tokens(max_num_seqs, tokens_per_seq)
+            latency = add_pipeline(on_version(latency, llm, gpu, engine, captured), llm, gpu, tp, pp)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
     count = row.whole_number("count", 1, most=MOST)

@@ -276,6 +276,21 @@ class StepLatency:
         f_s = np.maximum.accumulate(own_s) + joint_s
         return replace(step, f_s=tuple(f_s.tolist()))
 
+    def padded_to(self, sizes: Sequence[int]) -> StepLatency:
+        """The same engine if it fills its steps with tokens up to the next of `sizes`, which rise. Larger
+        steps are as they are.
+        """
+        corners = {float(size) for size in sizes} | {float(size + 1) for size in sizes}
+        beyond = {knot for knot in self.knots_tokens if knot > sizes[-1]}
+        knots = np.array(sorted(corners | beyond | {2.0 * sizes[-1]}))
+        filled = np.array([*sizes, np.inf])[np.searchsorted(sizes, knots)]
+        filled = np.where(np.isinf(filled), knots, filled)
+        f_s = _interpolate_knots(filled, self.knots_tokens, self.f_s)
+        joint_s = self.joint_at(filled) if self.joint_s else np.array([])
+        return replace(
+            self, knots_tokens=tuple(knots.tolist()), f_s=tuple(f_s.tolist()), joint_s=tuple(joint_s.tolist())
+        )
+
     def with_power_cap(self, prefill: float, decode: float) -> StepLatency:
         """The same engine on a power-capped GPU (Splitwise section III-G)."""
         basis = f"{self.basis}; slowed x{prefill:g} prefill, x{decode:g} decode for the power cap"

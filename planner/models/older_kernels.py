@@ -1,4 +1,5 @@
-"""What vLLM takes beyond the kernel tables (profiles of version 0.24): on older versions, and for launches.
+"""What vLLM takes beyond the kernel tables (profiles of version 0.24): on older versions, for launches, and
+in CUDA graphs.
 
 Up to 0.18 a layer of experts in fp8 by blocks took longer by the same time at every batch size, on H100, H200
 and B200 alike: launches and quantisation that later versions fuse. So it is seconds per layer, not a factor.
@@ -9,10 +10,19 @@ Found between predictions and measured runs (docs/evidence/accuracy.md): 77 to 2
 0.12 (Qwen3-235B-A22B-FP8 in five places, DeepSeek-V3.1 in one), 37 to 59 on 0.16 and 0.17, 13 to 23 on 0.18
 (MiniMax-M2.5), and -19 to 10 on 0.19. The other formats of weights show nothing of the kind.
 
-Steps larger than the captured graphs launch their kernels one by one. On Blackwell before 0.19 that took
-longer than the kernels of short prompts do:
+vLLM captures CUDA graphs for steps of 1, 2, 4, 8, 16, 24 ... G tokens. G is 512, or twice the seats if that
+is less. A step is filled up to the next size, and what fills it chooses experts as tokens do. In mixtures
 
-    t >= k layers             in steps of more than 512 tokens, k by the version, all layers of the LLM
+    t = f(next size)          in steps of up to G tokens
+
+DeepSeek-V4-Pro on 4 GB300 took 14.7 ms with 3 and 4 sequences, 16.4 to 17.2 with 5 to 8, 21.1 and 21.2 with
+10 and 16 (0.21; the server's log of Prathmesh234/mutliturn-inferenceX, windows without prompts). To skip the
+filling is off by default (vllm #46428, June 2026). Other LLMs and data-parallel ranks are taken as they are.
+
+Larger steps launch their kernels one by one. On Blackwell before 0.19 that took longer than the kernels of
+short prompts do:
+
+    t >= k layers             in steps of more than G tokens, k by the version, all layers of the LLM
 
 k is 1.45 ms from 0.16 to 0.18. Fitted alone, MiniMax-M2.5 gives 1.6 ms and Kimi-K2.5 in nvfp4 1.45 ms, both
 on 0.17. Before 0.16 k is 0.65 ms. Llama-3.1-70B on 0.10 alone gives 0.8 to 1.0 ms, but with more than 0.65
@@ -26,12 +36,16 @@ Llama-3.1-8B on an H100 with 0.26 (benchmarks/gpu/h100) are 5.5 % short with it,
 gpt-oss-120b on H200 with 0.18, which had no part in that, comes from 26 to 23 % short. Runs of 0.11 are no
 nearer with it.
 
-Sparse latent attention (DeepSeek-V3.2, GLM-5) is launched outside graphs on every version and GPU:
+Sparse latent attention (DeepSeek-V3.2, GLM-5) and compressed attention (DeepSeek-V4) are launched outside
+graphs on every version and GPU:
 
-    t >= f(512) + s layers    in steps of more than 512 tokens, layers those with an index
+    t >= f(G) + s layers      in steps of more than G tokens, layers those with an index or compressors
 
 s is 1.5 ms: AIConfigurator's tables of prompts without graphs have 1.4 to 2.1 on Hopper and Blackwell however
-short the prompt, and 2.3 to 4.3 behind a Grace CPU. None of it was fitted to runs.
+short the prompt. Behind a Grace CPU they have 1.7 times as much (GB200 against B200: medians of 3.2 and 1.9
+ms, least 2.0 and 1.1), so s is 2.55 ms there. None of it was fitted to runs. DeepSeek-V4-Pro on 4 GB300
+(0.21, G = 256) takes some 205 ms for a prompt of 257 tokens and for one of 4000 alike (the difference to TTFT
+of prompts in graphs); predicted are 204.
 """
 
 from __future__ import annotations
@@ -40,8 +54,8 @@ from dataclasses import replace
 
 from planner.domain import Gpu
 from planner.models.engine import Engine
-from planner.models.latency import DECODE_STEP_TOKENS, StepLatency
-from planner.models.llm import Llm
+from planner.models.latency import StepLatency
+from planner.models.llm import CompressedAttention, Llm
 from planner.models.roofline import experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
@@ -57,6 +71,10 @@ BLOCK_LAUNCHES_SEEN = (0, 16)  # On GPUs other than BLACKWELL they were seen fro
 # On GPUs other than BLACKWELL all LLMs: k from this version on.
 LAUNCHES_S_SINCE = ((0, 14), 0.6e-3)
 SPARSE_LAUNCHES_S = 1.5e-3  # s above.
+GRACE = ("gb200-186g", "gb300-279g")  # GPUs of gpus.yaml behind a Grace CPU.
+GRACE_FACTOR = 1.7  # By which s is longer behind a Grace CPU.
+MOST_CAPTURED_TOKENS = 512  # The largest graph.
+GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, MOST_CAPTURED_TOKENS + 1, 16))  # In tokens.
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
@@ -88,17 +106,36 @@ def _has_block_experts(llm: Llm) -> bool:
     return BLOCK_FORMAT in {weights for part, weights, *_ in llm.parts() if part == "experts"}
 
 
-def sparse_launches_s(llm: Llm, engine: Engine | None) -> float:
-    """Seconds that vLLM takes to launch the sparse attention of a step larger than the captured graphs."""
-    return 0.0 if _vllm_version(engine) is None else index_layers(llm) * SPARSE_LAUNCHES_S
+def sparse_launches_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
+    """Seconds that vLLM takes to launch the sparse or compressed attention of a step larger than the captured
+    graphs.
+    """
+    if _vllm_version(engine) is None:
+        return 0.0
+    compressed = sum(
+        group.count for group in llm.layer_groups if isinstance(group.attention, CompressedAttention)
+    )
+    layer_s = SPARSE_LAUNCHES_S * (GRACE_FACTOR if gpu.base in GRACE else 1.0)
+    return (index_layers(llm) + compressed) * layer_s
 
 
-def on_version(latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None) -> StepLatency:
-    """Step times of kernels or of a roofline, corrected for the version of this engine. Measured steps
-    (other kinds) are returned as they are.
+def captured_tokens(max_num_seqs: int, tokens_per_seq: int = 1) -> int:
+    """Tokens of the largest CUDA graph (G above) of an engine with so many seats, each of which checks
+    `tokens_per_seq` tokens in a step.
+    """
+    return min(2 * max_num_seqs * tokens_per_seq, MOST_CAPTURED_TOKENS)
+
+
+def on_version(
+    latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None, captured: int = MOST_CAPTURED_TOKENS
+) -> StepLatency:
+    """Step times of kernels or of a roofline, corrected for the version of this engine, whose largest CUDA
+    graph has `captured` tokens. Measured steps (other kinds) are returned as they are.
     """
     if engine is None or latency.kind not in ("kernels", "roofline"):
         return latency
+    if llm.is_mixture and _vllm_version(engine) is not None and not latency.joint_s:
+        latency = latency.padded_to([size for size in GRAPH_SIZES if size <= captured])
     if layer_s := longer_layer_s(llm, engine):
         added_s = layer_s * experts_layers(llm)
         basis = (
@@ -107,15 +144,15 @@ def on_version(latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None) 
         )
         latency = replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
     least_s = least_large_step_s(llm, gpu, engine)
-    if launches_s := sparse_launches_s(llm, engine):
-        # f(512) + s layers, as the module says; h is added to every step.
-        least_s = max(least_s, float(latency.step_s(DECODE_STEP_TOKENS)) - latency.h_s + launches_s)
+    if launches_s := sparse_launches_s(llm, gpu, engine):
+        # f(G) + s layers, as the module says; h is added to every step.
+        least_s = max(least_s, float(latency.step_s(captured)) - latency.h_s + launches_s)
     if least_s:
         basis = (
             f"{latency.basis}; at least {1e3 * least_s:.0f} ms in steps of more than "
-            f"{DECODE_STEP_TOKENS:.0f} tokens, as on vLLM {engine.version}"
+            f"{captured} tokens, as on vLLM {engine.version}"
         )
-        latency = replace(latency.with_least(least_s, beyond_tokens=DECODE_STEP_TOKENS), basis=basis)
+        latency = replace(latency.with_least(least_s, beyond_tokens=float(captured)), basis=basis)
     return latency
 
 

@@ -1,4 +1,4 @@
-"""What older versions of vLLM take longer than the kernels of the tables."""
+"""What vLLM takes beyond the kernels of the tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import fleet_of
 from planner.models.engine import Engine
-from planner.models.older_kernels import least_large_step_s, longer_layer_s, on_version, sparse_launches_s
+from planner.models.older_kernels import (
+    captured_tokens,
+    least_large_step_s,
+    longer_layer_s,
+    on_version,
+    sparse_launches_s,
+)
 
 CATALOG = read_catalog()
 LLAMA = CATALOG.llm("llama-3.1-70b")
@@ -110,11 +116,50 @@ def test_sparse_attention_of_large_steps_is_launched_outside_graphs_on_every_ver
     llm, gpu = CATALOG.llm("zai-org/GLM-5-FP8"), CATALOG.gpu("h200-141g")
     kernels = CATALOG.step_latency(llm, gpu, 8)
     served = on_version(kernels, llm, gpu, vllm("0.33.0"))
-    assert sparse_launches_s(llm, vllm("0.33.0")) == pytest.approx(0.117)
+    assert sparse_launches_s(llm, gpu, vllm("0.33.0")) == pytest.approx(0.117)
     assert served.step_s(1024) == pytest.approx(kernels.step_s(512) + 0.117)
     assert served.step_s(8192) == pytest.approx(kernels.step_s(8192))
     assert served.step_s(512) == pytest.approx(kernels.step_s(512))
-    assert sparse_launches_s(llm, None) == sparse_launches_s(MINIMAX, vllm("0.33.0")) == 0.0
+    assert sparse_launches_s(llm, gpu, None) == sparse_launches_s(MINIMAX, gpu, vllm("0.33.0")) == 0.0
+
+
+@pytest.mark.parametrize(("gpu", "launches_s"), [("gb300-279g", 0.15555), ("b300-288g", 0.0915)])
+def test_compressed_attention_is_launched_so_too_and_behind_a_grace_cpu_for_longer(
+    gpu: str, launches_s: float
+) -> None:
+    """61 layers of DeepSeek-V4-Pro at 2.55 or 1.5 ms, beyond the 256 tokens that 128 seats capture."""
+    llm, row = CATALOG.llm("deepseek-v4-pro"), CATALOG.gpu(gpu)
+    kernels = CATALOG.step_latency(llm, row, 4)
+    served = on_version(kernels, llm, row, vllm("0.21.0"), captured_tokens(128))
+    assert sparse_launches_s(llm, row, vllm("0.21.0")) == pytest.approx(launches_s)
+    assert served.step_s(np.array([257.0, 512.0])) == pytest.approx(kernels.step_s(256) + launches_s)
+    assert served.step_s(256) == pytest.approx(kernels.step_s(256))
+
+
+@pytest.mark.parametrize(
+    ("seats", "tokens_per_seq", "captured"), [(1024, 1, 512), (256, 1, 512), (128, 1, 256), (64, 2, 256)]
+)
+def test_graphs_reach_to_twice_the_seats_and_to_512_tokens(
+    seats: int, tokens_per_seq: int, captured: int
+) -> None:
+    assert captured_tokens(seats, tokens_per_seq) == captured
+
+
+def test_steps_of_mixtures_are_filled_up_to_the_size_of_a_graph() -> None:
+    """3 tokens take what 4 do, 5 what 8 do, 9 what 16 do, 257 what 272 do."""
+    gpu = CATALOG.gpu("h200-141g")
+    kernels = CATALOG.step_latency(MINIMAX, gpu, 4)
+    served = on_version(kernels, MINIMAX, gpu, vllm("0.19.0"))
+    steps = served.step_s(np.array([1.0, 2.0, 3.0, 5.0, 8.0, 9.0, 257.0, 512.0, 8192.0]))
+    filled = kernels.step_s(np.array([1.0, 2.0, 4.0, 8.0, 8.0, 16.0, 272.0, 512.0, 8192.0]))
+    assert steps == pytest.approx(filled)
+
+
+def test_steps_of_other_llms_and_of_other_engines_are_not() -> None:
+    gpu, tokens = CATALOG.gpu("h200-141g"), np.array([3.0, 5.0, 257.0])
+    for llm, engine in ((LLAMA, vllm("0.19.0")), (MINIMAX, replace(vllm("0.5"), name="sglang"))):
+        kernels = CATALOG.step_latency(llm, gpu, 4)
+        assert on_version(kernels, llm, gpu, engine).step_s(tokens) == pytest.approx(kernels.step_s(tokens))
 
 
 def test_steps_beyond_the_captured_graphs_take_at_least_their_launches() -> None:

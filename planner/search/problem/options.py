@@ -34,7 +34,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, lora_slots
 from planner.models.memory import Served, worker_memory
-from planner.models.older_kernels import on_version
+from planner.models.older_kernels import captured_tokens, on_version
 from planner.models.parallelism import add_pipeline
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 from planner.models.spread import INTERVAL_SIGMAS
@@ -267,14 +267,16 @@ class Degree:
         """The kind of all-to-all with this token budget."""
         return all2all_of(self.tp * self.dp, int(self.gpu.gpus_per_node), budget_tokens)
 
-    def latency(self, llm: Llm, catalog: Catalog, engines: Engines) -> StepLatency:
-        """Step times of this degree, with what the engines and a robust question add to them."""
+    def latency(self, llm: Llm, catalog: Catalog, engines: Engines, captured: int) -> StepLatency:
+        """Step times of this degree, with what the engines and a robust question add to them. The largest
+        CUDA graph has `captured` tokens.
+        """
         is_over_nodes = self.tp * self.pp > self.gpu.gpus_per_node
         stages_bytes_per_s = engines.node_bytes_per_s if is_over_nodes else None  # Between pipeline stages.
         link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
         exchange = Exchange(self.all2all, link_bytes_per_s)
         fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, exchange=exchange)
-        fit = on_version(fit, llm, self.gpu, engines.engine)
+        fit = on_version(fit, llm, self.gpu, engines.engine, captured)
         latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=stages_bytes_per_s)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
         if engines.longer_frac:
@@ -293,7 +295,7 @@ def _types_of_degree(
     """The worker types of one degree that hold the weights, one per engine setting."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
     slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=degree.ep)
-    latency: StepLatency | None = None  # All settings share it, so it is computed once, and only if needed.
+    latencies: dict[int, StepLatency] = {}  # By the tokens of the largest CUDA graph; settings share them.
     types = []
     for budget, most_seqs, drafts in degree.settings(engines):
         # With drafts the sampler needs memory for more rows.
@@ -312,11 +314,13 @@ def _types_of_degree(
         kv_tokens = (use if slots is None else slots.add_to_memory(use)).kv_tokens
         if kv_tokens == 0:
             continue
-        latency = latency or degree.latency(llm, catalog, engines)
+        captured = captured_tokens(most_seqs, 1 if drafts is None else drafts.most_tokens)
+        if captured not in latencies:
+            latencies[captured] = degree.latency(llm, catalog, engines, captured)
         worker = WorkerType(
             gpu,
             tp,
-            latency,
+            latencies[captured],
             kv_tokens,
             budget,
             most_seqs,
