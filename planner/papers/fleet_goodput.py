@@ -23,10 +23,10 @@ from planner.papers.goodput import (
 from planner.papers.vidur_search import most_rps
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import value_s
+from planner.simulator.slo_verdict import Verdict, judge
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import finite_or_none, show_s
+from planner.units import counted, finite_or_none, show_s
 
 LEAST_REQUESTS = 100  # A trace is not thinned below so many requests: percentiles of fewer say little.
 LOWEST_RPS = 1e-4  # No lower rates are tried: at one request in three hours a fleet is idle.
@@ -69,10 +69,10 @@ class FleetGoodput:
 
     @property
     def values_s(self) -> dict[Limit, float]:
-        """Each limit of the SLO with the value [s] that its percentile has in `run`."""
-        return {
-            limit: value_s(self.run, limit.metric, limit.percentile_frac) for limit in self.rule.slo.limits
-        }
+        """Each limit of the SLO with the value [s] that its percentile has in `run`, over the requests of its
+        class; with `slo: {every: ...}` in the worst window.
+        """
+        return {line.limit: line.deciding_s for line in judge(self.run, self.rule.slo).lines}
 
 
 def fleet_goodput(
@@ -157,17 +157,10 @@ def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
 
 
 def _none_kept(goodput: FleetGoodput, lowest_rps: float) -> InfeasibleError:
-    """The error that the fleet keeps the SLO at no rate, with the limit that the lowest rate misses by
-    most.
+    """The error that the fleet keeps the SLO at no rate, with what the lowest rate misses: of several limits
+    the one that it misses by most.
     """
-    values = goodput.values_s
-    worst = max(values, key=lambda limit: values[limit] / limit.limit_s)
-    is_missed = not values[worst] <= worst.limit_s  # True for NaN too: no request has the value.
-    reason = (
-        f"{worst.name} is {show_s(values[worst])} there, limit {show_s(worst.limit_s)}"
-        if is_missed
-        else "requests pile up there"
-    )
+    reason, constraint, relaxation = _missed_most(judge(goodput.run, goodput.rule.slo), goodput.rule.slo)
     fewest = (
         "" if goodput.is_poisson else f" Lower rates keep fewer than {LEAST_REQUESTS} requests of the trace."
     )
@@ -175,6 +168,29 @@ def _none_kept(goodput: FleetGoodput, lowest_rps: float) -> InfeasibleError:
         f"the fleet keeps the SLO at no rate down to {goodput.goodput.fails_rps:.3g} requests/s: {reason}; "
         f"relax the SLO, or take other workers.{fewest}",
         kind="latency",
-        constraint=worst.name,
-        relaxation=f"{worst.name} of {show_s(values[worst])}",
+        constraint=constraint,
+        relaxation=relaxation,
     )
+
+
+def _missed_most(verdict: Verdict, slo: Slo) -> tuple[str, str, str]:
+    """What a verdict misses, in words; the name of that constraint; and what of it the run keeps."""
+    if verdict.missed:
+        worst = max(verdict.missed, key=lambda line: line.deciding_s / line.limit.limit_s)
+        name, value = worst.limit.name, show_s(worst.deciding_s)
+        return f"{name} is {value} there, limit {show_s(worst.limit.limit_s)}", name, f"{name} of {value}"
+    if verdict.rejected:
+        return f"{counted(verdict.rejected, 'request')} fit no worker", "memory", "workers with more KV cache"
+    if not verdict.attainment_holds:
+        needed, shares = slo.attainment_frac or 0.0, [verdict.attainment_frac]
+        shares += [verdict.attainment_worst.kept_frac] if verdict.attainment_worst is not None else []
+        kept = f"{100 * min(shares):.4g} %"
+        reason = f"{kept} of requests keep all limits at once there, {100 * needed:.4g} % must"
+        return reason, "attainment", f"attainment of {kept}"
+    for line in verdict.guarantees:
+        if not line.holds:
+            kept = f"{100 * line.least.share_frac:.4g} %"
+            name, needed = line.guarantee.name, line.guarantee.share_frac
+            reason = f"{name} is {kept} in a window there, {100 * needed:.4g} % is guaranteed"
+            return reason, name, f"{name} of {kept}"
+    return "requests pile up there", "backlog", "other workers"

@@ -117,8 +117,13 @@ class Steady:
         return next((seed for seed in seeds if not self._holds(fleet, rate_rps, seed)), None)
 
     def run(self, fleet: Fleet, rate_rps: float, seed: int = 0) -> Simulation:
-        """A run that is long enough, with every gap between tokens."""
-        long_run = self._long_run(lambda trace: simulate(fleet, trace, record=True), rate_rps, seed)
+        """A run that is long enough, with every gap between tokens, for `judge` too."""
+
+        def simulate_recorded(trace: Trace) -> Simulation:
+            limits, every_s = self.slo.limits, self.slo.every_s
+            return simulate(fleet, trace, limits=limits, record=True, every_s=every_s)
+
+        long_run = self._long_run(simulate_recorded, rate_rps, seed)
         assert long_run is not None
         return long_run
 
@@ -127,7 +132,8 @@ class Steady:
 
         def simulate_kept(trace: Trace) -> Simulation | None:
             limits, patience_s = self.slo.limits, self.slo.patience_s(judged_span_s(trace))
-            simulation = simulate_if_kept(fleet, trace, limits, RequestRecords(trace), patience_s=patience_s)
+            requests, every_s = RequestRecords(trace), self.slo.every_s
+            simulation = simulate_if_kept(fleet, trace, limits, requests, every_s, patience_s=patience_s)
             if simulation is None or not judge(simulation, self.slo, values=False).holds:
                 return None
             return simulation

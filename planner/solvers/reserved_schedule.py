@@ -207,6 +207,8 @@ def schedule(
     bound, best = search(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
     if bound == math.inf:
         raise _too_tight(market, demand, time_limit_s)
+    if bound > windows * budget:  # The error says how much money would do, so the cheapest one is looked for.
+        bound, best = search(_model(market, demand), cost_of, gap_frac, math.inf, deadline)
     if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
     priced_schedule = buy_gpus(market, demand, best[:count], best[count:])
@@ -243,7 +245,7 @@ def by_rule(market: Market, demand: Demand) -> Schedule | None:
         cheapest = min(llm_capacities, key=lambda c: prices[c] / market.capacities[c].rate_rps)
         rate = demand.rate_rps[m]
         needed = np.ceil(rate / market.capacities[cheapest].rate_rps - ROUNDING)
-        if len(np.unique(rate)) > 1:  # A line needs two rates.
+        if len(np.unique(rate[rate > 0])) > 1:  # A line needs two rates, and is fitted above 0 alone.
             needed = fit_worker_rule(rate, needed).workers(rate)
         workers[cheapest] = needed
     priced_schedule = buy_gpus(market, demand, workers, np.zeros_like(workers))
@@ -382,6 +384,8 @@ def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) 
     needed = gpus_of @ most[:count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
     reservable = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
+    if excess_prices:  # GPUs that are not rented are all reserved, those above the stock too.
+        reservable = [max(each, needed[g] - rented[g]) for g, each in enumerate(reservable)]
     spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]
     cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
     reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])

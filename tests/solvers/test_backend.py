@@ -8,9 +8,10 @@ import random
 import numpy as np
 import pulp
 import pytest
+from scipy.sparse import csr_matrix
 
 from planner.solvers import backend
-from planner.solvers.backend import Engine, run_highs, whole_value
+from planner.solvers.backend import Engine, Program, SolverOutcome, minimise, run_highs, whole_value
 
 ENGINES: tuple[Engine, ...] = ("highs", "cbc", "ortools")
 
@@ -67,6 +68,44 @@ def test_optimum_and_bound_are_those_of_enumeration(engine: Engine, sense: int) 
         assert outcome.status == "optimal" and outcome.bound == pytest.approx(best)
         assert pulp.value(problem.objective) == pytest.approx(best)
         assert all(abs(whole_value(x) - x.value()) < 1e-6 for x in problem.variables())
+
+
+def test_whole_beside_continuous_columns() -> None:
+    """x + z >= 4.5 with a whole z: x costs 2 and z 3, so x alone costs 9. HiGHS 1.14 says 15, by z = 5."""
+    problem = pulp.LpProblem("mixed")
+    x, z = problem.add_variable("x", 0, 10), problem.add_variable("z", 0, 10, cat="Integer")
+    problem += 2 * x + 3 * z
+    problem += x + z >= 4.5
+    assert run_highs(problem) == SolverOutcome("optimal", pytest.approx(9.0))
+    assert pulp.value(problem.objective) == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_programs_of_both_kinds_of_columns_cost_what_scip_says(seed: int) -> None:
+    """Small random programs, as PuLP problems and as arrays; SCIP solves them too."""
+    rng = np.random.default_rng(seed)
+    rows, columns = rng.integers(1, 8), rng.integers(2, 12)
+    matrix = np.where(rng.random((rows, columns)) < 0.5, rng.uniform(-3, 5, (rows, columns)).round(1), 0.0)
+    cost, least = rng.uniform(0, 5, columns).round(2), rng.uniform(-5, 10, rows).round(1)
+    high, is_integer = rng.integers(1, 20, columns).astype(float), rng.random(columns) < 0.6
+
+    def solved_by(engine: Engine) -> tuple[str, float | None]:
+        problem = pulp.LpProblem("both")
+        x = [
+            problem.add_variable(f"x_{j}", 0, high[j], cat="Integer" if is_integer[j] else "Continuous")
+            for j in range(columns)
+        ]
+        problem += pulp.lpSum(cost[j] * x[j] for j in range(columns))
+        for i in range(rows):
+            problem += pulp.lpSum(matrix[i, j] * x[j] for j in range(columns)) >= least[i]
+        outcome = run_highs(problem, engine=engine)
+        return outcome.status, pulp.value(problem.objective) if outcome.status == "optimal" else None
+
+    status, value = solved_by("ortools")
+    point = minimise(Program(cost, csr_matrix(matrix), least, np.zeros(columns), high, is_integer))
+    assert solved_by("highs") == (status, None if value is None else pytest.approx(value, abs=1e-5))
+    assert point.status == status
+    assert value is None or point.bound == pytest.approx(value, abs=1e-5)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

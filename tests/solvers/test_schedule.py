@@ -439,6 +439,43 @@ def test_the_limit_that_is_too_tight_is_named_with_what_would_do() -> None:
         schedule(market, demand([1], [1]))
 
 
+def test_the_least_budget_that_would_do_is_the_cheapest_schedule() -> None:
+    """The first bound is above 7 USD/h already; what the error says would do is the cheapest all the same."""
+    offers = (GpuOffer("a", 3.62, 3.01, stock=28), GpuOffer("b", None, 1.03, stock=22, most_reserved=22))
+    capacities = (
+        Capacity("llm0", "ab", "b", 3, 1.29, start_s=300.0, beside=(("a", 3),)),
+        Capacity("llm1", "b4", "b", 4, 4.47, start_s=1200.0),
+        Capacity("llm1", "a2", "a", 2, 4.22, start_s=60.0),
+    )
+    market = Market(offers, capacities, most_spot_frac=0.06)
+    asked = replace(demand([0, 1.44, 5.59, 0, 7.5], [3.49, 0.93, 0, 2.32, 1.38]), window_s=1800.0)
+    cheapest = schedule(market, asked, gap_frac=1e-4)
+    with pytest.raises(InfeasibleError) as error:
+        schedule(replace(market, cost_usd_per_h=7.0), asked, gap_frac=1e-4)
+    assert error.value.ways[0][0].enough == pytest.approx(cheapest.cost_usd_per_h, rel=1e-4)
+
+
+def test_too_few_owned_gpus_that_nobody_rents_are_named() -> None:
+    """5 requests/s need 5 GPUs; 3 are owned and none is for rent."""
+    market = parse_market(
+        {
+            "gpus": {"g": {"owned": 3}},
+            "capacity": [{"llm": "llm0", "worker": "t", "gpu": "g", "rate": "1 req/s"}],
+        }
+    )
+    with pytest.raises(InfeasibleError) as error:
+        schedule(market, demand([1, 5]))
+    assert (error.value.constraint, error.value.relaxation) == ("stock of g", "2 more GPUs of g")
+
+
+@pytest.mark.parametrize("rates", [[0, 5], [0, 0, 3], [0, 0]])
+def test_an_llm_that_sleeps_in_some_hours_has_a_schedule(rates: list[float]) -> None:
+    """Aladdin's rule is a line through two rates above 0; with fewer it is what the rate needs."""
+    market = Market((GpuOffer("g", 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),))
+    rule = by_rule(market, demand(rates))
+    assert rule is not None and rule.workers.tolist() == [rates]
+
+
 def test_what_windows_cost_is_their_gpus_and_their_starts() -> None:
     """As in the command's test: 16 for 4 reserved GPUs; in the second hour 24 for 4 more, 2 for a start."""
     market = Market((GpuOffer("h100", 6.0, 4.0),), (Capacity("llm0", "t", "h100", 4, 5.0),))
