@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from routed_traces import ARRIVES, FINISHES, IS_ADMITTED, IS_COMPUTED, events_of, prompts_trace
-from runtime_fakes import LATENCY, LLM, a_body, engines, fleet_of, is_idle, post, routed, worker_type
+from runtime_fakes import LATENCY, LLM, a_body, engines, fleet_of, is_idle, post, routed, until, worker_type
 
 from planner.fleet import Disturbance, Fleet, Policies, Pool
 from planner.models.latency import StepLatency
@@ -149,8 +149,7 @@ def test_the_router_keeps_requests_until_a_worker_is_free() -> None:
         slow = StepLatency((1.0, 512.0), (0.03, 0.03), 0.0, 0.0, 0.0, 0.0, 0.0, "by hand")
         async with engines(["mixed"] * 2, slow) as backends, routed(backends, DEFERRED) as (router, url):
             asked = [asyncio.ensure_future(post(url, a_body(500, 2))) for _ in range(20)]
-            while router.in_flight < 20:
-                await asyncio.sleep(0.005)
+            await until(lambda: router.in_flight == 20)
             assert len(router.held_back) >= 10
             assert router.live.workers["pending_tokens"].max() < 2 * 512 + 500
             assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 20

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from runtime_fakes import Backend, a_body, a_server, engines, is_idle, post, routed
+from runtime_fakes import PATIENCE_S, Backend, a_body, a_server, engines, is_idle, post, routed, until
 
 from planner.fleet import Policies
 from planner.runtime.launch import WORKER_HEADER
@@ -104,7 +104,7 @@ def test_a_length_beyond_the_limit_is_refused_before_a_byte_of_it_came() -> None
             reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
             head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {2**40}\r\n\r\n"
             writer.write(head.encode())
-            assert b" 413 " in await asyncio.wait_for(reader.readline(), 5.0)
+            assert b" 413 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
             writer.close()
 
     asyncio.run(run())
@@ -391,7 +391,7 @@ def test_a_worker_that_does_not_begin_is_given_up_for_another(is_stream: bool) -
         settings = RouterSettings(first_byte_s=0.2 if is_stream else 60.0, whole_s=60.0 if is_stream else 0.2)
         async with beside_a_good_one(sleeps, IN_TURNS, settings) as (router, url):
             for _ in range(2):
-                answer = await asyncio.wait_for(post(url, a_body(stream=is_stream)), 20.0)
+                answer = await asyncio.wait_for(post(url, a_body(stream=is_stream)), PATIENCE_S)
                 assert (answer[0], answer[2][WORKER_HEADER]) == (200, "mixed-0")
             assert router.outcomes == {"answered": 2} and router.retries >= 1 and is_idle(router)
             assert not router.poison
@@ -474,13 +474,12 @@ def test_a_request_whose_workers_are_killed_from_outside_is_answered() -> None:
             router, url = await stack.enter_async_context(routed([*pair, good], IN_TURNS))
             good.is_up = False
             asked = [asyncio.ensure_future(post(url, a_body())) for _ in range(4)]
-            while len(came) < 4:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(came) == 4)
             good.is_up = True
             for down in pair:
                 down.is_up = False
                 await asyncio.sleep(0.7)
-            answers = await asyncio.wait_for(asyncio.gather(*asked), 20.0)
+            answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
             assert [status for status, _, _ in answers] == [200] * 4
             assert not router.poison and router.outcomes == {"answered": 4} and is_idle(router)
             frees.set()

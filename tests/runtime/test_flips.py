@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from routed_traces import ARRIVES, FINISHES, IS_COMPUTED, events_of
-from runtime_fakes import LLM, a_body, engines, fleet_of, is_idle, post, routed, worker_type
+from runtime_fakes import LLM, a_body, engines, fleet_of, is_idle, post, routed, until, worker_type
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, Role
@@ -152,13 +152,12 @@ def test_the_router_has_a_worker_restart_in_the_other_role(how: dict[str, Any]) 
         policies = Policies(**how, flip_restart_s=0.2)
         roles: list[Role] = ["prefill", "decode", "decode"]
         async with engines(roles) as backends, routed(backends, policies) as (router, url):
-            while not router.live.is_up.all():
-                await asyncio.sleep(0.05)
+            await until(lambda: bool(router.live.is_up.all()))
             await asyncio.sleep(0.15)  # longer than they must be idle
             asked = [asyncio.ensure_future(post(url, a_body(500, 60))) for _ in range(40)]
             assert [status for status, *_ in await asyncio.gather(*asked)] == [200] * 40
             assert sum(backend.turns for backend in backends) >= 1
-            await asyncio.sleep(0.3)
+            await until(lambda: all(backend.is_up for backend in backends))
             assert (await post(url, a_body()))[0] == 200
             assert router.live.roles == [backend.role for backend in backends]
             assert {"prefill", "decode"} == set(router.live.roles)
@@ -185,10 +184,7 @@ def test_an_engine_of_ours_ends_and_starts_again_in_the_other_role(tmp_path: Pat
             worker = group.workers[1]
             before = worker.identity
             worker.turn("prefill")
-            for _ in range(600):
-                if worker.is_up and worker.identity != before:
-                    break
-                await asyncio.sleep(0.05)
+            await until(lambda: worker.is_up and worker.identity != before)
             assert worker.is_up and worker.starts == 2 and worker.place.pool.role == "prefill"
             told = [what for _, name, what in group.events if name == worker.name]
             assert told == ["up after start 1", "restarts as a prefill worker", "up after start 2"]

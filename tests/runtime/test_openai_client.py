@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 from aiohttp import web
-from runtime_fakes import LATENCY, MODEL, a_server, engines, fleet_of, is_idle, random_trace, routed
+from runtime_fakes import LATENCY, MODEL, a_server, engines, fleet_of, is_idle, random_trace, routed, until
 
 from planner.domain import Slo
 from planner.models.latency import StepLatency
@@ -134,11 +134,7 @@ def test_a_client_that_leaves_frees_its_worker() -> None:
             if not is_idle(router):
                 break
         await stream.close()
-        for _ in range(500):
-            if is_idle(router):
-                break
-            await asyncio.sleep(0.01)
-        assert is_idle(router)
+        await until(lambda: is_idle(router))
 
     asked(ask)
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import pytest
 from aiohttp import web
-from runtime_fakes import MODEL, Backend, Body, a_body, a_server, engines, is_idle, post, routed
+from runtime_fakes import MODEL, Backend, Body, a_body, a_server, engines, is_idle, post, routed, until
 
 from planner.documents.warm_up import WarmPrompt
 from planner.fleet import Policies
+from planner.runtime import router as router_module
 from planner.runtime.exchange import TENANT_HEADER
 from planner.runtime.launch import WORKER_HEADER
 
@@ -129,25 +131,30 @@ def test_workers_are_warmed_up_and_what_they_keep_draws_its_requests() -> None:
     assert (queried, hit) == (30 * 340 + 6 * 320, 30 * 320)
 
 
-def test_a_prompt_that_nobody_asks_for_is_asked_for_again() -> None:
-    """Of two documents on one worker one is asked for every 50 ms, the other never: only that one is asked
-    for by the router, 0.3 s after its last use, once or twice in 0.75 s."""
+def test_a_prompt_that_nobody_asks_for_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two documents on one worker one is asked for every 50 s, the other never: only that one is asked
+    for by the router, 300 s after its last use, so twice in 750 s."""
     documents = [tuple(range(1000 * k, 1000 * k + 320)) for k in range(2)]
-    warm = [WarmPrompt(0, document, 0.3) for document in documents]
+    warm = [WarmPrompt(0, document, 300.0) for document in documents]
+    body = {"model": MODEL, "prompt": [*documents[0]], "max_tokens": 1}
+    now_s = 0.0
+    monkeypatch.setattr(router_module, "_now_s", lambda: now_s)
+    monkeypatch.setattr(router_module, "WARM_UP_CHECK_S", 0.01)
 
     async def run() -> tuple[int, tuple[int, int]]:
+        nonlocal now_s
         policies = Policies(routing="pinned-prefix", prefix_cache=True)
         async with engines(["mixed"]) as backends, routed(backends, policies, None, warm) as (router, url):
             await router.warm_up()
-            for _ in range(15):
-                assert (await post(url, {"model": MODEL, "prompt": [*documents[0]], "max_tokens": 1}))[
-                    0
-                ] == 200
-                await asyncio.sleep(0.05)
+            for step in range(1, 16):
+                assert (await post(url, body))[0] == 200
+                now_s = 50.0 * step
+                await until(lambda due=step // 6: router.keep_alives >= due)  # type: ignore[misc]
+            await asyncio.sleep(0.1)  # In which ten checks would ask once too often.
             return router.keep_alives, await counters(backends)
 
     again, (queried, _) = asyncio.run(run())
-    assert 1 <= again <= 3
+    assert again == 2
     assert queried == (2 + 15 + again) * 320
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from runtime_fakes import MODEL, engines, fleet_of
+from runtime_fakes import MODEL, engines, fleet_of, until
 from typer.testing import CliRunner
 
 from planner.cli import app
@@ -69,9 +69,13 @@ def test_a_worker_is_down_after_three_silent_questions_and_up_again_after_an_ans
             port = int(found[0].url.rsplit(":", 1)[1])
             (worker,) = make_remote_workers(fleet_of(("mixed", "mixed", 1)), {"mixed": [found[0].url]})
             async with watch_health([worker], 0.01):
-                for url in (found[0].url, "http://127.0.0.1:9", f"http://127.0.0.1:{port}"):
+                for url, is_up in (
+                    (found[0].url, True),
+                    ("http://127.0.0.1:9", False),
+                    (f"http://127.0.0.1:{port}", True),
+                ):
                     worker.url = url
-                    await asyncio.sleep(0.3)
+                    await until(lambda is_up=is_up: worker.is_up == is_up)  # type: ignore[misc]
                     seen.append(worker.is_up)
         return seen
 

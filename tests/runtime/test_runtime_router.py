@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from runtime_fakes import MODEL, Body, a_body, a_server, engines, fleet_of, is_idle, post, routed
+from runtime_fakes import MODEL, Body, a_body, a_server, engines, fleet_of, is_idle, post, routed, until
 
 from planner.errors import InputError
 from planner.fleet import Policies
@@ -126,22 +126,31 @@ def test_a_foreign_server_on_a_workers_port_answers_for_nobody() -> None:
 
 def test_a_stream_that_breaks_ends_with_an_error() -> None:
     """Two tokens, then the connection is gone: the client gets both and an error event."""
+    has_both = asyncio.Event()
 
     async def breaks(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for token in (1, 2):
             await response.write(b'data: {"choices":[{"token_ids":[%d]}]}\n\n' % token)
-        await asyncio.sleep(0.05)
+        await has_both.wait()
         assert request.transport is not None
         request.transport.abort()
         return response
 
     async def run() -> None:
         async with a_server(breaks) as backend, routed([backend]) as (router, url):
-            status, answer, _ = await post(url, a_body(stream=True))
-            assert status == 200
-            events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: ")]
+            events = []
+            async with (
+                aiohttp.ClientSession() as client,
+                client.post(f"{url}/v1/completions", json=a_body(stream=True)) as answer,
+            ):
+                assert answer.status == 200
+                async for line in answer.content:
+                    if line.startswith(b"data: "):
+                        events.append(json.loads(line[6:]))
+                    if len(events) == 2:
+                        has_both.set()
             assert [event.get("choices", [{}])[0].get("token_ids") for event in events] == [[1], [2], None]
             assert events[-1]["error"]["code"] == 502 and "odd" in events[-1]["error"]["message"]
             assert router.outcomes["broken"] == 1 and is_idle(router)
@@ -174,6 +183,7 @@ def test_without_a_worker_requests_wait_for_one_and_then_are_refused() -> None:
             status, answer, headers = await post(url, a_body())
             assert status == 503 and "Retry-After" in headers and "error" in answer
             waiting = asyncio.ensure_future(post(url, a_body()))
+            await until(lambda: router.in_flight == 1)
             await asyncio.sleep(0.1)
             backends[0].is_up = True
             assert (await waiting)[0] == 200 and is_idle(router)
@@ -197,11 +207,7 @@ def test_a_client_that_leaves_frees_its_worker() -> None:
                             await answer.read()
 
                 await asyncio.gather(*(leave() for _ in range(10)))
-            for _ in range(50):
-                if is_idle(router):
-                    break
-                await asyncio.sleep(0.02)
-            assert is_idle(router)
+            await until(lambda: is_idle(router))
             async with aiohttp.ClientSession() as client, client.get(f"{backends[0].url}/metrics") as answer:
                 assert 'kv_cache_usage_perc{engine="0",model_name="rehearsal"} 0.0' in await answer.text()
             assert (await post(url, a_body()))[0] == 200

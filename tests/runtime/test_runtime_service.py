@@ -12,12 +12,24 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
-from runtime_fakes import Backend, a_body, a_server, engines, fleet_of, is_idle, post, routed
+from runtime_fakes import (
+    PATIENCE_S,
+    Backend,
+    a_body,
+    a_server,
+    engines,
+    fleet_of,
+    is_idle,
+    post,
+    routed,
+    until,
+)
 from typer.testing import CliRunner
 
 from planner.cli import app
@@ -26,6 +38,7 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Policies
+from planner.runtime import connection_limits
 from planner.runtime.connection_limits import ConnectionLimits, Door, bind_sockets, connections_for, listening
 from planner.runtime.launch import API_KEYS, IDENTITY, IDENTITY_HEADER
 from planner.runtime.router import LiveRouter, RouterSettings
@@ -50,17 +63,21 @@ def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
-def test_silent_connections_lock_nobody_out() -> None:
+def test_silent_connections_lock_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three hundred connections that say nothing before a router that takes 20: a request is answered at
     once, and a moment later all of them are closed."""
     settings = RouterSettings(limits=ConnectionLimits(connections=20, idle_s=0.4))
+    now_s = 0.0
+    monkeypatch.setattr(connection_limits, "time", SimpleNamespace(monotonic=lambda: now_s))
 
     async def run() -> None:
+        nonlocal now_s
         async with engines(["mixed"]) as backends, behind_a_door(backends, settings) as (router, url):
             silent = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(300)]
             assert (await post(url, a_body()))[0] == 200
             assert router.door.open <= 21 and router.door.refused["all"] >= 279
-            await asyncio.gather(*(asyncio.wait_for(reader.read(), 5.0) for reader, _ in silent))
+            now_s = 0.5
+            await asyncio.gather(*(asyncio.wait_for(reader.read(), PATIENCE_S) for reader, _ in silent))
             for _, writer in silent:
                 writer.close()
             assert not router.door.waiting and router.door.refused["idle"] >= 1
@@ -81,7 +98,7 @@ def test_a_head_that_never_ends_is_not_waited_for(trickles: bool) -> None:
                 if writer.transport.is_closing():
                     break
             try:
-                assert await asyncio.wait_for(reader.read(), 5.0) == b""
+                assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
             except ConnectionError:
                 pass
             writer.close()
@@ -125,7 +142,7 @@ def test_a_body_that_does_not_come_is_refused() -> None:
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
             writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{")
-            head = await asyncio.wait_for(reader.readline(), 5.0)
+            head = await asyncio.wait_for(reader.readline(), PATIENCE_S)
             assert b" 408 " in head and router.outcomes["refused_408"] == 1 and is_idle(router)
             writer.close()
 
@@ -145,7 +162,7 @@ def test_a_malformed_header_leaves_no_key_anywhere(
             ):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
                 writer.write(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: " + value + b"\r\n\r\n")
-                assert b" 400 " in await asyncio.wait_for(reader.readline(), 5.0)
+                assert b" 400 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
                 writer.close()
 
     with caplog.at_level(logging.DEBUG):
@@ -159,6 +176,7 @@ def test_a_malformed_header_leaves_no_key_anywhere(
 def test_requests_of_a_frozen_worker_are_retried_or_ended(begins: bool) -> None:
     """A worker that says nothing more, and that /health then finds to be down: before the first byte the
     other worker answers, after it the stream ends with an error."""
+    is_frozen = asyncio.Event()
 
     async def freezes(request: web.Request) -> web.StreamResponse:
         await request.read()
@@ -166,16 +184,18 @@ def test_requests_of_a_frozen_worker_are_retried_or_ended(begins: bool) -> None:
         if begins:
             await response.prepare(request)
             await response.write(TOKEN)
-        await asyncio.sleep(60)
+        is_frozen.set()
+        await asyncio.sleep(2 * PATIENCE_S)
         return response
 
     async def run() -> None:
         async with engines(["mixed"]) as good, a_server(freezes) as frozen:
             async with routed([frozen, *good], IN_TURNS) as (router, url):
                 asked = [asyncio.ensure_future(post(url, a_body(stream=True))) for _ in range(2)]
-                await asyncio.sleep(0.3)
+                await is_frozen.wait()
+                await asyncio.sleep(0.3)  # In which the router passes the token on.
                 frozen.is_up = False
-                answers = await asyncio.wait_for(asyncio.gather(*asked), 10.0)
+                answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
                 assert [status for status, _, _ in answers] == [200, 200] and is_idle(router)
                 broken = [text for _, text, _ in answers if "worker_failed" in text]
                 assert len(broken) == begins and router.retries == (not begins)
@@ -189,7 +209,7 @@ def test_a_stream_that_stops_is_ended() -> None:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(TOKEN)
-        await asyncio.sleep(60)
+        await asyncio.sleep(2 * PATIENCE_S)
         return response
 
     async def run() -> None:
@@ -197,7 +217,7 @@ def test_a_stream_that_stops_is_ended() -> None:
             a_server(stops) as odd,
             routed([odd], settings=RouterSettings(silence_s=0.2)) as (router, url),
         ):
-            _, text, _ = await asyncio.wait_for(post(url, a_body(stream=True)), 10.0)
+            _, text, _ = await asyncio.wait_for(post(url, a_body(stream=True)), PATIENCE_S)
             assert "worker_failed" in text and router.outcomes == {"broken": 1} and is_idle(router)
 
     asyncio.run(run())
@@ -224,10 +244,7 @@ def test_a_client_that_does_not_read_is_let_go() -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", port_of(url), limit=1024)
             head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
-            for _ in range(200):
-                await asyncio.sleep(0.05)
-                if router.outcomes:
-                    break
+            await until(lambda: bool(router.outcomes))
             assert router.outcomes == {"client_gone": 1} and is_idle(router)
             writer.close()
 
@@ -289,8 +306,14 @@ def test_an_engine_that_was_given_up_comes_back(
     monkeypatch.setenv(API_KEYS, "the-key")
     (marks := tmp_path / "marks").mkdir()
     patience = Patience(
-        start_s=30.0, health_every_s=0.1, backoff_s=0.01, failures=3, cool_down_s=1.0, health_timeout_s=5.0
+        start_s=30.0, health_every_s=0.1, backoff_s=0.01, failures=3, cool_down_s=1234.0, health_timeout_s=5.0
     )
+    is_cool, sleep = asyncio.Event(), asyncio.sleep
+
+    async def sleep_or_cool(delay_s: float) -> None:
+        await (is_cool.wait() if delay_s == patience.cool_down_s else sleep(delay_s))
+
+    monkeypatch.setattr(asyncio, "sleep", sleep_or_cool)
 
     async def told(url: str, path: str) -> str:
         async with aiohttp.ClientSession() as client, client.get(url + path) as answer:
@@ -310,12 +333,11 @@ def test_an_engine_that_was_given_up_comes_back(
             async with listening(router.app) as url:
                 assert worker.process is not None
                 os.kill(worker.process.pid, signal.SIGKILL)
-                while not worker.gave_up:
-                    await asyncio.sleep(0.02)
+                await until(lambda: bool(worker.gave_up))
                 assert json.loads(await told(url, "/health"))["given_up"] == 1
                 assert 'fleetplan_worker_given_up{worker="w-0"} 1' in await told(url, "/metrics")
-                while not worker.is_up:
-                    await asyncio.sleep(0.02)
+                is_cool.set()
+                await until(lambda: worker.is_up)
                 health = json.loads(await told(url, "/health"))
                 assert (
                     health == {"status": "ok", "workers": 1, "up": 1, "given_up": 0, "passed_over": 0}
@@ -324,7 +346,7 @@ def test_an_engine_that_was_given_up_comes_back(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(asyncio.wait_for(run(), 60.0))
-    assert "worker w-0: given up for 1 s: did not start (exit code 1), 3 times in a row" in caplog.text
+    assert "worker w-0: given up for 1234 s: did not start (exit code 1), 3 times in a row" in caplog.text
     log = (tmp_path / "w-0.log").read_text()
     assert log.count("keys: none") == 4 and "the-key" not in log
 
@@ -384,17 +406,16 @@ def test_sigterm_lets_requests_end_and_takes_no_new_ones() -> None:
             serving = asyncio.ensure_future(
                 serve_until_drained(router, sockets, "1 worker", drain_s=20.0, say=said.append)
             )
-            await asyncio.sleep(0.1)
+            await until(lambda: bool(said))  # It listens.
             stream = asyncio.ensure_future(post(url, a_body(outputs=200, stream=True)))
-            while not router.in_flight:
-                await asyncio.sleep(0.01)
+            await until(lambda: router.in_flight == 1)
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0.1)
+            await until(lambda: router.is_draining)
             status, _, headers = await post(url, a_body())
             assert status == 503 and "Retry-After" in headers
             status, text, _ = await stream
             assert status == 200 and text.endswith("data: [DONE]\n\n") and text.count("data: {") == 200
-            await asyncio.wait_for(serving, 5.0)
+            await asyncio.wait_for(serving, PATIENCE_S)
 
     asyncio.run(run())
     assert "1 requests in flight have 20 s to end" in said[1] and len(said) == 2

@@ -77,7 +77,7 @@ def joined(*parts: Trace) -> Trace:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("plan")
-    made = make_plan(QUESTION, traffic(0, seconds=1200.0), time_limit_s=20.0)
+    made = make_plan(QUESTION, traffic(0, seconds=1200.0))
     made.save(place / "out")
     return place / "out"
 

@@ -27,6 +27,7 @@ CATALOG = read_catalog()
 LLM = CATALOG.llm("meta-llama/Llama-3.1-8B")
 MODEL = LLM.name
 TURN_S = 0.2
+PATIENCE_S = 60.0  # A busy machine is slow, not wrong.
 # 2 ms a step, 10 us per token: quick, and far above a clock's noise
 LATENCY = StepLatency((1.0, 512.0), (0.002, 0.007), 1e-9, 1e-5, 1e-9, 1e-5, 0.0, "by hand")
 
@@ -136,6 +137,13 @@ async def a_server(handler: Callable[[web.Request], Any], name: str = "odd") -> 
     app.add_routes([web.post("/v1/completions", handler)])
     async with listening(app, "127.0.0.1", 0) as url:
         yield Backend(name, "mixed", worker_type(), url)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so; raises TimeoutError where it takes a minute."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():
+            await asyncio.sleep(0.005)
 
 
 def is_idle(router: LiveRouter) -> bool:
