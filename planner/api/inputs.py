@@ -219,6 +219,24 @@ def limits_and_rate(
     return task.slo, replace(rate_request, described=task.described, reading=log_options)
 
 
+def planned_question(fleet: FleetLike, catalog: Catalog) -> tuple[Slo, Trace] | None:
+    """The SLO and the requests of a plan, or of the folder of one; None of another fleet."""
+    from planner.api.results import PlanResult
+    from planner.documents.plan_folder import read_written
+
+    if isinstance(fleet, PlanResult):
+        return fleet.plan.slo, fleet.plan.trace
+    if not isinstance(fleet, str | Path) or not is_plan_folder(Path(fleet)):
+        return None
+    written = read_written(Path(fleet), catalog)
+    return written.slo, written.trace
+
+
+def is_plan_folder(path: Path) -> bool:
+    """Whether the files of a plan lie in this folder, or beside this file: its SLO and its traffic."""
+    return ((path if path.is_dir() else path.parent) / "certificate.json").is_file()
+
+
 def traffic_of(traffic: RateRequest | Section) -> RateRequest:
     """The rate and window in keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest
     10 min"}.

@@ -71,10 +71,13 @@ def simulate(
     return _in_words(result) | result.to_dict()
 
 
-def goodput(fleet: Document | str, slo: Document | str, trace: str | None = None, seeds: int = 3) -> Document:
+def goodput(
+    fleet: Document | str, slo: Document | str | None = None, trace: str | None = None, seeds: int = 3
+) -> Document:
     """Find the highest rate at which a fleet keeps an SLO: how much do these GPUs carry?
 
-    fleet and slo as for simulate; slo is a question or limits.
+    fleet and slo as for simulate; slo is a question or limits. Of a plan's folder its own SLO and
+    requests count where none are given.
     """
     try:
         result = simulating.goodput(fleet, trace, slo, seeds=seeds)

@@ -400,8 +400,8 @@ def _scenarios_of(
 
 def goodput(
     fleet: inputs.FleetLike,
-    trace: inputs.TraceLike | None,
-    slo: inputs.SloLike,
+    trace: inputs.TraceLike | None = None,
+    slo: inputs.SloLike = None,
     *,
     traffic: inputs.TrafficLike | Literal["poisson"] = None,
     seeds: int = 3,
@@ -409,7 +409,8 @@ def goodput(
     catalog: CatalogLike = None,
     watch: rates.Watch = lambda *_: None,
 ) -> GoodputResult:
-    """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds.
+    """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds. Of a
+    plan, or its folder, its own SLO and requests count where none are given.
 
     The simulated traffic is the trace brought to that rate, by the scale and window of `traffic`. With
     "poisson" it is Poisson arrivals of requests with the trace's lengths. `tolerance_frac` is how close the
@@ -417,6 +418,8 @@ def goodput(
     and None before it is tried, and then with whether it held. Raises InfeasibleError where no rate holds.
     """
     catalog_rows = read_catalog(catalog)
+    if slo is None and (planned := inputs.planned_question(fleet, catalog_rows)) is not None:
+        slo, trace = planned[0], planned[1] if trace is None else trace
     engines = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     is_poisson = traffic == "poisson"
     limits, rate_request = inputs.limits_and_rate(

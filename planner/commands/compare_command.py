@@ -45,6 +45,7 @@ def compare(
     address: shared_options.AddressOption = None,
     png: shared_options.PngOption = False,
     drop_invalid: shared_options.DropOption = False,
+    quiet: shared_options.QuietOption = False,
     json_output: shared_options.JsonOption = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown, for a comment or a page.")
@@ -64,7 +65,7 @@ def compare(
     if out is not None:
         check_output_directory(out)
         keep_inputs([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
-    with Progress() as progress:
+    with Progress(quiet=quiet) as progress:
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
         # The requests as they are written: `compare_fleets` scales them by `traffic`, or as slo.yaml says.

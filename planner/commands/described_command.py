@@ -178,8 +178,9 @@ def _with_its_count(name: str) -> str | None:
 
 
 def parse_safety(text: str) -> Any:
-    """Parse 'none', or the share of scenarios in which the SLO must be kept."""
-    return "none" if text.strip().lower() == "none" else {"kept_in": parse_plain(text)}
+    """Parse 'none' (or off, no, false), or the share of scenarios in which the SLO must be kept."""
+    is_none = text.strip().lower() in ("none", "off", "no", "false")
+    return "none" if is_none else {"kept_in": parse_plain(text)}
 
 
 # -- plan init ---------------------------------------------------------------------------------------------

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner import __version__
 from planner.errors import InputError, PlannerError
+from planner.files.document_values import refuse_unknown, show_value
 
+# What an argument of a tool may be, by its annotation: Python's types, and in words.
+NO_VALUE = type(None)
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "Document": ((dict,), "an object"),
+    "Document | str": ((dict, str), "an object, or the path of a file or folder"),
+    "Document | str | None": ((dict, str, NO_VALUE), "an object, or the path of a file or folder"),
+    "str": ((str,), "a text"),
+    "str | None": ((str, NO_VALUE), "the path of a file or folder"),
+    "float": ((int, float), "a number"),
+    "float | None": ((int, float, NO_VALUE), "a number"),
+    "int": ((int,), "a whole number"),
+    "bool": ((bool,), "true or false"),
+}
 INSTRUCTIONS = (
     "Capacity planning for LLM serving. `plan` finds the cheapest fleet that keeps an SLO, `goodput` how "
     "much a fleet carries, `simulate` what traffic meets on it, `what_if` what a change moves, `explain` "
@@ -36,13 +51,47 @@ def build_server() -> Any:
         errors = importlib.import_module("mcp.server.mcpserver.exceptions")
     except ImportError:
         raise InputError("mcp: needs the MCP SDK; pip install 'fleetplan[mcp]'") from None
-    server = sdk.MCPServer("fleetplan", instructions=INSTRUCTIONS, version=__version__, log_level="ERROR")
+    server = _server_class(sdk.MCPServer, errors.ToolError, {tool.__name__: tool for tool in TOOLS})(
+        "fleetplan", instructions=INSTRUCTIONS, version=__version__, log_level="ERROR"
+    )
     for tool in TOOLS:
         server.tool()(_with_one_line(tool, errors.ToolError))
     for name in NAMES:
         resource = server.resource(f"schema://{name}", name=name, mime_type="application/schema+json")
         resource(_schema_reader(name))
     return server
+
+
+def _server_class(base: Any, error: type[Exception], tools: Mapping[str, Callable[..., Any]]) -> Any:
+    """The SDK's server, refusing arguments in this planner's words. The SDK drops an argument that a tool
+    lacks and answers without it; of a missing one, or one of another kind, it speaks in pydantic's words.
+    """
+
+    class CheckingServer(base):  # type: ignore[misc]
+        async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+            if name in tools:
+                try:
+                    check_arguments(tools[name], arguments)
+                except InputError as bad:
+                    raise error(f"{name}: {bad}") from None
+            return await super().call_tool(name, arguments, context)
+
+    return CheckingServer
+
+
+def check_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise InputError for an argument that the tool lacks, one that is missing, or one of another kind."""
+    parameters = inspect.signature(tool).parameters
+    refuse_unknown(arguments, parameters, "arguments")
+    for name, parameter in parameters.items():
+        kinds, what = KINDS[str(parameter.annotation)]
+        if name not in arguments:
+            if parameter.default is inspect.Parameter.empty:
+                raise InputError(f"{name}: is missing; give {what}")
+        elif not isinstance(arguments[name], kinds) or (
+            isinstance(arguments[name], bool) and bool not in kinds
+        ):
+            raise InputError(f"{name}: expected {what}, found {show_value(arguments[name])}")
 
 
 def _schema_reader(name: str) -> Callable[[], str]:

@@ -83,6 +83,7 @@ def find_goodput(
     catalog: shared_options.CatalogOption = None,
     drop_invalid: shared_options.DropOption = False,
     time_limit: TimeOption = USUAL_LIMIT_S,
+    quiet: shared_options.QuietOption = False,
     json_output: shared_options.JsonOption = False,
 ) -> None:
     """Find the highest rate at which a fleet keeps an SLO, in steady state.
@@ -90,7 +91,7 @@ def find_goodput(
     Where no SLO or no trace is given, the plan's own counts. The rate in the SLO's traffic section is
     not used. Exit code 3: no rate is kept. 4: not found in time.
     """
-    from planner.api.inputs import read_fleet
+    from planner.api.inputs import is_plan_folder, read_fleet
     from planner.api.simulating import goodput
     from planner.documents.catalog import read_catalog
     from planner.documents.plan_folder import read_written
@@ -99,17 +100,17 @@ def find_goodput(
         raise InputError("expected PLAN, or --fleet, not both: plan goodput out/plan.yaml")
     file = plan or fleet
     assert file is not None
-    if slo is None and not _is_plan(file):
-        raise InputError(
-            f"--slo is missing, and beside {file} is no certificate.json, so it is no folder of a plan"
-        )
+    if slo is None and not is_plan_folder(file):
+        raise InputError(f"--slo is missing, and {file} is no plan: it has no certificate.json beside it")
     holds_at_rate: dict[float, bool] = {}
-    with Progress() as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
+    with Progress(quiet=quiet) as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
         searched_fleet = read_fleet(file, catalog_rows, slo=slo)
         traffic = traffic_option(None, scale, window)
         # Whether the requests are the plan's own. Its SLO may count even where they are not.
-        is_planned = trace is None and _is_plan(file) and not (slo is not None and describes_traffic(slo))
+        is_planned = (
+            trace is None and is_plan_folder(file) and not (slo is not None and describes_traffic(slo))
+        )
         written = read_written(file, catalog_rows) if is_planned or slo is None else None
         if is_planned and written is not None:
             requests = written.trace
@@ -139,11 +140,6 @@ def find_goodput(
         print_json(result.to_dict(), requests.warnings)
     else:
         _print_goodput(result, is_planned=is_planned)
-
-
-def _is_plan(path: Path) -> bool:
-    """Whether the files of a plan lie there, with its SLO and its traffic."""
-    return ((path if path.is_dir() else path.parent) / "certificate.json").is_file()
 
 
 def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:

@@ -72,6 +72,7 @@ def simulate(
     explain_moments: MomentsOption = None,
     operators: OperatorsOption = False,
     drop_invalid: shared_options.DropOption = False,
+    quiet: shared_options.QuietOption = False,
     json_output: shared_options.JsonOption = False,
 ) -> None:
     """Simulate a fleet on a trace, request by request, and hold it against an SLO if one is given.
@@ -103,7 +104,7 @@ def simulate(
         settings = (autoscale, start, catalog, seed, out, drop_invalid, json_output)
         run_controller(fleet_file, trace, limits, *settings)
         return
-    with Progress() as progress:
+    with Progress(quiet=quiet) as progress:
         all_rows = read_catalog(catalog)
         fleet = read_fleet(fleet_file, all_rows, slo=slo)
         traffic = traffic_option(rate, scale, window)

@@ -30,6 +30,16 @@ class Safety:
         return int((1 - self.kept_in_frac) * count + 1e-9)  # In floats 0.1 * 30 is below 3.
 
 
+def safety_kept(kept_frac: float) -> str:
+    """The `safety` of slo.yaml that a fleet keeps which is kept in this share of scenarios: the share rounded
+    down to whole percents, or none where `kept_in` may not be so low.
+    """
+    rounded_frac = int(100 * kept_frac + 1e-9) / 100
+    if rounded_frac < LEAST_KEPT_FRAC:
+        return "safety: none"
+    return f"safety: {{kept_in: {min(rounded_frac, MOST_KEPT_FRAC):g}}}"
+
+
 def parse_safety(value: Any, where: str = "safety") -> Safety | None:
     """Read `{kept_in: 0.9, growth: 10 %}`, or `none` (None): plan for the traffic and the step times as they
     are written. Raises InputError for anything else.

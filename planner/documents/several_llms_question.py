@@ -246,7 +246,10 @@ def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, i
     if entry.model is None and (is_own or not trace.llms):
         return None
     if not trace.llms:
-        raise TraceError(f"{where}: model: {trace.name} has no column `model`; drop it, or add the column")
+        raise TraceError(
+            f"{where}: model: {trace.name} has no column `model`; drop it, or say which column of a "
+            "log tells the LLMs apart: traffic: {map: {arrival: ..., input: ..., output: ..., model: COLUMN}}"
+        )
     entry_names = (
         [entry.name, str(entry.own["llm"]), entry.task.llm] if entry.model is None else [entry.model]
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import singledispatch
 
 from planner.documents import facts
+from planner.documents.safety import safety_kept
 from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
@@ -998,12 +999,11 @@ def _(fact: facts.NotCertified) -> str:
 @sentence.register
 def _(fact: facts.TooFewKept) -> str:
     most, kept = fact.most_kept, percent(fact.most_kept.kept_frac)
-    keepable_frac = int(100 * most.kept_frac) / 100  # Rounded down, so that it can be kept.
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
         f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
         f"{in_unit(most.value, most.unit)}. Planned is the cheapest on paper: allow other GPUs or more of "
-        f"them, ask for safety: {{kept_in: {keepable_frac:g}}}, or relax the SLO"
+        f"them, ask for {safety_kept(most.kept_frac)}, or relax the SLO"
     )
 
 

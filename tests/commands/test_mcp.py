@@ -58,6 +58,24 @@ def same(answer: dict[str, Any], command: dict[str, Any], keys: set[str]) -> Non
     assert {key: answer[key] for key in keys} == {key: command[key] for key in keys}
 
 
+def test_arguments_are_refused_in_our_words(tmp_path: Path) -> None:
+    """Missing, unknown and of another kind: one line each, not silence or pydantic's words."""
+    questions: list[tuple[str, dict[str, Any]]] = [
+        ("plan", {}),
+        ("catalog", {"what": "gpus"}),
+        ("simulate", {"fleet": 5}),
+        ("goodput", {"fleet": FLEET}),
+    ]
+    missing, unknown, number, no_slo = asyncio.run(asked(tmp_path, questions))["answers"]
+    texts = [each.content[0].text for each in (missing, unknown, number, no_slo) if each.is_error]
+    assert texts[:3] == [
+        "plan: slo: is missing; give an object, or the path of a file or folder",
+        "catalog: arguments: unknown key 'what'; Valid: table, like",
+        "simulate: fleet: expected an object, or the path of a file or folder, found 5",
+    ]
+    assert "slo: missing" in texts[3]
+
+
 def test_a_client_gets_the_figures_of_the_commands(tmp_path: Path) -> None:
     (tmp_path / "slo.yaml").write_text(to_yaml(QUESTION))
     (tmp_path / "fleet.yaml").write_text(to_yaml(FLEET))

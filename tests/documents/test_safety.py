@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plans import CATALOG
 
-from planner.documents.safety import Safety
+from planner.documents.safety import Safety, safety_kept
 from planner.documents.task import parse_task
 from planner.errors import InputError
 
@@ -68,3 +68,12 @@ def test_the_most_traffic_is_looked_for_in_production_too() -> None:
     asked = QUESTION | {"objective": "throughput", "limits": {"gpus": 8}}
     assert parse_task(asked, CATALOG).safety == Safety()
     assert parse_task(asked | {"safety": "none"}, CATALOG).safety is None
+
+
+@pytest.mark.parametrize(
+    ("kept_frac", "written"),
+    [(0.3125, "none"), (0.499, "none"), (0.57, "{kept_in: 0.57}"), (0.875, "{kept_in: 0.87}")],
+)
+def test_a_share_that_is_kept_can_be_asked_for(kept_frac: float, written: str) -> None:
+    """`kept_in` below a half is refused, so it is never offered: 10 of 32 scenarios is 0.31."""
+    assert safety_kept(kept_frac) == f"safety: {written}"

@@ -58,7 +58,9 @@ class Parameter:
         """A value as a document has it."""
         if value is None or value == ():
             return "-"
-        if isinstance(value, str | tuple | bool):
+        if isinstance(value, tuple):
+            return "; ".join(str(each) for each in value)
+        if isinstance(value, str | bool):
             return str(value).lower()  # True and False as YAML has them; names are in lower case anyway.
         if self.unit == SECONDS:
             return show_span(value)

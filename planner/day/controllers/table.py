@@ -304,6 +304,11 @@ def parse_controller(
     for_all = dict(document_values.check_mapping({} if parameters is None else parameters, where))
     for_role: dict[Role, Mapping[str, object]] = {}
     if row.by_pool:
+        if "mixed" in for_all:
+            raise InputError(
+                f"{where}: mixed: only prefill and decode may be set apart; parameters without a "
+                "role are of mixed pools"
+            )
         for role in (PREFILL, DECODE):
             if role in for_all:
                 for_role[role] = document_values.check_mapping(for_all.pop(role), f"{where}: {role}")

@@ -25,6 +25,13 @@ class Window:
     workers: tuple[int, ...]
     days: tuple[int, ...] = tuple(range(7))
 
+    def __str__(self) -> str:
+        """As a reader has it: "08:00 to 20:00 8 workers on mon, tue"."""
+        counts = " and ".join(str(count) for count in self.workers)
+        workers = "1 worker" if self.workers == (1,) else f"{counts} workers"
+        days = "" if len(self.days) == len(DAYS) else f" on {', '.join(DAYS[day] for day in self.days)}"
+        return f"{_clock_text(self.begin_s)} to {_clock_text(self.end_s)} {workers}{days}"
+
     def holds(self, week_s: float) -> bool:
         """Whether the window contains this time of the week (seconds since Monday 0:00)."""
         day, time_s = int(week_s // DAY_S) % 7, week_s % DAY_S
@@ -36,6 +43,11 @@ class Window:
 
     def workers_of(self, pool: int) -> int:
         return self.workers[pool] if len(self.workers) > 1 else self.workers[0]
+
+
+def _clock_text(second_of_day: float) -> str:
+    hours, minutes = divmod(round(second_of_day / 60), 60)
+    return f"{hours:02}:{minutes:02}"
 
 
 def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: float) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.documents.facts import IdleMisses
+from planner.documents.safety import safety_kept
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import slowed_by_spread
@@ -96,8 +97,7 @@ def _unreachable_limits(
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:
     """The error for idle misses, which says what would help."""
-    limit, share = idle.limit, int(100 * (1 - idle.missed / idle.scenario_count)) / 100
-    lower = f", or safety: {{kept_in: {share:g}}}" if share > 0 else ""
+    limit, lower = idle.limit, f", or {safety_kept(1 - idle.missed / idle.scenario_count)}"
     return InfeasibleError(
         f"latency: in {idle.missed} of {idle.scenario_count} scenarios even an idle worker misses "
         f"{limit.name} <= {show_s(limit.limit_s)}, as steps may take longer than predicted: no "

@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 
 from planner.documents import facts
+from planner.documents.safety import safety_kept
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
@@ -533,7 +534,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
         f"{in_unit(objective_paid(scenario_problem, paper.best), unit)})",
         kind="capacity",
         constraint="safety: kept_in",
-        relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
+        relaxation=", or ".join(dict.fromkeys((f"{safety_kept(kept_frac)}, more stock", "safety: none"))),
         is_proved=False,
         most_kept=MostKept(
             wanted,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from planner.documents.safety import safety_kept
 from planner.domain import ROUNDING
 from planner.search.mixed.best_fleet import search_again
 from planner.search.oracle.fleet_counts import Counts
@@ -47,8 +48,8 @@ class CommonShare:
 
     @property
     def relaxation(self) -> str:
-        """The `safety` that task.yaml may require instead: the share, rounded down to whole percents."""
-        return f"safety: {{kept_in: {_floor(100 * self.kept_frac) / 100:g}}}"
+        """The `safety` that slo.yaml may ask for instead."""
+        return safety_kept(self.kept_frac)
 
 
 def find_common_share(

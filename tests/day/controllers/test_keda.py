@@ -99,3 +99,9 @@ def test_windows_that_make_no_sense(window: dict[str, object], says: str) -> Non
 
 def test_yaml_reads_half_past_eight_as_a_number() -> None:
     assert read_windows([{"from": 510, "to": 24 * 60, "workers": 1}], "cron")[0].begin_s == 8.5 * 3600
+
+
+def test_a_window_is_shown_as_a_reader_has_it() -> None:
+    rows = [{"from": "8:00", "to": "20:00", "workers": 6, "days": ["mon", "fri"]}]
+    assert str(read_windows(rows, "cron")[0]) == "08:00 to 20:00 6 workers on mon, fri"
+    assert str(Window(0.0, 24 * 3600.0, (1,))) == "00:00 to 24:00 1 worker"
