@@ -97,7 +97,7 @@ PREFIX = np.dtype(
         ("load_s", "f8"),  # Scratch: the load of a subtree that is being split.
     ]
 )
-# A tenant on one worker: its waiting prompts; vtc's counter; dlpm's deficit; dlpm-turns' count of what was
+# A tenant on one worker: its waiting prompts; vtc's counter; dlpm's credit; dlpm-turns' count of what was
 # sent to the worker (queue_orders.py).
 TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8"), ("sent", "f8")])
 # A notice tells the router at `time_s` that a worker has evicted a node.
@@ -153,7 +153,7 @@ class Caches(NamedTuple):
     tenants: npt.NDArray[np.void]  # (W, U) TENANT
     weights: npt.NDArray[np.float64]  # (U,) of tenants
     prefixes: npt.NDArray[np.void]  # (N,) PREFIX by node, empty without e2
-    deficits: npt.NDArray[np.float64]  # (U, W) d2lpm: a tenant's credit in tokens on each worker
+    worker_credit: npt.NDArray[np.float64]  # (U, W) d2lpm: a tenant's credit in tokens on each worker
     tenant_turns: npt.NDArray[np.int64]  # (U,) requests of a tenant that tenant-round-robin has routed
     charged: npt.NDArray[np.int64]  # (L,) steps of a lane's run whose tokens are charged to tenants
     group_turns: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
@@ -177,7 +177,7 @@ NO_CACHES = Caches(
     tenants=nothing(TENANT, 2),
     weights=nothing("f8"),
     prefixes=nothing(PREFIX),
-    deficits=nothing("f8", 2),
+    worker_credit=nothing("f8", 2),
     tenant_turns=nothing("i8"),
     charged=nothing("i8"),
     group_turns=nothing("i8", 2),
@@ -272,7 +272,7 @@ def make_caches(
         tenants=np.zeros((workers, len(weights)), dtype=TENANT),
         weights=weights,
         prefixes=prefixes,
-        deficits=np.zeros((len(weights), workers)),
+        worker_credit=np.zeros((len(weights), workers)),
         tenant_turns=np.zeros(len(weights), dtype=np.int64),
         charged=np.zeros(sum(worker_types[kind].pp for kind in kinds), dtype=np.int64),
         group_turns=np.zeros((workers, policies.priority_groups), dtype=np.int64),

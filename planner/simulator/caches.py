@@ -310,7 +310,8 @@ def take_prefix(state, w, r, time_s):
         # cached one, else into that one, which the caller counts among the request's new blocks.
         prompt.own_blocks = caches.entries[end].refs > 0
         _share_entry(state, w, r, nodes, end)
-        state.workers[w].used_blocks -= 1 - prompt.own_blocks
+        if not prompt.own_blocks:
+            state.workers[w].used_blocks -= 1
         hit = request.length_tokens - BLOCK
     elif request.preemptions > 0 and nodes == prompt.depth and _has_left_blocks(state, w, r):
         hit += _reuse_left_blocks(state, w, r, (request.length_tokens - 1 - hit) // BLOCK) * BLOCK
@@ -329,19 +330,23 @@ def _has_left_blocks(state, w, r):
 
 
 @kernel_jit
+def _free_left_blocks(state, w, r):
+    """Free the blocks that request r left behind on worker w besides nodes."""
+    prompt = state.caches.prompts[r]
+    unlist_idle(state, w, prompt.left)
+    _free_entry(state, prompt.left)
+    prompt.left = NONE
+
+
+@kernel_jit
 def _reuse_left_blocks(state, w, r, most_blocks):
     """Let request r, back after a preemption, use up to `most_blocks` of the blocks that it left behind.
 
     Returns how many it uses; the others are free from now on.
     """
     caches = state.caches
-    prompt = caches.prompts[r]
-    e = prompt.left
-    entry = caches.entries[e]
-    blocks = min(np.int64(entry.blocks), most_blocks)
-    unlist_idle(state, w, e)
-    _free_entry(state, e)
-    prompt.left = NONE
+    blocks = min(np.int64(caches.entries[caches.prompts[r].left].blocks), most_blocks)
+    _free_left_blocks(state, w, r)
     state.workers[w].used_blocks += blocks
     return blocks
 
@@ -355,6 +360,7 @@ def keep_prefix(state, w, r):
     for i in range(prompt.shared_nodes, full):
         node = node_at(state, r, i)
         e = find_entry(state, w, node)
+        # A copy that is cached is of a request that computes the same prompt now: both keep theirs.
         if e == NONE or caches.entries[e].is_cached:
             e = add_entry(state, w, node)
         entry = caches.entries[e]
@@ -384,10 +390,8 @@ def release_prefix(state, w, r, cached_tokens):
     prompt, node_blocks = caches.prompts[r], caches.numbers[NODE_BLOCKS]
     blocks = cached_tokens // BLOCK - prompt.shared_nodes * node_blocks + prompt.own_blocks
     if prompt.left != NONE:  # It did not reuse what it left before, on another worker or behind lost nodes.
-        left_at = np.int64(caches.entries[prompt.left].worker)
-        unlist_idle(state, left_at, prompt.left)
-        _free_entry(state, prompt.left)
-        prompt.left = NONE
+        _free_left_blocks(state, np.int64(caches.entries[prompt.left].worker), r)
+    # Where no entry is free for them, the blocks are free at once.
     if blocks > 0 and caches.numbers[OTHERS] > 0 and caches.numbers[FREE] != NONE:
         caches.numbers[OTHERS] -= 1
         e = _take_free_entry(state, w, -2 - r, blocks)
@@ -619,7 +623,7 @@ def _note_wait(state, r, time_s):
 def _count_wait(state, r, half, sign):
     """Add (sign 1) or take off (-1) request r's wait in a half of the window (0: the first, 1: the later)."""
     prompt = state.caches.prompts[r]
-    if prompt.queue_s >= 0.0:
+    if prompt.queue_s >= 0.0:  # It has been admitted; -1 before.
         prefix = state.caches.prefixes[prompt.prefix]
         prefix.wait_count[half] += sign
         prefix.wait_s[half] += sign * prompt.queue_s

@@ -1,7 +1,8 @@
 """The tokens of a run of decode steps: a lane, its worker and the counts of gaps once the run has ended.
 
 A lane is a batch of an engine, and a run is a number of its decode steps that the simulator takes at once
-(`planner/simulator/layout.py`). `kernel.py` and `splitwise.py` call `decoded` where a run ends or is cut.
+(`planner/simulator/layout.py`). What is counted is tested against limits, what is recorded goes into reports
+(both in counting.py). `kernel.py` and `splitwise.py` call `advance_decodes` where a run ends or is cut.
 """
 
 from __future__ import annotations
@@ -28,26 +29,32 @@ from planner.simulator.slots import blocks_for
 
 
 @kernel_jit
-def decoded(state, l, steps, time_s):
-    """The decodes of lane l have made `steps` tokens each, the last ones at `time_s`."""
+def advance_decodes(state, l, steps, time_s):
+    """The decodes of lane l have made `steps` tokens each, the last ones at `time_s`.
+
+    Late decodes (`LANE.late_decodes`) had their last token at times of their own. They make one token here,
+    as a run whose gaps are not all its steps has one step (`batching.run_length`).
+    """
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
     first_s, growth_s = lane.run_first_s, lane.run_growth_s
-    normal = lane.decodes - lane.late_decodes
-    starts_at_token = lane.run_start_s == lane.last_token_s  # Otherwise the first gap is longer than a step.
+    punctual = lane.decodes - lane.late_decodes
+    gaps_are_steps = lane.run_start_s == lane.last_token_s  # Otherwise the one gap is longer than the step.
     gap_s = time_s - lane.last_token_s
-    if len(state.runs) > 0:
-        step_s = first_s if kind.lanes == 1 else lane.stage_s
-        # Of a pipeline every gap is recorded singly.
-        sequences = normal if starts_at_token and kind.lanes == 1 else ZERO
-        record_steps(state, l, step_s, growth_s, steps, sequences)
-        if sequences == 0 and normal > 0:
-            record_gap(state, w, lane.last_token_s, gap_s, normal)
-            record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, normal)
-        if sequences > 0:
-            record_classes(state, l, lane.run_start_s, step_s, growth_s, steps, sequences)
+    if len(state.runs) > 0:  # Runs are recorded.
+        # Of a pipeline, a recorded step is one stage, and a gap is all of them.
+        if gaps_are_steps and kind.lanes == 1:
+            record_steps(state, l, first_s, growth_s, steps, punctual)
+            if punctual > 0:
+                record_classes(state, l, lane.run_start_s, first_s, growth_s, steps, punctual)
+        else:
+            record_steps(state, l, first_s if kind.lanes == 1 else lane.stage_s, growth_s, steps, ZERO)
+            if punctual > 0:
+                record_gap(state, w, lane.last_token_s, gap_s, punctual)
+                record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, punctual)
+    # Reserved blocks count since the admission, those of a pipeline since the step was started.
     if kind.lanes == 1 and kind.reserved_blocks == 0:
         worker.used_blocks += blocks_for(lane, steps)
         evict_idle(state, w, ZERO, time_s)
@@ -55,23 +62,23 @@ def decoded(state, l, steps, time_s):
     recycle_windows(state, w, steps * lane.decodes)
     if kind.batching == LIGHTLLM:  # From 1 to `patience_steps`, then again from 1.
         worker.steps_since_prompts = (worker.steps_since_prompts + steps - 1) % kind.patience_steps + 1
-    worker.dense_tokens += steps * lane.decodes * lane.width
+    worker.dense_tokens += steps * lane.decodes * lane.width  # Drafted tokens are computed,
     lane.decode_step += steps
-    lane.kv_sum += float(steps) * lane.decodes
-    for slot in range(normal, lane.decodes):
+    lane.kv_sum += float(steps) * lane.decodes  # but only what `accept_drafts` accepts of them is kept.
+    for slot in range(punctual, lane.decodes):
         r = state.slots[l, slot].request
         if np.isnan(state.requests[r].first_token_s):
             first_token(state, r, time_s)
             note_decoding(state, r)
         else:
             single_gap(state, w, r, time_s)
-        state.slots[l, slot].settled_step = lane.decode_step
-    if normal > 0:
-        if starts_at_token:
-            count_run(state, l, lane.run_start_s, first_s, growth_s, steps, normal)
+        state.slots[l, slot].settled_step = lane.decode_step  # Gaps of the lane are its own from here on.
+    if punctual > 0:
+        if gaps_are_steps:
+            count_run(state, l, lane.run_start_s, first_s, growth_s, steps, punctual)
             note_gap(state, l, first_s + growth_s * (steps - 1))
         else:
-            count_run(state, l, lane.last_token_s, gap_s, 0.0, ONE, normal)
+            count_run(state, l, lane.last_token_s, gap_s, 0.0, ONE, punctual)
             note_gap(state, l, gap_s)
     lane.late_decodes = 0
     lane.last_token_s = time_s

@@ -44,7 +44,7 @@ from planner.simulator.counting import (
     single_gap,
     steps_reaching,
 )
-from planner.simulator.decoding import decoded
+from planner.simulator.decoding import advance_decodes
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
 from planner.simulator.flips import flip
 from planner.simulator.joint_steps import start_ranks
@@ -417,7 +417,7 @@ def _end_lane(state, l, time_s):
     store_ended_step(state, l)
 
     if lane.decodes > 0 and lane.is_decoding:
-        decoded(state, l, steps, time_s)
+        advance_decodes(state, l, steps, time_s)
         if lane.decode_step == lane.next_finish_step:
             end_done(state, l, time_s)
     elif len(state.runs) > 0:
@@ -582,7 +582,7 @@ def _take_rank_down(state, w, time_s):
             done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s) - 1
             if done > 0:
                 done_s = run_s(lane.run_first_s, lane.run_growth_s, done)
-                decoded(state, l, done, lane.run_start_s + done_s)
+                advance_decodes(state, l, done, lane.run_start_s + done_s)
                 worker.busy_s += done_s
                 worker.steps += done
         # A prompt is in the list PARTIAL or, during a step, in its chunk only; here all come into the list.

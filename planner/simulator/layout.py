@@ -446,8 +446,8 @@ COUNTERS = 25
 
 # The indices of State.policy.
 (
-    GAMMA,  # Routing best-fit: its gamma.
-    THETA,  # Routing best-fit: its theta.
+    GAMMA,  # Routing best-fit: the weight of predicted output tokens (Policies.context_weight).
+    THETA,  # Routing best-fit: the share of a limit that it fills (Policies.headroom_frac).
     TTFT_S,  # Routing best-fit packs up to these two limits.
     TBT_S,
     FLIP_S,  # Idle seconds before a worker flips (flips.py).

@@ -53,7 +53,7 @@ from planner.simulator.caches import (
     unlist_idle,
 )
 from planner.simulator.layout import NONE, ONE, ZERO
-from planner.simulator.numba_compile import kernel_jit, where_offloaded
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_offloaded
 from planner.simulator.offload_layout import ASIDE, LEFT, LOADING
 from planner.simulator.queue_orders import leave
 from planner.simulator.queues import append, pop, put
@@ -326,14 +326,15 @@ def _store_prompt(state, w, r):
             caches.entries[e].is_cached = 0
 
 
+@small_jit
+def _can_leave(entry):
+    """Whether a node may leave the memory: it is neither being loaded nor of the offer."""
+    return entry.refs == 0 and entry.is_cached == 0
+
+
 @kernel_jit
 def _make_room(state, w, missing):
-    """Make room for `missing` nodes in the CPU memory of worker w.
-
-    If too few can leave: False, and none does.
-
-    A node that is being loaded, or of the offer, cannot leave.
-    """
+    """Make room for `missing` nodes in the CPU memory of worker w; if too few can leave, none does: False."""
     caches, number = state.caches, _memory_number(state, w)
     cache = caches.workers[number]
     size = state.offload.memories[state.offload.memories[w].store].nodes
@@ -342,14 +343,14 @@ def _make_room(state, w, missing):
         return True
     e, can_leave = np.int64(cache.oldest), ZERO
     while e != NONE and can_leave < excess:
-        can_leave += caches.entries[e].refs == 0 and caches.entries[e].is_cached == 0
+        can_leave += _can_leave(caches.entries[e])
         e = np.int64(caches.entries[e].newer)
     if can_leave < excess:
         return False
     e = np.int64(cache.oldest)
     while excess > 0:
         newer = np.int64(caches.entries[e].newer)
-        if caches.entries[e].refs == 0 and caches.entries[e].is_cached == 0:
+        if _can_leave(caches.entries[e]):
             _unlist_in_memory(state, w, e)
             drop_entry(state, e)
             excess -= 1

@@ -145,6 +145,12 @@ def _needed_blocks(state, r):
     return blocks_of(state.requests[r].input_tokens + state.requests[r].output_tokens)
 
 
+@small_jit
+def _missed_tokens(state, w, r):
+    """Prompt tokens of request r that worker w would compute, by its match."""
+    return state.requests[r].length_tokens - state.caches.match[w] * state.caches.numbers[NODE_TOKENS]
+
+
 @kernel_jit
 def _least_score(state, r, by_seconds):
     """The worker for min-ttft (`by_seconds`) or prefix-affinity.
@@ -159,8 +165,7 @@ def _least_score(state, r, by_seconds):
             continue
         seconds, match = state.score[w], caches.match[w]
         if by_seconds:
-            missed = state.requests[r].length_tokens - match * caches.numbers[NODE_TOKENS]
-            seconds += missed * caches.workers[w].token_s
+            seconds += _missed_tokens(state, w, r) * caches.workers[w].token_s
             match = ZERO
         if match > best_match or (match == best_match and seconds < best_s):
             best, best_match, best_s = w, match, seconds
@@ -185,8 +190,7 @@ def _pinned_worker(state, r):
         is_pinned = (caches.pinned[last, w // 64] & worker_bit(w)) != 0
         if not is_pinned or not fits_worker(state, w, need):
             continue
-        missed = state.requests[r].length_tokens - caches.match[w] * caches.numbers[NODE_TOKENS]
-        seconds = state.score[w] + missed * caches.workers[w].token_s
+        seconds = state.score[w] + _missed_tokens(state, w, r) * caches.workers[w].token_s
         if seconds < best_s:
             best, best_s = w, seconds
     return best if best != NONE else _least_score(state, r, True)
@@ -263,9 +267,8 @@ def _e2_worker(state, r, time_s):
         chosen = decoding
     else:
         chosen = _least_load(state, r, ZERO)
-    cache = caches.workers[chosen]
-    missed = request.length_tokens - caches.match[chosen] * caches.numbers[NODE_TOKENS]
-    remember_routed(state, chosen, r, time_s, missed * cache.token_s)
+    prefill_s = _missed_tokens(state, chosen, r) * caches.workers[chosen].token_s
+    remember_routed(state, chosen, r, time_s, prefill_s)
     return chosen
 
 
@@ -408,15 +411,14 @@ def _waits_longer(state, r, nodes, time_s):
 @kernel_jit
 def _least_load(state, r, least_match):
     """The worker with the least load, request r included, of those that have `least_match` of its nodes."""
-    caches, need, request = state.caches, _needed_blocks(state, r), state.requests[r]
+    caches, need = state.caches, _needed_blocks(state, r)
     chosen, least_s = NONE, np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
         if caches.match[w] < least_match or not fits_worker(state, w, need):
             continue
         cache = caches.workers[w]
-        missed = request.length_tokens - caches.match[w] * caches.numbers[NODE_TOKENS]
-        load_s = cache.prefill_s + cache.decode_s + missed * cache.token_s
+        load_s = cache.prefill_s + cache.decode_s + _missed_tokens(state, w, r) * cache.token_s
         if load_s < least_s:  # Evictions take long to add up, and can only make the load larger.
             load_s += _eviction_s(state, w, r, least_s - load_s)
             if load_s < least_s:
@@ -448,7 +450,7 @@ def _eviction_s(state, w, r, most_s):
 def _d2lpm_worker(state, r):
     """The worker for d2lpm; it is paid for with the tenant's credit there."""
     caches, need = state.caches, _needed_blocks(state, r)
-    credit = caches.deficits[caches.prompts[r].tenant]
+    credit = caches.worker_credit[caches.prompts[r].tenant]
     weight = caches.weights[caches.prompts[r].tenant]
     quantum = caches.settings[WORKER_QUANTUM_TOKENS] * weight
     longest, most = NONE, -np.inf
@@ -474,8 +476,7 @@ def _d2lpm_worker(state, r):
         is_fewer = best == NONE or state.workers[w].assigned < state.workers[best].assigned
         if is_near > is_best_near or (is_near == is_best_near and is_fewer):
             best, is_best_near = w, is_near
-    missed = state.requests[r].length_tokens - caches.match[best] * caches.numbers[NODE_TOKENS]
-    credit[best] -= caches.settings[EXTEND_WEIGHT] * missed
+    credit[best] -= caches.settings[EXTEND_WEIGHT] * _missed_tokens(state, best, r)
     return best
 
 

@@ -184,8 +184,7 @@ def next_waiting(state, w):
 
 @kernel_jit
 def _refill_credit(state, w):
-    """Unless a waiting tenant has credit, give all that wait as many quanta as the first of them needs for
-    some.
+    """Unless a waiting tenant has credit, give each as many quanta as it takes until one of them has some.
 
     The loop runs once more to see the credit, and again only if rounding left none.
     """
@@ -301,6 +300,6 @@ def charge_output(state, r):
     w, u = state.requests[r].prefill_worker, caches.prompts[r].tenant
     service = caches.settings[OUTPUT_WEIGHT] * state.requests[r].output_tokens
     if state.counters[ROUTING + FRONT] == D2LPM:
-        caches.deficits[u, w] -= service
+        caches.worker_credit[u, w] -= service
     if _uses_turns(state, w):
         caches.tenants[w, u].sent += service

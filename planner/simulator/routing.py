@@ -86,11 +86,9 @@ def _draw_two_below(state, count):
     first = _draw_below(state, count)
     second = first
     if count > 1:
+        # Numbers from `first` on move up by one, so each number but `first` is as likely.
         second = _draw_below(state, count - 1)
-        if (
-            second >= first
-        ):  # Numbers from `first` on move up by one, so each number but `first` is as likely.
-            second += 1
+        second += second >= first
     return first, second
 
 
@@ -128,13 +126,13 @@ def _choose_by_policy(state, pool, r, time_s):
     if policy == TWO_BY_REQUESTS:
         return _lower_of_two_random(state, pool, need)
     if policy == LOWEST_BY_LOT:
-        return _lowest_random_tie(state, pool, need)
+        return _lowest_score_by_lot(state, pool, need)
     return _choose_by_rare_policy(state, pool, r, need, time_s)
 
 
 @where_rare(lambda state, pool, r, need, time_s: NONE)
 def _choose_by_rare_policy(state, pool, r, need, time_s):
-    """The worker by one of the policies that few fleets use; arguments are those of `_choose_by_policy`."""
+    """The worker by a policy that few fleets use, for request r, which has `need` KV blocks at its end."""
     policy = state.counters[ROUTING + pool]
     if policy == DEFERRED:  # The router holds back only arrivals; hand-offs have their KV on a worker.
         return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
@@ -353,9 +351,10 @@ def _has_fewer_alike(state, w, other, r):
 
 
 @kernel_jit
-def _lowest_random_tie(state, pool, need):
-    """The worker with the lowest score, drawn among equals: the n-th of them replaces the one chosen so far
-    with probability 1 / n, so all are as likely.
+def _lowest_score_by_lot(state, pool, need):
+    """The worker with the lowest score, drawn among equals.
+
+    The n-th of the equals replaces the one chosen so far with probability 1 / n, so all are as likely.
     """
     best, best_score, equals = NONE, np.inf, 0
     for i in range(state.counters[SIZE + pool]):
@@ -415,7 +414,7 @@ def _best_fit(state, pool, r, need, time_s):
 def _keeps_constraints(state, w, r):
     """Aladdin's constraints (b) to (e) with request r on worker w: (b) on the step time of the batch, (c) on
     the prompts computed before the first token, (d) on how long the running decodes can still wait, (e) on KV
-    now and as predicted.
+    as predicted. `theta` leaves room for wrong predictions.
     """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -429,7 +428,7 @@ def _keeps_constraints(state, w, r):
     step_s = tables[first + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta
     if step_s > tbt_s:  # (b)
         return False
-    if future > theta * kind.kv_blocks * float(BLOCK):  # (e), over the whole time as predicted
+    if future > theta * kind.kv_blocks * float(BLOCK):  # (e)
         return False
     if worker.role == DECODE:
         return True

@@ -108,8 +108,19 @@ def steps_with_blocks(lane, free):
         steps += 1
 
 
+@small_jit
+def _routing_score(weight, worker):
+    """What a router scores a worker, or a rank, by."""
+    return (
+        weight[0] * worker.pending_tokens
+        + weight[1] * worker.assigned
+        + weight[2] * worker.assigned_tokens
+        + weight[3] * worker.waiting
+    )
+
+
 @kernel_jit
-def _add_load_alone(state, w, pending_tokens, requests, kv_tokens):
+def _add_load_alone(state, w, pending_tokens, requests, prompt_tokens):
     """`add_load` for a worker with one rank.
 
     Routers look for the lowest score among groups of GROUP workers: `lowest` bounds the scores of a group
@@ -118,45 +129,32 @@ def _add_load_alone(state, w, pending_tokens, requests, kv_tokens):
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
     worker.assigned += requests
-    worker.assigned_tokens += kv_tokens
+    worker.assigned_tokens += prompt_tokens
     pool, group = BACK if worker.role == DECODE else FRONT, worker.pool_index // GROUP
-    weight = state.types[worker.type].routing_weight[pool]
-    state.score[w] = (
-        weight[0] * worker.pending_tokens
-        + weight[1] * worker.assigned
-        + weight[2] * worker.assigned_tokens
-        + weight[3] * worker.waiting
-    )
+    state.score[w] = _routing_score(state.types[worker.type].routing_weight[pool], worker)
     state.lowest[pool, group] = min(state.lowest[pool, group], state.score[w])
 
 
 @where_ranked(_add_load_alone)
-def add_load(state, w, pending_tokens, requests, kv_tokens):
-    """Add to the load of rank w that the router sees: pending prompt tokens, requests, and their prompt
-    tokens.
+def add_load(state, w, pending_tokens, requests, prompt_tokens):
+    """Add to the load of rank w that the router sees: pending prompt tokens, requests, their prompt tokens.
 
     The router scores a worker with several ranks by the sum of their loads; that sum stands in the `score` of
     its first rank.
     """
     ranks = state.dp_ranks[w]
     if ranks.count == 1:
-        _add_load_alone(state, w, pending_tokens, requests, kv_tokens)
+        _add_load_alone(state, w, pending_tokens, requests, prompt_tokens)
         return
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
     worker.assigned += requests
-    worker.assigned_tokens += kv_tokens
+    worker.assigned_tokens += prompt_tokens
     first = ranks.first
     pool, group = BACK if worker.role == DECODE else FRONT, state.workers[first].pool_index // GROUP
     weight, score = state.types[worker.type].routing_weight[pool], 0.0
     for v in range(first, first + ranks.count):
-        rank = state.workers[v]
-        score += (
-            weight[0] * rank.pending_tokens
-            + weight[1] * rank.assigned
-            + weight[2] * rank.assigned_tokens
-            + weight[3] * rank.waiting
-        )
+        score += _routing_score(weight, state.workers[v])
     state.score[first] = score
     state.lowest[pool, group] = min(state.lowest[pool, group], score)
 
@@ -668,8 +666,8 @@ def foreseen_blocks(state, w, r, time_s):
     kind = state.types[worker.type]
     if worker.running == 0:
         return ZERO
-    # Steps from now to the end of the running decode that ends first; of reserve-static, to the end of r.
-    foreseen = max(new.predicted_tokens - new.generated_tokens, ONE)
+    # Until the running decode that ends first does so; of reserve-static, until r does.
+    steps_ahead = max(new.predicted_tokens - new.generated_tokens, ONE)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         if kind.admission != RESERVE_STATIC:
@@ -679,13 +677,13 @@ def foreseen_blocks(state, w, r, time_s):
                 generated = (
                     request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
                 )
-                foreseen = min(foreseen, max(request.predicted_tokens - generated, ONE))
-    total = worker.used_blocks + blocks_of(new.length_tokens + foreseen) + seat_blocks(state, w, r)
+                steps_ahead = min(steps_ahead, max(request.predicted_tokens - generated, ONE))
+    total = worker.used_blocks + blocks_of(new.length_tokens + steps_ahead) + seat_blocks(state, w, r)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         steps = steps_done(lane, time_s)
         if kind.admission != RESERVE_STATIC:
-            steps += foreseen
+            steps += steps_ahead
         if lane.decodes > 0 and kind.reserved_blocks == 0:
             total += blocks_for(lane, steps)
     return total

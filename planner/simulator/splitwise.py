@@ -42,7 +42,7 @@ from planner.simulator.counting import (
     single_gap,
     steps_reaching,
 )
-from planner.simulator.decoding import decoded
+from planner.simulator.decoding import advance_decodes
 from planner.simulator.event_heap import next_arrival, next_time_s, schedule, set_time
 from planner.simulator.layout import (
     BLOCK,
@@ -103,8 +103,6 @@ from planner.simulator.transfer import transfer_end_s
 
 MAX_SKIPS = 4  # A task that so many batches have left out comes first. Splitwise's program has this value.
 RETRY_S = 1.0  # A transfer whose target has no room tries again after so long, as in that program.
-# One arrival or disturbance puts two tasks of a request into a queue, beside the decodes that a batch evicts.
-TASKS_OF_REQUEST = 2
 FIRST_QUEUE_SPARE = 64  # Places of a queue beyond two batches; it doubles when that is too few.
 
 # Indices of a machine's lists (WORKER.head, WORKER.tail). WAITING holds every waiting task; prompts, and
@@ -132,6 +130,15 @@ def _skips_now(state, w, code):
     return task.skips + state.machines[w].formed
 
 
+@small_jit
+def _may_overflow(state, tasks):
+    """Whether the next event could overflow a queue of so many tasks.
+
+    It may bring two tasks of a request, and evict as many decodes as a batch has seats (`picks`).
+    """
+    return tasks + len(state.picks) + 2 > state.queues.shape[1]
+
+
 @kernel_jit
 def _enqueue(state, w, code, skips):
     """Put a task into the queue of machine w, where bisection finds its place by (skips, arrival).
@@ -153,7 +160,7 @@ def _enqueue(state, w, code, skips):
         state.queues[w, i] = state.queues[w, i - 1]
     state.queues[w, low] = code
     worker.waiting += 1
-    if worker.waiting + len(state.picks) + TASKS_OF_REQUEST > state.queues.shape[1]:
+    if _may_overflow(state, worker.waiting):
         state.marks[NEEDS_LONGER_QUEUES] = 1
 
 
@@ -246,6 +253,15 @@ def _tokens_to_reserve(state, r):
     if phase == PROMPT:
         return prompt_tokens(state, r)
     return whole_tokens(state, r) - prompt_tokens(state, r) if phase == FRESH else ZERO
+
+
+@small_jit
+def _has_memory_for(state, w, code):
+    """Whether machine w has memory for a task that has not run: for a prompt, or for the tokens after it."""
+    tokens = prompt_tokens(state, code >> 1)
+    if code & 1:
+        tokens = whole_tokens(state, code >> 1) - tokens
+    return state.machines[w].held_tokens + tokens <= capacity_tokens(state, w)
 
 
 @kernel_jit
@@ -355,6 +371,7 @@ def _join_batch(state, w, r, time_s):
     slot = state.slots[w, lane.decodes]
     slot.request = r
     slot.finish_step = lane.decode_step + request.output_tokens - request.generated_tokens
+    # The newest token has no KV yet.
     slot.context_offset = request.input_tokens + request.generated_tokens - 1 - lane.decode_step
     slot.settled_step = lane.decode_step
     if lane.decodes == 0:
@@ -390,13 +407,11 @@ def _start_batch(state, w, time_s):
             move(state, w, machine.home, time_s)
         return
     lane.is_decoding = 1
+    # A machine has no pipeline, so nothing is sent from stage to stage.
     first_s, extra_s, _, growth_s, longest = step_seconds(state, kind, lane)
-    slower = worker.slow_factor
-    lane.run_start_s, lane.run_first_s, lane.run_growth_s = (
-        time_s,
-        slower * (first_s + extra_s),
-        slower * growth_s,
-    )
+    lane.run_start_s = time_s
+    lane.run_first_s = worker.slow_factor * (first_s + extra_s)
+    lane.run_growth_s = worker.slow_factor * growth_s
     lane.run_steps = 1 if lane.prefills > 0 else min(lane.next_finish_step - lane.decode_step, longest)
     schedule(state, w, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
 
@@ -416,7 +431,7 @@ def _cut_run(state, w, time_s):
 
 @kernel_jit
 def _add_task(state, w, code, time_s):
-    """Put a task into the queue and the lists of machine w; True if the machine is idle and can start it.
+    """Put a task into the queue and lists of machine w; True if the machine is idle and has memory for it.
 
     A busy machine ends its run of decodes early where the task may join them. A prompt may join up to the
     token budget even where no seat is free, as it evicts decodes.
@@ -437,8 +452,7 @@ def _add_task(state, w, code, time_s):
     _enqueue(state, w, code, ZERO)
     running = lane.decodes + lane.prefills
     if running == 0:
-        need = prompt_tokens(state, r) if is_prompt else whole_tokens(state, r) - prompt_tokens(state, r)
-        return machine.held_tokens + need <= capacity_tokens(state, w)
+        return _has_memory_for(state, w, code)
     if (running < kind.seats and running + tokens <= kind.token_budget) or (
         is_prompt and tokens <= kind.token_budget
     ):
@@ -460,7 +474,7 @@ def _deliver(state, w, code, time_s):
 
 
 @kernel_jit
-def _run_decodes(state, w, steps, time_s):
+def _count_decode_steps(state, w, steps, time_s):
     """Count `steps` steps of the batch of machine w that have run, the last of which ended at `time_s`.
 
     If some decodes had their last token before the run began, the first step is counted alone: its gaps are
@@ -471,22 +485,22 @@ def _run_decodes(state, w, steps, time_s):
     if lane.decodes > 0:
         if steps > 1 and (lane.late_decodes > 0 or lane.last_token_s != lane.run_start_s):
             first_end_s = lane.run_start_s + lane.run_first_s
-            decoded(state, w, ONE, first_end_s)
+            advance_decodes(state, w, ONE, first_end_s)
             lane.run_start_s = first_end_s
             lane.run_first_s += lane.run_growth_s
             steps -= 1
-        decoded(state, w, steps, time_s)
+        advance_decodes(state, w, steps, time_s)
 
 
 @kernel_jit
 def _finish_batch(state, w, time_s):
     """The batch of machine w has run: tokens leave, decodes finish, prompts go on to their tokens."""
     lane = state.lanes[w]
-    _run_decodes(state, w, lane.run_steps, time_s)
+    _count_decode_steps(state, w, lane.run_steps, time_s)
     if lane.decodes > 0:
         if lane.decode_step == lane.next_finish_step:
             _finish_decodes(state, w, time_s)
-    elif len(state.runs) > 0:  # A step of prompts alone; those with decodes are recorded by `decoded`.
+    elif len(state.runs) > 0:  # A step of prompts alone; `advance_decodes` records those with decodes.
         record_steps(state, w, lane.run_first_s, 0.0, ONE, ZERO)
     for i in range(lane.prefills):
         _end_prompt(state, w, state.chunks[w, i].request, time_s)
@@ -556,7 +570,7 @@ def _target_has_room(state, r):
 
 @kernel_jit
 def _send_kv(state, r, time_s):
-    """Move the KV of r to its token machine, once there is room."""
+    """Move the KV of r to its token machine now or, if there is no room, try again after RETRY_S."""
     request, entity = state.requests[r], len(state.workers) + r
     if not _target_has_room(state, r):
         state.marks[RETRYING] += 1
@@ -580,17 +594,13 @@ def _offer_freed_memory(state, w, time_s):
 
     A busy machine ends its run of decodes early for them. Returns True if it is idle and can start the first.
     """
-    worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
+    worker, lane = state.workers[w], state.lanes[w]
     kind = state.types[worker.type]
     if worker.waiting == 0:
         return False
     running = lane.decodes + lane.prefills
     if running == 0:
-        code = state.queues[w, 0]
-        need = prompt_tokens(state, code >> 1)
-        if code & 1:
-            need = whole_tokens(state, code >> 1) - need
-        return machine.held_tokens + need <= capacity_tokens(state, w)
+        return _has_memory_for(state, w, state.queues[w, 0])
     if running < min(kind.seats, kind.token_budget):
         _cut_run(state, w, time_s)
     return False
@@ -614,13 +624,13 @@ def _stop_machine(state, w, time_s):
         done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s) - 1
         if done > 0:
             done_s = run_s(lane.run_first_s, lane.run_growth_s, done)
-            _run_decodes(state, w, done, lane.run_start_s + done_s)
+            _count_decode_steps(state, w, done, lane.run_start_s + done_s)
     for i in range(lane.decodes):
         settle_gap(state, w, i)
         slot = state.slots[w, i]
         request = state.requests[slot.request]
         request.generated_tokens = request.output_tokens - (slot.finish_step - lane.decode_step)
-        if i < lane.decodes - lane.late_decodes:
+        if i < lane.decodes - lane.late_decodes:  # Late ones have their own.
             request.last_token_s = lane.last_token_s
     clear_chunks(lane)
     lane.decodes, lane.late_decodes, lane.kv_sum, lane.run_steps = 0, 0, 0.0, 0
@@ -738,13 +748,6 @@ def _place_token_task(state, r, time_s):
         _send_kv(state, r, time_s)
 
 
-@small_jit
-def _may_overflow_queue(state):
-    """Whether all that is not done, prompts and tokens, could be too much for the queue of one machine."""
-    under_way = state.counters[ENTERED] - state.counters[DONE]
-    return 2 * under_way + len(state.picks) + TASKS_OF_REQUEST > state.queues.shape[1]
-
-
 @kernel_jit
 def _apply_disturbance(state, time_s):
     """Apply the disturbance that is due: a machine goes down, comes up or changes speed, or the links do."""
@@ -814,7 +817,8 @@ def _compiled_entry(sources):
                 _finish_batch(state, w, time_s)
                 _start_batch(state, w, time_s)
             elif state.heap[0] == machines + n:
-                if _may_overflow_queue(state):
+                # A disturbance may put all that is not done, prompts and tokens, into one queue.
+                if _may_overflow(state, 2 * (state.counters[ENTERED] - state.counters[DONE])):
                     marks[NEEDS_LONGER_QUEUES] = 1
                 else:
                     _apply_disturbance(state, time_s)

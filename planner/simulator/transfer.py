@@ -57,10 +57,10 @@ def _cut_after_next(state, l, time_s):
     """Cut the run of lane l of an asynchronous engine one step later, as the next step is formed already."""
     lane = state.lanes[l]
     if lane.run_steps > 1:
-        j = 1
+        steps = 1  # When the run begins, only its first step is formed.
         if time_s > lane.run_start_s:
-            j += steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
-        _cut_after(state, l, j)
+            steps += steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
+        _cut_after(state, l, steps)
 
 
 @kernel_jit
@@ -119,6 +119,12 @@ def wake_for_kv(state, v, r, time_s, cause):
     _cut_after(state, l, steps)
 
 
+@small_jit
+def _hand_off_blocks(state, w, r):
+    """KV blocks that request r, once handed over to worker w, has there before its first step."""
+    return request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
+
+
 @kernel_jit
 def _has_room(state, w, r, time_s):
     """Whether the decode worker w may reserve blocks for request r.
@@ -134,9 +140,10 @@ def _has_room(state, w, r, time_s):
     coming = blocks_for(lane, lane.run_steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
     if kind.batching == VLLM_V1:
         coming += uncomputed_blocks(state, worker.head[PARTIAL])
-    if kind.batching != VLLM_V1 and kind.reserved_blocks == 0:
+    elif kind.reserved_blocks == 0:
+        # A block stays free for the next token of every running request (`batching.run_length`).
         coming += worker.running + kind.watermark_blocks
-    coming += request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
+    coming += _hand_off_blocks(state, w, r)
     if worker.used_blocks + coming > kind.kv_blocks:
         return False
     return kind.admission == GREEDY or foreseen_blocks(state, w, r, time_s) <= kind.kv_blocks
@@ -154,8 +161,7 @@ def _has_room_async(state, w, r, steps):
     lane = state.lanes[worker.first_lane]
     if worker.first_waiting != NONE:
         return False
-    blocks = request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
-    blocks += worker.used_blocks
+    blocks = worker.used_blocks + _hand_off_blocks(state, w, r)
     if lane.decodes > 0:
         blocks += blocks_for(lane, steps + 1)
     if lane.width > 1:  # Drafted tokens that the next step checks.
@@ -228,11 +234,10 @@ def receive_handoffs(state, w, time_s, cause):
         if not _has_room(state, w, r, time_s):
             _cut_for(state, w, r, time_s, cause)
             if not _has_room(state, w, r, time_s):
-                worker.awaited_blocks = request_blocks(state, w, state.requests[r].length_tokens)
-                worker.awaited_blocks += seat_blocks(state, w, r)
+                worker.awaited_blocks = _hand_off_blocks(state, w, r)
                 return
         pop(state.requests, worker, INBOUND)
-        blocks = request_blocks(state, w, state.requests[r].length_tokens) + seat_blocks(state, w, r)
+        blocks = _hand_off_blocks(state, w, r)
         worker.used_blocks += blocks
         worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
         state.requests[r].epoch_back = worker.epoch
@@ -247,7 +252,8 @@ def transfer_end_s(state, r, blocks, time_s):
     If KV is sent layer by layer, all but the last layer's share may cross during the last prefill step. With
     a topology the link is that between the two workers.
     """
-    request, link, slow_factor = state.requests[r], state.link[0], state.link[0].slow_factor
+    request, link = state.requests[r], state.link[0]
+    slow_factor = link.slow_factor  # Disturbances slow down all links.
     if len(state.place) > 0:
         from_place, to_place = state.place[request.prefill_worker], state.place[request.decode_worker]
         link = state.link[state.link_between[from_place, to_place]]

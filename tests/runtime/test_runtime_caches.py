@@ -73,7 +73,9 @@ def test_d2lpm_gives_a_tenant_as_much_of_every_worker() -> None:
             body = a_body(tokens=33, outputs=4, stream=True)
             a = await workers_of(url, body | {"user": "a"}, 30)
             b = await workers_of(url, body, 3, **{TENANT_HEADER: "b"})
-            credit = {name: router.live.caches.deficits[u].sum() for name, u in router.live.tenants.items()}
+            credit = {
+                name: router.live.caches.worker_credit[u].sum() for name, u in router.live.tenants.items()
+            }
             return a, b, credit
 
     a, b, credit = asyncio.run(run("d2lpm"))

@@ -341,9 +341,9 @@ def test_d2lpm_charges_what_came_of_an_output() -> None:
         live.send_to_worker(seat, 0.0)
         live.note_computed(seat, 0.0)
         live.note_left(seat, 0.0, tokens)
-        assert live.caches.deficits[live.tenants["a"], 0] == left
+        assert live.caches.worker_credit[live.tenants["a"], 0] == left
     served(live, 1.0, (), outputs=50, tenant="b")
-    assert live.caches.deficits[live.tenants["b"], 0] == 3000 - 1 - 100
+    assert live.caches.worker_credit[live.tenants["b"], 0] == 3000 - 1 - 100
 
 
 def test_tenants_beyond_the_table_share_one_account() -> None:
