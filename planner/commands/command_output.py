@@ -95,6 +95,7 @@ class Progress:
     def _repeat_stage(self) -> None:
         """Print that the stage goes on whenever nothing was printed for SILENT_S, until the end."""
         while not self.has_ended.wait(max(self.printed_s + SILENT_S - time.monotonic(), 0.01)):
+            # A new stage may have been printed during the wait.
             if time.monotonic() >= self.printed_s + SILENT_S:
                 self.printed_s = time.monotonic()
                 elapsed_s = self.printed_s - self.start_s

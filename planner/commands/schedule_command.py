@@ -76,7 +76,8 @@ def schedule(
     limit is too tight.
     4: the gap was not closed in time.
     """
-    from planner.api.scheduling import read_market, schedule
+    from planner.api.scheduling import read_market
+    from planner.api.scheduling import schedule as schedule_workers
     from planner.documents.planned_market import schedule_caveat
     from planner.files.checked_files import check_output_directory, check_output_file
     from planner.reports.schedule_page import NAMES
@@ -88,18 +89,18 @@ def schedule(
         raise InputError(
             "the demand is missing: give --demand FILE, or --trace LLM=FILE for every LLM, not both"
         )
-    paths = _named(trace or [])
+    paths = _files_by_llm(trace or [])
     is_csv = out is not None and out.suffix == ".csv"
     if out is not None:
         (check_output_file if is_csv else check_output_directory)(out)
         keep_inputs([out] if is_csv else [out / name for name in NAMES], market, demand, slo, *paths.values())
     with Progress() as progress:
-        sold = read_market(market, slo=slo, catalog=catalog)
+        market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market)) else []
         warnings = caveats + [line for read in traces.values() for line in read.warnings]
-        answer = schedule(
-            sold,
+        answer = schedule_workers(
+            market_terms,
             demand or traces,
             window=window,
             gap_frac=gap,
@@ -114,14 +115,14 @@ def schedule(
     if json_output:
         print_json(answer.to_dict(), warnings)
     else:
-        _print(answer.answer)
+        _print_answer(answer.answer)
         written = [] if out is None else [f"written to {out}" + ("" if is_csv else f": {', '.join(NAMES)}")]
         print_lines(*(f"Mind: {line}" for line in caveats), *written)
     if not answer.is_optimal:
         raise typer.Exit(4)
 
 
-def _named(traces: list[str]) -> dict[str, Path]:
+def _files_by_llm(traces: list[str]) -> dict[str, Path]:
     """The files of texts LLM=FILE, by LLM."""
     file_by_llm: dict[str, Path] = {}
     for text in traces:
@@ -132,7 +133,7 @@ def _named(traces: list[str]) -> dict[str, Path]:
     return file_by_llm
 
 
-def _print(answer: ScheduleAnswer) -> None:
+def _print_answer(answer: ScheduleAnswer) -> None:
     from planner.reports import schedule_page as report
 
     for title, (head, rows) in (

@@ -209,9 +209,8 @@ def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[d
         for answer, bound in zip((before, moved.answer), bounds, strict=False)
         if answer is not None
     ]
-    if (
-        len(columns) == 1
-    ):  # No fleet after the change: there is nothing to compare, and the limits are others.
+    # Without a fleet after the change there is nothing to compare, and the limits are others.
+    if len(columns) == 1:
         return [{"": name, "before": text} for name, text in columns[0].items()]
     names = dict.fromkeys([*columns[0], *columns[1]])
     return [

@@ -35,7 +35,7 @@ from planner.day.search.causal_bound import CausalBound, causal_bound, reacting_
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
 from planner.day.search.finer_day import finer_day
-from planner.day.search.load_rules import load_rules
+from planner.day.search.load_rules import fit_load_rules
 from planner.domain import Slo
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
@@ -642,7 +642,7 @@ def deployment_of(question: DayQuestion, known: Trace, train: Trace | None) -> D
             None if (node := node_of(pool.type.gpu)) is None else (node.kind, node.gpus)
             for pool in question.fleet.pools
         ),
-        rules=load_rules(
+        rules=fit_load_rules(
             question.fleet, known, question.slo, engines, most=[pool.most for pool in question.pools]
         ),
         history=None if train is None else _rate_history(train),

@@ -114,7 +114,7 @@ class Formats:
         return frozenset(name.rpartition(".")[2] for name in self.names)
 
     @property
-    def bytes_per(self) -> tuple[float, float]:
+    def weight_and_kv_bytes(self) -> tuple[float, float]:
         """Bytes of a weight in the narrowest format, and bytes of a value in the KV cache."""
         formats = {self.default, self.experts, *self.names.values(), *(one for _, one in self.patterns)}
         return min(WEIGHT_BYTES[format] for format in formats), self.kv_dtype_bytes
@@ -181,13 +181,13 @@ def _check_same(first: tuple[str, Formats], second: tuple[str, Formats]) -> None
     (where, formats), (other_where, other_formats) = first, second
     if formats.is_same(other_formats):
         return
-    (weight_bytes, key_bytes), other_bytes = formats.bytes_per, other_formats.bytes_per
-    if (weight_bytes, key_bytes) == other_bytes:
+    own_bytes, other_bytes = formats.weight_and_kv_bytes, other_formats.weight_and_kv_bytes
+    if own_bytes == other_bytes:
         raise CatalogError(
             f"{where} and {other_where} say different things of some modules; remove what is out of date"
         )
     raise CatalogError(
-        f"{where} counts {weight_bytes:g} byte(s) per weight and {key_bytes:g} per key, "
+        f"{where} counts {own_bytes[0]:g} byte(s) per weight and {own_bytes[1]:g} per key, "
         f"{other_where} {other_bytes[0]:g} and {other_bytes[1]:g}; remove what is out of date"
     )
 

@@ -96,9 +96,8 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
     is_part_counted = part_s >= LEAST_PART_FRAC * window_s or full_windows == 0
     windows = int(full_windows) + (1 if is_part_counted else 0)
     edges_s = np.arange(windows + 1) * window_s
-    counts = np.array(
-        [np.histogram(trace.arrival_s, edges_s)[0] for trace in traces.values()]
-    )  # LLM, window.
+    # By LLM, and by window.
+    counts = np.array([np.histogram(trace.arrival_s, edges_s)[0] for trace in traces.values()])
     left_out = sum(len(trace) for trace in traces.values()) - int(counts.sum())
     note = ""
     if left_out:

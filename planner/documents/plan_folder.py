@@ -100,8 +100,7 @@ def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> 
     if len(trace) != traffic["requests"]:
         raise InputError(_mismatch(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
     certificate = read_certificate(written["certificate"], written["facts"])
-    if certificate.seed < 0:  # numpy, which the simulation of the plan is repeated with, refuses such a seed.
-        # _translate_errors names the file.
+    if certificate.seed < 0:  # NumPy refuses it when the simulation is repeated; the caller names the file.
         raise ValueError(f"certificate: seed is {certificate.seed}")
     lines, alternatives = written["simulated"]["lines"], written["alternatives"]
     if len(lines) != len(slo.limits):

@@ -166,9 +166,8 @@ def equal_shares(X: Array) -> Array:
 
     A grid of measurements has few decode steps, while an engine runs little else.
     """
-    kind = np.where(
-        X[:, PREFILLS] == 0, 0, np.where(X[:, DECODES] == 0, 1, 2)
-    )  # 0 decode, 1 prefill, 2 mixed.
+    # 0 decode, 1 prefill, 2 mixed.
+    kind = np.where(X[:, PREFILLS] == 0, 0, np.where(X[:, DECODES] == 0, 1, 2))
     rows = np.bincount(kind, minlength=3)
     return np.asarray(1 / np.sqrt(rows[kind]))
 

@@ -295,9 +295,8 @@ def _card(plan: Plan, answer: Answered) -> Card:
     # Without a bill of whole nodes the price is that of the GPUs in use.
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
-    limits = dict.fromkeys(
-        (*answer.breaks_by_traffic, *answer.breaks_by_steps)
-    )  # A limit in both counts once.
+    # A limit in both counts once.
+    limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     has_plans_fleet = answer.workers == _workers(plan)
     difference = against_text(paid, plan.bill.usd_per_h)
     if has_plans_fleet and difference == SAME_COST:

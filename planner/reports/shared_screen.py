@@ -25,16 +25,21 @@ ROUNDING_FRAC = 1e-9  # Values that differ by less are equal.
 def verdict(plan: SharedPlan) -> str:
     """What to buy for whom, what it costs, how far it holds and how sure that is."""
     doubt = next(filter(None, map(screen.not_for_production, plan.plans.values())), "")
-    text = [f"{doubt}{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
+    sentences = [f"{doubt}{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
     if missed := [name for name, llm_plan in plan.plans.items() if not llm_plan.verdict.holds]:
-        text.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
+        sentences.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
     targets = {name: screen.targets_text(llm_plan, remedy="") for name, llm_plan in plan.plans.items()}
-    text += [f"{name}: {text[0].lower()}{text[1:]}" for name, text in targets.items() if text]
+    sentences += [_of_llm(name, text) for name, text in targets.items() if text]
     if any(screen.misses_targets(llm_plan) for llm_plan in plan.plans.values()):
-        text.append("To plan for one target write deploy: {target: NAME} beside llms.")
+        sentences.append("To plan for one target write deploy: {target: NAME} beside llms.")
     if (sure := _how_sure(plan)) is not None:
-        text.append(sure)
-    return " ".join([*text, _basis_text(plan)])
+        sentences.append(sure)
+    return " ".join([*sentences, _basis_text(plan)])
+
+
+def _of_llm(name: str, sentence: str) -> str:
+    """The sentence behind the name of its LLM, without its capital."""
+    return f"{name}: {sentence[0].lower()}{sentence[1:]}"
 
 
 def _how_sure(plan: SharedPlan) -> str | None:
@@ -66,7 +71,7 @@ def _basis_text(plan: SharedPlan) -> str:
     }
     if len(set(texts_by_llm.values())) == 1:
         return next(iter(texts_by_llm.values()))
-    return " ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in texts_by_llm.items())
+    return " ".join(_of_llm(name, text) for name, text in texts_by_llm.items())
 
 
 def glance(plan: SharedPlan) -> list[Glance]:

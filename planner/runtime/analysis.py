@@ -34,7 +34,7 @@ from planner.runtime.measured_against_simulated import (
     Tolerances,
     compare_with_simulation,
 )
-from planner.runtime.own_clock import undisturbed
+from planner.runtime.own_clock import compare_undisturbed
 from planner.runtime.replanned import Replanned, replan
 from planner.traffic.trace import Trace
 
@@ -161,7 +161,7 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
     after, replanned = None, None
     if fit_corrections:
         corrected = step_fits.with_corrections(setup.fleet, fit_corrections)
-        after = undisturbed(run, corrected, setup.slo, tolerances) or compare_with_simulation(
+        after = compare_undisturbed(run, corrected, setup.slo, tolerances) or compare_with_simulation(
             run, corrected, setup.slo, tolerances
         )
         plan_fleet, plan_trace = setup.plan or (setup.fleet, setup.trace)
@@ -179,7 +179,7 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
         corrections=tuple(fit_corrections),
         as_run=step_fits.fleet_as_run(run, setup.fleet),
         after=after,
-        undisturbed=undisturbed(run, setup.fleet, setup.slo, tolerances),
+        undisturbed=compare_undisturbed(run, setup.fleet, setup.slo, tolerances),
         by_client=by_client,
         replanned=replanned,
         fits=_catalog_fits(measured_steps, setup.fleet, records[-1]["date"] if records else None),

@@ -38,7 +38,7 @@ from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.slo_metrics import METRICS
 
 # The metrics that are judged on engines of each role.
-GIVES: dict[Role, tuple[Metric, ...]] = {
+METRICS_OF_ROLE: dict[Role, tuple[Metric, ...]] = {
     "mixed": tuple(METRICS),
     "prefill": tuple(key for key, row in METRICS.items() if row.obliges == "prefill"),
     "decode": tuple(key for key, row in METRICS.items() if row.obliges != "prefill"),
@@ -46,7 +46,7 @@ GIVES: dict[Role, tuple[Metric, ...]] = {
 _INSTANT_POOL = "(instant)"  # The pool of a prefill that takes no time; no other pool may have this name.
 
 
-def undisturbed(
+def compare_undisturbed(
     run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison | None:
     """Compare each engine with a simulation of itself.
@@ -64,10 +64,12 @@ def undisturbed(
             if name not in run.logs or not run.logs[name].has_own_clock:
                 return None
             for part in run.journal.parts:
-                if alone := _alone(run, fleet, pool, name, part):
-                    measured_and_simulated = compare_part(*alone, judged_slo)
+                if own_run := _as_run_of_its_own(run, fleet, pool, name, part):
+                    measured_and_simulated = compare_part(*own_run, judged_slo)
                     parts.append(
-                        tuple(_with_metrics(side, GIVES[pool.role]) for side in measured_and_simulated)
+                        tuple(
+                            _with_metrics(side, METRICS_OF_ROLE[pool.role]) for side in measured_and_simulated
+                        )
                     )
     return compare_parts(parts, judged_slo, tolerances) if parts else None
 
@@ -78,7 +80,7 @@ def stolen_frac(log: EngineLog, start_s: float) -> float:
     return float(1 - (steps.own_end_s - steps.own_start_s).sum() / steps.t_s.sum()) if len(steps) else 0.0
 
 
-def _alone(
+def _as_run_of_its_own(
     run: Measurement, fleet: Fleet, pool: Pool, name: str, part: ReplayPart
 ) -> tuple[Measurement, ReplayPart, Fleet] | None:
     """The engine `name` of a pool with its requests of `part`, as a run of its own; None if it had none."""

@@ -179,7 +179,7 @@ def demand_bound(
             if time.monotonic() > deadline:
                 break
             requests = find_bound_requests(due, trace, whole=whole)
-            if requests.kept <= 0:
+            if requests.least_in_time <= 0:
                 continue
             if pair is None:
                 pair = pair_numbers(lengths, trace)
@@ -208,7 +208,7 @@ def _bound_by_rows(
     solved, up to ROUNDS times. `pi` and `pi_prefill` (m,) are the prices of `requests`.
     """
     arrival_s, latest_s = trace.arrival_s[requests.index], requests.latest_s
-    output, spared = trace.output_tokens[requests.index], requests.spared
+    output, most_late = trace.output_tokens[requests.index], requests.most_late
     whole_s = due.due_s(output) if whole else np.full(len(pi), due.prefill_s)
     slacks_s = np.unique(np.quantile(latest_s - arrival_s + whole_s, SLACK_QUANTILES))
     after_last_s = [
@@ -226,7 +226,7 @@ def _bound_by_rows(
         decoded = pi_prefill[:n] + tokens_frac * tokens_frac * (pi[:n] - pi_prefill[:n])
         return np.where(passed_s >= due.prefill_s, decoded, 0.0)
 
-    group, rows = _slices(pi, spared), DemandRows([], [], [])
+    group, rows = _slices(pi, most_late), DemandRows([], [], [])
     intervals_s: set[tuple[float, float]] = set()
     kept_frac, least = np.ones(len(pi)), 0.0  # 1 - d_i (m,) and R of the last solution.
     for _ in range(ROUNDS):
@@ -245,7 +245,7 @@ def _bound_by_rows(
         _, start_s, end_s = max(violated)
         intervals_s.add((start_s, end_s))
         group = rows.add((start_s, end_s), arrival_s, work_by(end_s), group)
-        solution = _solve(rows, np.bincount(group), spared, deadline)
+        solution = _solve(rows, np.bincount(group), most_late, deadline)
         if solution is None:
             break
         least, kept_frac = solution[0], solution[1][group]
@@ -288,11 +288,11 @@ class DemandRows:
         return finer
 
 
-def _slices(pi: Floats, spared: int) -> npt.NDArray[np.int64]:
+def _slices(pi: Floats, most_late: int) -> npt.NDArray[np.int64]:
     """The slice (m,) of each request by its price. The dearest requests are those that are given up. So half
     of the slices are for the dearest, twice as many requests as may be given up.
     """
-    finer_from = 1 - min(2 * spared / len(pi), 0.5)  # The quantile from which on slices are finer.
+    finer_from = 1 - min(2 * most_late / len(pi), 0.5)  # The quantile from which on slices are finer.
     quantiles = np.concatenate(
         (np.linspace(0, finer_from, SLICES // 2), np.linspace(finer_from, 1, SLICES // 2)[1:-1])
     )
@@ -321,7 +321,7 @@ def _best_start(
 
 
 def _solve(
-    rows: DemandRows, sizes: npt.NDArray[np.int64], spared: int, deadline: float
+    rows: DemandRows, sizes: npt.NDArray[np.int64], most_late: int, deadline: float
 ) -> tuple[float, Floats] | None:
     """R for these rows, and the share (G,) of each group that is not given up; None if the time ended.
     `sizes` (G,) are the requests of each group.
@@ -330,7 +330,7 @@ def _solve(
     objective = problem.add_variable("R", 0)
     given_up = [problem.add_variable(f"d_{g}", 0, int(size)) for g, size in enumerate(sizes)]
     problem += objective, "objective"
-    problem += pulp.lpSum(given_up) <= spared, "given_up"
+    problem += pulp.lpSum(given_up) <= most_late, "given_up"
     # A row is divided by its work, so that its coefficients are shares, which the solver handles best.
     for v, (interval_s, total, dearest) in enumerate(
         zip(rows.intervals_s, rows.work, rows.dearest, strict=True)

@@ -103,14 +103,15 @@ class BoundRequests:
     """The requests of a trace whose deadline stands if every request that they wait for is in time: their
     numbers `index` (m,).
 
-    `latest_s` (m,) is when each then arrives at the latest. At most `spared` of them may miss their deadline,
-    so at least `kept` are done in time (a fraction without sessions: the share that is required).
+    `latest_s` (m,) is when each then arrives at the latest. At most `most_late` of them may miss their
+    deadline, so at least `least_in_time` are done in time (a fraction without sessions: the share that is
+    required).
     """
 
     index: npt.NDArray[np.int64]
     latest_s: npt.NDArray[np.float64]
-    spared: int
-    kept: float
+    most_late: int
+    least_in_time: float
 
 
 def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> BoundRequests:
@@ -134,8 +135,8 @@ def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> B
     index = np.flatnonzero(is_measured & (latest_s < np.inf))
     # Each late request may delay its whole session. At worst the late ones are in the largest sessions.
     sizes = np.sort(np.bincount(session_numbers(trace)[index])) if index.size else np.zeros(0, np.int64)
-    spared = int(sizes[::-1][:late].sum())
-    return BoundRequests(index, latest_s[index], spared, len(index) - spared)
+    most_late = int(sizes[::-1][:late].sum())
+    return BoundRequests(index, latest_s[index], most_late, len(index) - most_late)
 
 
 def find_deadlines(slo: Slo, trace: Trace) -> Deadlines:
@@ -265,8 +266,8 @@ def _sum_work(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
         return float(bound_requests.latest_s.max(initial=trace.arrival_s[-1]) - trace.arrival_s[0])
 
     return SloWork(
-        prefill_frac=prefill.kept / len(trace),
+        prefill_frac=prefill.least_in_time / len(trace),
         prefill_s=span_s(prefill) + deadlines.prefill_s,
-        whole_frac=whole.kept / len(trace),
+        whole_frac=whole.least_in_time / len(trace),
         whole_s=span_s(whole) + max(ttft_s + decoding_s, deadlines.e2e_s),
     )

@@ -28,7 +28,7 @@ from planner.reports import charts, output
 from planner.reports.curves import Curve, cumulative_curve
 from planner.reports.drawing import Figure
 from planner.reports.fact_sentences import backlog_text, more_text
-from planner.reports.page import charts as drawn
+from planner.reports.page import charts as figures_html
 from planner.reports.page import page, table
 from planner.reports.simulated_run import outcome
 from planner.reports.words import describe, idle_gpus_text, spot_up_text
@@ -91,8 +91,8 @@ class VariantRow:
         return {
             "variant": self.variant.name,
             "llm": fleet.llm.name,
-            "cost_usd_per_h": _rounded(self.cost_usd_per_h),
-            "by_gpu_usd_per_h": _rounded(fleet.price_usd_per_h),
+            "cost_usd_per_h": output.plain(self.cost_usd_per_h),
+            "by_gpu_usd_per_h": output.plain(fleet.price_usd_per_h),
             "workers": fleet.workers,
             "gpus": fleet.gpus,
             "verdict": {True: "kept", False: "missed", None: None}[slo.get("holds")],
@@ -104,8 +104,8 @@ class VariantRow:
                 for metric in METRICS
                 for name in PERCENTILES
             },
-            "usd_per_million_output_tokens": _rounded(self.usd_per_million_output_tokens),
-            "provisioned_w": _rounded(fleet.power_w),
+            "usd_per_million_output_tokens": output.plain(self.usd_per_million_output_tokens),
+            "provisioned_w": output.plain(fleet.power_w),
             "expected_w": power.get("expected_w"),
             "finished": summary["finished"],
             "rejected": summary["rejected"],
@@ -128,8 +128,8 @@ class VariantRow:
         return {
             "kept": None if kept_in is None else kept_in.kept,
             "futures": None if kept_in is None else kept_in.scenario_count,
-            "holds_to_traffic_frac": None if headroom is None else _rounded(headroom.traffic_frac),
-            "holds_to_steps_frac": None if headroom is None else _rounded(headroom.steps_frac),
+            "holds_to_traffic_frac": None if headroom is None else output.plain(headroom.traffic_frac),
+            "holds_to_steps_frac": None if headroom is None else output.plain(headroom.steps_frac),
             "breaks_first": " or ".join(limit.name for limit in missed_first) or None,
         }
 
@@ -226,8 +226,8 @@ def to_json(comparison: FleetComparison) -> output.Document:
         "traffic": {
             "trace": trace.name,
             "requests": len(trace),
-            "duration_s": _rounded(trace.duration_s),
-            "rate_rps": _rounded(trace.rate_rps),
+            "duration_s": output.plain(trace.duration_s),
+            "rate_rps": output.plain(trace.rate_rps),
             "seed": comparison.seed,
             "notes": list(trace.notes),
         },
@@ -339,7 +339,7 @@ def _html(comparison: FleetComparison) -> str:
         [
             f"<header><p class=eyebrow>{len(comparison.rows)} variants on the same requests</p>",
             f"<h1>{escape(comparison_summary(comparison))}</h1><p class=lead>{escape(traffic)}.</p></header>",
-            f"<section><h2>How late</h2>{drawn(draw_latencies(comparison))}</section>",
+            f"<section><h2>How late</h2>{figures_html(draw_latencies(comparison))}</section>",
             "<section><h2>Side by side</h2>",
             table(head, table_rows, caption="Variants", numeric=range(1, len(head))),
             f"<ul class=note>{notes}</ul></section>",
@@ -378,8 +378,3 @@ def _csv(comparison: FleetComparison) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def _rounded(value: float | None) -> float | None:
-    """The value with ten digits, as in all our files; None if it is not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.10g}")

@@ -255,7 +255,7 @@ def _build_model(
     """The model over the options of the running fleet and of the best fleets from scratch."""
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
     rows, running_count = limits.rows(), {option.name: count for option, count in running}
-    uses = np.array([[limits.use(name, option.type) for option in universe] for name, _ in rows])
+    uses = np.array([[limits.use(limit, option.type) for option in universe] for limit, _ in rows])
     problem, test = scratch.problem, None
     if problem.task.safety is not None and problem.tested is not None:
         # Ways are compared in the same scenarios, from number 0 on, however long that takes.

@@ -39,8 +39,8 @@ def simulate_routers(
     plan: Plan, target: str | None = None, deadline: float = math.inf, *, bring_priority: bool = True
 ) -> Plan:
     """The plan with the verdict on its fleet under each router, and with a warning that names the routers
-    which miss the SLO. Judged are the traffic as it is written and the scenarios in which the plan passed its
-    test.
+    which miss the SLO. The fleet is judged on the traffic as it is written, and in the scenarios in which the
+    plan passed its test.
 
     With `target` only that target is simulated, and a warning says if it cannot run the plan. Simulations
     that would begin after `deadline`, on the search's clock, are left out, and a warning says so. Unless

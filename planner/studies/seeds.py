@@ -11,7 +11,6 @@ not what another day's trace would bring.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,9 +131,7 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
 
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
-    """The interval of these values for JSON: ten significant digits, and None for NaN and infinity, which
-    JSON lacks.
-    """
+    """The interval of these values for JSON, which has no NaN and no infinity."""
     bounds = interval(values)
     numbers = {
         "mean": bounds.mean,
@@ -143,4 +140,4 @@ def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
         "least": bounds.least,
         "most": bounds.most,
     }
-    return {name: float(f"{x:.10g}") if math.isfinite(x) else None for name, x in numbers.items()}
+    return {name: output.plain(number) for name, number in numbers.items()}

@@ -2,10 +2,10 @@
 
 The kinds of memory are called tiers. A choice has a size of each tier for every GPU. The memory that comes
 with a node is free; the cost of more is added to the price of every GPU, so that the search weighs it against
-GPUs. For each choice that is tried, the cheapest fleet on paper is searched for. From the sizes that come
-with a node the study moves to larger and smaller ones, one tier at a time, as long as GPUs and tiers together
-become cheaper. The choice of no tier is always tried, so the answer is never dearer than without. Of equally
-cheap choices the one with the least memory is taken.
+GPUs. For each choice that is tried, the cheapest fleet on paper is searched for. From the CPU memory that
+comes with a node, and no disk, the study moves to larger and smaller sizes, one tier at a time, as long as
+GPUs and tiers together become cheaper. The choice of no tier is always tried, so the answer is never dearer
+than without. Of equally cheap choices the one with the least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
 prefix:
@@ -39,7 +39,7 @@ from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
 
-STORE_SIZES_BYTES = (1e12, 4e12, 16e12)  # 1, 4 and 16 TB.
+STORE_SIZES_BYTES = (1e12, 4e12, 16e12)  # Every size from 0.5 to 32 TB is within a factor of two of these.
 # The sizes that are tried, as multiples of the size that comes with a node. For a tier that comes with none,
 # they are multiples of the largest size that the catalog allows.
 MEMORY_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -233,8 +233,8 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
 def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> TierAnswer:
     """The best answer of the choices that are tried.
 
-    No tier is tried first, then memory and disk from the sizes that come with a node, then stores. Memory and
-    disk are moved to their next sizes in turns as long as that is better, up first, then down.
+    No tier is tried first, then memory as it comes with a node, then stores. Memory and disk are moved to
+    their next sizes in turns as long as that is better, up first, then down.
     """
     best = answer(TierSizes())
     axes = grid.memory_bytes, grid.disk_bytes

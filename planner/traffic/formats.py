@@ -349,11 +349,8 @@ class TraceRows:
         try:
             dates = pd.to_datetime(text, **form)
             zoned = np.broadcast_to(dates.dt.tz is not None, len(text))
-        except (
-            ValueError,
-            TypeError,
-            OverflowError,
-        ):  # Zones differ, some are missing, or a value is no date.
+        except (ValueError, TypeError, OverflowError):
+            # Zones differ, some are missing, or a value is no date.
             dates = pd.to_datetime(text, utc=True, errors="coerce", **form)
             zoned = np.array([says_zone(date) for date in text])
             # A value that is no date has no zone. It takes the first value's here, because the caller refuses

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.day.controllers.deployment import EngineProfile
-from planner.day.search.load_rules import _busiest_with_more_traffic, _fit_rule, _peak_load
+from planner.day.search.load_rules import _busiest_with_more_traffic, _fit_rule, _window_load
 from planner.traffic.trace import Trace
 
 
@@ -47,7 +47,7 @@ def test_the_busiest_windows_come_with_more_traffic_too() -> None:
         parts.append(Trace("even", arrival_s, tokens, tokens))
     busier = _busiest_with_more_traffic(parts, engine, 600.0)
     assert len(busier) == 16
-    highest = max(_peak_load(part, engine, "prefill", 15.0, 600.0) for part in parts)
-    assert max(_peak_load(part, engine, "prefill", 15.0, 600.0) for part in busier) == pytest.approx(
+    highest = max(_window_load(part, engine, "prefill", 15.0, 600.0) for part in parts)
+    assert max(_window_load(part, engine, "prefill", 15.0, 600.0) for part in busier) == pytest.approx(
         2 * highest, rel=0.05
     )

@@ -44,7 +44,7 @@ from planner.runtime.measured_against_simulated import (
     compare_with_simulation,
     outside_s,
 )
-from planner.runtime.own_clock import stolen_frac, undisturbed
+from planner.runtime.own_clock import compare_undisturbed, stolen_frac
 from planner.runtime.replanned import find_fewest_workers, replan
 from planner.runtime.step_fits import compare_steps, correct_fits, fleet_as_run, with_corrections
 from planner.runtime.step_log import StepLog
@@ -404,11 +404,11 @@ def test_on_its_own_clock_a_disturbed_engine_agrees(tmp_path: Path) -> None:
     """Far off on the wall, equal on their own clocks; 10 of 20 steps last 50 ms longer than they ran."""
     run, fleet, step_s = a_disturbed_run(tmp_path)
     disturbed = compare_with_simulation(run, fleet, NO_SLO, Tolerances())
-    own = undisturbed(run, fleet, NO_SLO, Tolerances(1e-3, 1e-3))
+    own = compare_undisturbed(run, fleet, NO_SLO, Tolerances(1e-3, 1e-3))
     assert not disturbed.agrees and own is not None and own.agrees
     assert len(own.measured.requests.ttft_s) == 40
     waits = replace(run.trace, after=np.array([(k + 3, k) for k in range(37)]), think_s=np.full(40, 0.01))
-    alike = undisturbed(replace(run, trace=waits), fleet, NO_SLO, Tolerances(1e-3, 1e-3))
+    alike = compare_undisturbed(replace(run, trace=waits), fleet, NO_SLO, Tolerances(1e-3, 1e-3))
     assert alike is not None  # another engine may have answered those: they come when they came
     assert alike.predicted.requests.ttft_s.tolist() == own.predicted.requests.ttft_s.tolist()
     assert own.measured.requests.ttft_s == pytest.approx(step_s, abs=2e-6)
@@ -424,9 +424,10 @@ def test_fits_as_run_know_what_the_wall_saw(tmp_path: Path) -> None:
     assert found is not None
     wall_s = found.pools[0].type.latency.step_s(50, 1275, prefills=1)
     assert wall_s == pytest.approx((step_s * (step_s + 0.05)) ** 0.5, rel=0.2)
-    assert undisturbed(run, found, NO_SLO, Tolerances()) is None  # it would count twice what others took
+    # It would count twice what others took.
+    assert compare_undisturbed(run, found, NO_SLO, Tolerances()) is None
     again = with_corrections(found, correct_fits(compare_steps(run, found), found))
-    assert undisturbed(run, again, NO_SLO, Tolerances()) is not None
+    assert compare_undisturbed(run, again, NO_SLO, Tolerances()) is not None
     own = with_corrections(fleet, correct_fits(compare_steps(run, fleet), fleet)).pools[0].type.latency
     assert own.step_s(50, 1275, prefills=1) == pytest.approx(step_s, rel=0.02)
     assert fleet_as_run(replace(run, logs={}), fleet) is None
@@ -467,7 +468,7 @@ def test_the_engines_of_a_pair_agree_each_on_its_own_clock(tmp_path: Path) -> No
         log.close()
     read = {name: read_step_logs(tmp_path.glob(f"{name}.*")) for name in logs}
     run = Measurement(fleet, trace, Journal((ReplayPart(0, 100.0, tuple(range(40))),), sent), read)
-    own = undisturbed(run, fleet, NO_SLO, Tolerances(0.01, 0.01))
+    own = compare_undisturbed(run, fleet, NO_SLO, Tolerances(0.01, 0.01))
     assert not compare_with_simulation(run, fleet, NO_SLO, Tolerances()).agrees
     assert own is not None and own.agrees
     found = {(row.metric, row.percentile_frac): row.measured_s for row in own.rows}

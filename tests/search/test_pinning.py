@@ -251,7 +251,7 @@ def test_production_has_pins_where_they_cost_less(
         value = values[each[0].name]
         return None if value is None else SimpleNamespace(searched=each, trial=value, value=value)
 
-    monkeypatch.setattr(kept_policies, "_tested", tested)
+    monkeypatch.setattr(kept_policies, "_plan_and_test", tested)
     monkeypatch.setattr(kept_policies, "with_answers", lambda problem, own, trial: trial)
     left, production = kept_policies.production_of_policies([searched("lru"), searched("pins")])
     found: Any = production

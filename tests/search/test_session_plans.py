@@ -204,7 +204,7 @@ def test_the_sessions_that_a_percentile_lets_go_are_the_longest() -> None:
     trace = with_nominal_arrivals(waiting(trace, after, [0.0] + [7.0 * (turn > 0) for _, turn in turns]))
     slo = Slo((Limit("e2e", 0.8, 30.0),))
     those = find_bound_requests(find_deadlines(slo, trace), trace, whole=True)
-    assert len(those.index) == 10 and those.spared == 7 and those.kept == 3
+    assert len(those.index) == 10 and those.most_late == 7 and those.least_in_time == 3
     assert those.latest_s.max() == 103 + 3 * 37
     found = compute_slo_work(slo, trace)
     assert found.whole_frac == 3 / 11 and found.whole_s == 103 + 3 * 37 + 30

@@ -185,7 +185,7 @@ def cron_time(pool: ScaledPool, second: int) -> str:
 def _constant_trigger(size: int) -> Document:
     """A trigger for a size that never changes, as a ScaledObject without any trigger is invalid.
 
-    KEDA does not take one that asks for 0 workers.
+    KEDA takes none that asks for 0 workers. In the last minute of a day `minReplicaCount` holds the size.
     """
     return _cron_trigger("0 0 * * *", "59 23 * * *", max(size, 1))
 

@@ -39,7 +39,7 @@ MOST_BUSY_WINDOWS = 8
 WINDOW_S = 600.0  # The length of windows where the SLO names none (`every`).
 
 
-def load_rules(
+def fit_load_rules(
     fleet: Fleet, trace: Trace, slo: Slo, engines: Sequence[EngineProfile], *, most: Sequence[int]
 ) -> tuple[LoadRule, ...]:
     """A rule for each of the P pools; none where the traffic has too few windows to fit them.
@@ -62,7 +62,7 @@ def load_rules(
         for span_s in SPANS_S:
             if span_s <= window_s:
                 loads = np.array(
-                    [_peak_load(part, engines[i], pool.role, span_s, window_s) for part in windows]
+                    [_window_load(part, engines[i], pool.role, span_s, window_s) for part in windows]
                 )
                 fits.append(_fit_rule(loads, needed[:, i], span_s, window_s))
         _, rule = min(fits, key=lambda fit: fit[0])
@@ -91,7 +91,7 @@ def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, wi
     """The windows of the highest load, each with MORE_TRAFFIC times its own requests. `engine` ranks them, as
     if it did prefill and decode.
     """
-    by_load = sorted(parts, key=lambda part: -_peak_load(part, engine, "mixed", window_s, window_s))
+    by_load = sorted(parts, key=lambda part: -_window_load(part, engine, "mixed", window_s, window_s))
     return [
         rescale(part, factor * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
         for number, part in enumerate(by_load[:MOST_BUSY_WINDOWS])
@@ -99,7 +99,7 @@ def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, wi
     ]
 
 
-def _peak_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:
+def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:
     """The load of a window (`deployment.LoadRule`), as a controller will see it: of each span the requests
     per second, times the seconds of work of their mean lengths.
     """

@@ -120,8 +120,7 @@ def plan_by_parts(
         progress(f"simulating the plan on all {len(trace):,} requests")
         simulation = _simulate_whole(plan.fleet, trace, plan.slo, deadline)
         if simulation is None:
-            note, warnings = _traffic_note(trace, over_whole), (*plan.warnings, over_whole)
-            return replace(plan, status="best found", warnings=warnings, traffic_note=note)
+            break
         outcome = outcome_of(judge(simulation, plan.slo), plan.slo)
         over_whole = replace(over_whole, outcome=outcome)
         from_s = part.from_s if outcome.holds else _worst_part_start_s(simulation, plan.slo.limits, length_s)
@@ -134,7 +133,7 @@ def plan_by_parts(
             certificate = replace(plan.certificate, binding=(over_whole, *plan.certificate.binding))
             return replace(plan, certificate=certificate, traffic_note=_traffic_note(trace, over_whole))
         if from_s == part.from_s:
-            break
+            break  # The same part would be planned again.
         part = _part_from(trace, from_s, length_s)
     note, warnings = _traffic_note(trace, over_whole), (*plan.warnings, over_whole)
     return replace(plan, status="best found", warnings=warnings, traffic_note=note)

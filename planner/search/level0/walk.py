@@ -60,9 +60,9 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
             most = np.minimum(most, np.ceil(for_decode / d.option.objective) - 1)  # Strictly below the value.
         else:
             most[for_decode <= 0] = -1  # Decode workers are free, but the prefill pool alone costs too much.
-    for name, amount in search.limits.rows():
-        for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use(name, p.option.type)
-        if (use := search.limits.use(name, d.option.type)) > 0:
+    for limit, amount in search.limits.rows():
+        for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use(limit, p.option.type)
+        if (use := search.limits.use(limit, d.option.type)) > 0:
             most = np.minimum(most, np.floor(for_decode / use))
         else:
             most[for_decode < 0] = -1
@@ -171,12 +171,10 @@ def note_cheaper(
     search.cheaper = int(count) if np.isfinite(count) else None
     options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
     search.cheaper_simulated = 0
-    for (
-        fleet
-    ) in verdicts:  # Those of level 0 with one of these options per pool; the search simulates others.
+    for fleet in verdicts:
         roles = [name.split()[0] for name, _ in fleet]
         if len(fleet) != 1 and roles != ["prefill", "decode"]:
-            continue
+            continue  # It is a mixed fleet, which is not of level 0.
         if all(name in options and n > 0 for name, n in fleet):
             value = fleet_counts.objective((options[name], n) for name, n in fleet)
             search.cheaper_simulated += value < search.value * (1 - ROUNDING)
@@ -189,9 +187,8 @@ def every_mix(
 
     None if there are more than `most`.
     """
-    rows = [(amount, [limits.use(name, option.type) for option in options]) for name, amount in limits.rows()]
-    amounts = [amount * (1 + ROUNDING) for amount, _ in rows]
-    uses = [use for _, use in rows]
+    amounts = [amount * (1 + ROUNDING) for _, amount in limits.rows()]
+    uses = [[limits.use(limit, option.type) for option in options] for limit, _ in limits.rows()]
     if np.isfinite(value):
         amounts.append(value * (1 - ROUNDING))
         uses.append([option.objective for option in options])

@@ -102,8 +102,8 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
     engine setting. A bound with it is valid for all of them.
 
     It combines the best value of each setting. The largest budget has the least time per token, because
-    min f(N)/N is then over more N. So have the most sequences, and the most drafts, all of which a bound
-    assumes to be accepted. The most KV tokens are those with the smallest budget.
+    min f(N)/N is then over more N. The same is true of the most sequences and, as a bound takes all drafts to
+    be accepted, of the most drafts. The most KV tokens are those with the smallest budget.
     """
     groups: dict[tuple[object, ...], list[Option]] = {}
     for option in options:

@@ -126,13 +126,13 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
     return largest_that_fits(int(most), lambda n: objective((*beside, (option, n))) < below)
 
 
-def count_below(each: float, value: float, fixed: float = 0.0) -> float:
-    """The largest n for which n * each + fixed is less than `value`; -1 if there is none."""
+def count_below(worker_value: float, value: float, fixed: float = 0.0) -> float:
+    """The largest n for which n * worker_value + fixed is less than `value`; -1 if there is none."""
     if not math.isfinite(value):
         return math.inf
-    if each == 0:
+    if worker_value == 0:
         return math.inf if fixed < value else -1
-    return math.ceil((value * (1 - ROUNDING) - fixed) / each) - 1
+    return math.ceil((value * (1 - ROUNDING) - fixed) / worker_value) - 1
 
 
 def own_drafts(worker: WorkerType) -> Speculation | None:

@@ -29,7 +29,7 @@ from planner.search.oracle import deterministic_parallel
 from planner.search.oracle.fleet_counts import Counts, Named, can_serve, has_whole_pairs, names_of, objective
 from planner.search.oracle.resuming import Decided
 from planner.search.oracle.scenarios import Scenario
-from planner.search.oracle.simulation_queries import KEPT_REQUESTS, QueryRunner, SimulationQuery
+from planner.search.oracle.simulation_queries import MOST_REUSED_REQUESTS, QueryRunner, SimulationQuery
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.work_clock import is_over
 from planner.search.prefixes.pinning import Pinning
@@ -222,10 +222,10 @@ class Oracle:
     _query_runner: QueryRunner = field(init=False)
 
     def __post_init__(self) -> None:
-        # Only an oracle of a scenario has step-time sigmas. Of dozens of scenarios long traces are not kept
-        # in memory.
-        is_kept = self.step_time_sigmas is None or len(self.trace) <= KEPT_REQUESTS
-        self._query_runner = QueryRunner(self._traffic, kept=is_kept)
+        # Only an oracle of a scenario has step-time sigmas. Arrays of dozens of long scenarios would fill the
+        # memory.
+        is_reused = self.step_time_sigmas is None or len(self.trace) <= MOST_REUSED_REQUESTS
+        self._query_runner = QueryRunner(self._traffic, reused=is_reused)
         self._on_draws = tuple(self.as_written(trace=trace) for trace in self.draws)
         self._in_scenarios = tuple(self.in_scenario(scenario) for scenario in self.scenarios)
 

@@ -32,8 +32,8 @@ def find_headroom(
         return known_ends[query]
     headroom: dict[str, tuple[float, tuple[Limit, ...]]] = {}
 
-    def bisect(strain: str, question: Callable[[float], tuple[Oracle, Counts]]) -> None:
-        headroom[strain] = most_that_holds(question, least_frac)
+    def bisect(strain: str, at_share: Callable[[float], tuple[Oracle, Counts]]) -> None:
+        headroom[strain] = most_that_holds(at_share, least_frac)
 
     def more_traffic(frac: float) -> tuple[Oracle, Counts]:
         before_each()
@@ -59,19 +59,19 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
 
 
 def most_that_holds(
-    question: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
+    at_share: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
 ) -> tuple[float, tuple[Limit, ...]]:
     """The largest share, up to HEADROOM_MOST_FRAC, at which a fleet holds, and the limits that it misses
     HEADROOM_STEP_FRAC beyond it.
 
-    `question` returns the oracle and the fleet at a share of strain. At `least_frac` the fleet is known to
+    `at_share` returns the oracle and the fleet at a share of strain. At `least_frac` the fleet is known to
     hold.
     """
 
     def holds(frac: float) -> bool:
         if frac <= least_frac:
             return True
-        oracle, counts = question(frac)
+        oracle, counts = at_share(frac)
         return oracle.holds([counts])[0]
 
     kept_frac, failed_frac = 0.0, HEADROOM_MOST_FRAC
@@ -80,7 +80,7 @@ def most_that_holds(
     while failed_frac - kept_frac > HEADROOM_STEP_FRAC:
         middle = (kept_frac + failed_frac) / 2
         kept_frac, failed_frac = (middle, failed_frac) if holds(middle) else (kept_frac, middle)
-    oracle, counts = question(failed_frac)
+    oracle, counts = at_share(failed_frac)
     failing = oracle.failing_loss(counts)
     if failing is None:
         return kept_frac, ()

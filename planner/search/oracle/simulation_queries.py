@@ -36,8 +36,8 @@ from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 
 # The simulator's arrays of a scenario are reused from query to query, unless it has more requests than this:
 # there are dozens of scenarios, and their arrays would fill the memory.
-KEPT_REQUESTS = 20_000
-KEPT_REPLAYS = 16  # A worker process keeps the `Replay` of so many traffics; the oldest goes first.
+MOST_REUSED_REQUESTS = 20_000
+MOST_REPLAYS = 16  # A worker process keeps the `Replay` of so many traffics; the oldest goes first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class SimulationQuery:
 
 
 class Replay:
-    """Simulations of one trace, from any thread. With `kept` they share the arrays of its requests."""
+    """Simulations of one trace, from any thread. With `reused` they share the arrays of its requests."""
 
-    def __init__(self, trace: Trace, *, kept: bool = True) -> None:
-        self.trace, self._kept = trace, kept
-        self._requests = RequestRecords(trace, reused=kept)
+    def __init__(self, trace: Trace, *, reused: bool = True) -> None:
+        self.trace, self._reused = trace, reused
+        self._requests = RequestRecords(trace, reused=reused)
         self._prompts: tuple[Trace, RequestRecords] | None = None
 
     def _prompts_alone(self) -> tuple[Trace, RequestRecords]:
@@ -66,7 +66,7 @@ class Replay:
         """
         if self._prompts is None:
             prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
-            self._prompts = prompts, RequestRecords(prompts, self.trace.output_tokens, reused=self._kept)
+            self._prompts = prompts, RequestRecords(prompts, self.trace.output_tokens, reused=self._reused)
         return self._prompts
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
@@ -145,12 +145,12 @@ def _is_steady(state: State, trace: Trace, patience_s: float) -> bool:
 
 
 class QueryRunner:
-    """Simulates one traffic: a trace, or a scenario, which is drawn when it is first needed. `kept` as in
+    """Simulates one traffic: a trace, or a scenario, which is drawn when it is first needed. `reused` as in
     `Replay`.
     """
 
-    def __init__(self, traffic: Trace | Scenario, *, kept: bool) -> None:
-        self._traffic, self._kept = traffic, kept
+    def __init__(self, traffic: Trace | Scenario, *, reused: bool) -> None:
+        self._traffic, self._reused = traffic, reused
         self._lock = threading.Lock()
         self._replay: Replay | None = None
 
@@ -160,7 +160,7 @@ class QueryRunner:
             with current_slot():
                 return self._here().answer(query)
         reference, key = _send_trace(crew, self._traffic)
-        holds, seen = crew.start_item(_answer_in_worker, reference, (key, query, self._kept))()
+        holds, seen = crew.start_item(_answer_in_worker, reference, (key, query, self._reused))()
         return bool(holds), int(seen)
 
     def judge_whole(self, query: SimulationQuery) -> Verdict:
@@ -177,7 +177,7 @@ class QueryRunner:
         with self._lock:
             if self._replay is None:
                 trace = _trace_of(self._traffic)
-                self._replay = Replay(trace, kept=self._kept or len(trace) <= KEPT_REQUESTS)
+                self._replay = Replay(trace, reused=self._reused or len(trace) <= MOST_REUSED_REQUESTS)
             return self._replay
 
 
@@ -241,15 +241,15 @@ _replays: dict[str, Replay] = {}  # The replays of this worker process, by the n
 
 
 def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
-    """As `Replay.answer`, run in a worker process: `item` is the traffic's name, the query, and `kept`."""
-    name, query, kept = item
+    """As `Replay.answer`, run in a worker process: `item` is the traffic's name, the query, and `reused`."""
+    name, query, reused = item
     with _lock:
         replay = _replays.get(name)
         if replay is None:
-            while len(_replays) >= KEPT_REPLAYS:
+            while len(_replays) >= MOST_REPLAYS:
                 del _replays[next(iter(_replays))]
             writable = make_writable(trace)
-            replay = _replays[name] = Replay(writable, kept=kept or len(writable) <= KEPT_REQUESTS)
+            replay = _replays[name] = Replay(writable, reused=reused or len(writable) <= MOST_REUSED_REQUESTS)
     return replay.answer(query)
 
 

@@ -115,9 +115,9 @@ def commitments(
         prices = {gpu: each.usd_per_h for gpu, each in offers.items()}
         on_demand = {gpu: terms[gpu]["on-demand"].usd_per_h for gpu in offers}
         # The discount of the term compares two rents in which GPUs without an offer cost nothing.
-        free = dict.fromkeys(names, 0.0)
+        nothing = dict.fromkeys(names, 0.0)
         term_rent, on_demand_rent = (
-            _with_prices(fleet, free | each, placement).rent_usd_per_h for each in (prices, on_demand)
+            _with_prices(fleet, nothing | each, placement).rent_usd_per_h for each in (prices, on_demand)
         )
         bills.append(
             Commitment(

@@ -71,21 +71,22 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     chosen, paper = best_of(searched)
     if not chosen.task.policies.raced:
         return _production_with_pins(searched)
-    best = _tested((chosen, paper)) or _tested_with_others(searched)
+    best = _plan_and_test((chosen, paper)) or _plan_with_others(searched)
     if best is None:
         return searched, production_or_paper(chosen, paper)
-    best, gain_facts = _compare_with_first(searched, best), list[facts.PolicyGains | facts.PoliciesRaced]()
+    best = _compare_with_first(searched, best)
+    gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
     problem = best.searched[0]
     raced, left_out = _race_in_scenarios(best, RACE_EFFORTS * problem.oracle.effort())
     # A policy gains if it found a cheaper fleet in the race; otherwise it has no `best`.
     gains = cheapest_first(raced)
     before = best
-    for each in gains[:MOST_SEARCHED]:
-        other = _searched_with(best.searched, each)
-        tested = None if other is None else _tested(other, below=best.value)
+    for gain in gains[:MOST_SEARCHED]:
+        other = _search_with_gain(best.searched, gain)
+        tested = None if other is None else _plan_and_test(other, below=best.value)
         if tested is not None and tested.value < best.value * (1 - ROUNDING):
             best = tested
-            with_gain = replace(each, best=tested.trial.best)
+            with_gain = replace(gain, best=tested.trial.best)
             gain_facts += gains_of(problem, before.trial.best, [with_gain], "production")
             break
     best = _with_usual_queue(best, searched)
@@ -149,10 +150,10 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
         others.append(best_of(pinned))
     if not others:
         return searched, production_or_paper(chosen, paper)
-    best = _tested((chosen, paper))
+    best = _plan_and_test((chosen, paper))
     for candidate in others:
         chosen.progress(f"production with {label_of(chosen, candidate[0].oracle.policies)}")
-        other = _tested(candidate, below=None if best is None else best.value)
+        other = _plan_and_test(candidate, below=None if best is None else best.value)
         if other is not None and (best is None or other.value < best.value * (1 - ROUNDING)):
             best = other
     if best is None:
@@ -161,7 +162,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     return _put_first(problem, best_search, searched), with_answers(problem, best_search, best.trial)
 
 
-def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None:
+def _plan_and_test(searched: Searched, *, below: float | None = None) -> _Tested | None:
     """Production with these policies. None if there is none, if it fails its test, or if it cannot cost less
     than `below`.
     """
@@ -177,12 +178,14 @@ def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None
     return _Tested(searched, trial)
 
 
-def _tested_with_others(searched: Sequence[Searched]) -> _Tested | None:
+def _plan_with_others(searched: Sequence[Searched]) -> _Tested | None:
     """Production where the policies that are best on paper have none within the limits: with the others that
     were searched, or with raced ones. Raced are fleets that fill the limits, in the search's scenarios.
     """
     chosen, paper = best_of(searched)
-    tested = [each for other in searched if other[0] is not chosen and (each := _tested(other)) is not None]
+    tested = [
+        each for other in searched if other[0] is not chosen and (each := _plan_and_test(other)) is not None
+    ]
     if tested:
         return min(tested, key=lambda each: each.value)
     if len(chosen.trace) > FULL_REQUESTS:  # Scenarios of so many requests take too long.
@@ -196,8 +199,8 @@ def _tested_with_others(searched: Sequence[Searched]) -> _Tested | None:
         return None
     gains = cheapest_first(raced)
     for gain in gains[:MOST_SEARCHED]:
-        searched_with = _searched_with((chosen, paper), gain)
-        if searched_with is not None and (best := _tested(searched_with)) is not None:
+        searched_with = _search_with_gain((chosen, paper), gain)
+        if searched_with is not None and (best := _plan_and_test(searched_with)) is not None:
             return best
     return None
 
@@ -207,7 +210,7 @@ def _compare_with_first(searched: Sequence[Searched], best: _Tested) -> _Tested:
     first = searched[0]
     if first[0] is best.searched[0]:
         return best
-    other = _tested(first, below=best.value)
+    other = _plan_and_test(first, below=best.value)
     return best if other is None or other.value >= best.value * (1 - ROUNDING) else other
 
 
@@ -226,7 +229,7 @@ def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tes
         return production
     same = [each for each in searched if each[0].oracle.policies == usual.oracle.policies]
     paper = same[0] if same else _search_from(production.searched[1], usual, counts)
-    tested = None if paper is None else _tested(paper)
+    tested = None if paper is None else _plan_and_test(paper)
     return production if tested is None or tested.value > production.value * usual.same_value else tested
 
 
@@ -248,7 +251,7 @@ def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy],
     return raced, tuple(label_of(problem, policies) for policies in left_out)
 
 
-def _searched_with(searched: Searched, gain: RacedPolicy) -> Searched | None:
+def _search_with_gain(searched: Searched, gain: RacedPolicy) -> Searched | None:
     """The search on paper with policies that gained in the race; None if no fleet holds on paper."""
     problem, paper = searched
     return _search_from(paper, with_policies(problem, gain.policies), gain.best)

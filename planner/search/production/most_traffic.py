@@ -123,13 +123,13 @@ class RateClimb:
         """
         rate_rps, self.failed_rps = self.failed_rps, math.inf
         try:
-            is_carried = self._try_rate(rate_rps)
+            is_sustained = self._try_rate(rate_rps)
         except StoppedError:
             self.failed_rps = rate_rps
             return False
-        if is_carried:
+        if is_sustained:
             self.climb_from(rate_rps)
-        return is_carried
+        return is_sustained
 
     def _try_rate(self, rate_rps: float, workers_of: Fleet | None = None) -> bool:
         """Whether a fleet with these worker types (None: with any) sustains the rate. Only a search of all
@@ -153,7 +153,7 @@ class RateClimb:
             if not self.holds_rps < rate_rps < failed_rps:
                 break  # There is no rate with four digits between the two.
             if self._try_rate(rate_rps, fleet):
-                factor = min(factor * factor, FIRST_STRIDE)
+                factor = min(factor * factor, FIRST_STRIDE)  # Strides grow as long as rates hold.
             else:
                 failed_rps = rate_rps
 
@@ -200,7 +200,7 @@ def find_most_traffic(
     """
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
     best_fleets: list[Fleet] = []
-    carried_rps: list[float] = []
+    sustained_rps: list[float] = []
     choices = list(task.policy_choices())
 
     def problem_at(rate_rps: float) -> plan_problem.Problem:
@@ -210,7 +210,7 @@ def find_most_traffic(
         )
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
-        conditions.progress(_climb_in_words("most traffic", rate_rps, carried_rps))
+        conditions.progress(_climb_in_words("most traffic", rate_rps, sustained_rps))
         problem = _restrict_to_workers(problem_at(rate_rps), workers_of)
         is_exhausted = True
         for policies in choices:
@@ -221,7 +221,7 @@ def find_most_traffic(
                 best = search_again(with_policy, best_fleets, is_mixed=True)
             if best is not None:
                 best_fleets[:] = [with_policy.oracle.fleet(best)]
-                carried_rps.append(rate_rps)
+                sustained_rps.append(rate_rps)
                 return best_fleets[0]
             is_exhausted &= level0.search.is_exhausted
         if not is_exhausted:
@@ -261,7 +261,7 @@ def find_most_kept_traffic(
     quiet = plan_problem.Conditions(conditions.deadline)
     # The fleets found under each choice of policies, the last one first, with which searches start.
     known_fleets: dict[Policies, list[Fleet]] = {}
-    carried_rps: list[float] = []
+    sustained_rps: list[float] = []
     raced = [paper_fleet.policies] if task.policies.raced else []
     choices = list(dict.fromkeys((*task.policy_choices(), *raced)))
 
@@ -276,7 +276,7 @@ def find_most_kept_traffic(
         return with_search_limit(scenario_problem, LEAST_SEARCH_REQUESTS)
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
-        conditions.progress(_climb_in_words("most traffic in production", rate_rps, carried_rps))
+        conditions.progress(_climb_in_words("most traffic in production", rate_rps, sustained_rps))
         problem = _restrict_to_workers(problem_at(rate_rps), workers_of)
         for policies in choices:
             scenario_problem = in_scenarios(plan_problem.with_policies(problem, policies))
@@ -286,7 +286,7 @@ def find_most_kept_traffic(
                 best = search_again(scenario_problem, start, is_mixed=True)
             if best is not None:
                 start.insert(0, scenario_problem.oracle.fleet(best))
-                carried_rps.append(rate_rps)
+                sustained_rps.append(rate_rps)
                 return start[0]
         if is_over(conditions.deadline):
             raise StoppedError
@@ -318,8 +318,8 @@ def _climb_with_raced(
     choices: list[Policies],
     deadline: float,
 ) -> None:
-    """Go on with the climb as long as raced policies carry the rate that was refuted, each time with these as
-    the only `choices`. Raced are the fleet of the climb and those that fill the limits with its workers.
+    """Go on with the climb as long as raced policies sustain the rate that was refuted, each time with these
+    as the only `choices`.
     """
     for _ in range(MOST_ROUNDS):
         if climb.fleet is None or climb.refuted_rps is None or is_over(deadline):
@@ -337,20 +337,22 @@ def _climb_with_raced(
 
 
 def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
-    """The raced policies with which the cheapest of the fleets like `fleet` holds; None if with none."""
+    """The raced policies with which the cheapest of some fleets holds, None if with none: of `fleet`, and of
+    those that fill the limits with more workers of one of its pools.
+    """
     changes, counts = problem.task.policies.raced, counts_of(fleet, every_option(problem))
     if not changes or counts is None:
         return None
-    like = dict.fromkeys((counts, *(fill_limits(problem, counts, k) for k in range(len(counts)))))
+    fleets = dict.fromkeys((counts, *(fill_limits(problem, counts, k) for k in range(len(counts)))))
     own = plan_problem.with_policies(problem, fleet.policies)
-    raced, _, _ = race_near(own, list(like), changes, math.inf)
+    raced, _, _ = race_near(own, list(fleets), changes, math.inf)
     gains = cheapest_first(raced)
     return gains[0].policies if gains else None
 
 
-def _climb_in_words(what: str, rate_rps: float, carried_rps: Sequence[float]) -> str:
+def _climb_in_words(what: str, rate_rps: float, sustained_rps: Sequence[float]) -> str:
     """For progress: the rate that is searched now, and the highest one that is known to be sustained."""
-    found = f"best so far {max(carried_rps):g}" if carried_rps else "none found yet"
+    found = f"best so far {max(sustained_rps):g}" if sustained_rps else "none found yet"
     return f"{what}: trying {rate_rps:g} requests/s, {found}"
 
 

@@ -32,7 +32,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, below: float) -> list[Counts]:
     """Fleets whose objective is less than `below`, with at most as many workers of every GPU and degree as
     `best`, each in any role, with the settings of `best` or else those that level 0 found best for
-    that role. Those come first that have fewest workers changed, and of these the dearest.
+    that role. Those with the fewest changed workers come first, and of these the dearest, which are
+    likeliest to hold.
     """
     if sum(count for _, count in best) > MOST_WORKERS:
         return []

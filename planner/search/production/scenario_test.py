@@ -24,13 +24,11 @@ from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.repeats import decision
 
-# Wald's test decides between two shares of kept scenarios. The lower one lies this far below the required
-# share,
-TEST_BELOW_FRAC = 0.05
-# and the upper one this part of the way from the required share to 1.
-TEST_ABOVE_FRAC = 0.5
-# A test simulates at most about TEST_REQUESTS, in at least and at most so many scenarios. 27 kept
-# ones decide for a required share of 90 %.
+# Wald's test decides between two shares of kept scenarios: the lower one is TEST_BELOW_FRAC less than the
+# required share, the upper one lies TEST_ABOVE_FRAC of the way from the required share to 1.
+TEST_BELOW_FRAC, TEST_ABOVE_FRAC = 0.05, 0.5
+# A test simulates at most about TEST_REQUESTS, in at least and at most so many scenarios. If all are kept, 27
+# decide for a required share of 90 %.
 TEST_REQUESTS = 6_000_000
 LEAST_TEST_SCENARIOS = 28
 MOST_TEST_SCENARIOS = 200

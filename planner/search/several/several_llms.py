@@ -94,8 +94,8 @@ def _plan_together(
         parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
     )
     on_paper = [
-        _paper_of_llm(part, each, one, limits, deadline)
-        for part, each, one in zip(parts, alone, paper.searched, strict=True)
+        _paper_of_llm(part, alone_search, paper_search, limits, deadline)
+        for part, alone_search, paper_search in zip(parts, alone, paper.searched, strict=True)
     ]
     shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if is_safe else None
     searched, leave = _searches_as_run(paper, shared, parts, limits, deadline)
@@ -112,9 +112,11 @@ def _plan_together(
     alone_values = [shared_paper.best_value(each) for each in alone]
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
-        alone_values, run = (_paid_values(on_paper, fleets) for fleets in (shared.alone, shared.fleets))
+        alone_values = _paid_values(on_paper, shared.alone)
         if shared.how_chosen is not None:
-            in_production = (shared.how_chosen, *shared_paper.gives_way_facts(parts, alone_values, run, unit))
+            together = _paid_values(on_paper, shared.fleets)
+            gives = shared_paper.gives_way_facts(parts, alone_values, together, unit)
+            in_production = (shared.how_chosen, *gives)
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, values, strict=True)),
@@ -147,7 +149,7 @@ def _plan_together(
 
 def _paid_values(on_paper: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> list[float]:
     """The objective of each LLM's fleet, in its unit."""
-    return [objective_paid(one.problem, each) for one, each in zip(on_paper, fleets, strict=True)]
+    return [objective_paid(llm.problem, fleet) for llm, fleet in zip(on_paper, fleets, strict=True)]
 
 
 def _paper_of_llm(

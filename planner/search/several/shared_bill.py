@@ -30,10 +30,8 @@ from planner.search.several.shared_plan import LimitUse, SharedPlan
 # six ways to leave out one or two of them.
 MOST_PLANS = 6
 CHEAPER_FRAC = 1e-6  # A saving of a smaller share is a rounding error.
-_STATUS_RANK = {
-    "best found": 1,
-    "not for production": 2,
-}  # A higher rank is worse; all other statuses have 0.
+# A higher rank is worse; all other statuses have 0.
+_STATUS_RANK = {"best found": 1, "not for production": 2}
 CENT_TOLERANCE = 1e-6  # A bill this little above whole hundredths of a dollar is not rounded up to the next.
 
 PlanTogether = Callable[[SeveralLlmsQuestion], SharedPlan]
@@ -55,7 +53,7 @@ def plan_by_bill(
     limit = task.cost_limit_usd_per_h
     if limit is None:
         return _fill_nodes(plan, question, out_of_time, progress)
-    error = None
+    cost_error = None
     try:
         shared = _fill_nodes(plan, question, out_of_time, progress)
         if shared.bill.usd_per_h <= limit * (1 + CHEAPER_FRAC):
@@ -63,7 +61,7 @@ def plan_by_bill(
     except InfeasibleError as failed:
         if COST.name not in failed.constraints:
             raise
-        error = failed
+        cost_error = failed
     progress("the least bill without the limit on cost")
     free = _fill_nodes(plan, _with_tasks(question, _lift_cost), out_of_time, progress)
     bill = free.bill.usd_per_h
@@ -77,7 +75,7 @@ def plan_by_bill(
         kind="capacity",
         constraint=COST.name,
         ways=[[change]],
-        is_proved=error is not None and error.is_proved,
+        is_proved=cost_error is not None and cost_error.is_proved,
     )
 
 
@@ -92,12 +90,13 @@ def _fill_nodes(
     expanded: set[frozenset[str]] = set()  # Plans for which step 2 was done, by the same key.
     kinds = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
-        limit = best.bill.usd_per_h * (1 - CHEAPER_FRAC)
+        # With fewer kinds the price of GPUs in use only rises, and no bill is below that price.
+        to_beat_usd_per_h = best.bill.usd_per_h * (1 - CHEAPER_FRAC)
         feasible = {key: shared for key, shared in plans.items() if shared is not None}
         parents = [
             (key, shared)
             for key, shared in feasible.items()
-            if shared.bill.idle_gpus and shared.value < limit and key not in expanded
+            if shared.bill.idle_gpus and shared.value < to_beat_usd_per_h and key not in expanded
         ]
         if not parents:
             break

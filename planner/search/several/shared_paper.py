@@ -162,7 +162,7 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
 
 
 def _without_tie_breaks(level0: Cheapest, alone: Sequence[Searched]) -> Cheapest:
-    """The same result with its value and bound in the objective's unit."""
+    """The same result without the prices that the search adds to break ties (`Problem.without_tie_break`)."""
     problem, _ = alone[0][0]
     value, bound = (problem.without_tie_break(each) for each in (level0.value, level0.bound))
     return replace(level0, value=value, bound=bound)
@@ -172,8 +172,8 @@ def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> b
     """Whether some limit is too small for one worker of each LLM, of the type that uses least of it."""
     types = [problem.types for (problem, _), *_ in searched]
     return any(
-        sum(min(limits.use(name, worker) for worker in each) for each in types) > amount
-        for name, amount in limits.rows()
+        sum(min(limits.use(limit, worker) for worker in each) for each in types) > amount
+        for limit, amount in limits.rows()
     )
 
 

@@ -161,10 +161,8 @@ def parse_columns(written: str | Mapping[str, Any], where: str = "--map") -> Col
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{where}: {role}: expected the name of a column, found {show_value(value)}")
         name, unit = _split_unit(value.strip())
-        if unit and role not in (
-            *_TIMES,
-            "duration",
-        ):  # No other role has a unit, so the colon is in the name.
+        if unit and role not in (*_TIMES, "duration"):
+            # No other role has a unit, so the colon is in the name.
             name, unit = value.strip(), ""
         column_by_role[role] = name
         if unit:

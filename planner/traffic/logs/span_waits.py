@@ -148,9 +148,8 @@ def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _Cal
     is_waited_for = [False] * len(groups)
     for k, group in enumerate(groups):
         ended = bisect_right(ends_ns, group.start_ns)  # So many groups had ended when this one began.
-        while (
-            ended and by_end[ended - 1] >= k
-        ):  # A span of no length ends as it begins: it is not before itself.
+        # A span of no length ends as it begins: it is not before itself.
+        while ended and by_end[ended - 1] >= k:
             ended -= 1
         if not ended:
             firsts += group.firsts
