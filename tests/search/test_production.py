@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import cache
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -22,12 +23,14 @@ from planner.search.evidence.plan import Plan
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, objective
 from planner.search.oracle.headroom import find_headroom, holds_with
-from planner.search.oracle.scenarios import TESTED, Scenarios
+from planner.search.oracle.scenarios import TEST_BLOCK, TESTED, Scenarios, next_block
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios, with_search_scenarios
 from planner.search.production import three_answers
 from planner.search.production.cheapest_kept import find_cheaper_kept, find_cheapest_kept, grow_other_designs
+from planner.search.production.scenario_test import MOST_TEST_SCENARIOS
 from planner.search.production.three_answers import _near_feasible, find_production_fleet, with_answers
+from planner.solvers.repeats import decision
 from planner.traffic.scaling import same_requests
 
 SAFE = {"safety": {"kept_in": 0.9}}
@@ -279,6 +282,36 @@ def test_futures_are_the_same_for_the_same_seed_and_spread_evenly() -> None:
     assert abs(z.mean(axis=0)).max() < 1e-9 and (np.sort(z, axis=0)[0] == np.sort(z, axis=0)[0]).all()
     assert not same_requests(one[0].trace, one[1].trace)
     assert not same_requests(Scenarios(task, traffic(), 4, 1, 20)[0].trace, one[0].trace)
+
+
+def test_every_block_of_test_scenarios_has_evenly_spread_step_times() -> None:
+    scenarios = Scenarios(question(**SAFE), traffic(), 3, TESTED)
+    blocks = [[scenarios[i].z for i in range(b * TEST_BLOCK, (b + 1) * TEST_BLOCK)] for b in range(40)]
+    for block in blocks:
+        quantiles = np.vectorize(NormalDist().cdf)(np.array(block))
+        parts = np.sort((quantiles * TEST_BLOCK).astype(int), axis=0)
+        assert (parts == np.arange(TEST_BLOCK)[:, None]).all()
+    z = np.array(blocks)
+    # Over blocks they are drawn from all of each part, without correlation of the phases.
+    assert len(np.unique(z)) == z.size and np.abs(z).max() > NormalDist().inv_cdf(1 - 0.4 / TEST_BLOCK)
+    assert abs(np.corrcoef(z.reshape(-1, 2).T)[0, 1]) < 0.1
+    assert [next_block(n) for n in (0, 1, 31, 32, 33)] == [0, 32, 32, 32, 64]
+
+
+def test_evenly_spread_step_times_make_the_test_err_less() -> None:
+    """A fleet that is kept up to a step time, so in 88 of 100 scenarios, or in 94. Wald's test of independent
+    scenarios passes the first in 17 % of tests and the second in 92 %.
+    """
+    wrong, right = 0, 0
+    for seed in range(60):
+        scenarios = Scenarios(question(**SAFE), traffic(), seed, TESTED)
+        prefill_z = np.array([scenarios._z(i)[0] for i in range(MOST_TEST_SCENARIOS)])
+        for share_frac in (0.88, 0.94):
+            is_kept = (prefill_z < NormalDist().inv_cdf(share_frac)).tolist()
+            decisions = (decision(sum(is_kept[:n]), n, 0.85, 0.95) for n in range(1, MOST_TEST_SCENARIOS + 1))
+            holds = next((each for each in decisions if each != "open"), "open") == "holds"
+            wrong, right = wrong + (holds and share_frac < 0.9), right + (holds and share_frac > 0.9)
+    assert wrong <= 1 and right == 60
 
 
 def test_growth_is_more_traffic() -> None:

@@ -20,7 +20,7 @@ from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.scenarios import Scenario, Scenarios
+from planner.search.oracle.scenarios import TEST_BLOCK, Scenario, Scenarios
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.repeats import decision
 
@@ -33,7 +33,7 @@ TEST_REQUESTS = 6_000_000
 LEAST_TEST_SCENARIOS = 28
 MOST_TEST_SCENARIOS = 200
 # The second test of a chosen fleet begins so many scenarios later, where no first test of a plan arrives.
-PICKED_LATER = 1_000
+PICKED_LATER = 32 * TEST_BLOCK
 # A test simulates its scenarios in batches, and checks its time between them: about AT_ONCE_REQUESTS
 # requests, in at least and at most so many scenarios.
 AT_ONCE_REQUESTS = 1_000_000

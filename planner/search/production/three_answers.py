@@ -42,7 +42,7 @@ from planner.search.oracle.fleet_counts import (
 )
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.headroom import find_headroom, holds_with
-from planner.search.oracle.scenarios import drawn_by
+from planner.search.oracle.scenarios import drawn_by, next_block
 from planner.search.oracle.stopping import StoppedError, in_time
 from planner.search.problem.bill import bill_fleet, bought_pools, paid_whole_usd_per_h
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
@@ -210,7 +210,7 @@ def _find_production_fleet(
             least = cheapest_kept.find_cheaper_kept(
                 scenario_problem, paper, next(iter(grown), None), start, refuted=objective(best)
             )
-        first += kept_in.scenario_count
+        first = next_block(first + kept_in.scenario_count)
     if trial is None:
         return None
     return _with_polished_pins(_with_cheaper_fleets(_with_other_roles(trial, paper), paper))

@@ -26,6 +26,7 @@ from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
 from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective
+from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import EFFORT_S, is_over, now_s
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import (
@@ -95,8 +96,8 @@ class _LlmProduction:
         )
 
     def add_test_scenarios(self) -> None:
-        """Add the scenarios of the failed test to those of the search. The next test begins at the first
-        scenario after them, so that no test uses a scenario that the search has seen.
+        """Add the scenarios of the failed test to those of the search. The next test begins at the block
+        after them, so that no test uses a scenario that the search has seen.
         """
         assert self.test is not None and self.kept_in is not None
         tested_count = self.kept_in.scenario_count
@@ -105,7 +106,7 @@ class _LlmProduction:
         self.problem = with_scenarios(
             self.on_paper.problem, scenarios, self.test.safety.most_missed(len(scenarios))
         )
-        self.test.first += tested_count
+        self.test.first = next_block(self.test.first + tested_count)
         self.alone_holds = False
 
 
