@@ -380,7 +380,10 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
         answer, lossy_fleet, first_lossy = _answer_with_a_loss(trial, paper)
         # The first fleet with a loss has workers to spare, even if it fails its own test: it may be the
         # better fleet for production.
-        trial = _prefer_lossy_fleet(trial, first_lossy)
+        preferred = _prefer_lossy_fleet(trial, first_lossy)
+        if preferred is not trial:
+            answer, lossy_fleet = _cheaper_with_one_more(preferred, answer, lossy_fleet)
+        trial = preferred
     best, kept_in = trial.best, trial.kept_in
     paper_kept_in = _kept_in_of_paper_fleet(problem, paper, trial)
     answer_on_paper = (
@@ -459,6 +462,28 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
     if costs_less:
         best, test, kept_in = _with_fewest_workers(trial.searched_problem, test, best, kept_in)
     return replace(trial, best=best, test=test, kept_in=kept_in)
+
+
+def _cheaper_with_one_more(
+    trial: FleetTrial, answer: facts.Answered, lossy_fleet: Counts | None
+) -> tuple[facts.Answered, Counts | None]:
+    """The answer "with a loss" and its fleet: production with one more worker of each machine where that is
+    cheaper and passes, else those given. They were searched beside another production fleet.
+    """
+    problem, more = trial.searched_problem, one_more(trial.searched_problem, trial.best)
+    most = math.inf if lossy_fleet is None else objective(lossy_fleet)
+    if (
+        problem.oracle.downscale > 1
+        or not problem.allows(more)
+        or objective(more) * problem.same_value >= most
+    ):
+        return answer, lossy_fleet
+    test = trial.test.after_a_loss()
+    kept_in, _, _ = test.decide_and_split(more)
+    if not is_test_passed(kept_in, test.safety):
+        return answer, lossy_fleet
+    lossy = replace(problem, oracle=replace(problem.oracle, spare_workers=1))
+    return _answer_with_headroom(lossy, "with-a-loss", more, kept_in), more
 
 
 def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:

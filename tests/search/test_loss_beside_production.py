@@ -1,0 +1,50 @@
+"""The fleet with a loss where its search gave production another fleet."""
+
+from __future__ import annotations
+
+import random
+
+import pandas as pd
+
+import fleetplan
+
+TASKS = 300
+
+
+def agents_calls(seed: int) -> pd.DataFrame:
+    """Tasks of three to nine calls; each prompt holds all that was said before it."""
+    rng, rows, begin_s = random.Random(seed), [], 0.0
+    for _ in range(TASKS):
+        begin_s += rng.expovariate(0.5)
+        context = 2500
+        for call in range(rng.randint(3, 9)):
+            answer = int(rng.lognormvariate(5, 0.5))
+            rows.append(
+                {
+                    "request_id": len(rows),
+                    "arrival_s": round(begin_s, 3),
+                    "input_tokens": context,
+                    "output_tokens": answer,
+                    "after": str(len(rows) - 1) if call else "",
+                    "think_s": round(rng.expovariate(0.5), 3) if call else 0.0,
+                }
+            )
+            context += answer + rng.randint(200, 1500)
+    return pd.DataFrame(rows)
+
+
+def test_one_more_worker_on_the_paid_node_is_with_a_loss() -> None:
+    """Production becomes three workers of two H100, the first fleet that was searched for a loss. A fourth is
+    on its node, which is paid whole: no fleet of two nodes is "with a loss".
+    """
+    plan = fleetplan.plan(
+        llm="Qwen3-32B",
+        slo={"task": {"p90": "1 min"}, "ttft": {"p95": "2 s"}},
+        fleet={"gpus": ["h100-80g"]},
+        trace=agents_calls(seed=2),
+    )
+    by_name = {answer.name: answer for answer in plan.plan.certificate.answers}
+    production, lossy = by_name["production"], by_name["with-a-loss"]
+    assert lossy.paid_usd_per_h == production.paid_usd_per_h == 23.92
+    (of_production,), (of_lossy,) = production.workers, lossy.workers
+    assert of_lossy.count == of_production.count + 1
