@@ -7,13 +7,15 @@ import random
 import pandas as pd
 
 import fleetplan
+from planner.api.results import PlanResult
 
 TASKS = 300
 
 
 def agents_calls(seed: int) -> pd.DataFrame:
     """Tasks of three to nine calls; each prompt holds all that was said before it."""
-    rng, rows, begin_s = random.Random(seed), [], 0.0
+    rng, begin_s = random.Random(seed), 0.0
+    rows: list[dict[str, object]] = []
     for _ in range(TASKS):
         begin_s += rng.expovariate(0.5)
         context = 2500
@@ -43,6 +45,7 @@ def test_one_more_worker_on_the_paid_node_is_with_a_loss() -> None:
         fleet={"gpus": ["h100-80g"]},
         trace=agents_calls(seed=2),
     )
+    assert isinstance(plan, PlanResult)
     by_name = {answer.name: answer for answer in plan.plan.certificate.answers}
     production, lossy = by_name["production"], by_name["with-a-loss"]
     assert lossy.paid_usd_per_h == production.paid_usd_per_h == 23.92
