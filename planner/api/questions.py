@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.documents.dotted import keys_of, spelled_keys, with_value
-from planner.documents.several_llms_question import parse_entries
+from planner.documents.several_llms_question import SHARED, parse_entries
 from planner.documents.task import PlanQuestion, parse_task, with_config
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml, to_yaml
@@ -65,6 +65,15 @@ class TaskDocument:
     def task(self) -> PlanQuestion:
         """The question in the form that the search takes, for one LLM."""
         return parse_task(self.document, self.catalog, where=str(self.path))
+
+    def of_each_llm(self) -> dict[str, TaskDocument]:
+        """The question of each LLM of several by itself, by its name: its own keys and what all share."""
+        document = _without_traces_in_memory(self.document)
+        shared = {key: document[key] for key in SHARED if key in document}
+        return {
+            entry.name: changed(self, document={**entry.own, **shared}, is_as_read=False)
+            for entry in parse_entries(document, self.path, self.catalog)
+        }
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> TaskDocument:
         """This question with other values: `replace({"slo.ttft.p90": "3 s"})`, or

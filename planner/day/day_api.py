@@ -275,7 +275,25 @@ def _day_question(
         start_notes=start_notes(fleet, day_section, facts),
         fleet_note=fleet_note,
         stock={gpu: count for gpu, count in task.stock_and_owned.items() if count is not None},
+        warnings=_unheeded(task),
     )
+
+
+def _unheeded(task: PlanQuestion) -> tuple[str, ...]:
+    """A warning for what the question asks of a fleet, and the days of pools that change are not held to."""
+    limits = {"power": task.power_limit_w, "cost": task.cost_limit_usd_per_h, "gpus": task.gpu_limit}
+    warnings = []
+    if task.spare_workers or task.spare_nodes:
+        warnings.append(
+            "spare: only the plan of the fleet that stands all day heeds it; controllers and the optimum "
+            "keep their windows without a loss and pay for no spare, so they are cheaper than the same safety"
+        )
+    if named := [name for name, limit in limits.items() if limit is not None]:
+        warnings.append(
+            f"limits: {', '.join(named)}: only the plan of the fleet that stands all day heeds them, and "
+            "pools that grow may exceed them: give a stock under fleet: gpus, or most"
+        )
+    return tuple(warnings)
 
 
 def _day_together(
@@ -352,7 +370,10 @@ def _fleets_of_llms(
             f"fleet: with several LLMs, expected the folder of their plan, or a fleet for each of "
             f"{', '.join(names)}; found {standing_text}"
         )
-    return {name: read_fleet(fleet, question.catalog) for name, fleet in standing.items()}
+    questions = question.of_each_llm()
+    return {
+        name: read_fleet(fleet, question.catalog, slo=questions[name]) for name, fleet in standing.items()
+    }
 
 
 def elastic_pools(

@@ -85,6 +85,7 @@ class DayQuestion:
     is_paid_all_day: bool = False  # Whether the most GPUs in use at once are paid all day (several LLMs).
     sleep_level: int = 0  # The level of vLLM's sleep mode: 1 or 2, or 0 for workers that start anew.
     sleep_notes: tuple[str, ...] = ()  # What sleeping takes beside GPUs, in sentences.
+    warnings: tuple[str, ...] = ()  # What the question asks that the days do not heed, in sentences.
 
     @property
     def every_s(self) -> float:
@@ -299,7 +300,7 @@ def study_day(
             )
         except (InputError, InfeasibleError) as error:
             why = str(error)
-    warnings = (*short_day_warnings(question.trace), *warnings_of(train, rows))
+    warnings = (*question.warnings, *short_day_warnings(question.trace), *warnings_of(train, rows))
     return DayAnswer(question, judged, tuple(rows), best_day, why, capacity, tuple(left_out), warnings)
 
 

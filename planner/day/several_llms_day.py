@@ -192,7 +192,11 @@ def study_day_together(
             no_optimum=no_optimum,
             capacity=deployments[llm_index].capacity,
             left_out=tuple(left_out),
-            warnings=(*short_day_warnings(llm_questions[llm_index].trace), *warnings_of(train, own_rows)),
+            warnings=(
+                *llm_questions[llm_index].warnings,
+                *short_day_warnings(llm_questions[llm_index].trace),
+                *warnings_of(train, own_rows),
+            ),
             winner_name=winner.name,
         )
     warnings = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.warnings))

@@ -51,6 +51,20 @@ def asked(stock: int = 4, **changes: Any) -> JointDayResult:
     return found
 
 
+def test_given_fleets_cost_what_the_question_says_and_what_no_day_heeds_is_said() -> None:
+    """10 USD for every GPU hour."""
+    whole = question()
+    whole["fleet"] |= {"prices": {"l40s-48g": "10 usd/h"}, "sold_as": {"l40s-48g": "gpu"}}
+    whole |= {"limits": {"gpus": 6}, "day": {"controllers": ["hpa"], "start": "20 s", "optimum": False}}
+    whole["llms"]["chat"]["spare"] = "1 worker"
+    traces = {"chat": traffic(late=False), "code": traffic(late=True)}
+    answer = fleetplan.day(whole, traces, standing={"chat": STANDING, "code": STANDING}, time_limit_s=30)
+    static = answer.answer.rows[0]
+    assert static.usd == pytest.approx(10 * sum(part.gpu_hours for part in static.parts))
+    warnings = "\n".join(answer.to_dict()["warnings"])
+    assert "spare: only the plan" in warnings and "limits: gpus: only the plan" in warnings
+
+
 @pytest.fixture(scope="module")
 def found() -> JointDayResult:
     return asked()
