@@ -59,6 +59,7 @@ def test_given_fleets_cost_what_the_question_says_and_what_no_day_heeds_is_said(
     whole["llms"]["chat"]["spare"] = "1 worker"
     traces = {"chat": traffic(late=False), "code": traffic(late=True)}
     answer = fleetplan.day(whole, traces, standing={"chat": STANDING, "code": STANDING}, time_limit_s=30)
+    assert isinstance(answer, JointDayResult)
     static = answer.answer.rows[0]
     assert static.usd == pytest.approx(10 * sum(part.gpu_hours for part in static.parts))
     warnings = "\n".join(answer.to_dict()["warnings"])
