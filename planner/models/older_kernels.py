@@ -29,7 +29,9 @@ on 0.17. Before 0.16 k is 0.65 ms. Llama-3.1-70B in fp8 on 0.10 alone gives 0.8 
 0.65 the inter-token latencies of ML.ENERGY on 0.11 would be too long. With these values 92 to 98 % of TTFTs
 lie inside the spread, without the launches 43 to 82 %. Dense LLMs in 16 bits launch less: 0.4 ms. With 8
 seats, whose graphs end at 16 tokens, the slowest hundredth of gaps takes 0.26 to 0.43 ms a layer on 0.11
-(Llama-3.1-70B 0.26, Qwen3-32B 0.40, gemma-3-27b 0.39, 8B LLMs 0.43).
+(Llama-3.1-70B 0.26, Qwen3-32B 0.40, gemma-3-27b 0.39, 8B LLMs 0.43). Mixtures in 8 and 16 bits launch more:
+0.9 ms, the least of what they take with 16 seats (Qwen3-235B 0.86, Qwen3-30B-A3B 1.17, Qwen3-Coder 1.11,
+DeepSeek-V3.1 1.8).
 
 On other GPUs the same 1.45 ms counts for LLMs with experts in fp8 by blocks from 0.16 to 0.18, without a fit
 there: MiniMax-M2.5 on 8 H200 takes 105 ms for 1024 tokens, its kernels 48. All other LLMs, and these on other
@@ -66,7 +68,8 @@ LAYER_S_BEFORE = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
 BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")  # GPUs of gpus.yaml.
 # (first version without it, k of versions before it), on the GPUs of BLACKWELL.
 LAUNCHES_S_BEFORE = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
-PLAIN_LAUNCHES_S_BEFORE = ((0, 16), 0.4e-3)  # The same for dense LLMs in 16 bits.
+# The same before 0.16 for dense LLMs in 16 bits, and for mixtures whose experts have 8 or 16 bits.
+PLAIN_LAUNCHES_S, MIXTURE_LAUNCHES_S = 0.4e-3, 0.9e-3
 # LLMs with experts in fp8 by blocks have no such launches from this version on: a nightly after 0.18 (April
 # 2026) has none for MiniMax-M2.5 in fp8 on B300, and all of them for the same LLM in nvfp4 on B200.
 BLOCK_LAUNCHES_GONE = (0, 18, 2)
@@ -100,16 +103,27 @@ def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     is_gone = has_blocks and version >= BLOCK_LAUNCHES_GONE
     if not is_gone and (gpu.base in BLACKWELL or (has_blocks and version >= BLOCK_LAUNCHES_SEEN)):
         older_s = next((least_s for first, least_s in LAUNCHES_S_BEFORE if version < first), 0.0)
-        is_plain = not llm.is_mixture and llm.weights == "bf16"
-        if is_plain and version < PLAIN_LAUNCHES_S_BEFORE[0]:
-            older_s = PLAIN_LAUNCHES_S_BEFORE[1]
+        if version < LAUNCHES_S_BEFORE[0][0]:
+            older_s = _oldest_launches_s(llm)
         layer_s = max(layer_s, older_s)
     return llm.layers * layer_s
 
 
+def _oldest_launches_s(llm: Llm) -> float:
+    """k on the GPUs of BLACKWELL before the first version of LAUNCHES_S_BEFORE."""
+    if llm.is_mixture and _experts_formats(llm) <= {"bf16", "fp8", BLOCK_FORMAT}:
+        return MIXTURE_LAUNCHES_S
+    is_plain = not llm.is_mixture and llm.weights == "bf16"
+    return PLAIN_LAUNCHES_S if is_plain else LAUNCHES_S_BEFORE[0][1]
+
+
 def _has_block_experts(llm: Llm) -> bool:
     """Whether the experts are in fp8 by blocks."""
-    return BLOCK_FORMAT in {weights for part, weights, *_ in llm.parts() if part == "experts"}
+    return BLOCK_FORMAT in _experts_formats(llm)
+
+
+def _experts_formats(llm: Llm) -> set[str]:
+    return {weights for part, weights, *_ in llm.parts() if part == "experts"}
 
 
 def sparse_launches_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
