@@ -406,12 +406,13 @@ def best_sizes(
     )
     finer = finer_day(runs, bound.up, sizes, best.usd, progress, deadline)
     if finer is not None:
-        status = f"changes at any moment; on the grid {best.usd:,.2f} USD, {status}"
+        status = f"its sizes change at any moment; else {best.usd:,.2f} USD, {status}"
         best = summarize_run(question, OPTIMUM, finer.day.run, {})
         edges_s, sizes = np.append(finer.times_s, terms.edges_s[-1]), finer.workers
     if controller is not None and controller.usd < best.usd:
         best = replace(controller, name=OPTIMUM, parameters={}, settings_count=1)
-        status = f"what {controller.name} did, which changes sizes at other moments than the grid's"
+        moments = "" if controller.name == STATIC else ", which changes sizes between the steps of `every`"
+        status = f"what {controller.name} did{moments}"
     return Optimum(
         best,
         edges_s,

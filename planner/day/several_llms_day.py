@@ -360,7 +360,9 @@ def _find_optimum(
     status, bound_usd = cheapest.status, cheapest.bound_usd
     described_days = [(row, f"what {row.name} did") for row in rows if row.keeps]
     if (of_each := _cheapest_of_each(best, rows, terms)) is not None:
-        described_days.append((of_each, "of each LLM what a controller did, or sizes of the grid"))
+        described_days.append(
+            (of_each, "of each LLM what a controller did, or sizes that change at steps of `every`")
+        )
     cheapest_row, words = min(described_days, key=lambda described: described[0].usd, default=(best, ""))
     if cheapest_row.usd < best.usd:
         renamed = tuple(

@@ -230,15 +230,24 @@ class Catalog:
             for row in self.llms
             for name in (row, *(self.provenance[row].aliases if row in self.provenance else ()))
         ]
-        names = {alias: (row, row) for alias, row in self.llm_aliases.items()}
+        names = {alias: (row, self._checkpoint_of(alias, row)) for alias, row in self.llm_aliases.items()}
         names |= {name.lower(): (row, name) for row, name in spelled if "/" in name}
         by_last_part: dict[str, list[tuple[str, str]]] = {}
         for row, name in spelled:
-            by_last_part.setdefault(name.rpartition("/")[2].lower(), []).append((row, name))
+            by_last_part.setdefault(_last_part(name), []).append((row, name))
         for last_part, named_rows in by_last_part.items():
             if len({row for row, _ in named_rows}) == 1:
                 names.setdefault(last_part, named_rows[0])
         return names
+
+    def _checkpoint_of(self, alias: str, row: str) -> str:
+        """The checkpoint that a name of this row means: the row's, or that of its names which has all words
+        of this one. "llama-3.3-70b" names the row meta-llama/Llama-3.1-70B, but another checkpoint.
+        """
+        others = self.provenance[row].aliases if row in self.provenance else ()
+        candidates = (row, *(name for name in others if "/" in name))
+        words = set(alias.rpartition("/")[2].split("-"))
+        return next((name for name in candidates if words <= set(_last_part(name).split("-"))), row)
 
     def step_latency(
         self,
@@ -752,6 +761,11 @@ def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
         source=row.plain_text("source"),
         date=row.plain_text("date"),
     )
+
+
+def _last_part(name: str) -> str:
+    """The name behind the "/", in lower case."""
+    return name.rpartition("/")[2].lower()
 
 
 def _unknown_name(

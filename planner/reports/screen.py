@@ -454,7 +454,7 @@ def _routers(plan: Plan) -> list[Glance]:
     if not rows or not plan.fleet.leaves_choice:
         return []
     targets_by_text: dict[str, list[str]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: not row.keeps):  # Those that keep the SLO come first.
         text = router_text(row) if row.keeps else f"NOT kept, {router_text(row)}: {decided_text(row)}"
         targets_by_text.setdefault(text, []).append(row.target)
     kept_count = sum(row.keeps for row in rows)

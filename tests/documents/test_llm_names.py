@@ -17,6 +17,9 @@ CATALOG = read_catalog()
     [
         ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"),
         ("llama-3.3-70b-instruct", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("deepseek-v3.1", "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3.1"),
+        ("llama-3.1-70b", "meta-llama/Llama-3.1-70B", "meta-llama/Llama-3.1-70B"),
         ("META-LLAMA/llama-3.1-8b", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
         ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
         ("qwen3-32b", "Qwen/Qwen3-32B", "Qwen/Qwen3-32B"),

@@ -576,3 +576,11 @@ def test_a_drafters_name_that_no_command_line_carries_is_refused() -> None:
     pools = (replace(fleet.pools[0], type=replace(kind, speculation=drafts)),)
     with pytest.raises(InputError, match="expected a name such as"):
         engine_command.engine_flags(pools[0], replace(fleet, pools=pools), 5000)
+
+
+def test_a_folder_beside_us_is_no_name_of_the_hub() -> None:
+    """`llm: mymoe`, the folder of a config.json: targets that load by names of the hub refuse it."""
+    fleet = FLEETS["mixed"]
+    refused = manifests.find_refused_targets(replace(fleet, llm=replace(fleet.llm, name="mymoe")), 4096)
+    for target in ("kserve", "llm-d"):
+        assert f"{target}: loads the LLM from the Hugging Face hub, found 'mymoe'" in refused[target]

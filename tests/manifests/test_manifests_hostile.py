@@ -111,7 +111,7 @@ def test_templates_get_plain_names_only() -> None:
 
 def test_no_name_of_an_llm_changes_the_structure() -> None:
     """Comments and headings keep their number; the same keys stand in the same places."""
-    tame = rendered("tame").files
+    tame = rendered("me/tame").files
 
     def shape(value: Any) -> Any:
         if isinstance(value, dict):

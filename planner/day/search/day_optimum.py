@@ -130,8 +130,12 @@ class DayOptimum:
     def status(self) -> str:
         """What is known of the sequence, in a few words for the report."""
         if not self.is_optimal:
-            return f"no cheaper one is known on this grid; at most {100 * self.gap_frac:.2g} % cheaper"
-        return "optimal on this grid" + ("" if self.is_exact else ", if more workers never hurt")
+            return (
+                "of sizes that change at steps of `every` alone none are known that cost less, and none cost "
+                f"over {100 * self.gap_frac:.2g} % less"
+            )
+        exactly = "" if self.is_exact else ", if more workers never hurt"
+        return f"the least of all sizes that change at steps of `every` alone{exactly}"
 
 
 @dataclass(slots=True, eq=False)
