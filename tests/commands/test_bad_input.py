@@ -747,9 +747,9 @@ def test_two_gigabytes_in_one_line_cost_neither_time_nor_memory(run: Run, here: 
     }.items():
         (here / name).write_text(start)
         os.truncate(here / name, 2 * 10**9)
-    peak_kb, start_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    peak_kb, start_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     outcome = run(*command_line(case))
-    assert time.monotonic() - start_s < 3.0
+    assert time.process_time() - start_s < 3.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_kb < 128 * 1024
     assert outcome.code == 1 and re.fullmatch(f"plan: .*{case.says}.*", outcome.complaint), outcome
     assert not (here / "out").exists()
@@ -801,10 +801,10 @@ def test_traces_without_a_rate_or_gaps_can_be_simulated_and_described(
 @pytest.mark.parametrize("lines", [bomb, lambda: "a: " + "[" * 100_000], ids=["bomb", "deep"])
 def test_yaml_is_refused_before_it_grows(here: Path, lines: Callable[[], str]) -> None:
     (here / "x.yaml").write_text(lines())
-    start_s = time.monotonic()
+    start_s = time.process_time()
     with pytest.raises(InputError, match=r"x.yaml, line \d+: is not valid YAML"):
         checked_files.read_yaml(here / "x.yaml")
-    assert time.monotonic() - start_s < 1.0
+    assert time.process_time() - start_s < 1.0
 
 
 def test_yaml_anchors_and_merge_keys_are_welcome(here: Path) -> None:

@@ -34,6 +34,7 @@ class Waits(BestSoFar):
 plan_command.BestSoFar = Waits
 main()
 """
+PATIENCE_S = 600.0  # A busy machine is slow, not wrong.
 MOMENTS_S = (0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 1.1, 1.5, 2.2, 3.0, 4.5)
 
 
@@ -50,7 +51,7 @@ def interrupted(
     time.sleep(after_s)
     run.send_signal(by)
     sent_s = time.monotonic()
-    _, said = run.communicate(timeout=60)
+    _, said = run.communicate(timeout=PATIENCE_S)
     return run.returncode, said.decode(), time.monotonic() - sent_s
 
 
@@ -65,7 +66,7 @@ def test_what_ends_a_service_leaves_the_best_fleet_as_ctrl_c_does(tmp_path: Path
     ) as run:
         assert run.stdout is not None and run.stdout.read(1) == "."
         run.send_signal(signal.SIGTERM)
-        _, said = run.communicate(timeout=60)
+        _, said = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 143, said
     assert said.splitlines()[-1].startswith("plan: interrupted; the best fleet so far is ")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["best-so-far.yaml"]

@@ -60,7 +60,7 @@ def question(trace: Trace, *, start_s: float = 20.0, train_frac: float = 0.0) ->
 
 @pytest.fixture(scope="module")
 def answer() -> DayAnswer:
-    return study_day(question(a_day()), parse_controllers("hpa,cron,fleetplan"), time_limit_s=20)
+    return study_day(question(a_day()), parse_controllers("hpa,cron,fleetplan"), time_limit_s=600)
 
 
 def test_what_stands_all_day_is_simulated_as_ever(answer: DayAnswer) -> None:
@@ -166,7 +166,7 @@ def test_a_window_holds_by_its_attainment_too(answer: DayAnswer) -> None:
 def test_settings_are_chosen_on_the_first_part_and_judged_on_the_rest() -> None:
     trace = a_day(windows=24, seed=1)
     found = study_day(
-        question(trace, train_frac=0.75), parse_controllers("hpa"), time_limit_s=20, optimum=False
+        question(trace, train_frac=0.75), parse_controllers("hpa"), time_limit_s=600, optimum=False
     )
     train, judged = split_training(trace, 0.75)
     assert train is not None and len(train) + len(judged) == len(trace)
@@ -190,7 +190,7 @@ def test_no_workers_suffice_is_told(answer: DayAnswer) -> None:
         pools=(replace(asked.pools[0], most=1),),
         fleet=replace(asked.fleet, pools=(replace(asked.fleet.pools[0], count=1),)),
     )
-    found = study_day(few, parse_controllers("static"), time_limit_s=20)
+    found = study_day(few, parse_controllers("static"), time_limit_s=600)
     assert found.optimum is None and "allow more workers" in found.no_optimum
     assert not found.static.keeps and found.winner is found.static
 
@@ -207,12 +207,12 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     trace = a_day(8)
     asked = DayQuestion(fleet, pools, SLO, trace, 0.0, EVERY_S, stock={"paper": 4})
     chosen = parse_controllers({"hpa": {"metric": "concurrency", "target": 1}})
-    found = study_day(asked, chosen, time_limit_s=20)
+    found = study_day(asked, chosen, time_limit_s=600)
     runs = [row.run for row in found.rows] + ([found.optimum.day.run] if found.optimum else [])
     for run in runs:
         for at_s in {span.requested_s for span in run.spans}:
             assert sum(span.requested_s <= at_s < span.gone_s for span in run.spans) <= 4
-    free = study_day(replace(asked, stock={}), chosen, time_limit_s=20)
+    free = study_day(replace(asked, stock={}), chosen, time_limit_s=600)
     most = max(
         sum(span.requested_s <= at.requested_s < span.gone_s for span in free.rows[1].run.spans)
         for at in free.rows[1].run.spans

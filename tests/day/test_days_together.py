@@ -46,7 +46,7 @@ def asked(stock: int = 4, **changes: Any) -> JointDayResult:
     whole = question(stock)
     whole["day"] |= changes
     traces = {"chat": traffic(late=False), "code": traffic(late=True)}
-    found = fleetplan.day(whole, traces, standing={"chat": STANDING, "code": STANDING}, time_limit_s=30)
+    found = fleetplan.day(whole, traces, standing={"chat": STANDING, "code": STANDING}, time_limit_s=600)
     assert isinstance(found, JointDayResult)
     return found
 
@@ -112,7 +112,7 @@ def test_with_gpus_enough_the_optimum_is_that_of_each_alone() -> None:
     for name, late in (("chat", False), ("code", True)):
         whole = question(6)
         one = whole["llms"][name] | {"fleet": whole["fleet"], "day": whole["day"] | {"controllers": "static"}}
-        found = fleetplan.day(one, traffic(late=late), standing=STANDING, time_limit_s=30)
+        found = fleetplan.day(one, traffic(late=late), standing=STANDING, time_limit_s=600)
         assert found.answer.optimum is not None and not isinstance(found, JointDayResult)
         alone.append(found.answer.optimum.usd)
     assert both.optimum is not None

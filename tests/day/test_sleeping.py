@@ -131,7 +131,7 @@ def test_a_day_of_llms_that_sleep(tmp_path: Path) -> None:
     """16 GB wake at 10.9 GB/s in 1.7 s, after 1.6 s in which the other LLM's fall asleep at 10 GB/s."""
     traces = {"chat": traffic(late=False), "code": traffic(late=True)}
     standing = {"chat": STANDING, "code": STANDING}
-    result = fleetplan.day(question(sleep=1), traces, standing=standing, time_limit_s=30)
+    result = fleetplan.day(question(sleep=1), traces, standing=standing, time_limit_s=600)
     assert isinstance(result, JointDayResult)
     answer, optimum = result.answer, result.answer.optimum
     assert optimum is not None and optimum.day.keeps

@@ -28,7 +28,7 @@ def catalog() -> Catalog:
 
 
 def write_plan(catalog: Catalog, slo: Path, trace: Path, folder: Path) -> None:
-    found = plan(read_task(slo, catalog), read_trace(trace, seed=None), catalog, seed=3, time_limit_s=120)
+    found = plan(read_task(slo, catalog), read_trace(trace, seed=None), catalog, seed=3)
     write_files(folder, output.render(found, command=COMMAND))
 
 

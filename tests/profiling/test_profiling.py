@@ -173,8 +173,9 @@ def test_no_budget_for_a_single_step_is_an_error(tmp_path: Path) -> None:
 
 
 def test_noiseless_measuring_ends_before_the_budget(tmp_path: Path) -> None:
-    """Fits to a formula of their own form agree exactly once every coefficient is seen."""
-    meter = FakeMeter()
+    """Fits to a formula of their own form agree exactly once every coefficient is seen: of short contexts
+    after 40 rows, of longer ones after a thousand."""
+    meter = FakeMeter(Limits(2048, 16, 1024, 20_000, 16))
     said: list[str] = []
     measure_into(tmp_path / "t.csv", meter, HEADER, Budget(1e5, clock=meter.clock), progress=said.append)
     assert "done early" in said[-1] and meter.now_s < 1e4
@@ -336,10 +337,13 @@ def test_mean_power_is_energy_over_time() -> None:
         nvmlDeviceGetPowerUsage=lambda _: next(watts_mw),
         NVMLError=RuntimeError,
     )
-    start_s = time.monotonic()
+    before_s = time.monotonic()
     with PowerSampler(GpuPower(nvml, None)) as power:
+        inside_s = time.monotonic()
         time.sleep(0.3)
-    assert power.mean_w == pytest.approx(75 / (time.monotonic() - start_s), rel=0.2)
+        most_w = 75 / (time.monotonic() - inside_s)
+    least_w = 75 / (time.monotonic() - before_s)
+    assert power.mean_w is not None and 0.99 * least_w <= power.mean_w <= 1.01 * most_w
     assert power.peak_w == 110
     with PowerSampler(None) as nothing:
         pass

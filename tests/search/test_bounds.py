@@ -282,9 +282,9 @@ def some_traffic() -> Trace:
 def test_a_bound_without_time_is_nothing_and_takes_none() -> None:
     task = question({"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}}, ["a100-80g", "h100-80g"])
     problem = build_problem(task, some_traffic(), CATALOG)
-    began = time.monotonic()
+    began_s = time.process_time()
     assert lower_bound(replace(problem, deadline=-math.inf)) == 0.0
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began_s < 1.0
     assert (lower_bound(problem) or 0.0) > 0.0
 
 

@@ -81,7 +81,7 @@ def test_stable_prefixes_by_hand(pool: Pool) -> None:
 def test_with_room_for_all_every_stable_token_hits(pool: Pool) -> None:
     """Of 51 x 300 + 50 x 400 tokens 51 x 200 + 50 x 300 are stable; the longest prefixes are warmed up."""
     trace = two_tools()
-    plan = plan_prefixes(trace, pool, time_limit_s=5.0, rng=np.random.default_rng(0))
+    plan = plan_prefixes(trace, pool, time_limit_s=60.0, rng=np.random.default_rng(0))
     assert plan.stable_hit_frac == pytest.approx((51 * 200 + 50 * 300) / (51 * 300 + 50 * 400))
     assert plan.session_hit_frac == 0
     assert 0 < plan.prefill_saved_frac < plan.stable_hit_frac + 0.01  # later tokens cost more
@@ -93,7 +93,7 @@ def test_with_room_for_all_every_stable_token_hits(pool: Pool) -> None:
 def test_what_recurs_only_for_a_while_is_left_to_sessions(pool: Pool) -> None:
     """Agents: every run ends, so no prefix is stable, yet most tokens hit in what memory is left."""
     trace = preble("embodied", 600, 2.0, rng=np.random.default_rng(0), block_tokens=64)
-    plan = plan_prefixes(trace, pool, time_limit_s=5.0, rng=np.random.default_rng(0))
+    plan = plan_prefixes(trace, pool, time_limit_s=60.0, rng=np.random.default_rng(0))
     assert len(plan.traffic.demand) == 1
     assert plan.stable_hit_frac == 0
     assert plan.session_hit_frac > 0.9
@@ -110,12 +110,12 @@ def test_session_savings_never_exceed_all_prefill_work(pool: Pool, sample: Trace
 def test_fewer_workers_carry_the_same_load_only_if_caches_save_work(pool: Pool, sample: Trace) -> None:
     """Traffic thirty times as dense on four workers, and the same with every id made unique."""
     dense = replace(sample, arrival_s=sample.arrival_s / 30)
-    plan = plan_prefixes(dense, pool, time_limit_s=5.0, rng=np.random.default_rng(0))
+    plan = plan_prefixes(dense, pool, time_limit_s=60.0, rng=np.random.default_rng(0))
     rng = np.random.default_rng(0)
-    assert workers_for_same_load(dense, plan, time_limit_s=5.0, rng=rng) < 4
+    assert workers_for_same_load(dense, plan, time_limit_s=60.0, rng=rng) < 4
     unique = replace(dense, prefix_ids=np.arange(len(dense.prefix_ids)))
-    plain = plan_prefixes(unique, pool, time_limit_s=5.0, rng=np.random.default_rng(0))
-    assert workers_for_same_load(unique, plain, time_limit_s=5.0, rng=rng) == 4
+    plain = plan_prefixes(unique, pool, time_limit_s=60.0, rng=np.random.default_rng(0))
+    assert workers_for_same_load(unique, plain, time_limit_s=60.0, rng=rng) == 4
     assert plain.replication.largest_load == pytest.approx(plain.uncached_load)
     assert warm_up(unique, plain) == []
 

@@ -28,7 +28,7 @@ NO_WORK = work_of([0.0], [0.0, 1000.0])
 
 
 def bound_usd(day: DayTerms, cuts: Sequence[Needs], work: LeastPaid = NO_WORK) -> float:
-    return least_lives(day, cuts, work, gap_frac=0.0, time_limit_s=10.0).bound_usd
+    return least_lives(day, cuts, work, gap_frac=0.0, time_limit_s=120.0).bound_usd
 
 
 @pytest.mark.parametrize(

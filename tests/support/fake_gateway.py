@@ -99,7 +99,7 @@ class Gateway:
             request.transport.abort()
             return web.Response()
         if what == "hangs":
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         if what == "no json":
             return web.Response(text="<html>hello</html>", content_type="text/html")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
