@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 import pulp
-from scipy.sparse import csc_matrix
 
 if TYPE_CHECKING:  # Solvers take long to import, so each is imported where it is needed.
     import highspy
     from ortools.sat.python import cp_model
+    from scipy.sparse import csc_matrix
 
 Engine = Literal["highs", "cbc", "ortools"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
@@ -179,6 +179,8 @@ class ProgramBuilder:
 
     def to_program(self) -> Program:
         """The program with all columns and rows so far."""
+        from scipy.sparse import csc_matrix
+
         shape = len(self._least), len(self.cost)
         entries = np.array(self._coefficient, float), (self._row, self._column)
         low, high = np.array(self._low, float), np.array(self._high, float)
@@ -233,6 +235,7 @@ def _run_program(
 ) -> highspy.Highs:
     """HiGHS after its run on the program, in which the columns `is_integer` are integer."""
     import highspy
+    from scipy.sparse import csc_matrix
 
     kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
     matrix, lp = csc_matrix(program.matrix), highspy.HighsLp()
