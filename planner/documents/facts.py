@@ -1044,6 +1044,17 @@ class CheaperMiss:
 
 
 @dataclass(frozen=True, slots=True)
+class FewerTested:
+    """The production fleet with one worker less, `counts` workers per pool, which did not pass its test. The
+    SLO has to be kept in `asked_frac` of scenarios; a fleet that keeps hardly more does not pass either.
+    """
+
+    counts: tuple[int, ...]
+    kept_in: KeptIn
+    asked_frac: float
+
+
+@dataclass(frozen=True, slots=True)
 class ScenariosDrawn:
     """How scenarios differ: how traffic is drawn anew, its growth, and whether all step times have a spread.
 
@@ -1059,6 +1070,7 @@ class ScenariosDrawn:
     one_in: int = 1  # Scale of those simulations: they keep one request, and one worker, of so many.
     prefix_drift_frac: float = 0.0  # The share of the popularity of prefixes that moves to other prefixes.
     cheaper: CheaperMiss | None = None  # None: no cheaper fleet was looked at, as in a scale model.
+    fewer: FewerTested | None = None  # None: no such fleet was tested.
 
 
 # -- under the routers of deployment targets ---------------------------------------------------------------

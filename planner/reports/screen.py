@@ -643,12 +643,19 @@ def why(plan: Plan) -> list[str]:
     certificate, robustness = plan.certificate, plan.certificate.around
     text = []
     fewer = None if robustness is None else _fewer(plan, robustness)
-    if robustness is not None and fewer is not None:
+    tested = None if certificate.scenarios_drawn is None else certificate.scenarios_drawn.fewer
+    if tested is not None:
+        workers = f"{counted(sum(tested.counts), 'worker')}{_counts(plan, tested.counts)}"
+        kept_text = f"{tested.kept_in.kept} of {tested.kept_in.scenario_count} scenarios{grown_text(plan)}"
+        is_near = tested.kept_in.kept_frac >= tested.asked_frac
+        why_refused = f"too near {percent(tested.asked_frac)} to pass their test" if is_near else "too few"
+        text.append(f"with {workers} the SLO is kept in {kept_text}, {why_refused}")
+    elif robustness is not None and fewer is not None:
         how_often = "no more"
         if robustness.scenario_count:
             scenarios = f"the test's first {robustness.scenario_count} scenarios{grown_text(plan)}"
             how_often = f"in {fewer.kept} of {scenarios}"
-        workers = f"{counted(fewer.workers, 'worker')}{_counts(plan, fewer)}"
+        workers = f"{counted(fewer.workers, 'worker')}{_counts(plan, fewer.counts)}"
         text.append(f"with {workers} the SLO is kept {how_often}")
     paper = certificate.find_answer("on-paper")
     if (
@@ -699,14 +706,14 @@ def _fewer(plan: Plan, robustness: Around) -> AtWorkers | None:
     return largest if largest is not None and largest.kept < required else None
 
 
-def _counts(plan: Plan, fewer: AtWorkers) -> str:
-    """The workers of each pool if there are several, and whether the price is the same, because nodes are
-    paid whole: " (3 prefill + 2 decode), for the same price,".
+def _counts(plan: Plan, worker_counts: tuple[int, ...]) -> str:
+    """The workers of each running pool if there are several, and whether the price is the same, because nodes
+    are paid whole: " (3 prefill + 2 decode), for the same price,".
     """
     roles = [pool.role for pool in plan.fleet.running_pools]
-    parts = [f"{count} {role}" for count, role in zip(fewer.counts, roles, strict=True)]
+    parts = [f"{count} {role}" for count, role in zip(worker_counts, roles, strict=True)]
     of_pools = f" ({' + '.join(parts)})" if len(parts) > 1 else ""
-    counts = iter(fewer.counts)  # Those of the running pools: a pool without workers has no count there.
+    counts = iter(worker_counts)  # Those of the running pools: a pool without workers has no count there.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
     is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < SAME_USD

@@ -15,6 +15,7 @@ from planner.documents.certificate import Throughput, certificate_document, read
 from planner.documents.facts import (
     Answered,
     Commitment,
+    FewerTested,
     ForTargets,
     Headroom,
     KeptIn,
@@ -318,6 +319,25 @@ def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
         fewer == "with 6 workers (4 prefill + 2 decode) the SLO is kept in 6 of the test's first 10 scenarios"
     )
     assert paper == "the cheapest fleet on paper, 47.84 USD/h, is kept in 3 of 10 scenarios"
+
+
+@pytest.mark.parametrize(
+    ("kept", "scenario_count", "why_refused"),
+    [(157, 173, "too near 90 % to pass their test"), (42, 49, "too few")],
+)
+def test_why_not_cheaper_quotes_the_whole_test_of_a_worker_fewer(
+    kept: int, scenario_count: int, why_refused: str
+) -> None:
+    """Where that fleet was tested, not the first ten scenarios of the study around the plan."""
+    plan = answered()
+    kept_in = KeptIn(kept, scenario_count, 0.85, 0.95, "open", False)
+    drawn = ScenariosDrawn("blocks", 20.0, 0.0, True, 32, fewer=FewerTested((4, 2), kept_in, 0.9))
+    plan = replace(plan, certificate=replace(plan.certificate, scenarios_drawn=drawn))
+    fewer, *_ = screen.why(plan)
+    scenarios = f"{kept} of {scenario_count} scenarios"
+    assert fewer == f"with 6 workers (4 prefill + 2 decode) the SLO is kept in {scenarios}, {why_refused}"
+    document = json.loads(certificate_json(plan))
+    assert read_certificate(document["certificate"], document["facts"]).scenarios_drawn == drawn
 
 
 @pytest.mark.parametrize("is_own", [False, True])

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from shares import some
 
-from planner.documents.facts import KeptIn
+from planner.documents.facts import FewerTested, KeptIn
 from planner.documents.safety import Safety
 from planner.search.production import scenario_test
 from planner.search.production.scenario_test import LEAST_TEST_SCENARIOS, TEST_REQUESTS
+from planner.search.production.three_answers import _one_fewer_refused
 from planner.solvers.repeats import decision
 
 
@@ -66,3 +67,20 @@ def test_nothing_is_asked_once_the_time_is_over() -> None:
     assert (
         isinstance(said, KeptIn) and said.scenario_count == len(oracle.asked) < 10 and said.decision == "open"
     )
+
+
+def test_the_fleet_with_a_worker_less_that_fails_is_kept_with_its_result() -> None:
+    """Of pools p and d: a prefill worker less keeps 0 scenarios, a decode worker less four of five."""
+    prefill, decode = (SimpleNamespace(name=name) for name in ("p", "d"))
+    best: Any = ((prefill, 2), (decode, 3))
+    oracle: Any = Outcomes(([True] * 4 + [False]) * 12)
+    test = scenario_test.ScenarioTest(oracle, range(1000), Safety(kept_in_frac=0.9), 0, lambda: False)  # type: ignore[arg-type]
+    fewer = test.decide(((prefill, 2), (decode, 2)))  # type: ignore[arg-type]
+    assert fewer.kept > 0 and fewer.decision != "holds"
+    oracle.kept = [False] * 60
+    test.decide(((prefill, 1), (decode, 3)))  # type: ignore[arg-type]
+    oracle.kept = [True] * 60
+    passed = test.decide(best)
+    trial = scenario_test.FleetTrial(best, passed, None, test)  # type: ignore[arg-type]
+    assert _one_fewer_refused(trial) == FewerTested((2, 2), fewer, 0.9)
+    assert _one_fewer_refused(replace(trial, best=((prefill, 9), (decode, 9)))) is None  # type: ignore[arg-type]

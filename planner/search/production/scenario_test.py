@@ -8,7 +8,7 @@ chosen among several because it passes is tested twice (`decide_picked`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from planner.domain import ROUNDING
 from planner.fleet import Fleet, Policies
 from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import run_each
-from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_counts import Counts, Named, names_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import TEST_BLOCK, Scenario, Scenarios
 from planner.search.problem.plan_problem import Problem
@@ -49,7 +49,8 @@ MOST_SIDE_SCENARIOS = 32
 @dataclass(slots=True, eq=False)
 class ScenarioTest:
     """A test of fleets in `scenarios` that no search has seen, from the number `first` on. With
-    `is_after_loss` the oracle removes a worker, and results are marked so.
+    `is_after_loss` the oracle removes a worker, and results are marked so. `refused` has the last result of
+    each fleet that did not pass.
     """
 
     oracle: Oracle
@@ -58,6 +59,7 @@ class ScenarioTest:
     first: int
     out_of_time: Callable[[], bool]
     is_after_loss: bool = False
+    refused: dict[Named, KeptIn] = field(default_factory=dict)
 
     @property
     def side_scenarios(self) -> int:
@@ -102,7 +104,10 @@ class ScenarioTest:
             batch = range(number, number + batch_size)
             for k, is_kept in zip(batch, self._are_kept(counts, batch), strict=True):
                 (kept if is_kept else missed).append(self.scenarios[self.first + k])
-        return self._kept_in(len(kept), len(missed) + len(kept)), missed, kept
+        kept_in = self._kept_in(len(kept), len(missed) + len(kept))
+        if not is_test_passed(kept_in, self.safety):
+            self.refused[names_of(counts)] = kept_in
+        return kept_in, missed, kept
 
     def decide_picked(self, counts: Counts) -> tuple[ScenarioTest, KeptIn]:
         """The result for a fleet that is chosen if it passes, after other fleets were tested in the same
@@ -120,13 +125,13 @@ class ScenarioTest:
 
     def after_a_loss(self) -> ScenarioTest:
         """The same test, in which a fleet must keep the SLO after the loss of any one worker."""
-        return replace(self, oracle=replace(self.oracle, spare_workers=1), is_after_loss=True)
+        return replace(self, oracle=replace(self.oracle, spare_workers=1), is_after_loss=True, refused={})
 
     def with_policies(self, policies: Policies) -> ScenarioTest:
         """The same test of fleets with these policies."""
         pinning = self.oracle.pinning if ROUTING[policies.routing].pins else None
         oracle = replace(self.oracle, policies=policies, of_pairs=None, pinning=pinning)
-        return replace(self, oracle=oracle)
+        return replace(self, oracle=oracle, refused={})
 
     def count_kept(self, counts: Counts, number: int, *, enough: int | None = None) -> KeptIn:
         """Count in how many of the first `number` scenarios the fleet keeps the SLO.

@@ -396,7 +396,11 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     )
     assert problem.task.safety is not None
     is_tested = is_test_passed(kept_in, problem.task.safety)
-    scenarios = replace(_scenarios_fact(problem, best, trial.searched_problem.oracle), cheaper=trial.cheaper)
+    scenarios = replace(
+        _scenarios_fact(problem, best, trial.searched_problem.oracle),
+        cheaper=trial.cheaper,
+        fewer=_one_fewer_refused(trial),
+    )
     return Production(best, answers, scenarios, is_tested, trial, lossy_fleet)
 
 
@@ -799,6 +803,17 @@ def _answer_without_headroom(
     return facts.Answered(
         name, bought_pools(fleet), value, fleet.price_usd_per_h, kept_in, paid_usd_per_h=paid_usd_per_h
     )
+
+
+def _one_fewer_refused(trial: FleetTrial) -> facts.FewerTested | None:
+    """The fleet with one worker less that did not pass a test; of several the one that keeps most."""
+    asked_frac = trial.test.safety.kept_in_frac
+    refused = [
+        facts.FewerTested(tuple(count for _, count in fewer), kept_in, asked_frac)
+        for k in range(len(trial.best))
+        if (kept_in := trial.test.refused.get(names_of(fewer := add_workers(trial.best, -1, [k]))))
+    ]
+    return max(refused, key=lambda each: each.kept_in.kept_frac, default=None)
 
 
 def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.ScenariosDrawn:
