@@ -112,9 +112,7 @@ class CommandLine(typer.Typer):
 
 
 class FilesOrCommands(TyperGroup):
-    """The commands. Where a file, or a word of another tool, stands in place of one, the error says what to
-    write.
-    """
+    """The commands. For a file, or a word of another tool, in place of one, the error says what to write."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As Typer does, for a known command."""

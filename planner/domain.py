@@ -200,7 +200,6 @@ class Slo:
     guarantees: tuple[ServiceGuarantee, ...] = ()
 
     def guarantee_of(self, tenant: str) -> ServiceGuarantee | None:
-        """The guarantee to a tenant of this name."""
         guarantees = {each.tenant: each for each in self.guarantees}
         return guarantees.get(tenant, guarantees.get(None))
 

@@ -425,7 +425,6 @@ class Fleet:
         return replace(self, pools=tuple(sized))
 
     def with_types(self, change: Callable[[WorkerType], WorkerType]) -> Fleet:
-        """The same fleet with other worker types."""
         return replace(self, pools=tuple(replace(pool, type=change(pool.type)) for pool in self.pools))
 
     @property

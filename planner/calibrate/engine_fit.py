@@ -107,9 +107,7 @@ class _Cells:
         return _Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     def fit_constants(self, *, is_async: bool, most_slowdown: float) -> Array:
-        """(c, e0, e1, a) of a synchronous engine; (1, r0, r1, a) of an asynchronous one. c is at most
-        `most_slowdown`.
-        """
+        """(c <= `most_slowdown`, e0, e1, a) of a synchronous engine; (1, r0, r1, a) of an async one."""
         ones = np.ones(len(self.t_s))
         host_columns = np.column_stack([ones, self.sequences, self.prompts])
         if is_async:

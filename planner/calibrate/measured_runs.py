@@ -370,9 +370,7 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
 
 
 def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
-    """The variance of the log of a step time that follows from the `covariance` of z, as a mean over
-    USUAL_STEPS.
-    """
+    """The variance of log step times that the `covariance` of z gives, as a mean over USUAL_STEPS."""
 
     def logs(at: Array) -> Array:
         trial = correct_latency(latency, at[0], at[1], _host_of(at))

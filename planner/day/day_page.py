@@ -408,7 +408,6 @@ def _rows_and_optimum(answer: DayAnswer) -> list[ControllerDay]:
 
 
 def _csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """CSV with the columns `head`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)

@@ -180,9 +180,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
 
 
 def facts_document(**facts_by_name: Iterable[facts.Fact]) -> Document:
-    """The part `facts` of certificate.json: for each list of sentences its facts as values, in the same
-    order.
-    """
+    """The part `facts` of certificate.json: for each list of sentences its facts as values, in order."""
     return {name: [fact_document(fact) for fact in each] for name, each in facts_by_name.items()}
 
 

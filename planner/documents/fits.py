@@ -224,9 +224,7 @@ def parse_form(section: Section) -> Form:
 
 
 def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict[str, Any]:
-    """Step times to the last bit, for a fleet's file; `parse_latency`, `parse_form` and `parse_simulated`
-    read them.
-    """
+    """Step times to the last bit; `parse_latency`, `parse_form` and `parse_simulated` read them."""
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
     simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}

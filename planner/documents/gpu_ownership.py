@@ -32,9 +32,7 @@ def values_by_gpu(section: Section, catalog: Catalog) -> Iterator[tuple[str, obj
 
 
 def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
-    """How many of each GPU are owned, by the row's name, without those of which there are none. Raises
-    InputError.
-    """
+    """How many of each GPU are owned, by the row's name, if any are. Raises InputError."""
     owned: dict[str, int] = {}
     for name, value, where in values_by_gpu(fleet.subsection("owned"), catalog):
         owned[name] = check_whole_number(value, where, least=0)

@@ -52,9 +52,7 @@ Kind = str | None  # Kind of attention: "full", "window", "linear", "state"; Non
 
 
 def first_count(shape: Section, *keys: str, default: int | None = None) -> int:
-    """The number under the first of `keys` that the config has, else `default`. Raises InputError without
-    both.
-    """
+    """The number under the first of `keys` that is there, else `default`. Raises InputError without both."""
     for key in keys:
         if key in shape:
             return shape.whole_number(key)

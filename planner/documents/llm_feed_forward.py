@@ -158,7 +158,6 @@ def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -
 
 
 def _has_experts(shape: Section, layer: int) -> bool:
-    """Whether this layer has experts."""
     layers = layer_count(shape)
     for key in ("mlp_layer_types", "moe_layer_freq"):
         listed = shape.get(key)

@@ -73,9 +73,7 @@ _KNOWN = frozenset((*_READ, *_HARMLESS))
 
 
 def refuse_unmodelled(config: Mapping[str, Any], where: str) -> None:
-    """Raise CatalogError for the first key of a structure that no formula describes, or that is not known and
-    may be of one.
-    """
+    """Raise CatalogError for the first key that is, or may be, of a structure that no formula describes."""
     kind = config.get("model_type", "")
     for what, keys in UNMODELLED.items():
         for key in keys:

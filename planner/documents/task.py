@@ -90,7 +90,7 @@ LEAST_PRICE_USD_PER_H = 1e-6  # Solvers cannot tell a smaller price from 0.
 MOST_DOWN_FRAC = 0.5  # A spot worker may be away for this share of the time; more is refused.
 MOST_INTERRUPTIONS_PER_H = 60.0  # More than one a minute is a typing error.
 SPOT_RESTART_S = 600.0  # Time until an interrupted worker has a new machine and its weights.
-# The traffic is given, so the cheapest fleet has the cheapest tokens.
+# An objective that is read as cost: the traffic is given, so the cheapest fleet has the cheapest tokens.
 SAME_AS_COST = "cost_per_million_tokens"
 # The module that checks the section `day:`. It imports this module, so it is loaded by name when needed.
 _DAY_SETTINGS = "planner.day.day_settings"
@@ -307,16 +307,6 @@ class PlanQuestion:
         """The stock of each row, owned GPUs included, and owned GPUs alone under "h100-80g@owned"."""
         owned = {name + OWNED: count for name, count in self.owned.items() if name in self.stock}
         return {**rentable_stock(self.stock, self.owned), **owned}
-
-    @property
-    def prefix_cache(self) -> bool:
-        """Whether plans may count on hits in prefix caches."""
-        return self.policies.prefix_cache
-
-    @property
-    def kv_offload(self) -> KvOffload | None:
-        """The memory behind the prefix caches to which KV blocks are offloaded; None for none."""
-        return self.policies.kv_offload
 
     def policy_choices(self) -> tuple[Policies, ...]:
         """Every combination of policies that is searched, the preferred ones first: those without prefix

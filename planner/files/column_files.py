@@ -84,9 +84,7 @@ def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
 
 
 def _remove_old_columns(root: Path) -> None:
-    """Remove folders that killed runs left, and all but the newest: one place stays free for the
-    next folder.
-    """
+    """Remove folders that killed runs left, and the oldest, until one place is free."""
     dated: list[tuple[float, Path]] = []
     for folder in root.iterdir():
         with contextlib.suppress(OSError):

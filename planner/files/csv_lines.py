@@ -191,9 +191,7 @@ def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
 
 
 def refuse_long_fields(text: str, where: object) -> None:
-    """Raise InputError for a quote that is not closed in its line, as no field of a table of figures has
-    several lines.
-    """
+    """Raise InputError for a quote that its line does not close: no field of figures has several lines."""
     for number, line in enumerate(text.split("\n"), start=1):
         if '"' in line and not line.startswith("#"):  # Catalog tables have comments.
             is_open, column = _scan_line(line.encode(), False)

@@ -280,9 +280,7 @@ class ConfigKernels:
         )
 
     def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
-        """Time of these operations [ms] for `decodes` sequences, each of which attends to one token more than
-        `context`.
-        """
+        """Time of these operations [ms] for `decodes` sequences that each attend to `context` + 1 tokens."""
         if not which:
             return 0.0
         return _sum_ms(self._engine.evaluate_generation_ops(which, batch_size=decodes, s=context))

@@ -175,9 +175,7 @@ def _render_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str
 
 
 def services_apart(fleet: Fleet, target: str) -> int:
-    """How many services, each with its own address, a target makes of a fleet; 1 where one router
-    serves all.
-    """
+    """How many services with an address each a target makes of a fleet; 1 if one router serves all."""
     return len(engine_command.services(fleet, target)) if target in APART else 1
 
 

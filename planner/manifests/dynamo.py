@@ -122,7 +122,6 @@ def _frontend(fleet: Fleet) -> Document:
 
 
 def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
-    """The component of a pool."""
     if engine_command.is_rocm(pool.type.gpu):
         raise InputError(
             f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has "

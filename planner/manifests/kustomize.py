@@ -324,7 +324,6 @@ def _network_policy(name: str, pods: Document, ingress: list[Document]) -> Docum
 
 
 def _component_document(*resources: str) -> Document:
-    """A component with these files."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1alpha1",
         "kind": "Component",

@@ -75,9 +75,7 @@ def routing(fleet: Fleet) -> str:
 
 
 def document(fleet: Fleet, max_model_len: int) -> Document:
-    """The serve config. Applications share a cluster, so where there are several each has its own route
-    prefix.
-    """
+    """The serve config. Several applications share a cluster, so each has its own route prefix."""
     engine_command.refuse_ranks(fleet, "ray-serve")
     engine_command.refuse_offload(fleet, "ray-serve")
     app = engine_command.llm_label(fleet)
@@ -129,12 +127,12 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 def _router(fleet: Fleet, pool: Pool) -> Document | None:
     """Ray's class for the router that the plan has for `pool`, or the nearest one; None for Ray's default."""
-    router_name = _planned_router(fleet, pool)
-    deployed_router = find_router_difference(router_name, RAY_SERVE)
-    if deployed_router.name not in _ROUTER_CLASSES:
+    planned = _planned_router(fleet, pool)
+    deployed = find_router_difference(planned, RAY_SERVE)
+    if deployed.name not in _ROUTER_CLASSES:
         return None
-    router: Document = {"request_router_class": _ROUTER_CLASSES[deployed_router.name]}
-    if router_name.needs_caches and not deployed_router.is_lacking:
+    router: Document = {"request_router_class": _ROUTER_CLASSES[deployed.name]}
+    if planned.needs_caches and not deployed.is_lacking:
         router["request_router_kwargs"] = {
             "imbalanced_threshold": fleet.policies.balance_requests,
             "match_rate_threshold": fleet.policies.cache_threshold_frac,

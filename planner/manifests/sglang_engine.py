@@ -23,9 +23,7 @@ def serves(fleet: Fleet) -> bool:
 
 
 def release(version: str) -> str:
-    """The release of a version; NEWEST for a version of two numbers such as 0.5, which no image
-    is called by.
-    """
+    """The release of a version; NEWEST for one of two numbers such as 0.5, which names no image."""
     return version if version.count(".") > 1 else NEWEST
 
 

@@ -429,7 +429,6 @@ class Llm:
 
     @property
     def layers_parameters(self) -> float:
-        """All weights of all layers."""
         return sum(parameters for _, _, parameters, _ in self.parts())
 
     @property

@@ -215,9 +215,7 @@ def _check_llm(lora: Lora, llm: Llm) -> None:
 
 
 def _modules_of(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
-    """All matrices of an LLM that may have adapters, as one of `tp` GPUs holds them. With `ep` it holds whole
-    experts.
-    """
+    """All matrices that may have adapters, as one of `tp` GPUs holds them: with `ep` whole experts."""
     hidden = llm.hidden
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, GroupedAttention):

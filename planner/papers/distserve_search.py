@@ -79,9 +79,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules that say which rates a whole fleet sustains, prefill instances alone, and decode instances
-    alone.
-    """
+    """The rules for the rates of a whole fleet, of prefill instances alone, and of decode instances alone."""
 
     whole: GoodputRule
     prefill: GoodputRule
@@ -164,9 +162,7 @@ def pair_fleet(
     counts: tuple[int, int] = (1, 1),
     network: Network | None = None,
 ) -> Fleet:
-    """A fleet of `counts` prefill and decode instances; KV goes over `network`, by default that between
-    nodes.
-    """
+    """A fleet of `counts` prefill and decode instances; KV goes over `network`, by default between nodes."""
     pools = (Pool("pre", "prefill", prefill, counts[0]), Pool("dec", "decode", decode, counts[1]))
     return Fleet(setting.llm, pools, setting.policies, network or setting.network)
 
@@ -223,9 +219,7 @@ def high_affinity(
     prefill_goodput: Measure,
     decode_goodput: Measure,
 ) -> ProposedPlacement:
-    """DistServe's Algorithm 1: the best prefill and the best decode instance per GPU, each as often as the
-    rate needs.
-    """
+    """DistServe's Algorithm 1: the best prefill and decode instance per GPU, each as often as needed."""
     measured_prefills = _best_first((prefill_alone(setting, type_) for type_ in prefills), prefill_goodput)
     measured_decodes = _best_first((decode_alone(setting, type_) for type_ in decodes), decode_goodput)
     prefill, decode = measured_prefills[0], measured_decodes[0]
@@ -243,9 +237,7 @@ def low_affinity(
     *,
     nodes: int,
 ) -> ProposedPlacement:
-    """DistServe's Algorithm 2: the best pair of instances that share `nodes` nodes at most, as often as the
-    rate needs.
-    """
+    """DistServe's Algorithm 2: the best pair that shares `nodes` nodes at most, as often as needed."""
     pairs = [
         pair_fleet(setting, prefill, decode, network=setting.node_network)
         for prefill in prefills
@@ -353,9 +345,7 @@ def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
 
 
 def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ...]:
-    """The fleets with their goodput, the best goodput per GPU first. The rate to beat is that of the best
-    fleet so far.
-    """
+    """The fleets with their goodput, the best per GPU first; each must beat the best one so far."""
     rows: list[Measured] = []
     best = 0.0  # The best goodput per GPU so far.
     for fleet in fleets:

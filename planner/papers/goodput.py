@@ -165,9 +165,7 @@ def find_goodput(
     tolerance_frac: float = TOLERANCE_FRAC,
     lowest_rps: float = LOWEST_RPS,
 ) -> Goodput:
-    """The highest rate at which `fleet` keeps the SLO by `rule`, to a relative tolerance; 0 if it is below
-    `lowest_rps`.
-    """
+    """The highest rate at which `fleet` keeps the SLO by `rule`, to a tolerance; 0 below `lowest_rps`."""
     return bisect_highest(
         lambda rate_rps: rule.carries(fleet, rate_rps),
         guess_rps=guess_rps,

@@ -423,7 +423,6 @@ def _design_row(
 
 
 def _own_links(network: Network) -> Network:
-    """The network, with a link of its own for each machine."""
     return replace(network, is_shared=False)
 
 

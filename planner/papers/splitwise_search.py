@@ -46,9 +46,7 @@ SPLIT = Policies(batching="splitwise", routing="token-jsq", decode_routing="toke
 
 @dataclass(frozen=True, slots=True)
 class MachineDesign:
-    """Which machine computes prompts and which the tokens after the first; `token` is None if each machine
-    does both.
-    """
+    """Which machine computes prompts and which later tokens; `token` is None if each machine does both."""
 
     name: str
     prompt: WorkerType

@@ -723,7 +723,6 @@ def _cannot_import(executor: Executor) -> InputError:
 
 
 def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
-    """The error for workers that died."""
     return PlannerError(
         f"--executor {executor.name}: workers of {executor.address} died and it gave up "
         f"({_one_line(error)}); look for want of memory in the cluster's logs"

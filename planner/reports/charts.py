@@ -334,9 +334,7 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
 
 
 def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
-    """Fleets by (USD/h, kW), with names for those that no other fleet beats in both. The chosen one is a
-    square.
-    """
+    """Fleets by (USD/h, kW), named where no other beats them in both. The chosen one is a square."""
     import altair as alt
 
     def is_beaten(name: str) -> bool:

@@ -79,9 +79,7 @@ def chart_spec(chart: Any) -> dict[str, Any]:
 
 
 def themed(text: str) -> str:
-    """An SVG or a specification with CSS variables in place of our colours, so that the chart fits light and
-    dark pages.
-    """
+    """An SVG or a specification with CSS variables in place of our colours, for light and dark pages."""
     for colour, variable in THEME.items():
         text = text.replace(f'"{colour}"', f'"var({variable},{colour})"')
     return text

@@ -78,7 +78,6 @@ def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
 
 
 def colours(names: Sequence[str]) -> Any:
-    """A scale with a colour for each name."""
     return _repeated([BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE], names)
 
 

@@ -604,7 +604,6 @@ def as_json(document: Document) -> str:
 
 
 def _plain_document(document: Document) -> Document:
-    """As `plain`, for an object."""
     return {key: plain(value) for key, value in document.items()}
 
 

@@ -166,9 +166,7 @@ def _fleets_searched(lines: Sequence[str]) -> str:
 
 
 def _folded_block(summary: str, body: str) -> str:
-    """A block that opens on a click. Printed pages show its summary alone, with the file that has
-    all of it.
-    """
+    """A block that opens on a click. Printed pages show its summary alone, and the file that has all."""
     return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 

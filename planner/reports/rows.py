@@ -115,7 +115,6 @@ def fleet_rows(fleet: Fleet) -> Rows:
 
 
 def slo_rows(plan: Plan) -> Rows:
-    """A line per limit of a plan; see `limit_rows`."""
     return limit_rows(plan.slo, plan.verdict)
 
 
@@ -284,7 +283,6 @@ def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
 
 
 def _kw(watts: float) -> str:
-    """A power in kW."""
     return f"{watts / 1e3:,.1f} kW"
 
 
@@ -337,9 +335,7 @@ def usage_rows(plan: Plan) -> Rows:
 
 
 def _used(use: PoolUse | None) -> tuple[str, str, str]:
-    """The shares of a pool's KV cache in use while steps run, and of its FLOP and bandwidth over the measured
-    window.
-    """
+    """The share of a pool's KV cache that steps use, and of its FLOP and bandwidth in the measured window."""
     if use is None:
         return "–", "–", "–"
     kv = "–" if math.isnan(use.kv_mean_frac) else show_percent(use.kv_mean_frac)

@@ -305,7 +305,6 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
 
 
 def _html(answer: ScheduleAnswer) -> str:
-    """The page schedule.html."""
     values, windows = answer.schedule, answer.demand.rate_rps.shape[1]
     hours = windows * answer.demand.window_s / 3600
     cells = [

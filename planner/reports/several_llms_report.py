@@ -47,9 +47,7 @@ def render(
 
 
 def outdated(plan: SharedPlan) -> list[str]:
-    """Patterns of files that an earlier run may have left in the folder: a plan for one LLM, or for
-    several.
-    """
+    """Patterns of files of an earlier run in the folder: a plan for one LLM, or for several."""
     folders = ("", *(f"{name}/" for name in plan.plans))
     patterns = [folder + glob for folder in folders for glob in output.OUTDATED]
     return [*patterns, "requests.csv", "manifests/README.md"]

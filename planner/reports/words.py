@@ -106,9 +106,7 @@ def guarantee_text(guarantee: ServiceGuarantee) -> str:
 
 
 def flags(**requested: bool | None) -> list[str]:
-    """Options of a command line that take no value: `explain=True` gives "--explain"; None and False give
-    nothing.
-    """
+    """Options of a command line without a value: `explain=True` gives "--explain"; None and False nothing."""
     return [f"--{name.replace('_', '-')}" for name, is_set in requested.items() if is_set]
 
 
@@ -272,9 +270,7 @@ def throughput_line(values: Throughput) -> str:
 
 
 def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
-    """A rate that is carried, and the lowest simulated rate that is not; the clause `none` says that nothing
-    was found there.
-    """
+    """A rate that is carried, and the lowest simulated one that is not; `none` says that none was found."""
     if refuted_rps is None:
         return f"{rate_rps:g} requests/s, the time was over before more was refuted"
     return f"{rate_rps:g} requests/s, at {refuted_rps:g} {none}"
@@ -314,9 +310,7 @@ def proof_lines(plan: Plan) -> list[str]:
 
 
 def unpriced_text(alternative: Alternative, unit: str) -> str:
-    """The note on an alternative without a price, with its lower bound if there is one; empty if it has a
-    price.
-    """
+    """The note on an alternative without a price, with its lower bound if known; empty if it has a price."""
     if alternative.is_priced:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)

@@ -213,9 +213,7 @@ def as_deployed(setup: ValidationSetup, logs: Mapping[str, EngineLog]) -> Valida
 
 
 def _catalog_fits(measured: list[step_fits.Steps], fleet: Fleet, date: str | None) -> dict[str, FittedSteps]:
-    """Corrected step times for a catalog, by file name: one for each GPU and TP, from the steps of all pools
-    with these.
-    """
+    """Corrected step times for a catalog, a file for each GPU and TP, from all pools with these."""
     source = "plan validate: the plan's fit, calibrated"
     fits = {}
     for (gpu, tp), latency in step_fits.fits_by_machine(measured, fleet).items():

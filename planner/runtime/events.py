@@ -66,7 +66,6 @@ from planner.simulator.slots import (
 
 @small_jit
 def _worker_of(state, r):
-    """The worker that request r is on."""
     request = state.requests[r]
     return request.decode_worker if request.status == DECODING else request.prefill_worker
 

@@ -101,7 +101,6 @@ class FakeEngine:
         self.metrics = EngineMetrics("rehearsal", block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
 
     def add(self, request: _Request) -> None:
-        """Queue a request."""
         if self.log:
             self.log.queued(request.name, request.prompt_tokens, time.monotonic())
         if self.by_priority:

@@ -182,9 +182,7 @@ class LiveFleet:
         return self._choose(events.SEND, seat, time_s, excluded)
 
     def is_held_back(self, seat: int, excluded: Collection[int] = ()) -> bool:
-        """Whether a request that got no worker will get one that is up and not `excluded`, once that worker
-        is free.
-        """
+        """Whether a request without a worker will get one that is up and not `excluded`, once it is free."""
         if not self.holds_back:
             return False
         self.workers["is_up"][:] = self.is_up
@@ -221,9 +219,7 @@ class LiveFleet:
         return None if worker == layout.NONE else worker
 
     def _note_new_roles(self) -> None:
-        """Note the workers whose role the policy has changed; where that takes a restart they are down until
-        `note_up`.
-        """
+        """Note the workers with a new role; where that takes a restart they are down until `note_up`."""
         for w, code in enumerate(self.workers["role"].tolist()):
             if ROLES[self.roles[w]] == code:
                 continue

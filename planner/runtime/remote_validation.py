@@ -237,9 +237,7 @@ async def measure_endpoint(
 
 
 def rate_of(trace: Trace, requests: list[int]) -> float:
-    """The mean rate of these requests, which are in order of arrival [requests/s]; 1 if all
-    arrive at once.
-    """
+    """The mean rate of these requests, in order of arrival [requests/s]; 1 if all arrive at once."""
     arrival_s = trace.arrival_s[requests]
     span_s = float(arrival_s[-1] - arrival_s[0])
     return len(requests) / span_s if span_s > 0 else 1.0

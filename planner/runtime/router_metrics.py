@@ -41,7 +41,6 @@ class RouterCounts(Protocol):
 
 
 def metrics_text(router: RouterCounts, now_s: float) -> str:
-    """All metrics of `router`."""
     backends, live_workers, door, trust = router.backends, router.live.workers, router.door, router.trust
     workers, resting = range(len(backends)), trust.resting(now_s)
     names = [backend.name for backend in backends]

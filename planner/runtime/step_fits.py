@@ -23,9 +23,7 @@ LEAST_STEPS = 20  # Fewer steps are too few for a median of each kind, so no fit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """The measured steps of one pool (a table of models/step_tables.py), and the errors of its
-    fit on them.
-    """
+    """The measured steps of one pool (a table of models/step_tables.py), and its fit's errors on them."""
 
     pool: str
     table: StepTable

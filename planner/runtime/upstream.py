@@ -135,9 +135,7 @@ async def read_limited(answer: aiohttp.ClientResponse, worker: str, most_bytes: 
 
 
 def read_answer(body: bytes, worker: str, most_tokens: int) -> tuple[dict[str, Any], int]:
-    """The parsed answer that is no stream, and its number of output tokens, 0 if the worker does
-    not say it.
-    """
+    """The parsed answer that is no stream, and its output tokens; 0 if the worker does not count them."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

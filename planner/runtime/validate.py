@@ -374,9 +374,7 @@ async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[st
 def traffic_counters(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
-    """The increase of each engine's counters during the traffic; gauges have their values at the
-    end of it.
-    """
+    """The increase of each engine's counters during the traffic; gauges have their last values."""
     gauges = ("kv_tokens", "kv_cache_usage_perc")
     rows: list[dict[str, Any]] = []
     for worker, values in after.items():

@@ -180,9 +180,7 @@ def _distributions(validation: Validation) -> list[Figure]:
 
 
 def _curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Floats, Floats]:
-    """The values of a run in ascending order [s], with the share of values up to each, thinned to
-    CURVE_POINTS.
-    """
+    """The values of a run, rising [s], with the share up to each, thinned to CURVE_POINTS."""
     values, weights = run.values_s(metric, comparison.chosen)
     order = np.argsort(values)
     share = np.cumsum(np.ones(len(values)) if weights is None else weights[order])

@@ -303,8 +303,8 @@ def check_images(llm: Llm, trace: Trace) -> None:
     count = int((trace.image_tokens > 0).sum())
     raise InputError(
         f"{trace.name}: image_tokens: {counted(count, 'request')} with tokens of images, and {llm.name} has "
-        "no encoder "
-        "that makes them; choose an LLM with one, or add these tokens to input_tokens and drop the column"
+        "no encoder that makes them; choose an LLM with one, or add these tokens to input_tokens and drop "
+        "the column"
     )
 
 
@@ -648,9 +648,7 @@ def _with_first_hand_offs(state: State) -> State:
 def _request_classes(
     limits: Sequence[Limit], policies: Policies, trace: Trace, engine: str
 ) -> npt.NDArray[np.void] | None:
-    """The classes of the requests (n,), layout.REQUEST_CLASS; None where neither a limit nor the queue has
-    any.
-    """
+    """The classes of the requests (n,), layout.REQUEST_CLASS; None if no limit and no queue has any."""
     selectors, by_deadline = selectors_of(limits), QUEUE[policies.queue].by_deadline
     if not selectors and not by_deadline:
         return None

@@ -60,7 +60,6 @@ class Timetable:
         return self._changes_s[i] if i < len(self._changes_s) else math.inf
 
     def sizes(self, reading: MetricsReading) -> Sequence[int]:
-        """The sizes at the time of the reading."""
         return self.sizes_at(reading.time_s)
 
     def sizes_at(self, time_s: float) -> tuple[int, ...]:

@@ -107,9 +107,7 @@ results do not depend on the machine otherwise.
 
 
 def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
-    """CP-SAT on one thread. It does not catch Ctrl-C: by default it would end only itself, and not the
-    plan.
-    """
+    """CP-SAT on one thread. It does not catch Ctrl-C, which would end it alone and not the plan."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -121,7 +119,6 @@ def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
 
 
 def whole_value(variable: pulp.LpVariable) -> int:
-    """The value of an integer variable."""
     return round(variable.value() or 0.0)
 
 
@@ -299,7 +296,6 @@ def _highs(
     solver: type[pulp.HiGHS] = pulp.HiGHS,
     options: Mapping[str, bool | int] = NO_OPTIONS,
 ) -> SolverOutcome:
-    """Solve a PuLP problem with HiGHS."""
     problem.solve(solver(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac, **options))
     highs = problem.solverModel
     name = highs.getModelStatus().name
@@ -314,7 +310,6 @@ def _highs(
 
 
 def _cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
-    """Solve a PuLP problem with CBC."""
     path = pulp.PULP_CBC_CMD.pulp_cbc_path
     began_s = time.monotonic()
     problem.solve(pulp.COIN_CMD(path=path, msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
@@ -401,9 +396,7 @@ def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engin
 
 
 def _keeps_constraints(problem: pulp.LpProblem) -> bool:
-    """Whether the values of the variables keep all constraints. A stopped solver may leave values that
-    do not.
-    """
+    """Whether the values of the variables keep all constraints, which those of a stopped solver may not."""
     for variable in problem.variables():
         value = variable.value()
         if value is None or not variable.valid(FEASIBILITY_TOLERANCE * max(1.0, abs(value))):

@@ -126,7 +126,6 @@ class FleetLimits:
         return rows
 
     def without(self, limit: FleetLimit) -> FleetLimits:
-        """The same limits without this one."""
         stock = {
             gpu: None if limit == FleetLimit("stock", gpu) else count for gpu, count in self.stock.items()
         }
@@ -172,7 +171,6 @@ class FleetLimits:
         return sum(self.use(limit, worker) * count for worker, count in counts)
 
     def first_exceeded(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
-        """The first limit that these workers exceed, if any."""
         for limit, amount in self.rows():
             if self.used(limit, counts) > amount * (1 + ROUNDING):
                 return limit
@@ -239,7 +237,6 @@ def step_time_lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, f
 
 
 def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
-    """The slope of the line through two points (x, y)."""
     return (right[1] - left[1]) / (right[0] - left[0])
 
 

@@ -190,7 +190,6 @@ def _assignment(solver: cp_model.CpSolver, x: list[list[cp_model.IntVar]]) -> In
 
 
 def _used_workers(worker_of: Ints) -> int:
-    """How many workers have requests."""
     return len(np.unique(worker_of))
 
 

@@ -269,9 +269,7 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
 
 
 def least_nodes(pools: Sequence[Pool]) -> int:
-    """A lower bound on the nodes of any placement: for each kind its GPUs over the GPUs of a node, rounded
-    up.
-    """
+    """A lower bound on the nodes of any placement: per kind its GPUs over those of a node, rounded up."""
     gpus: dict[str, int] = {}
     for pool in pools:
         gpus[pool.type.gpu.base] = gpus.get(pool.type.gpu.base, 0) + pool.count * pool.type.gpus

@@ -140,9 +140,7 @@ def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> B
 
 
 def find_deadlines(slo: Slo, trace: Trace) -> Deadlines:
-    """The deadlines that the SLO sets each request. Those of the backlog test (`find_backlog_deadlines`) are
-    not among them.
-    """
+    """The deadlines that the SLO sets each request, without those of `find_backlog_deadlines`."""
     return _compute_deadlines(slo, trace, guess_pace=False)
 
 

@@ -135,7 +135,6 @@ class Market:
         return all(offer.spot_usd_per_h is not None for offer, _ in self.offers_of(capacity))
 
     def limits(self) -> dict[FleetLimit, float]:
-        """Every limit that is set."""
         limits = {FleetLimit("stock", o.gpu): float(o.stock) for o in self.offers if o.stock is not None}
         limits |= {POWER: self.power_w} if self.power_w is not None else {}
         limits |= {COST: self.cost_usd_per_h} if self.cost_usd_per_h is not None else {}

@@ -195,7 +195,6 @@ def compare_fleets(
 
 
 def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Variant) -> VariantRow:
-    """A variant with the results of its simulations."""
     requests, slo, seed, scenarios = shared
     simulated = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
@@ -328,7 +327,6 @@ def _price_text(row: VariantRow) -> str:
 
 
 def _html(comparison: FleetComparison) -> str:
-    """The page compare.html."""
     trace = comparison.requests
     rate = f", {trace.rate_rps:.3g} requests/s" if trace.duration_s > 0 else ""
     traffic = f"{len(trace):,} requests of {trace.name} in {show_s(trace.duration_s)}{rate}"

@@ -101,7 +101,6 @@ class TierStudy:
 
     @property
     def without(self) -> TierAnswer:
-        """The answer without any tier."""
         return self.answers[0]
 
 
@@ -151,7 +150,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
         raise InputError(f"objective: {task.objective}: tiers are weighed by cost; write cost")
     llm = study.catalog.served_llm(task.llm)
     _refuse_beside_tiers(task, llm)
-    # Workers share a store if all of them keep KV blocks of one form; TP 1 and 2 stand for all degrees.
+    # TP 1 and 2 are the smallest degrees: if their workers share no KV blocks, no two degrees do.
     grid = tier_grid(tiers, may_share=is_common(llm, (1, 2)))
     work_s = study.work_limit_s / max(grid.most_answers, 1)
     answers: dict[TierSizes, TierAnswer] = {}
@@ -313,7 +312,6 @@ def break_even_tokens(worker: WorkerType, token_s: float, most_tokens: int) -> i
 
 
 def _break_evens(llm: Llm, types: Sequence[WorkerType], tiers: Mapping[str, KvTier]) -> list[BreakEven]:
-    """The break-even of each tier for each of these worker types."""
     rows = []
     memory = next((tier for tier in tiers.values() if tier.kind == "memory"), None)
     for tier in tiers.values():

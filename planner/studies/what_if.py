@@ -113,9 +113,7 @@ class Study:
 
     @property
     def work_limit_s(self) -> float:
-        """The limit of each question on the search's clock: what `time_limit_s` is there, or `work_s` if that
-        is less.
-        """
+        """The limit of each question on the search's clock: that of `time_limit_s`, or `work_s` if less."""
         return min(work_limit_s(self.time_limit_s), self.work_s)
 
     @property

@@ -67,9 +67,7 @@ def _matches(
 
 
 def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
-    """(n,): for each request the index of the first class that takes it, as the router chooses; -1 for
-    none.
-    """
+    """(n,): the index of the first class that takes each request, as the router chooses; -1 for none."""
     numbers = np.full(len(trace), -1, dtype=np.int64)
     # The first class is written last, so it overwrites others.
     for number in reversed(range(len(selectors))):

@@ -252,9 +252,7 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
 
 
 def _draw_tenants(description: Description, seed: int) -> Trace:
-    """The requests of tenants that differ in kind, in order of arrival. With growth all rates grow in
-    proportion.
-    """
+    """The requests of tenants that differ in kind, in order of arrival. With growth all rates grow alike."""
     seeds = np.random.SeedSequence([seed, TENANT_STREAM]).generate_state(len(description.by_tenant)).tolist()
     drawn = [
         _draw_clients(each.at_rate(each.mean_rps * description.growth), tenant_seed)
@@ -336,9 +334,7 @@ def _draw_clients(description: Description, seed: int) -> Trace:
 def _cut_to_fit(
     inputs: IntArray, outputs: IntArray, most_tokens: int
 ) -> tuple[IntArray, IntArray, tuple[str, ...]]:
-    """Prompts and answers cut to at most `most_tokens` together, the prompts first, and a warning if any was
-    cut.
-    """
+    """Prompts and answers cut to `most_tokens` together, prompts first, and a warning if any was cut."""
     cut = int((inputs + outputs > most_tokens).sum())
     if not cut:
         return inputs, outputs, ()
@@ -746,9 +742,7 @@ def _scores_by_table(
 
 
 def _draw_prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Generator) -> IntArray:
-    """(n,): the index of the shared text with which each prompt begins, the same for all turns of a
-    session.
-    """
+    """(n,): the index of the shared text with which each prompt begins, the same within a session."""
     if prefixes is None:
         return np.zeros(len(session), np.int64)
     shares = np.arange(1.0, prefixes.count + 1) ** -prefixes.skew

@@ -121,9 +121,7 @@ class Percentiles:
         return _mean_over_scores(_curve(self)(_SCORES))
 
     def check(self) -> None:
-        """Raise InputError for a mean that no lengths with these percentiles have. No curve is fitted, so it
-        is fast.
-        """
+        """Raise InputError for a mean that no lengths with these percentiles have. No curve is fitted."""
         normal = NormalDist().inv_cdf  # Not scipy's: every command checks catalogs, and scipy loads slowly.
         scores, logs = np.array([normal(frac) for frac in self.fracs]), np.log(self.tokens)
         if len(scores) == 1:  # One percentile needs a mean, by which it is a lognormal.

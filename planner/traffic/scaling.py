@@ -65,9 +65,7 @@ class RateRequest:
     reading: LogOptions | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
-        """The requests to plan for. The seed is for what `rescale` draws, or for all requests of a
-        description.
-        """
+        """The requests to plan for. The seed is for what `rescale` or a description draws."""
         if self.described is not None:
             rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
             return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.part)

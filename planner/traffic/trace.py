@@ -256,9 +256,7 @@ def judged_span_s(trace: Trace) -> float:
 
 
 def last_tenth_s(start_s: float, end_s: float) -> float:
-    """When the last tenth of a window begins. By the requests in it the backlog test judges whether queues
-    grow.
-    """
+    """When the last tenth of a window begins, by whose requests the backlog test judges."""
     return end_s - (end_s - start_s) / 10
 
 

@@ -25,9 +25,7 @@ _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adap
 
 
 def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> Trace:
-    """The trace that `read` makes of a file, or the one kept from an earlier call. Small files are always
-    read.
-    """
+    """The trace that `read` makes of a file, or the one kept from before. Small files are always read."""
     try:
         if not path.is_file() or path.stat().st_size < LEAST_KEPT_BYTES:
             return read()

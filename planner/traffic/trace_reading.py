@@ -60,9 +60,7 @@ def read_trace(
 def read_files(
     paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, log_options: LogOptions = ANY
 ) -> Read:
-    """As `read_trace`, together with the format and columns that were found. Several files are logs of one
-    clock.
-    """
+    """As `read_trace`, with the format and columns that were found. Several files are logs of one clock."""
     with ExitStack() as stack:
         sources = [_open_source(path, stack) for path in paths]
         kind = None

@@ -113,9 +113,7 @@ _WITHOUT_SIZES = (kustomize.COMPONENTS, f"{helm_chart.FOLDER}/", engine_command.
 
 
 def _has_no_sizes(path: str) -> bool:
-    """Whether a file is of Kustomize, of the Helm chart (`scale_pools` makes it anew), or of the router's
-    image.
-    """
+    """Whether a file is of Kustomize, the Helm chart (`scale_pools` makes it anew) or the router's image."""
     return path == kustomize.BASE or path.startswith(_WITHOUT_SIZES)
 
 

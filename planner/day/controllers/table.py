@@ -243,7 +243,6 @@ CONTROLLERS: Mapping[str, ControllerRow] = MappingProxyType({row.name: row for r
 
 
 def _field_values(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
-    """The settings as pairs of field and value."""
     return ((each.name, getattr(settings, each.name)) for each in dataclasses.fields(settings))
 
 

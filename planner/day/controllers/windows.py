@@ -51,9 +51,7 @@ def _clock_text(second_of_day: float) -> str:
 
 
 def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: float) -> list[int]:
-    """The workers of each pool (P,) at a time of the run: the most of all windows that contain the time, or
-    0.
-    """
+    """The workers of each pool (P,) at a time: the most of all windows that contain it, or 0."""
     # `clock_s` is the time of the week at the beginning of the run.
     now = [each for each in windows if each.holds(deployment.clock_s + time_s)]
     return [max((each.workers_of(i) for each in now), default=0) for i in range(len(deployment.pools))]

@@ -111,7 +111,6 @@ def by_name(schema: Schema, names: Iterable[str] = ()) -> Schema:
 
 
 def or_null(schema: Schema) -> Schema:
-    """The schema, or null."""
     if not schema.keys() - {"description"}:
         return schema
     if isinstance(schema.get("type"), str) and "enum" not in schema and "const" not in schema:

@@ -124,9 +124,7 @@ def _cheapest_by_gpu(
 def _known_ranges(
     problem: Problem, level0: Level0, options: Sequence[Option]
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """The most workers of each option that are known to fail, and the most that are allowed, by the option's
-    name.
-    """
+    """The most workers known to fail, and the most that are allowed, by the option's name."""
     most_failed = {
         option.name: max(level0.search.most_failed.get(option.name, 0), level0.bounded[option.name].least - 1)
         for option in options

@@ -331,7 +331,7 @@ def certify_plan(
         else warning
         for warning in findings.list_warnings(fleet, simulation, problem.slo, verdict)
     ]
-    has_caches = problem.task.prefix_cache
+    has_caches = problem.task.policies.prefix_cache
     uncounted = () if has_caches else findings.uncounted_prefix_warnings(fleet.policies, trace)
     return Plan(
         status=_status_of(problem, certificate, fleet, production),

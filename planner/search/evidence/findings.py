@@ -729,9 +729,7 @@ def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[facts
 
 
 def old_price_warnings(prices: Sequence[facts.Price], today: datetime.date) -> tuple[facts.Warned, ...]:
-    """A warning where prices were listed more than OLD_DAYS before `today`. Prices without a date are left
-    out.
-    """
+    """A warning where prices with a date were listed more than OLD_DAYS before `today`."""
     ages = [(age_days(price.date, today), price) for price in prices]
     old = {price: age for age, price in ages if age is not None and age > OLD_DAYS}
     if not old:

@@ -140,9 +140,7 @@ def plan_by_parts(
 
 
 def _traffic_note(trace: Trace, over_whole: OverTheWhole) -> str:
-    """The line of a report that names the busiest part, and says whether the SLO was kept on the whole
-    trace.
-    """
+    """The line of a report on the busiest part, and on whether the SLO was kept on the whole trace."""
     checked = {None: "not simulated", True: "simulated too and kept", False: "simulated too and MISSED"}
     holds = None if over_whole.outcome is None else over_whole.outcome.holds
     return (

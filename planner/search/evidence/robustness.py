@@ -371,9 +371,7 @@ def _doubled_bill_usd_per_h(fleet: Fleet, gpu: str) -> float:
 
 
 def priced_alternatives(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
-    """The alternatives that have a price, with their labels. Beside a plan for production those on paper do
-    not count.
-    """
+    """The alternatives with a price, and their labels; beside a plan for production none on paper."""
     return [
         (each.label, each.fleet)
         for each in alternatives

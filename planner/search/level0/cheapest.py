@@ -59,7 +59,6 @@ class SharedLimit:
 
 
 def shared_limits(limits: FleetLimits) -> tuple[SharedLimit, ...]:
-    """Every limit that is set."""
 
     def shared(limit: FleetLimit, amount: float) -> SharedLimit:
         def total(counts: Counts) -> float:
@@ -324,9 +323,7 @@ def _most_within(
 def _choose(
     columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit]
 ) -> tuple[list[_Column] | None, float]:
-    """The column chosen for each LLM, None if no choice is within the limits; and a lower bound on the weight
-    of any choice.
-    """
+    """The column chosen for each LLM, None if none is within the limits, and a lower bound on its weight."""
     if not all(columns):
         return None, math.inf
     if len(columns) == 1:  # Every column is within the limits by itself.

@@ -180,7 +180,6 @@ class Design:
             pool.designs.append(self)
 
     def counts(self, vector: Vector) -> Counts:
-        """The fleet with these counts."""
         return tuple((pool.item.option, count) for pool, count in zip(self.pools, vector, strict=True))
 
     def find_if_holds(self, vector: Vector) -> bool:

@@ -258,9 +258,7 @@ def _has_equals(kinds: Ints) -> npt.NDArray[np.bool_]:
 
 @cache
 def _spread(largest: int) -> list[int]:
-    """The counts 1 to `largest`, or MOST_COUNTS of them evenly spread; just 0 for the filler option, of which
-    `largest` is 0.
-    """
+    """The counts 1 to `largest`, or MOST_COUNTS of them evenly spread; 0 alone if `largest` is 0."""
     if largest == 0:
         return [0]
     return sorted({round(n) for n in np.linspace(1, largest, min(largest, MOST_COUNTS))})

@@ -282,9 +282,7 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
 def _offer_known(
     problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
 ) -> None:
-    """Offer the search those fleets of `start` that are of level 0 and hold. The search then looks only for
-    cheaper ones.
-    """
+    """Offer the search the fleets of `start` that are of level 0 and hold: it then looks for cheaper ones."""
     for fleet in start:
         if not (counts := counts_of(fleet, options)):
             continue  # The question has no such workers.

@@ -264,18 +264,14 @@ def least_that_holds(
 
 
 def by_bound(item: Bounded, value: float) -> Reason:
-    """Why an option is ruled out without a simulation: its least workers are more than there are, or cost
-    `value` or more.
-    """
+    """Why an option is ruled out unsimulated: its least workers are too many, or cost `value` or more."""
     if item.least > item.most:
         return facts.WorkersMissing(item.least, item.most)
     return facts.WorkTooDear(item.least, item.least_objective, value)
 
 
 def _waves(items: Sequence[Item]) -> list[list[Item]]:
-    """The items in groups that run in parallel: the first two, so that the others have an incumbent, then
-    WAVE at a time.
-    """
+    """The items in groups that run in parallel: two, which give the others an incumbent, then WAVE each."""
     waves = [list(items[:2])]
     waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]
     return [wave for wave in waves if wave]

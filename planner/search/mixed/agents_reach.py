@@ -68,9 +68,7 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
 
 
 def _router_settings(policies: Policies) -> list[Policies]:
-    """The policies as they are, and with each of THRESHOLDS_FRAC in a router that goes by prefix matches
-    alone.
-    """
+    """The policies as they are, and with each of THRESHOLDS_FRAC if a router goes by prefix matches alone."""
     by_match = replace(policies, balance_requests=Policies().balance_requests)
     others = [replace(by_match, cache_threshold_frac=threshold) for threshold in THRESHOLDS_FRAC]
     return list(dict.fromkeys((policies, *others)))

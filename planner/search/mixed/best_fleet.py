@@ -183,9 +183,7 @@ def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -
 
 
 def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:
-    """The cheapest answer; of equally cheap ones the first with the default queue of engines, if any
-    has it.
-    """
+    """The cheapest answer; of equally cheap ones the first with the engines' default queue, if any."""
     least = min(result.value for _, result in answers)
     equal = [answer for answer in answers if answer[1].value <= least * answer[0].same_value]
     return min(equal, key=lambda answer: answer[0].oracle.policies.queue != Policies().queue)

@@ -49,9 +49,7 @@ def lower_bound(problem: Problem) -> float | None:
 
 
 def _load(problem: Problem) -> TrafficLoad:
-    """The work and the KV transfers that the traffic requires of any fleet, as input of the master
-    problem.
-    """
+    """The work and KV transfers that the traffic requires of any fleet, for the master problem."""
     network = problem.task.network
     return TrafficLoad(
         workload=problem.hits.classes() if problem.hits else to_classes(problem.trace),

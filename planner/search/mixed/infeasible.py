@@ -41,9 +41,7 @@ LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts
 
 
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
-    """The problem that `build` makes. If limits are out of reach, the InfeasibleError names limits that are
-    not.
-    """
+    """The problem that `build` makes. If limits are out of reach, its error names limits that are not."""
     try:
         return build()
     except OutOfReachError as error:

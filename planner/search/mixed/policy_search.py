@@ -402,9 +402,7 @@ def _changes_nothing(policies: Policies, chosen: Policies, best: Counts) -> bool
 def _race_one(
     problem: Problem, near: Sequence[Counts], policies: Policies, change: PolicyChange
 ) -> tuple[RacedPolicy, float]:
-    """Simulate the fleets `near` the best one with these policies; returns the result and the effort
-    spent.
-    """
+    """Simulate the fleets `near` the best one with these policies; returns the result and the effort."""
     oracle = with_policies(problem, policies).oracle
     try:
         check(oracle.fleet(near[0]))

@@ -47,12 +47,10 @@ def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) ->
 
 
 def workers_of(counts: Iterable[tuple[Option, int]]) -> list[tuple[WorkerType, int]]:
-    """The worker types of a fleet with their counts."""
     return [(option.type, count) for option, count in counts]
 
 
 def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool:
-    """Whether a fleet exceeds none of the limits."""
     return limits.first_exceeded(workers_of(counts)) is None
 
 

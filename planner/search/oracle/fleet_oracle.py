@@ -41,9 +41,7 @@ from planner.traffic.trace import Trace
 
 
 def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
-    """The fleet without needless workers: workers are removed one by one, the dearest first, while the fleet
-    still holds.
-    """
+    """The fleet without needless workers: removed one by one, the dearest first, while the fleet holds."""
     counts = {option.name: count for option, count in fleet}
     options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
     for option in options:
@@ -279,9 +277,7 @@ class Oracle:
 
     @property
     def simulations(self) -> int:
-        """How many different simulations this search needed, including those that another search had
-        cached.
-        """
+        """How many different simulations this search needed, those that others had cached included."""
         return (
             len(self._queried)
             + self._whole_runs
@@ -318,9 +314,7 @@ class Oracle:
         )
 
     def _keeps_enough(self, counts: Counts) -> bool:
-        """Whether the fleet keeps the SLO in enough scenarios. Scenarios are simulated until that is
-        clear.
-        """
+        """Whether the fleet keeps the SLO in enough scenarios, which are simulated until that is clear."""
         missed, undecided = 0, self._in_scenarios
         while missed <= self.may_miss < missed + len(undecided):
             # Fewer verdicts cannot decide, however they turn out, so at least so many run side by side.
@@ -352,7 +346,6 @@ class Oracle:
         return missed
 
     def scenario_oracle(self, number: int) -> Oracle:
-        """The oracle of one of `scenarios`."""
         return self._in_scenarios[number]
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:

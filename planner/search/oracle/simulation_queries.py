@@ -61,9 +61,7 @@ class Replay:
         self._prompts: tuple[Trace, RequestRecords] | None = None
 
     def _prompts_alone(self) -> tuple[Trace, RequestRecords]:
-        """The trace with one output token per request. Queues that sort by length still sort by the whole
-        lengths.
-        """
+        """The trace with one output token per request. Queues still sort by the whole lengths."""
         if self._prompts is None:
             prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
             self._prompts = prompts, RequestRecords(prompts, self.trace.output_tokens, reused=self._reused)
@@ -113,9 +111,7 @@ def keeps_slo(
 
 
 def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:
-    """Whether the kernel's counts decide the SLO, together with the rejected requests and the backlog
-    test.
-    """
+    """Whether the kernel's counts, rejected requests and the backlog test decide the SLO."""
     return (
         engine_of(fleet) == STEPWISE
         and not is_long(fleet, trace, slo.limits)

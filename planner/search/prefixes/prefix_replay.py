@@ -65,9 +65,7 @@ class _Queue:
         return len(path)
 
     def take(self, path: Sequence[int], hit: int, tokens: int, outputs: int, time_s: float) -> None:
-        """Queue a prompt of `tokens` tokens, of which the first `hit` hit, and put its blocks into the
-        cache.
-        """
+        """Queue a prompt of `tokens` tokens, the first `hit` of them cached, and cache its blocks."""
         missed = tokens - hit
         seconds = self.token_s * missed + self.attention_pair_s * missed * (hit + (missed + 1) / 2)
         self.free_s = max(self.free_s, time_s) + self.slower * seconds

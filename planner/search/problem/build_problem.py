@@ -98,7 +98,7 @@ def build_problem(
     """
     llm = catalog.served_llm(task.llm)
     check_images(llm, trace)  # Both raise InputError.
-    check_adapters(task.lora, trace, prefix_cache=task.prefix_cache)
+    check_adapters(task.lora, trace, prefix_cache=task.policies.prefix_cache)
     conditions, request = conditions or Conditions(), request or TrafficRequest.of(trace, task, seed=seed)
     requests, draws = request.requests, request.further
     longest = _longest_tokens(trace.name, (requests, *draws), llm)
@@ -204,7 +204,7 @@ def _prefix_hits(task: PlanQuestion, trace: Trace) -> PrefixHits | None:
     or a drift of prefixes, mean nothing.
     """
     is_drifting = task.safety is not None and task.safety.prefix_drift_frac > 0
-    if not task.prefix_cache:
+    if not task.policies.prefix_cache:
         if is_drifting:
             raise InputError(
                 "safety: prefix_drift: nothing depends on it without policies: {prefix_cache: true}"

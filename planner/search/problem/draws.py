@@ -74,9 +74,7 @@ def on_other_draws(
 def on_histories(
     problem: Problem, best: Counts, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> Repeats | None:
-    """The results of the fleet with random interruptions of its spot workers; None if it has no spot
-    workers.
-    """
+    """The results of the fleet with random interruptions of its spot workers; None if it has none."""
     oracle, fleet = problem.oracle, problem.oracle.fleet(best)
     if not any(option.type.gpu.name in oracle.spot for option, _ in best):
         return None

@@ -54,9 +54,7 @@ def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Float
 
 
 def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
-    """The limit's percentile [s] if every request had an idle worker of this type to itself; 0 if that is not
-    known.
-    """
+    """The limit's percentile [s] if every request had an idle worker of this type; 0 if that is not known."""
     n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
     ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)

@@ -125,8 +125,8 @@ class Engines:
             lora=task.lora and replace(task.lora, longer_frac=task.robust.step_times_frac),
             longer_frac=task.robust.step_times_frac,
             at_spread=task.robust.spread,
-            is_piped=task.lora is None and task.kv_offload is None,
-            is_stored=task.kv_offload is not None and task.kv_offload.is_shared,
+            is_piped=task.lora is None and task.policies.kv_offload is None,
+            is_stored=task.policies.kv_offload is not None and task.policies.kv_offload.is_shared,
         )
 
     @property
@@ -359,9 +359,7 @@ def _left_out_of_degree(
 
 
 def weight(worker: WorkerType, objective: str) -> float:
-    """What the GPUs of one worker add to the objective. An owned GPU that costs nothing counts
-    OWNED_USD_PER_H.
-    """
+    """What one worker's GPUs add to the objective: OWNED_USD_PER_H for an owned GPU that costs nothing."""
     if objective == "power":
         return worker.power_w
     if objective == "gpus":
@@ -371,9 +369,7 @@ def weight(worker: WorkerType, objective: str) -> float:
 
 
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
-    """A worker type in a role. With the objective "cost-by-gpu" idle GPUs of nodes that are sold whole do not
-    count.
-    """
+    """A worker type in a role. With the objective "cost-by-gpu" idle GPUs of whole nodes do not count."""
     node = node_of(worker.gpu) if objective == "cost" else None
     return Option(role, worker, weight(worker, objective), node)
 

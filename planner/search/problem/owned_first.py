@@ -71,9 +71,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
 
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
-    """The fleet with workers moved from owned GPUs to idle rented ones, of each option as many as make the
-    fleet cheapest.
-    """
+    """The fleet with workers moved from owned to idle rented GPUs, as many as make it cheapest."""
     for option, count in counts:
         rented = gpus.get(row_of(option.type.gpu.name))
         if rented is None or not rented.is_sold_whole or not option.type.gpu.name.endswith(OWNED):
@@ -151,7 +149,6 @@ def _tie_break_usd_per_h(problem: Problem, counts: Counts) -> float:
 
 
 def _kind(option: Option) -> WorkerKind:
-    """The kind of an option's workers."""
     worker, gpu = option.type, option.type.gpu
     on_row = replace(worker, gpu=replace(gpu, name=row_of(gpu.name)))
     return WorkerKind(option.role, on_row.name, gpu.name.endswith(SPOT))

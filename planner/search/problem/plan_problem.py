@@ -120,9 +120,7 @@ class Problem:
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
     def with_tie_break(self, option: Option) -> Option:
-        """The option with the weight that the search gives it: of fleets of equally many GPUs it prefers the
-        cheaper one.
-        """
+        """The option with its weight in the search, which of equally many GPUs prefers the cheaper ones."""
         if self.task.objective != "gpus":
             return option
         dearest_usd_per_h = max(gpu.price_usd_per_h for gpu in self.gpus)

@@ -64,9 +64,7 @@ def refuted_below(problem: Problem, value: float) -> Problem:
 
 
 def with_search_limit(problem: Problem, most: float) -> Problem:
-    """The same problem with a limit on the requests that its search may simulate: by SEARCH_FLEETS, and at
-    most `most`.
-    """
+    """The same problem with a limit on its simulated requests: by SEARCH_FLEETS, and at most `most`."""
     of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.scenarios)
     return with_effort_limit(problem, min(max(of_fleets, LEAST_SEARCH_REQUESTS), most))
 

@@ -26,9 +26,7 @@ from planner.units import show_s
 LIKELY_FRAC = 0.75
 
 UnreachableLimits = list[tuple[Limit, float, str]]
-"""Limits that no idle worker keeps, each with the seconds that the fastest type needs and that type's
-name.
-"""
+"""Limits that no idle worker keeps, each with the fastest type's seconds and name."""
 
 
 def find_idle_misses(problem: Problem) -> IdleMisses | None:

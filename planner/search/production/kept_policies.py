@@ -118,9 +118,7 @@ def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> l
 
 
 def _put_first(problem: Problem, own_search: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
-    """The search of this problem first, then those with other policies that found no cheaper fleet on
-    paper.
-    """
+    """This problem's search first, then those with other policies that found no cheaper fleet on paper."""
     others = [
         (other, search)
         for other, search in searched
@@ -163,9 +161,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
 
 
 def _plan_and_test(searched: Searched, *, below: float | None = None) -> _Tested | None:
-    """Production with these policies. None if there is none, if it fails its test, or if it cannot cost less
-    than `below`.
-    """
+    """Production with these policies; None if there is none below `below`, or if it fails its test."""
     problem, paper = searched
     if below is not None and paper.value >= below * (1 - ROUNDING):
         return None  # Production never costs less than the fleet on paper.

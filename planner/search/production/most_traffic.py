@@ -82,9 +82,7 @@ class RateClimb:
 
     @property
     def refuted_rps(self) -> float | None:
-        """The lowest rate at which no fleet was found; None if the time was over before there was such a
-        rate.
-        """
+        """The lowest rate at which no fleet was found; None if the time was over before."""
         return None if math.isinf(self.failed_rps) else self.failed_rps
 
     def climb_from(self, rate_rps: float, candidate: Fleet | None = None) -> None:
@@ -380,9 +378,7 @@ def _restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> 
 
 
 def _slowest_scenarios_first(problem: plan_problem.Problem) -> plan_problem.Problem:
-    """The same problem with the scenarios of the longest steps first, because most fleets that fail miss
-    these.
-    """
+    """The same problem with the scenarios of the longest steps first, which most failing fleets miss."""
     oracle = problem.oracle
     scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.z))
     return plan_problem.with_scenarios(problem, scenarios, oracle.may_miss)

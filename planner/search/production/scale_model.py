@@ -33,9 +33,7 @@ MODEL_SEED = 0
 
 
 def build_scale_model(problem: Problem, paper: Counts) -> Problem:
-    """The model of a problem whose cheapest fleet on paper is `paper`; the problem itself if it needs
-    no model.
-    """
+    """The model of a problem whose fleet on paper is `paper`; the problem itself if it needs none."""
     downscale = min(
         len(problem.trace) // LEAST_MODEL_REQUESTS, *(count // LEAST_MODEL_WORKERS for _, count in paper)
     )

@@ -726,7 +726,6 @@ def _cheapest_neighbour(
 
 
 def _roles_of(counts: Counts) -> set[str]:
-    """The roles that these pools have."""
     return {option.role for option, _ in counts}
 
 

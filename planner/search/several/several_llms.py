@@ -269,7 +269,6 @@ def _fleet_of_answer(llm: LlmOnPaper, production: Production, name: AnswerName) 
 
 
 def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[OfLlm]:
-    """The warnings of all plans, each with the name of its LLM."""
     return [
         OfLlm(part.name, warning)
         for part, plan in zip(parts, plans, strict=True)

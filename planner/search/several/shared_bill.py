@@ -212,7 +212,6 @@ def _kind(gpu: str) -> str:
 def _with_tasks(
     question: SeveralLlmsQuestion, change: Callable[[PlanQuestion], PlanQuestion]
 ) -> SeveralLlmsQuestion:
-    """The same question with the task of each LLM changed."""
     return replace(question, parts=tuple(replace(part, task=change(part.task)) for part in question.parts))
 
 
@@ -227,5 +226,4 @@ def _without(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
 
 
 def _lift_cost(task: PlanQuestion) -> PlanQuestion:
-    """The task without its limit on cost."""
     return replace(task, cost_limit_usd_per_h=None)

@@ -70,9 +70,7 @@ def kind_of(lines: Iterable[bytes]) -> str:
 def access_rows(
     kind: str, lines: Iterable[tuple[int, bytes]], path: Path
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each line, and its fields by name or number; the value "-" is None. A blank line has no
-    fields.
-    """
+    """The number of each line that is not blank, and its fields by name or number; "-" is None."""
     pattern = COMBINED if kind == "combined" else ENVOY
     names = _NAMES[kind]
     for number, raw in lines:

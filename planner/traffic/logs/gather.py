@@ -163,9 +163,7 @@ class Gatherer:
         return np.where(keep, counts, 0.0).astype(np.int64)
 
     def _arrivals(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> IntArray:
-        """The arrivals (n,) in ns. If the log has only the ends of requests, their durations are
-        subtracted.
-        """
+        """The arrivals (n,) in ns: the ends less the durations, where the log has only ends."""
         at_ns = self.clock.times_ns(line, table[self.clock.name], where)
         if self.columns.arrival:
             return at_ns

@@ -206,7 +206,6 @@ def _opened(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
 
 
 def _vllm(source: LogSource) -> _Log:
-    """The log of a vLLM server."""
     log = vllm_log.VllmLog(source.path)
 
     def blocks() -> Iterator[log_tables.Block]:
@@ -236,7 +235,6 @@ def _access(source: LogSource, options: LogOptions, kind: str) -> _Log:
 
 
 def _parquet(path: Path, options: LogOptions) -> _Log:
-    """A log in Parquet."""
     file = log_tables.parquet_file(path)
     names = log_tables.parquet_names(file)
     sample_of = next(iter(log_tables.parquet_blocks(path, file, names)), None)
@@ -316,9 +314,7 @@ def _csv_blocks(
 
 
 def _read_columns(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
-    """The columns to read: those of the map that the file has, and those from which `prepare` makes
-    others.
-    """
+    """The columns to read: those of the map that are there, and those from which `prepare` makes others."""
     needed = {*columns.by_role().values(), *(table.reads if table.prepare else ())}
     return needed & set(names)
 
@@ -471,9 +467,7 @@ def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
 
 
 def _rows_of_page(document: dict[str, Any]) -> list[log_tables.Row] | None:
-    """The rows of a page, an object that holds a list of objects and hardly anything else; None for any other
-    object.
-    """
+    """The rows of a page, an object that is hardly more than a list of objects; None for another object."""
     lists = (document[name] for name in _LISTS if isinstance(document.get(name), list))
     rows: list[log_tables.Row] | None = next(lists, None)
     if rows is None or len(document) > _MOST_PAGE_KEYS or not all(isinstance(row, dict) for row in rows):

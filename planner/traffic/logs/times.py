@@ -343,9 +343,7 @@ def is_local_date(text: str) -> bool:
 
 
 def is_month_first(texts: Iterable[str]) -> bool | None:
-    """Whether the month comes first in these dates. A number above 12 is a day and decides it; None if there
-    is none.
-    """
+    """Whether the month comes first: a number above 12 is a day and decides it; None without one."""
     matches = [match for text in texts if (match := _LOCAL_DATE.fullmatch(text.strip()))]
     if any(int(match[3]) > 12 for match in matches):
         return True
@@ -353,9 +351,7 @@ def is_month_first(texts: Iterable[str]) -> bool | None:
 
 
 def guess_form(text: str, *, month_first: bool = False) -> str:
-    """The pattern of strptime for a date such as 05.10.2026 09:00:00.036, or an example of a pattern for any
-    other text.
-    """
+    """The pattern of strptime for 05.10.2026 09:00:00.036, or an example of one for any other text."""
     match = _LOCAL_DATE.fullmatch(text.strip())
     if match is None:
         return "%d/%m/%Y %H:%M:%S"
