@@ -90,6 +90,7 @@ FLEET_KEYS = (
     "engine",
     "lora",
     "network",
+    "host_overhead",
     "events",
     "pinned",
     *PAID_KEYS,
@@ -172,6 +173,7 @@ class _Common:
     lora: Lora | None
     network: Network
     engine: Engine | None
+    host_overhead_s: float  # Added to step times that rows leave out.
 
 
 def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None) -> Fleet:
@@ -217,6 +219,12 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
         check_offloaded(llm, f"{file.path_of('policies')}: kv_offload")
     engine_rows = catalog.engines.values()
     engine = engine_of_fleet(document, engine_rows, file.path_of("engine"), batching=policies.batching)
+    host_overhead_s = file.at_least("host_overhead", "s", 0.0)
+    if "host_overhead" in document:
+        if document.get("engine") not in (None, NONE):
+            where = file.path_of("host_overhead")
+            raise InputError(f"{where}: engine says what the host takes; drop one of the two")
+        engine = None
     speculative = speculative_of_engine(document.get("engine"))
     choices = parse_speculative(speculative, llm, catalog, f"{file.path_of('engine')}: speculative")
     check_scheduling(document.get("engine"), choices, file.path_of("engine"))
@@ -232,6 +240,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
         lora=parse_lora(file.get("lora"), file.path_of("lora")),
         network=parse_network(file.subsection("network", NETWORK_KEYS)),
         engine=engine,
+        host_overhead_s=host_overhead_s,
     )
     worker_rows = check_rows(file.get("workers"), file.path_of("workers"), "workers", least=1)
     pools: list[Pool] = []
@@ -414,6 +423,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
             captured = captured_tokens(max_num_seqs, tokens_per_seq)
             latency = add_pipeline(on_version(latency, llm, gpu, engine, captured), llm, gpu, tp, pp)
+            latency = replace(latency, h_s=latency.h_s + common.host_overhead_s)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
     count = row.whole_number("count", 1, most=MOST)

@@ -1,7 +1,7 @@
 """A fleet.yaml beside a question: what it leaves open is as slo.yaml says.
 
-That are `prices`, `sold_as` and `electricity` by GPU, `engine`, `lora` and `network`. What fleet.yaml says
-itself counts, and a plan.yaml says all of it.
+That are `prices`, `sold_as` and `electricity` by GPU, `engine` or `host_overhead`, `lora` and `network`. What
+fleet.yaml says itself counts, and a plan.yaml says all of it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def complete_fleet(
     if "status" in fleet or "llms" in fleet:
         return dict(fleet)
     paid = paid_document(task.priced_gpus(catalog))
-    of_question = {
-        "lora": question.get("lora"),
-        "network": (question.get("fleet") or {}).get("network"),
-        "engine": question.get("engine") if _batches_as_engine(fleet) else None,
-    }
+    section = question.get("fleet") or {}
+    of_question = {"lora": question.get("lora"), "network": section.get("network")}
+    if _batches_as_engine(fleet) and not {"engine", "host_overhead"} & {*fleet}:
+        # The host's time is of one of the two; a question has no more than one.
+        of_question |= {"engine": question.get("engine"), "host_overhead": section.get("host_overhead")}
     open_keys = {key: value for key, value in of_question.items() if value is not None and key not in fleet}
     return {**fleet, **open_keys, **{key: _joined(paid.get(key), fleet.get(key)) for key in PAID_KEYS}}
 

@@ -73,3 +73,16 @@ def test_a_plan_keeps_what_it_was_planned_with() -> None:
     assert isinstance(plan, PlanResult)
     cheaper = {**QUESTION, "fleet": {**QUESTION["fleet"], "prices": {"h100-80g": "0.1 usd/h"}}}
     assert read_fleet(plan, slo=cheaper).price_usd_per_h == plan.fleet.price_usd_per_h
+
+
+def test_host_overhead_of_the_question_reaches_every_step() -> None:
+    """In place of the engine: without an engine a step takes what its kernels take, and 2 ms more."""
+    question = {key: value for key, value in QUESTION.items() if key != "engine"}
+    question["fleet"] = {**QUESTION["fleet"], "host_overhead": "2 ms"}
+    fleet, bare = read_fleet(FLEET, slo=question), read_fleet({**FLEET, "engine": "none"}, slo=QUESTION)
+    assert fleet.engine is None
+    longer_s = fleet.pools[0].type.latency.h_s - bare.pools[0].type.latency.h_s
+    assert longer_s == pytest.approx(2e-3)
+    assert read_fleet({**FLEET, "engine": "none"}, slo=question).pools == bare.pools
+    with pytest.raises(InputError, match="host_overhead: engine says what the host takes"):
+        read_fleet({**FLEET, "engine": {"name": "vllm"}, "host_overhead": "2 ms"})

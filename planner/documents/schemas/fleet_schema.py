@@ -60,6 +60,9 @@ def _fleet_keys(catalog: Catalog) -> dict[str, Schema]:
         "engine": doc(slo_schema.engine_section(), "The engine whose host time and scheduler are simulated."),
         "lora": doc(slo_schema.lora_section(), "LoRA adapters that are served."),
         "network": doc(slo_schema.network_section(), "What carries KV blocks between workers."),
+        "host_overhead": doc(
+            quantity("s", positive=False), "Added to every step, in place of the section engine."
+        ),
         "events": doc({"type": "array", "items": event_schema()}, "Workers that fail, return or slow down."),
         "pinned": doc({"type": "array", "items": _pinned_schema()}, "Prefixes that workers hold."),
         "prices": doc(by_name(quantity("usd_per_h", positive=False), gpus), "In place of the catalog's."),
