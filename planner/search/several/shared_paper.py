@@ -16,7 +16,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.facts import Binding, Finding, GivesWay, OthersLeave, Remainder
 from planner.documents.several_llms_question import LlmQuestion
 from planner.domain import ROUNDING
-from planner.errors import InfeasibleError, PlannerError
+from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.search.evidence.certify import search_llm
 from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.designs import Design, learn_from
@@ -115,16 +115,33 @@ def _plan_shared(
     ]
     designs = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
     shared = cheapest(llms, rows, run=side_by_side, out_of_time=lambda: is_over(until), progress=progress)
+    unit = OBJECTIVE_UNITS[parts[0].task.objective]
     if shared.best is None:
         is_proved = _fewest_are_too_many(searched, limits)
-        raise joint_limits.infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
+        mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)
+        if mixed is None:
+            raise joint_limits.infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
+        together, leave = _search_within_others(parts, *mixed, deadline)
+        gives = gives_way_facts(
+            parts, [best_value(e) for e in alone], [best_value(e) for e in together], unit
+        )
+        least = sum(map(_level0_value, together))
+        level0 = _without_tie_breaks(Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds), alone)
+        oracles = [problem.oracle for each in searched for problem, _ in each]
+        return SharedPaper(together, leave, level0, False, gives, oracles)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
         # If a simulated fleet holds although a larger one fails, there may be a better choice.
         better = designs.find_cheapest(rows, below=shared.value)
         is_walked, shared = (True, shared) if better.best is None else (False, better)
-    together, leave = _search_within_others(parts, shared, deadline)
-    unit, values = OBJECTIVE_UNITS[parts[0].task.objective], [best_value(each) for each in together]
+    assert shared.best is not None
+    problems, chosen = [], []
+    for design, vector in shared.best:
+        assert isinstance(design.llm_problem, Problem)
+        problems.append(design.llm_problem)
+        chosen.append(design.counts(vector))
+    together, leave = _search_within_others(parts, problems, chosen, deadline)
+    values = [best_value(each) for each in together]
     gives = gives_way_facts(parts, [best_value(each) for each in alone], values, unit)
     binding = (*gives, *joint_limits.price_limits(designs, rows, shared.value, unit))
     shared = _without_tie_breaks(shared, alone)
@@ -133,6 +150,36 @@ def _plan_shared(
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
     oracles = [problem.oracle for each in searched for problem, _ in each]
     return SharedPaper(together, leave, shared, is_walked, binding, oracles)
+
+
+def _serve_any_mix(
+    searched: Sequence[Searched], limits: FleetLimits, deadline: float, progress: Progress
+) -> tuple[list[Problem], list[Counts]] | None:
+    """Fleets of all LLMs within the limits, which may have several worker types, and the problems that they
+    solve. The LLMs are served in turn: each takes the fleet that it would have alone, if that fits into what
+    is left, or else what a search finds there. None if no turn serves all.
+    """
+    problem_of: dict[int, Problem] = {}
+
+    def serve(k: int, remaining: FleetLimits) -> Counts | None:
+        if is_over(deadline):
+            return None
+        progress("LLMs one after another on what is left, with fleets of several types")
+        problem, alone = best_of(searched[k])
+        within = joint_limits.problem_within(replace(problem, deadline=slice_of(deadline, 1)), remaining)
+        problem_of[k] = problem
+        return alone.best if within.allows(alone.best) else _find_any_mix(within)
+
+    fleets = joint_limits.serve_in_turn(len(searched), limits, serve)
+    return None if fleets is None else ([problem_of[k] for k in range(len(searched))], fleets)
+
+
+def _find_any_mix(problem: Problem) -> Counts | None:
+    """The best fleet found for an LLM within the limits of its problem; None if none was found."""
+    try:
+        return search(replace(problem, lower=lower_bound(problem)), []).best
+    except (InfeasibleError, OutOfTimeError):
+        return None
 
 
 def _level0_value(searched: Searched) -> float:
@@ -213,20 +260,19 @@ def _simulate_all_cheaper(
 
 
 def _search_within_others(
-    parts: Sequence[LlmQuestion], shared: Cheapest, deadline: float
+    parts: Sequence[LlmQuestion], problems: Sequence[Problem], chosen: Sequence[Counts], deadline: float
 ) -> tuple[list[Searched], list[OthersLeave]]:
-    """Search for each LLM within what the others leave, starting from its fleet in the best choice."""
-    assert shared.best is not None
-    chosen = [design.counts(vector) for design, vector in shared.best]
+    """Search for each LLM within what the others leave, starting from its fleet in `chosen`, whose fleets fit
+    together.
+    """
+    fleets = list(chosen)
     searched: list[Searched] = []
     leave: list[OthersLeave] = []
-    for k, (part, (design, _)) in enumerate(zip(parts, shared.best, strict=True)):
-        problem = design.llm_problem
-        assert isinstance(problem, Problem)
-        remaining = joint_limits.limits_beside(problem.limits, chosen, k)
+    for k, (part, problem) in enumerate(zip(parts, problems, strict=True)):
+        remaining = joint_limits.limits_beside(problem.limits, fleets, k)
         problem = replace(problem, task=part.task, deadline=slice_of(deadline, len(parts) - k))
-        each = search_within(problem, remaining, chosen[k])
-        chosen[k] = best_of(each)[1].best
+        each = search_within(problem, remaining, fleets[k])
+        fleets[k] = best_of(each)[1].best
         searched.append(each)
         leave.append(others_leave_fact(remaining))
     return searched, leave
