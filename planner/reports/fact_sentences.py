@@ -580,9 +580,10 @@ def _(fact: Repeats) -> str:
 
 @sentence.register
 def _(fact: facts.GivesWay) -> str:
+    by_gpu = ", whole nodes not counted" if fact.unit == "USD/h" else ""
     return (
         f"{fact.llm} gives way: {in_unit(fact.value, fact.unit)}, which is "
-        f"{show_amount(fact.more, fact.unit)} more than with all of the fleet for itself"
+        f"{show_amount(fact.more, fact.unit)} more than with all of the fleet for itself{by_gpu}"
     )
 
 

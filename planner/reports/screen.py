@@ -670,7 +670,8 @@ def why(plan: Plan) -> list[str]:
     if certificate.scenarios_drawn is not None and certificate.scenarios_drawn.cheaper is not None:
         text.append(sentence(certificate.scenarios_drawn.cheaper))
     text += [sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)]
-    return [*text, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
+    at_rate = "" if plan.throughput is None else f" for {plan.throughput.rate_rps:g} requests/s"
+    return [*text, f"on paper, of fleets with one worker type per pool{at_rate} {level0_line(certificate)}"]
 
 
 def _not_measured(plan: Plan) -> list[str]:

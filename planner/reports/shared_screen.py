@@ -171,12 +171,13 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
 def llm_cards(plan: SharedPlan) -> list[Card]:
     """A card per LLM: what it gets, and what it would get with all of the fleet for itself."""
     values = []
+    by_gpu = " by the GPU" if plan.unit == "USD/h" else ""  # The LLMs may share nodes that are paid whole.
     for name, llm_plan in plan.plans.items():
         value, alone = llm_plan.value, plan.alone[name]
         difference = (
             "the fleet it would have alone"
             if value <= alone * (1 + ROUNDING_FRAC)
-            else f"alone {in_unit(alone, plan.unit)}"
+            else f"alone {in_unit(alone, plan.unit)}{by_gpu}"
         )
         answer, room = screen.planned_answer(llm_plan), screen.headroom_of(llm_plan)
         kept_text_of_llm = (

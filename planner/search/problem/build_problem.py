@@ -76,9 +76,9 @@ def _check_cut(requests: Trace, llm: Llm) -> None:
     if cut_frac > MOST_CUT_FRAC:
         raise InputError(
             f"{requests.name}: {100 * cut_frac:.3g} % of its requests have more than the "
-            f"{llm.context_tokens} tokens (prompt + output) that {llm.name} accepts; describe shorter "
-            "ones, such as traffic: input: {mean: 1500, p95: 5000, max: 20000}, or choose an "
-            "LLM with a longer context"
+            f"{llm.context_tokens} tokens (prompt + output) that {llm.name} accepts, and at most "
+            f"{100 * MOST_CUT_FRAC:g} % may be cut to that; describe shorter ones, such as --input 1500 or "
+            "traffic: input: {mean: 1500, p95: 5000, max: 20000}, or choose an LLM with a longer context"
         )
 
 
