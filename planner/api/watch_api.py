@@ -198,7 +198,8 @@ def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
     return (
         values.keys() == values_before.keys()
         and missed == missed_before
-        and all(abs(values[what] / values_before[what] - 1) <= REPLAN_AGAIN_FRAC for what in values)
+        # A quantity may have been 0, as the rate of traffic that has stopped.
+        and all(abs(values[what] - was) <= REPLAN_AGAIN_FRAC * was for what, was in values_before.items())
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -307,3 +308,14 @@ def test_a_reference_without_requests_is_refused_by_name() -> None:
     with pytest.raises(InputError, match="all requests arrive at once"):
         plan_references(alone, None)
     assert isinstance(plan_references(traffic(0), 0.25)["missed"], Reference)
+
+
+@pytest.mark.parametrize(("now_rps", "is_as_before"), [(0.0, True), (1.0, False)])
+def test_traffic_that_has_stopped_is_replanned_once(now_rps: float, is_as_before: bool) -> None:
+    """The rate was 0 at the last look too, or requests come again."""
+
+    def at(rate_rps: float) -> Any:
+        drift = SimpleNamespace(what="rate", now=rate_rps, is_drift=True)
+        return SimpleNamespace(drifts=(drift,), missed=())
+
+    assert watch_api._as_before(at(now_rps), at(0.0)) == is_as_before
