@@ -107,12 +107,19 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
     reserved ones at the price of their electricity, as many as the task, or else the plan, has.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
+
+    def electricity_usd_per_h(name: str) -> float:
+        usd_per_kwh = plan.get("electricity", {}).get(name, "0 usd/kWh")
+        return gpu.power_w / 1e3 * quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
+
     usd_per_h, written = gpu.price_usd_per_h, plan.get("prices")
     if task is not None:
         usd_per_h = task.prices_usd_per_h.get(gpu.name, usd_per_h)
     elif isinstance(written, Mapping) and gpu.name in written:
         usd_per_h = quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
+    usd_per_h += electricity_usd_per_h(gpu.name)
     if len(gpus_of_plan(plan)) == 1 and not any(map(market_of, names)):
+        # The average of the bill has the electricity too.
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
     is_reserved = task is not None and (gpu.name in task.reserved or gpu.base in task.reserved)
     offer: Document = {"reserved" if is_reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
@@ -120,11 +127,9 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
     if task is not None:
         owned = task.owned.get(gpu.name, 0)
     if owned:
-        usd_per_kwh = plan.get("electricity", {}).get(gpu.name + OWNED, "0 usd/kWh")
-        owned_usd_per_h = gpu.power_w / 1e3 * quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
         offer = {
             "on_demand": f"{usd_per_h:.12g} usd/h",
-            "reserved": f"{owned_usd_per_h:.12g} usd/h",
+            "reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h",
             "owned": owned,
         }
     if task is None:

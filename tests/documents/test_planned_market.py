@@ -122,6 +122,20 @@ def test_owned_workers_cost_their_electricity_and_others_their_rent() -> None:
     assert market.capacities[0].rate_rps == 2.0
 
 
+def test_rented_gpus_of_several_kinds_cost_their_electricity_too() -> None:
+    """0.1 USD/kWh for all GPUs: 3 USD/h and 0.7 kW are 3.07, 2 USD/h and 0.4 kW are 2.04."""
+    pools = [
+        {"name": "pre", "role": "prefill", "tp": 1, "count": 1, "gpu": "h100-80g"},
+        {"name": "dec", "role": "decode", "tp": 1, "count": 1, "gpu": "a100-80g"},
+    ]
+    each = {"h100-80g": "0.1 usd/kWh", "a100-80g": "0.1 usd/kWh"}
+    paid = {"prices": {"h100-80g": "3 usd/h", "a100-80g": "2 usd/h"}, "electricity": each}
+    plan = PLAN | paid | {"workers": pools, "gpus": 2, "cost_usd_per_h": 5.11, "rate_rps": 1.0}
+    market = parse_market(schedule_document([(plan, None)], CATALOG))
+    prices = {offer.gpu: offer.on_demand_usd_per_h for offer in market.offers}
+    assert prices == {"h100-80g": pytest.approx(3.07), "a100-80g": pytest.approx(2.04)}
+
+
 def test_a_plan_carries_the_rate_that_was_asked_for(folder: Path) -> None:
     """20 requests/s were asked for, and 19.6 drawn: 20 take the plan's fleet, not one part more."""
     traffic = {"rate_rps": 19.6, "requested_rps": 20.0}
