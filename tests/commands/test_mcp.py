@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from planner.cli import app
 from planner.files.checked_files import to_yaml
 
 mcp = pytest.importorskip("mcp")
@@ -27,10 +29,9 @@ FLEET = {"llm": "llama-3.1-8b", "workers": [{"gpu": "h100-80g", "count": 2}]}
 PLAN = [sys.executable, "-m", "fleetplan"]
 
 
-def printed(folder: Path, *arguments: str) -> Any:
+def printed(*arguments: str) -> Any:
     """What the command prints with --json, without the traffic's warnings."""
-    done = subprocess.run([*PLAN, *arguments, "--json"], cwd=folder, capture_output=True, text=True)
-    return json.loads(done.stdout)
+    return json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
 
 
 async def asked(folder: Path, questions: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -76,7 +77,8 @@ def test_arguments_are_refused_in_our_words(tmp_path: Path) -> None:
     assert "slo: missing" in texts[3]
 
 
-def test_a_client_gets_the_figures_of_the_commands(tmp_path: Path) -> None:
+def test_a_client_gets_the_figures_of_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "slo.yaml").write_text(to_yaml(QUESTION))
     (tmp_path / "fleet.yaml").write_text(to_yaml(FLEET))
     impossible = QUESTION | {"slo": {"ttft": {"p90": "1 ms"}}}
@@ -97,17 +99,17 @@ def test_a_client_gets_the_figures_of_the_commands(tmp_path: Path) -> None:
     assert json.loads(told["schema"].contents[0].text)["title"].startswith("slo.yaml")
     plan, goodput, simulation, moved, why, gpus, infeasible, bad = told["answers"]
 
-    by_command = printed(tmp_path, "--slo", "slo.yaml", "-o", "again")
+    by_command = printed("--slo", "slo.yaml", "-o", "again")
     figures = {"status", "cost_usd_per_h", "gpus", "power_w", "workers", "warnings", "simulation", "slo"}
     same(value(plan), by_command, figures)
     assert (tmp_path / "out" / "plan.yaml").read_text() == (tmp_path / "again" / "plan.yaml").read_text()
-    by_command = printed(tmp_path, "goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml")
+    by_command = printed("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml")
     same(
         value(goodput), by_command, {"rate_rps", "fails_rps", "gpu_rate_rps", "usd_per_1000_requests", "slo"}
     )
-    by_command = printed(tmp_path, "simulate", "--fleet", "fleet.yaml", "--slo", "slo.yaml")
+    by_command = printed("simulate", "--fleet", "fleet.yaml", "--slo", "slo.yaml")
     same(value(simulation), by_command, set(by_command) - {"warnings"})
-    by_command = printed(tmp_path, "what-if", "--slo", "slo.yaml", "--change", "traffic.rate=40")
+    by_command = printed("what-if", "--slo", "slo.yaml", "--change", "traffic.rate=40")
     same(value(moved), by_command, set(by_command) - {"warnings"})
 
     assert value(why)["answer"] == value(plan)["answer"] and value(why)["assumes"]
