@@ -60,7 +60,7 @@ def question(trace: Trace, *, start_s: float = 20.0, train_frac: float = 0.0) ->
 
 @pytest.fixture(scope="module")
 def answer() -> DayAnswer:
-    return study_day(question(a_day()), parse_controllers("hpa,cron,fleetplan"), time_limit_s=600)
+    return study_day(question(a_day(10)), parse_controllers("hpa,cron,fleetplan"), time_limit_s=600)
 
 
 def test_what_stands_all_day_is_simulated_as_ever(answer: DayAnswer) -> None:
