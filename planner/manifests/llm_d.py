@@ -115,18 +115,20 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     """The values of one pool's release. Mixed workers are decode workers of the chart."""
     if len(engine_command.routers(fleet)) > 1:
         raise InputError(
-            "llm-d: its router serves pairs or mixed pools, found both under one LLM; take kubernetes"
+            "llm-d: one of its routers serves mixed workers, or prefill and decode workers, and this "
+            "plan has both; take kubernetes"
         )
     name, gpu = engine_command.hub_name(fleet, "llm-d"), pool.type.gpu
     if pool.type.pp > 1:
         raise InputError(
-            f"llm-d: the chart counts TP and DP alone as GPUs, found PP {pool.type.pp}; take lws"
+            f"llm-d: its chart gives a worker tp x dp GPUs, and pp {pool.type.pp} takes {pool.type.pp} "
+            "times as many; take lws"
         )
     nodes = engine_command.nodes_of(pool.type)
     if kubernetes.keeps_off_capped(fleet, pool):
         raise InputError(
-            "llm-d: the chart cannot keep a pool off nodes, and another pool caps "
-            f"{engine_command.one_line(gpu.base)}; take kubernetes"
+            f"llm-d: another pool caps {engine_command.one_line(gpu.base)}, and its chart cannot keep "
+            "this pool off the capped nodes; take kubernetes"
         )
     own, other = ("prefill", "decode") if pool.role == "prefill" else ("decode", "prefill")
     port = BEHIND_SIDECAR_PORT if pool.role == "decode" else HTTP_PORT

@@ -72,10 +72,10 @@ def test_every_target_writes_what_it_can_and_says_why_not() -> None:
             "production-stack": "take lws",
             "skypilot": one_pool,
         },
-        "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "found PP 2"},
+        "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "pp 2 takes 2 times"},
         "both roles and mixed": {
             "disaggregatedset": pairs_only,
-            "llm-d": "pairs or mixed pools, found both",
+            "llm-d": "and this plan has both",
             "ray-serve": "cannot keep a pool off nodes",
             "production-stack": "pairs or mixed pools, found both",
             "skypilot": one_pool,

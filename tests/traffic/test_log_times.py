@@ -253,3 +253,23 @@ def test_dates_under_a_name_that_says_nothing_are_proposed_as_the_arrival() -> N
     with pytest.raises(UnsureError, match="when holds dates") as caught:
         guess_columns(sample, "log")
     assert "arrival=when,input=prompt_tokens" in str(caught.value)
+
+
+def test_dates_of_the_end_with_a_duration_are_proposed_as_both() -> None:
+    """As the arrival they would be late by what each request took."""
+    sample = pd.DataFrame(
+        {
+            "completed": ["25.10.2026 08:00:06,849", "25.10.2026 08:00:09,100"],
+            "took_s": [6.759, 3.195],
+            "tok_in": [572, 2168],
+            "tok_out": [174, 180],
+        }
+    )
+    with pytest.raises(UnsureError, match="completed holds dates; found") as caught:
+        guess_columns(sample, "log")
+    assert "'end=completed:%d.%m.%Y %H:%M:%S.%f,duration=took_s,input=tok_in,output=tok_out'" in str(
+        caught.value
+    )
+    alone = sample.drop(columns="took_s")
+    with pytest.raises(UnsureError, match="'arrival=completed:"):
+        guess_columns(alone, "log")

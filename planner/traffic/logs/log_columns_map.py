@@ -232,6 +232,17 @@ def _local_date_column(sample: pd.DataFrame) -> tuple[str, str, bool] | None:
     return None
 
 
+def _dated_roles(sample: pd.DataFrame, name: str, form: str) -> dict[str, str]:
+    """The roles of a column of dates: the arrival; or the end, where its name says so and another column says
+    how long requests took.
+    """
+    span = next((str(each) for each in sample.columns if _is_span(sample, each)), "")
+    if not span or not set(words_of(name)) & set(_END):
+        return {"arrival": f"{name}:{form}"}
+    unit = "" if unit_of_name(span) else f":{span_unit(span, sample.columns) or 's'}"
+    return {"end": f"{name}:{form}", "duration": f"{span}{unit}"}
+
+
 def _unnamed_clock_column(sample: pd.DataFrame) -> str:
     """The only column of dates, such as 2026-10-05T09:00:00Z; empty if there is none, or more than one.
     Called where no name says that a column is a time. Numbers may be anything, so they do not count.
@@ -267,7 +278,10 @@ def _unsure_error(
     columns = dict.fromkeys(missing, "COLUMN") | likely
     if "arrival" in missing and (dated := _local_date_column(sample)):
         name, form, is_certain = dated
-        columns["arrival"] = f"{name}:{form}"
+        columns |= _dated_roles(sample, name, form)
+        if "end" in columns:
+            del columns["arrival"]
+            missing = [role for role in missing if role != "arrival"]
         swap = "" if is_certain else "; swap %d and %m if the month comes first"
         doubts = [*doubts, f"{name} holds dates{swap}"]
     elif "arrival" in missing and (name := _unnamed_clock_column(sample)):
