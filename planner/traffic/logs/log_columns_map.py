@@ -232,6 +232,15 @@ def _local_date_column(sample: pd.DataFrame) -> tuple[str, str, bool] | None:
     return None
 
 
+def _grouped_error(grouped: list[str], where: str) -> UnsureError:
+    """The error for columns of lengths such as 1,096."""
+    return UnsureError(
+        f"{where}: {' and '.join(map(show_value, grouped))} may hold thousands separators: write 1096 in "
+        "the log, not 1,096 or 1.096",
+        "",
+    )
+
+
 def _dated_roles(sample: pd.DataFrame, name: str, form: str) -> dict[str, str]:
     """The roles of a column of dates: the arrival; or the end, where its name says so and another column says
     how long requests took.
@@ -293,11 +302,7 @@ def _unsure_error(
     why = [*doubts, *(f"no column could be read as {role}" for role in missing)]
     # No map helps where numbers have thousands separators, so this message has none.
     if grouped := [name for role in missing for name in _grouped_length_columns(sample, role)]:
-        return UnsureError(
-            f"{where}: {' and '.join(map(show_value, grouped))} may hold thousands separators: write 1096 in "
-            "the log, not 1,096 or 1.096",
-            "",
-        )
+        return _grouped_error(grouped, where)
     if {"input", "output"} <= set(missing):
         why.append(
             "a log without token counts tells the rate alone: plan --rate 5 --task chat describes the rest"
