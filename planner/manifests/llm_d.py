@@ -115,14 +115,12 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     """The values of one pool's release. Mixed workers are decode workers of the chart."""
     if len(engine_command.routers(fleet)) > 1:
         raise InputError(
-            "llm-d: one of its routers serves mixed workers, or prefill and decode workers, and this "
-            "plan has both; take kubernetes"
+            "llm-d: one router of it serves mixed workers or pairs, and this plan has both; take kubernetes"
         )
     name, gpu = engine_command.hub_name(fleet, "llm-d"), pool.type.gpu
     if pool.type.pp > 1:
         raise InputError(
-            f"llm-d: its chart gives a worker tp x dp GPUs, and pp {pool.type.pp} takes {pool.type.pp} "
-            "times as many; take lws"
+            f"llm-d: its chart gives a worker tp x dp GPUs, too few for pp {pool.type.pp}; take lws"
         )
     nodes = engine_command.nodes_of(pool.type)
     if kubernetes.keeps_off_capped(fleet, pool):

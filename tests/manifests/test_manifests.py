@@ -72,7 +72,7 @@ def test_every_target_writes_what_it_can_and_says_why_not() -> None:
             "production-stack": "take lws",
             "skypilot": one_pool,
         },
-        "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "pp 2 takes 2 times"},
+        "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "too few for pp 2"},
         "both roles and mixed": {
             "disaggregatedset": pairs_only,
             "llm-d": "and this plan has both",
