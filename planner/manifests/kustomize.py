@@ -100,6 +100,7 @@ def mark_of(app: str) -> str:
 def _claim_gib(fleet: Fleet) -> int:
     """GiB of the volume for the LLM's weights and the files beside them."""
     pool = fleet.running_pools[0]
+    # All pools serve the same checkpoint. A drafter with a checkpoint of up to a fifth of it fits in too.
     weight_bytes = worker_memory(fleet.llm, pool.type.gpu, 1).weight_bytes  # With TP 1 all weights.
     return math.ceil(CACHE_FACTOR * weight_bytes / 2**30) + CACHE_SPARE_GIB
 

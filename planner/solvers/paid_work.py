@@ -1,6 +1,6 @@
 """A lower bound on what a day costs under any controller: work at the cheapest price, and the least workers.
 
-Sets   i  request      v  stretch of the run, between edges e_v and e_(v+1); the last one is open
+Sets   i  request      v  stretch of the run, between edges e_v and e_(v+1)
 Data   pi_i   least USD that all work of request i costs in any pool (demand.work_prices), pi'_i its prefill;
               both are 0 for a request that no worker can hold, which is turned away
        a_i    arrival of request i
@@ -12,7 +12,7 @@ Data   pi_i   least USD that all work of request i costs in any pool (demand.wor
 Vars   f_v    least USD that is paid in v
 
   prefilled_v   f_v >= sum of pi'_i over the i of v with a_i + s <= e_(v+1), without the d_v dearest of these
-  always_v      f_v >= b (e_(v+1) - e_v)      (0 for the last stretch, which is open)
+  always_v      f_v >= b (e_(v+1) - e_v)
   someone_v     f_v >= b' o_v
   from_v        sum of f_w over w >= v  >=  sum of pi_i over the i that arrive at e_v or later
 
@@ -20,13 +20,15 @@ The bound is the least sum of f. It is computed from the last v to the first:
 F_v = max(F_(v+1) + f_v, sum of pi_i of from_v).
 
 Suppose that no worker that prefills is paid at a moment u. Then none is ready before u + g, and every request
-that arrives from u to u + g - s is late. If these are more than may be late in one window, a worker must be
+that arrives from u to u + g - l is late for a limit of l seconds on TTFT or E2E. If these are more than may be late in one window, a worker must be
 paid at u. o_v is the total time in v for which a worker must be paid for this reason.
 
 A worker does at most a second of work per second it is paid for, also while it starts, drains or changes its
 role. So the bound holds for every controller and policy whose run keeps each limit on TTFT or E2E in each
 window of the SLO (prefilled_v) and serves every request that a worker can hold to its end (from_v).
-`of_slo_usd` is the bound without the rows from_v. A bill by started hours or whole nodes is higher.
+For runs that keep the SLO and need not serve every request `of_slo_usd` bounds the cost: the sum of f without
+the rows from_v, or, if it is more, the sum over windows of pi'_i of all i that arrive there without the d_v
+dearest. A bill by started hours or whole nodes is higher.
 """
 
 from __future__ import annotations
@@ -131,14 +133,15 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
     ends = np.searchsorted(window_of, np.arange(len(most_s)), "right")
     requests = np.diff(ends, prepend=0)
     for limit in slo.limits:
-        waits_for_start = limit.metric_row.has_queue and start_s > limit.limit_s
-        if limit.selector is not None or not waits_for_start:
-            # A worker that is started on arrival is in time, or the limit is of some requests alone.
+        if limit.selector is not None:  # Too many late requests could be of other classes.
             continue
+        # Limits on gaps between tokens do not count the wait for a worker.
+        if not limit.metric_row.has_queue or start_s <= limit.limit_s:
+            continue  # A worker that is started on arrival is in time.
         late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in requests])
         # If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that
-        # arrive from a_(i+1) to before a_i + g - s. They may be too many for the window of the first of them,
-        # or for that of the last.
+        # arrive from a_(i+1) to before a_i + g - l. They may be too many for the window of the first of them,
+        # or for that of the last. Windows between these are not looked at: o_v is then shorter, still a bound.
         first = np.arange(1, len(times_s))
         until = np.searchsorted(times_s, times_s[:-1] + start_s - limit.limit_s)
         first_window = window_of[first]
@@ -146,6 +149,7 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
         last_window = window_of[np.maximum(until - 1, 0)]  # `until` is 0 only if no request is late.
         last_start = ends[last_window] - requests[last_window]
         too_many |= until - np.maximum(first, last_start) > late[last_window]
+        # The seconds before each arrival in which a worker must be paid, and from these those in each window.
         total_s = np.concatenate(([0.0], np.cumsum(np.where(too_many, np.diff(times_s), 0.0))))
         most_s = np.maximum(most_s, np.diff(np.interp(edges_s, times_s, total_s)))
     return most_s
