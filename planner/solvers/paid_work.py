@@ -20,8 +20,9 @@ The bound is the least sum of f. It is computed from the last v to the first:
 F_v = max(F_(v+1) + f_v, sum of pi_i of from_v).
 
 Suppose that no worker that prefills is paid at a moment u. Then none is ready before u + g, and every request
-that arrives from u to u + g - l is late for a limit of l seconds on TTFT or E2E. If these are more than may be late in one window, a worker must be
-paid at u. o_v is the total time in v for which a worker must be paid for this reason.
+that arrives from u to u + g - l is late for a limit of l seconds on TTFT or E2E. If these are more than may
+be late in one window, a worker must be paid at u. o_v is the total time in v for which a worker must be paid
+for this reason.
 
 A worker does at most a second of work per second it is paid for, also while it starts, drains or changes its
 role. So the bound holds for every controller and policy whose run keeps each limit on TTFT or E2E in each
@@ -141,7 +142,7 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
         late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in requests])
         # If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that
         # arrive from a_(i+1) to before a_i + g - l. They may be too many for the window of the first of them,
-        # or for that of the last. Windows between these are not looked at: o_v is then shorter, still a bound.
+        # or for that of the last. Windows between are not looked at: o_v may be shorter, still a bound.
         first = np.arange(1, len(times_s))
         until = np.searchsorted(times_s, times_s[:-1] + start_s - limit.limit_s)
         first_window = window_of[first]
