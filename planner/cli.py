@@ -60,7 +60,7 @@ from planner.commands.what_if_command import sensitivity, what_if
 from planner.documents.task import check_keys, has_several_llms
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InfeasibleError, InputError, PlannerError
-from planner.files.standard_streams import fill_standard_streams
+from planner.files.standard_streams import fill_standard_streams, keep_native_prints_off_stdout
 from planner.files.wants import missing_resource
 from planner.policies import ROUTERS_OF
 from planner.search.oracle.stopping import USUAL_LIMIT_S
@@ -282,6 +282,8 @@ SEARCH_THRESHOLDS = (20_000, 50, 50)  # See `gc.set_threshold`; __main__.py has 
 def main() -> None:
     """Entry point: a PlannerError is one line on stderr and its exit code; anything else is our bug."""
     _fill_closed_streams()
+    if "--json" in sys.argv or sys.argv[1:2] == ["mcp"]:
+        keep_native_prints_off_stdout()
     # The search makes few reference cycles. To look for them as often as by default took 5 % of its time.
     gc.freeze()  # What is loaded stays until the end.
     gc.set_threshold(*SEARCH_THRESHOLDS)

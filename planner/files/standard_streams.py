@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 
 
 def fill_standard_streams() -> None:
@@ -12,3 +14,23 @@ def fill_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # It takes the lowest free number, which is this one.
+
+
+def keep_native_prints_off_stdout() -> None:
+    """Give `sys.stdout` a number of its own, and make number 1 stderr.
+
+    HiGHS 1.13 prints a line about itself to stdout in one of a thousand runs, also with its output switched
+    off. A program that reads JSON from stdout could not read the answer then.
+    """
+    stdout = sys.stdout
+    if not isinstance(stdout, io.TextIOWrapper) or stdout.fileno() != 1:
+        return  # A test has replaced it.
+    stdout.flush()
+    sys.stdout = open(
+        os.dup(1),
+        "w",
+        buffering=1 if stdout.line_buffering or stdout.write_through else -1,
+        encoding=stdout.encoding,
+        errors=stdout.errors,
+    )
+    os.dup2(2, 1)
