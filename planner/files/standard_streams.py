@@ -23,7 +23,7 @@ def keep_native_prints_off_stdout() -> None:
     off. A program that reads JSON from stdout could not read the answer then.
     """
     stdout = sys.stdout
-    if not isinstance(stdout, io.TextIOWrapper) or stdout.fileno() != 1:
+    if stdout is not sys.__stdout__ or not isinstance(stdout, io.TextIOWrapper):
         return  # A test has replaced it.
     stdout.flush()
     sys.stdout = open(
