@@ -324,9 +324,8 @@ def import_prices(
         if listed.without_price:
             notes.append(f"{listed.without_price} rows of GPUs have no price on demand")
     document = offers_document(offers)
-    provider_name = next(iter(offers.values()))[
-        0
-    ].provider  # Each reader names all alike, and raises for none.
+    # Each reader names one provider in all offers, and raises for none.
+    provider_name = next(iter(offers.values()))[0].provider
     if out is not None:
         write_files(out, {PRICES: to_yaml(document)})
     if json_output:

@@ -121,6 +121,7 @@ def errors_of_options() -> Iterator[None]:
     except InputError as error:
         text = str(error).removeprefix("slo.yaml: ")
         text = re.sub(r"^slo: (\w+) (p\d+): ", r"--\1-\2: ", text)
+        text = re.sub(r"^deploy: target: ", "--target: ", text)
         text = re.sub(r"^traffic: (rate|input|output|task|duration|agents): ", r"--\1: ", text)
         text = re.sub(
             r"tokens such as (\w+): 300, or a task: ",

@@ -119,31 +119,30 @@ def _plan_one(options: PlanOptions) -> None:
         )
     with Progress(quiet=options.quiet, limit_s=options.time_limit_s) as progress:
         catalog = read_catalog(options.catalog)
-        if options.question_options is None:
-            question = read_task(options.slo, catalog)
-        else:
-            with errors_of_options():
-                question = read_task(options.question_options, catalog)
-        if options.per_gpu is not None:
-            question = question.replace({"fleet.per_gpu": options.per_gpu})
-        if options.target is not None:
-            question = question.replace({"deploy": {"target": options.target}})
-        described, reading = question.task().described, reading_of(question.document, question.path)
+        by_options = options.question_options
+        with nullcontext() if by_options is None else errors_of_options():
+            question = read_task(options.slo if by_options is None else by_options, catalog)
+            if options.per_gpu is not None:
+                question = question.replace({"fleet.per_gpu": options.per_gpu})
+            if options.target is not None:
+                question = question.replace({"deploy": {"target": options.target}})
+            task = question.task()
+        reading = reading_of(question.document, question.path)
         with stopped_after(options.time_limit_s, lambda: ": the traffic is not read yet"):
             requests = requests_of(
                 options.trace,
-                described,
+                task.described,
                 seed=options.seed,
                 drop_invalid=options.drop_invalid,
                 log_options=reading,
             )
-        say_first((*requests.warnings, *question.task().doubts))
+        say_first((*requests.warnings, *task.doubts))
         progress(f"{counted(len(requests), 'request')} of {requests.name}")
         decided = _open_decided(options, question, requests)
         study = Study(
             requests, catalog, options.seed, options.time_limit_s, progress, Answers(decided=decided)
         )
-        searched = searched_requests(question.task(), requests, work_limit_s(options.time_limit_s))
+        searched = searched_requests(task, requests, work_limit_s(options.time_limit_s))
         # The search may use what reading took and writing will take off the time limit.
         writing_s = 0.0 if options.out is None else report_s(searched) * progress.wall_per_cpu()
         study.taken_s = progress.taken_s() + writing_s

@@ -406,7 +406,7 @@ def best_sizes(
     )
     finer = finer_day(runs, bound.up, sizes, best.usd, progress, deadline)
     if finer is not None:
-        status = f"its sizes change at any moment; else {best.usd:,.2f} USD, {status}"
+        status = f"its sizes change at any moment; otherwise {best.usd:,.2f} USD: {status}"
         best = summarize_run(question, OPTIMUM, finer.day.run, {})
         edges_s, sizes = np.append(finer.times_s, terms.edges_s[-1]), finer.workers
     if controller is not None and controller.usd < best.usd:

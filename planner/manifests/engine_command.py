@@ -60,9 +60,8 @@ ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup
 
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}  # By bytes per number; "auto" is that of the weights.
-_HUB_NAME = re.compile(
-    r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII
-)  # Without an owner it is a path here.
+# OWNER/NAME; a name without an owner is a path here.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
 RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # Names of things that are no pools.

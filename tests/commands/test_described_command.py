@@ -81,6 +81,10 @@ def test_options_may_ask_about_a_trace(plan: Plan) -> None:
         ([*QUESTION, "--rate", "0", "--input", "8", "--output", "8"], "must be > 0"),
         ([*QUESTION, "--rate", "5", "--task", "chatt"], "did you mean 'chat'"),
         (
+            [*QUESTION, "--rate", "5", "--task", "chat", "--target", "k8s"],
+            "plan: --target: no deployment target 'k8s'; did you mean 'kubernetes'?",
+        ),
+        (
             [*QUESTION, "--rate", "5", "--task", "chat", "--tpot-p99", "2"],
             "plan: --tpot-p99: '2' has no unit",
         ),
