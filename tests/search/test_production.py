@@ -28,7 +28,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios, with_search_scenarios
 from planner.search.production import three_answers
 from planner.search.production.cheapest_kept import find_cheaper_kept, find_cheapest_kept, grow_other_designs
-from planner.search.production.scenario_test import MOST_TEST_SCENARIOS
+from planner.search.production.scenario_test import MOST_TEST_SCENARIOS, ScenarioTest
 from planner.search.production.three_answers import _near_feasible, find_production_fleet, with_answers
 from planner.solvers.repeats import decision
 from planner.traffic.scaling import same_requests
@@ -296,6 +296,20 @@ def test_every_block_of_test_scenarios_has_evenly_spread_step_times() -> None:
     assert len(np.unique(z)) == z.size and np.abs(z).max() > NormalDist().inv_cdf(1 - 0.4 / TEST_BLOCK)
     assert abs(np.corrcoef(z.reshape(-1, 2).T)[0, 1]) < 0.1
     assert [next_block(n) for n in (0, 1, 31, 32, 33)] == [0, 32, 32, 32, 64]
+
+
+def test_every_test_begins_with_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan fails a test of production and one with a loss; the next ones see no rest of a block."""
+    decide, begins = ScenarioTest.decide_and_split, set[tuple[bool, int]]()
+
+    def noted(test: ScenarioTest, counts: Counts) -> object:
+        begins.add((test.is_after_loss, test.first))
+        return decide(test, counts)
+
+    monkeypatch.setattr(ScenarioTest, "decide_and_split", noted)
+    plan(question(**SAFE), traffic(3), CATALOG)
+    assert {is_after_loss for is_after_loss, first in begins if first} == {False, True}
+    assert all(first % TEST_BLOCK == 0 for _, first in begins)
 
 
 def test_evenly_spread_step_times_make_the_test_err_less() -> None:

@@ -483,7 +483,7 @@ def _cheaper_with_one_more(
     ):
         return answer, lossy_fleet
     test = trial.test.after_a_loss()
-    kept_in, _, _ = test.decide_and_split(more)
+    kept_in = test.decide(more)
     if not is_test_passed(kept_in, test.safety):
         return answer, lossy_fleet
     lossy = replace(problem, oracle=replace(problem.oracle, spare_workers=1))
@@ -628,7 +628,7 @@ def _answer_with_a_loss(
             return _answer_with_headroom(lossy, "with-a-loss", lossy_best, kept_in), lossy_best, first_lossy
         failed.add(names_of(lossy_best))
         scenarios = (*missed, *scenarios, *kept_scenarios)  # The hardest come first.
-        test = replace(test, first=test.first + kept_in.scenario_count)
+        test = replace(test, first=next_block(test.first + kept_in.scenario_count))
     return missing, None, first_lossy
 
 
