@@ -91,10 +91,9 @@ def find_goodput(
     Where no SLO or no trace is given, the plan's own counts. The rate in the SLO's traffic section is
     not used. Exit code 3: no rate is kept. 4: not found in time.
     """
-    from planner.api.inputs import is_plan_folder, read_fleet
+    from planner.api.inputs import is_plan_folder, planned_question, read_fleet
     from planner.api.simulating import goodput
     from planner.documents.catalog import read_catalog
-    from planner.documents.plan_folder import read_written
 
     if (plan is None) == (fleet is None):
         raise InputError("expected PLAN, or --fleet, not both: plan goodput out/plan.yaml")
@@ -111,9 +110,9 @@ def find_goodput(
         is_planned = (
             trace is None and is_plan_folder(file) and not (slo is not None and describes_traffic(slo))
         )
-        written = read_written(file, catalog_rows) if is_planned or slo is None else None
-        if is_planned and written is not None:
-            requests = written.trace
+        planned = planned_question(file, catalog_rows) if is_planned or slo is None else None
+        if is_planned and planned is not None:
+            requests = planned[1]
         else:
             requests = read_requests(
                 trace, slo, catalog_rows, drop_invalid=drop_invalid, is_given=traffic is not None
@@ -129,7 +128,7 @@ def find_goodput(
         result = goodput(
             searched_fleet,
             requests,
-            written.slo if slo is None and written is not None else slo,
+            planned[0] if slo is None and planned is not None else slo,
             traffic="poisson" if arrivals == Arrivals.poisson else traffic,
             seeds=seeds,
             tolerance_frac=tolerance,

@@ -300,7 +300,7 @@ def study_day(
             )
         except (InputError, InfeasibleError) as error:
             why = str(error)
-    warnings = (*question.warnings, *short_day_warnings(question.trace), *warnings_of(train, rows))
+    warnings = warnings_of(question, train, rows)
     return DayAnswer(question, judged, tuple(rows), best_day, why, capacity, tuple(left_out), warnings)
 
 
@@ -673,7 +673,12 @@ def check_step(question: DayQuestion) -> None:
         )
 
 
-def short_day_warnings(trace: Trace) -> tuple[str, ...]:
+def warnings_of(question: DayQuestion, train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
+    """All warnings on the answer to a question, in sentences."""
+    return (*question.warnings, *_short_day_warnings(question.trace), *_untrained_warnings(train, rows))
+
+
+def _short_day_warnings(trace: Trace) -> tuple[str, ...]:
     """A warning if the traffic is much shorter than a day."""
     if trace.duration_s >= SHORT_DAY_S:
         return ()
@@ -683,7 +688,7 @@ def short_day_warnings(trace: Trace) -> tuple[str, ...]:
     )
 
 
-def warnings_of(train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
+def _untrained_warnings(train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
     """A warning if something that a controller uses was made of the traffic that judges it."""
     learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
     if train is not None or not learns:

@@ -28,7 +28,6 @@ from planner.day.day_study import (
     knowledge_of,
     missed_usd_of,
     score_day,
-    short_day_warnings,
     split_training,
     summarize_run,
     terms_of,
@@ -192,11 +191,7 @@ def study_day_together(
             no_optimum=no_optimum,
             capacity=deployments[llm_index].capacity,
             left_out=tuple(left_out),
-            warnings=(
-                *llm_questions[llm_index].warnings,
-                *short_day_warnings(llm_questions[llm_index].trace),
-                *warnings_of(train, own_rows),
-            ),
+            warnings=warnings_of(llm_questions[llm_index], train, own_rows),
             winner_name=winner.name,
         )
     warnings = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.warnings))

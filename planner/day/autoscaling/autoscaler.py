@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.day.controllers.windows import Window
+from planner.day.controllers.windows import Window, format_clock
 from planner.errors import InputError
 from planner.fleet import Role
 from planner.manifests import engine_command
@@ -131,12 +131,6 @@ def timetable_of(
         size = max((window.workers_of(pool) for window in windows if window.holds(time_s)), default=0)
         rows.append((time_s, min(max(size, least), most)))
     return tuple(rows)
-
-
-def format_clock(second: float) -> str:
-    """A second of the day as 06:30; the end of a day is 24:00."""
-    minutes = int(second) % (DAY_S + 1) // MINUTE_S  # By DAY_S alone 24:00 would become 00:00.
-    return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def format_quantity(value: float, what: str) -> str:

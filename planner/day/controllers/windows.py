@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner.day.controllers.deployment import Deployment
 from planner.errors import InputError
 from planner.files import document_values
-from planner.units import DAY_S
+from planner.units import DAY_S, counted
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
@@ -27,10 +27,11 @@ class Window:
 
     def __str__(self) -> str:
         """As a reader has it: "08:00 to 20:00 8 workers on mon, tue"."""
-        counts = " and ".join(str(count) for count in self.workers)
-        workers = "1 worker" if self.workers == (1,) else f"{counts} workers"
+        workers = f"{' and '.join(map(str, self.workers))} workers"
+        if len(self.workers) == 1:
+            workers = counted(self.workers[0], "worker")
         days = "" if len(self.days) == len(DAYS) else f" on {', '.join(DAYS[day] for day in self.days)}"
-        return f"{_clock_text(self.begin_s)} to {_clock_text(self.end_s)} {workers}{days}"
+        return f"{format_clock(self.begin_s)} to {format_clock(self.end_s)} {workers}{days}"
 
     def holds(self, week_s: float) -> bool:
         """Whether the window contains this time of the week (seconds since Monday 0:00)."""
@@ -45,9 +46,10 @@ class Window:
         return self.workers[pool] if len(self.workers) > 1 else self.workers[0]
 
 
-def _clock_text(second_of_day: float) -> str:
-    hours, minutes = divmod(round(second_of_day / 60), 60)
-    return f"{hours:02}:{minutes:02}"
+def format_clock(second: float) -> str:
+    """A second of the day as 06:30; the end of a day is 24:00."""
+    minutes = int(second % (DAY_S + 1)) // 60  # By DAY_S alone 24:00 would become 00:00.
+    return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: float) -> list[int]:

@@ -115,19 +115,17 @@ def _plan_shared(
     ]
     designs = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
     shared = cheapest(llms, rows, run=side_by_side, out_of_time=lambda: is_over(until), progress=progress)
-    unit = OBJECTIVE_UNITS[parts[0].task.objective]
+    oracles = [problem.oracle for each in searched for problem, _ in each]
+    alone_values, unit = list(map(best_value, alone)), OBJECTIVE_UNITS[parts[0].task.objective]
     if shared.best is None:
         is_proved = _fewest_are_too_many(searched, limits)
         mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)
         if mixed is None:
             raise joint_limits.infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
         together, leave = _search_within_others(parts, *mixed, deadline)
-        gives = gives_way_facts(
-            parts, [best_value(e) for e in alone], [best_value(e) for e in together], unit
-        )
         least = sum(map(_level0_value, together))
         level0 = _without_tie_breaks(Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds), alone)
-        oracles = [problem.oracle for each in searched for problem, _ in each]
+        gives = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
         return SharedPaper(together, leave, level0, False, gives, oracles)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
@@ -141,14 +139,12 @@ def _plan_shared(
         problems.append(design.llm_problem)
         chosen.append(design.counts(vector))
     together, leave = _search_within_others(parts, problems, chosen, deadline)
-    values = [best_value(each) for each in together]
-    gives = gives_way_facts(parts, [best_value(each) for each in alone], values, unit)
+    gives = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
     binding = (*gives, *joint_limits.price_limits(designs, rows, shared.value, unit))
     shared = _without_tie_breaks(shared, alone)
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
-    oracles = [problem.oracle for each in searched for problem, _ in each]
     return SharedPaper(together, leave, shared, is_walked, binding, oracles)
 
 
