@@ -1,8 +1,9 @@
 """From the inputs of the page Day to the section `day` of slo.yaml and the command, and back.
 
-Spans are in seconds, `train` and `missed` are in %; None is an empty input. Parameters of controllers, which
-have no input, are in `parameters`, so that nothing is lost. With `start_s`, `storage` and `image` do not
-count.
+A form has an entry for every input of the page (ui/views/day.py, where labels say what each is). Spans are
+in seconds; `train`, a share of the traffic, and `missed`, the share of the SLO's windows that may be missed,
+are in %; None is an empty input. The entry `parameters` has the parameters of controllers, which have no
+input, so that nothing is lost. If `start_s` is given, `storage` and `image` do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ui.store import Document
 
 USUAL_LIMIT_S = 120  # It is the default of `plan day --time-limit`.
 SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
-"""The keys of the section that are spans, by their inputs."""
+"""Key of the section -> entry of the form, for those that are spans."""
 NO_IMAGE = "none"  # The nodes have the image already.
 STATIC = "static"
 OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # The static fleet always runs.
@@ -28,7 +29,7 @@ WORDS = tuple((name, CONTROLLERS[name].words) for name in OFFERED)
 
 
 def form_of_section(given: object) -> Form:
-    """The form of a section `day`, of None that of the defaults; raises what `parse_day` raises."""
+    """The form's entries for a section `day`, for None the defaults; raises what `parse_day` raises."""
     section: DaySection = parse_day(given, "slo.yaml: day")
     controllers = given.get("controllers") if isinstance(given, Mapping) else None
     parameters: dict[str, Any] = {}
@@ -39,7 +40,7 @@ def form_of_section(given: object) -> Form:
         "controllers": [each.row.name for each in section.controllers if each.row.name != STATIC],
         "parameters": parameters,
         "every_s": section.every_s,
-        "train": float(f"{100 * section.train_frac:.12g}") or None,
+        "train": percent_of(section.train_frac) or None,  # No training is an empty input.
         "start_s": section.start_s,
         "storage": section.storage,
         "image": NO_IMAGE if section.image is None else section.image,
@@ -50,10 +51,15 @@ def form_of_section(given: object) -> Form:
         "least": section.least,
         "most": section.most,
         "missed_usd": section.missed_usd,
-        "missed": None if section.missed_frac is None else float(f"{100 * section.missed_frac:.12g}"),
+        "missed": None if section.missed_frac is None else percent_of(section.missed_frac),
         "optimum": section.optimum,
         "fleets": section.fleets,
     }
+
+
+def percent_of(frac: float) -> float:
+    """A share in %, without digits that only the multiplication made."""
+    return float(f"{100 * frac:.12g}")
 
 
 def section(form: Mapping[str, Any]) -> Document:
@@ -94,6 +100,7 @@ def command(
     traffic) and plan.yaml (if its fleet `stands` all day).
     """
     words = ["plan", "day", "--slo", "slo.yaml"]
+    # The store calls a trace FOLDER/FILE.
     words += [] if is_described else ["--trace", form["trace"].partition("/")[2]]
     words += ["--fleet", "plan.yaml"] if stands else []
     words += ["--seed", str(form["seed"])] if form["seed"] else []

@@ -52,6 +52,7 @@ LENGTH_STEP = 256  # Lengths are rounded up to whole steps, so that a slightly l
 ADAPTERS = "/adapters"  # The folder of adapters on every worker.
 ANY_ADAPTER = "ADAPTER"  # Stands for the names of adapters where the plan has none.
 
+CONTAINER = "vllm"  # The name of a worker's main container, with SGLang too.
 HTTP_PORT = 8000
 NIXL_PORT = 5600  # vLLM's default for the exchange of KV blocks.
 NIXL_PORT_STEP = 16  # Workers on one host network are this far apart: each rank of a worker takes a port.

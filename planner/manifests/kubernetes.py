@@ -23,7 +23,9 @@ from planner.units import counted
 
 Document = dict[str, Any]
 APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
-POWER_LIMIT = "fleetplan/gpu-power-limit-w"  # Annotation of pods, label of nodes with the cap.
+# Label of nodes whose GPUs are capped, set by hand as the README says; workers of a capped
+# GPU run there alone, and others of the same GPU keep off. The annotation of pods with it is for people.
+POWER_LIMIT = "fleetplan/gpu-power-limit-w"
 SECRET_NAME, SECRET_KEY = "hf-token-secret", "HF_TOKEN"
 SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
 # While a new version rolls out, there are never more workers than the plan has GPUs for.
@@ -209,7 +211,7 @@ def container(pool: Pool, args: list[str]) -> Document:
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
     return {
-        "name": "vllm",
+        "name": engine_command.CONTAINER,
         "image": engine_command.image(pool.type),
         "command": ["vllm", "serve"],
         "args": args,

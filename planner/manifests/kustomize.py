@@ -10,11 +10,11 @@ networking.k8s.io/v1, batch/v1; huggingface_hub's environment variables; monitor
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Role
 from planner.manifests import engine_command, monitoring, sglang_engine
 from planner.models.memory import worker_memory
 
@@ -24,10 +24,11 @@ COMPONENTS = "components/"
 CACHE, POLICIES = f"{COMPONENTS}model-cache", f"{COMPONENTS}network-policy"
 MONITORING, GATEWAY = f"{COMPONENTS}monitoring", f"{COMPONENTS}gateway"
 MODELS = "/models"  # Where workers and the download mount the volume.
-# The volume holds the weights, a fifth more for layers that vLLM does not load (built-in drafters), and the
-# other files of checkpoints.
+# The volume holds the LLM's weights, a fifth more for drafters (built in or with a checkpoint of their own),
+# whose size a fleet does not have, and the other files of checkpoints.
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
 CACHE_USER = engine_command.ROUTER_USER  # Any user but root.
+WORKER_ROLES = get_args(Role)  # The other pods of an LLM are routers, the KV store and the download.
 METRICS_NAMESPACE = "monitoring"  # Prometheus usually runs there; the component's header names it.
 
 # The program of the download. Its arguments are the file that marks its end, then names of checkpoints. A
@@ -66,7 +67,9 @@ def kustomize_files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, 
 
 
 def overlay_lines(fleet: Fleet) -> list[str]:
-    """Lines for a README: an overlay with every component that works on any cluster."""
+    """Lines for a README: an overlay with every component that needs no operator. The router's image, which
+    users build, gets the name of the registry to which they pushed it.
+    """
     components = [*([CACHE] if _checkpoint_names(fleet) else []), POLICIES]
     image = engine_command.ROUTER_IMAGE.partition(":")[0]
     return [
@@ -99,9 +102,8 @@ def mark_of(app: str) -> str:
 
 def _claim_gib(fleet: Fleet) -> int:
     """GiB of the volume for the LLM's weights and the files beside them."""
-    pool = fleet.running_pools[0]
-    # All pools serve the same checkpoint. A drafter with a checkpoint of up to a fifth of it fits in too.
-    weight_bytes = worker_memory(fleet.llm, pool.type.gpu, 1).weight_bytes  # With TP 1 all weights.
+    gpu = fleet.running_pools[0].type.gpu  # Any will do: all pools serve the same checkpoint.
+    weight_bytes = worker_memory(fleet.llm, gpu, 1).weight_bytes  # With TP 1 all weights.
     return math.ceil(CACHE_FACTOR * weight_bytes / 2**30) + CACHE_SPARE_GIB
 
 
@@ -124,7 +126,7 @@ def _cache_files(fleet: Fleet, app: str, app_label: str, role_label: str, names:
             {
                 "target": {
                     "kind": "Deployment",
-                    "labelSelector": f"{app_label}={app},{role_label} in (mixed,prefill,decode)",
+                    "labelSelector": f"{app_label}={app},{role_label} in ({','.join(WORKER_ROLES)})",
                 },
                 "path": "workers.yaml",
             }
@@ -148,7 +150,7 @@ def _worker_patch(fleet: Fleet, volume: str, mark: str) -> Document:
     mount = {"name": "models", "mountPath": MODELS, "readOnly": True}
     waiting = {
         "name": "wait-for-models",
-        "image": engine_command.image(fleet.running_pools[0].type),
+        "image": _shell_image(fleet),
         "command": ["sh", "-c", f"until [ -e {mark} ]; do sleep 5; done"],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
@@ -158,15 +160,20 @@ def _worker_patch(fleet: Fleet, volume: str, mark: str) -> Document:
     claim = {"claimName": volume, "readOnly": True}
     spec = {
         "initContainers": [waiting],
-        "containers": [{"name": "vllm", "env": environment, "volumeMounts": [mount]}],
+        "containers": [{"name": engine_command.CONTAINER, "env": environment, "volumeMounts": [mount]}],
         "volumes": [{"name": "models", "persistentVolumeClaim": claim}],
     }
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": "workers"},
+        "metadata": {"name": "workers"},  # Kustomize wants a name, and ignores it where a patch has a target.
         "spec": {"template": {"spec": spec}},
     }
+
+
+def _shell_image(fleet: Fleet) -> str:
+    """An image with a shell and huggingface_hub, which nodes pull anyway: that of the first pool's engine."""
+    return engine_command.image(fleet.running_pools[0].type)
 
 
 def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names: list[str]) -> Document:
@@ -174,7 +181,7 @@ def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names:
     token = {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}
     container = {
         "name": "download",
-        "image": engine_command.image(fleet.running_pools[0].type),
+        "image": _shell_image(fleet),
         "command": ["python3", "-c", DOWNLOAD, mark, *names],
         "env": [
             {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}},
@@ -214,8 +221,10 @@ def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names:
 
 
 def _network_files(app: str, app_label: str, role_label: str) -> dict[str, str]:
-    """The component with network policies: workers accept connections of this LLM's pods and of Prometheus,
-    routers those of their namespace.
+    """The component with network policies for routers and for all other pods of this LLM.
+
+    The others accept connections of the LLM's pods on every port (HTTP, the exchange of KV blocks, the KV
+    store), and of Prometheus on HTTP. Routers accept those of their namespace and of Prometheus on HTTP.
     """
     own = {"podSelector": {"matchLabels": {app_label: app}}}
     http = [{"protocol": "TCP", "port": engine_command.HTTP_PORT}]
@@ -228,10 +237,9 @@ def _network_files(app: str, app_label: str, role_label: str) -> dict[str, str]:
         _network_policy(f"{app}-router", router, [{"from": [{"podSelector": {}}, metrics], "ports": http}]),
     ]
     header = (
-        "# Workers take connections of this LLM's pods, and of Prometheus in the namespace "
-        f"{METRICS_NAMESPACE}; routers those of\n"
-        "# their namespace. Add the namespace of your gateway to the router's. Needs a network plugin that "
-        "enforces policies.\n"
+        "# Workers take connections of this LLM's pods, routers those of their namespace, and both those of\n"
+        f"# Prometheus in the namespace {METRICS_NAMESPACE}. Add your gateway's to the router's.\n"
+        "# Needs a network plugin that enforces policies.\n"
     )
     return {
         f"{POLICIES}/kustomization.yaml": header + to_yaml(_component_document("policies.yaml")),
@@ -246,8 +254,8 @@ def _monitoring_files(fleet: Fleet, app: str, app_label: str, role_label: str) -
     """
     if sglang_engine.serves(fleet):
         return {}
-    not_router = {"key": role_label, "operator": "NotIn", "values": ["router"]}
-    pods = {"matchLabels": {app_label: app}, "matchExpressions": [not_router]}
+    is_worker = {"key": role_label, "operator": "In", "values": list(WORKER_ROLES)}
+    pods = {"matchLabels": {app_label: app}, "matchExpressions": [is_worker]}
     monitor = monitoring.pod_monitor(f"{app}-workers", pods, "http")
     monitor["spec"]["podTargetLabels"] = [app_label, role_label]
     dashboard = {
@@ -272,7 +280,8 @@ def _monitoring_files(fleet: Fleet, app: str, app_label: str, role_label: str) -
 def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
     """The component with a Gateway whose HTTPRoute leads to the router.
 
-    With several routers each gets a route by a prefix of the path, which the route removes.
+    With two routers (see `engine_command.routers`) each gets a route by a prefix of the path, which the route
+    removes.
     """
     names = list(engine_command.routers(fleet))
     routes = [_http_route(f"{app}-{name}", app, "" if len(names) == 1 else f"/{name}") for name in names]

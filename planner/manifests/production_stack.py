@@ -11,7 +11,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.manifests import engine_command, kubernetes
 from planner.manifests.kubernetes import Document
-from planner.policies import ROUTING, STACK, STACK_PAIRS, find_router_difference
+from planner.policies import ROUTING, STACK, STACK_PAIRS, RouterDifference, find_router_difference
 
 CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
@@ -47,43 +47,46 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """A sentence of the README on what routes requests."""
+    """The end of the README's line "Routing: ...": the rule of the chart's router, and what is lost by it."""
+    rule, policies = _router_rule(fleet), fleet.policies
     if fleet.is_disaggregated:
-        lost = "; the plan's hits are not kept" if fleet.policies.prefix_cache else ""
-        return f"its {_routing_logic(fleet)}, which takes prefill and decode workers in turns{lost}."
-    row = ROUTING[fleet.policies.routing]
-    if row.needs_caches and not find_router_difference(row, STACK).is_lacking:
-        return "its prefixaware, which follows the longest match, whatever the load."
-    if fleet.policies.prefix_cache:
-        return "round robin: nothing there weighs prefixes against load, so the plan's hits are not kept."
-    return "round robin: it has no policy that counts work in flight."
+        effect = ", which takes prefill and decode workers in turns"
+    elif ROUTING[policies.routing].needs_caches and not rule.is_lacking:
+        effect = ", which follows the longest match, whatever the load"
+    else:
+        effect = ""
+    if rule.is_lacking:
+        effect += f"; it has no {policies.routing}"
+        effect += ", so the plan's hits are not kept" if policies.prefix_cache else ""
+    return f"its {rule.name}{effect}."
 
 
 def values(fleet: Fleet, max_model_len: int) -> Document:
     """The chart's values."""
     engine_command.refuse_several_nodes(fleet, "production-stack")
-    if len(engine_command.routers(fleet)) > 1:
+    if len(engine_command.routers(fleet)) > 1:  # Mixed workers, and pairs of prefill and decode workers.
         raise InputError(
             "production-stack: its router serves pairs or mixed pools, found both; take kubernetes"
         )
     probe = {"initialDelaySeconds": 15, "periodSeconds": 10, "failureThreshold": engine_command.START_S // 10}
-    gpus = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in fleet.running_pools}
+    # A toleration follows from the resource alone, so any GPU with the resource gives it.
+    gpu_of_resource = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in fleet.running_pools}
     models = [
         _model(fleet, name, pool, max_model_len)
         for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True)
     ]
     return {
         "servingEngineSpec": {
-            "runtimeClassName": "",
+            "runtimeClassName": "",  # The chart's default, "nvidia", is not a class of every cluster.
             "strategy": kubernetes.ONE_AT_A_TIME,
             "startupProbe": {**probe, "httpGet": {"path": "/health", "port": engine_command.HTTP_PORT}},
-            "tolerations": [t for gpu in gpus.values() for t in kubernetes.tolerations(gpu)],
+            "tolerations": [each for gpu in gpu_of_resource.values() for each in kubernetes.tolerations(gpu)],
             "modelSpec": models,
         },
         "routerSpec": {
             "enableRouter": True,
             "replicaCount": 1,
-            "routingLogic": _routing_logic(fleet),
+            "routingLogic": _router_rule(fleet).name,
             "extraArgs": _roles(fleet),
         },
     }
@@ -99,10 +102,10 @@ def _roles(fleet: Fleet) -> list[str]:
     return words
 
 
-def _routing_logic(fleet: Fleet) -> str:
-    """The router's policy for the plan's routing."""
+def _router_rule(fleet: Fleet) -> RouterDifference:
+    """What the chart's router does for the plan's routing."""
     router = STACK_PAIRS if fleet.is_disaggregated else STACK
-    return find_router_difference(ROUTING[fleet.policies.routing], router).name
+    return find_router_difference(ROUTING[fleet.policies.routing], router)
 
 
 def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:

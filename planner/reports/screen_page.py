@@ -10,18 +10,21 @@ from planner.reports.fact_sentences import capitalised
 from planner.reports.page import chart, headline, unbroken
 from planner.search.evidence.plan import Plan
 
-# What may be left out around a plan (`robustness_facts.Part`), in words.
+# The parts of the study around a plan (planner/documents/robustness_facts.py) that may be left out, in words.
 PARTS_TEXT = {
     "workers": "SLO attainment by number of workers",
     "traffic": "more traffic in scenarios",
     "prompts": "longer prompts",
     "losses": "the loss of a worker",
-    "ends": "how much more traffic and how much longer steps it stands",
+    "ends": "headroom: how much more traffic and how much longer steps it stands",
 }
 
 
 def fragment(plan: Plan) -> str:
-    """The first screen: verdict, figures, the answers as cards, charts. Styled by reports/parts.css."""
+    """The first screen: verdict, figures, the answers as cards, charts. Styled by reports/parts.css.
+
+    Here and below, `unbroken` and `headline` escape what they are given.
+    """
     slo_note = f"<p class=note>{escape(words.slo_sentence(plan))}</p>"
     parts = [
         verdict_heading(screen.verdict(plan)),

@@ -85,7 +85,7 @@ def test_the_gateway_leads_to_the_routers_service_and_prometheus_to_the_workers(
         if kind != "Deployment":
             continue
         labels = each["spec"]["template"]["metadata"]["labels"]
-        is_scraped = labels[only["key"]] not in only["values"]
+        is_scraped = labels[only["key"]] in only["values"]
         assert is_scraped == (labels[kubernetes.ROLE] != "router")
         assert monitor["selector"]["matchLabels"].items() <= labels.items()
         ports = each["spec"]["template"]["spec"]["containers"][0]["ports"]
@@ -108,6 +108,17 @@ def test_the_routers_image_is_of_its_release_and_of_no_root() -> None:
     for path in ("kubernetes.yaml", "lws.yaml", "compose/compose.yaml"):
         assert files[path].count(f"image: {engine_command.ROUTER_IMAGE}\n") == 1
     assert manifests.render(mixed(), 5000, "vllm").files.keys() & {"router-image/Dockerfile"} == set()
+
+
+def test_the_download_is_not_scraped() -> None:
+    """It has no port of metrics; so a selector that takes it would keep a target that never answers."""
+    files = kustomize.kustomize_files(mixed(), "app", "role")
+    _, job = yaml.safe_load_all(files["components/model-cache/cache.yaml"])
+    (only,) = yaml.safe_load(files["components/monitoring/workers.yaml"])["spec"]["selector"][
+        "matchExpressions"
+    ]
+    assert only["operator"] == "In"
+    assert job["spec"]["template"]["metadata"]["labels"][only["key"]] not in only["values"]
 
 
 def test_an_llm_with_two_routers_has_a_path_to_each() -> None:

@@ -14,9 +14,9 @@ from plans import LLM, mixed, pairs
 
 from planner import manifests
 from planner.fleet import Fleet, Policies
-from planner.manifests import endpoint_picker, engine_command, ray_serve
+from planner.manifests import endpoint_picker, engine_command, production_stack, ray_serve
 from planner.models.latency import StepLatency
-from planner.policies import ROUTING
+from planner.policies import ROUTING, STACK, find_router_difference
 
 Document = dict[str, Any]
 
@@ -118,6 +118,11 @@ def test_targets_look_at_prefixes_where_the_plan_does() -> None:
         assert ("send those beginnings" in files["README.md"]) == (name != "mixed")
 
 
+def test_a_plan_in_turns_loses_no_hits_on_a_router_that_goes_in_turns() -> None:
+    policies = Policies(routing="round-robin", prefix_cache=True)
+    assert production_stack.routing(replace(mixed(), policies=policies)) == "its roundrobin."
+
+
 def test_every_target_says_what_routes_there() -> None:
     """Of every routing that the simulator knows: a sentence that names what the manifest asks for."""
     for routing in ROUTING:
@@ -134,7 +139,9 @@ def test_every_target_says_what_routes_there() -> None:
         scorers = endpoint_picker.profile_plugins(routing)[:-1]
         assert all(scorer in said["llm-d"] for scorer in scorers) and (scorers or "by lot" in said["llm-d"])
         logic = yaml.safe_load(files["production-stack.values.yaml"])["routerSpec"]["routingLogic"]
-        assert said["production-stack"].replace(" ", "").startswith((f"its{logic}", logic))
+        assert said["production-stack"].startswith(f"its {logic}")
+        is_lacking = find_router_difference(ROUTING[routing], STACK).is_lacking
+        assert (f"it has no {routing}" in said["production-stack"]) == is_lacking
         assert f"The simulation routes by {routing};" in files["README.md"]
 
 

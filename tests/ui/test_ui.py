@@ -809,6 +809,9 @@ def test_llms_are_added_and_removed() -> None:
     assert at.text_input(key="llm2_name").value == "llm-3"
     at.button(key="llm0_remove").click().run()
     assert [at.text_input(key=f"llm{k}_name").value for k in range(2)] == ["code", "llm-3"]
+    at.text_input(key="llm1_name").set_value("sums")  # Typed, and a button pressed at once.
+    at.button(key="llm0_remove").click().run()
+    assert at.text_input(key="llm0_name").value == "sums"
     at.button(key="several_example").click().run()
     assert [at.text_input(key=f"llm{k}_name").value for k in range(2)] == ["chat", "code"]
     assert not at.exception and not at.error

@@ -15,6 +15,7 @@ from ui.store import Document
 
 PAGE, RESULT = "several", "several result"  # Where the store keeps the page's inputs, and its latest answer.
 MOST_LLMS = 12  # More would make the page too long; slo.yaml as a file may have any number.
+# The objective throughput raises the rate of one LLM alone, so a question of several cannot have it.
 OBJECTIVES = tuple(name for name in inputs.OBJECTIVES if name != "throughput")
 
 
@@ -40,7 +41,10 @@ def page() -> None:
 
 
 def _current_form(session: Session) -> Form:
-    """The inputs as they were left on this page, else those of the example."""
+    """The inputs as they were left on this page, else those of the example.
+
+    The widgets get their values once; at later runs they have what was typed (see `keep_widgets`).
+    """
     restored = st.session_state.pop("several_restore", None)
     if restored is not None or "several" not in st.session_state:
         stored = restored or session.store.kept(session.id, PAGE)
@@ -65,20 +69,26 @@ def _choose(session: Session, form: Form) -> Form:
     """Draw all inputs, one below the other; returns their values."""
     st.header("LLMs")
     count = len(form["llms"])
-    llms = [_llm_inputs(session, llm_form, k, count) for k, llm_form in enumerate(form["llms"])]
-    chosen: Form = {"llms": llms, "shared": form["shared"]}
+    drawn = [_llm_inputs(session, llm_form, k, count) for k, llm_form in enumerate(form["llms"])]
+    llms = [llm_form for llm_form, _ in drawn]
     more, example = st.columns(2)
-    if more.button("Add an LLM", key="several_add", disabled=len(llms) >= MOST_LLMS):
-        _again(together.add_llm(chosen))
-    if example.button("Back to the example", key="several_example"):
-        _again(together.example_form(session.catalog, session.store.traces(session.id)))
+    wants_another = more.button("Add an LLM", key="several_add", disabled=count >= MOST_LLMS)
+    wants_example = example.button("Back to the example", key="several_example")
     st.header("What they share")
     shared = {"gpus": inputs.gpus(session, form["shared"], "shared")}
     with st.expander("Goal and limits"):
         shared |= inputs.goal("shared", OBJECTIVES)
     with st.expander("Workers"):
         shared |= inputs.engines("shared")
-    chosen["shared"] = form["shared"] | shared
+    chosen: Form = {"llms": llms, "shared": form["shared"] | shared}
+    # The buttons act only now, with all inputs read, so that nothing that was just typed is lost.
+    if wants_another:
+        _again(together.add_llm(chosen))
+    if wants_example:
+        _again(together.example_form(session.catalog, session.store.traces(session.id)))
+    for k, (_, wants_removal) in enumerate(drawn):
+        if wants_removal:
+            _again(together.remove_llm(chosen, k))
     _other_requirements(chosen)
     inputs.slo_text_input(
         lambda: together.document(chosen, session.catalog),
@@ -92,8 +102,8 @@ def _choose(session: Session, form: Form) -> Form:
     return chosen
 
 
-def _llm_inputs(session: Session, form: Form, k: int, count: int) -> Form:
-    """The inputs of the k-th of `count` LLMs."""
+def _llm_inputs(session: Session, form: Form, k: int, count: int) -> tuple[Form, bool]:
+    """The inputs of the k-th of `count` LLMs, and whether it is to be removed."""
     place = f"llm{k}"
     with st.container(border=True):
         name = st.text_input("Name", key=f"{place}_name", max_chars=100, help="Of its folder in the answer.")
@@ -114,24 +124,23 @@ def _llm_inputs(session: Session, form: Form, k: int, count: int) -> Form:
             )
         with st.expander("SLO"):
             chosen |= inputs.slo(session, place) | inputs.safety(place)
-        with st.expander("Policies and safety"):
+        with st.expander("Policies and losses"):
             chosen |= inputs.policies(place)
         st.caption(draw.escaped(question.slo_summary(chosen)))
-        if count > 1 and st.button("Remove", key=f"{place}_remove", help=f"Plan without {name}"):
-            _again(together.remove_llm(st.session_state.several, k))
-    return chosen
+        wants_removal = count > 1 and st.button("Remove", key=f"{place}_remove", help=f"Plan without {name}")
+    return chosen, wants_removal
 
 
 def _other_requirements(form: Form) -> None:
     """List the requirements of slo.yaml, of each LLM and of all, that no input shows."""
     of_llms = {llm_form["name"]: llm_form["more"] for llm_form in form["llms"] if llm_form["more"]}
-    more = of_llms | form["shared"]["more"]
+    without_input = of_llms | form["shared"]["more"]
 
     def forget() -> None:
         bare = [llm_form | {"more": {}} for llm_form in form["llms"]]
         _again({"llms": bare, "shared": form["shared"] | {"more": {}}})
 
-    inputs.other_requirements(more, forget, "several")
+    inputs.other_requirements(without_input, forget, "several")
 
 
 def _again(form: Form) -> None:
@@ -147,13 +156,15 @@ def _start(session: Session, form: Form) -> None:
         store.keep(owner, RESULT, {"asked": form, "result": job.key})
 
     try:
+        # Of the first LLM's trace the job makes no use: it reads `traces`.
         request: dict[str, Any] = session.request(form["llms"][0] | {"seed": form["shared"]["seed"]})
         request |= {
             "question": together.document(form, session.catalog),
             "traces": {each["name"]: str(store.trace_path(each["trace"])) for each in form["llms"]},
             "time_limit_s": float(form["shared"]["time_limit"]),
         }
-        session.jobs.start(owner, PAGE, "together", request, keep).limit_s = request["time_limit_s"]
+        job = session.jobs.start(owner, PAGE, "together", request, keep)
+        job.limit_s = request["time_limit_s"]  # For the progress bar; the search keeps to its request.
     except PlannerError as error:
         session.jobs.forget(owner, PAGE)
         draw.error(error)
@@ -207,11 +218,13 @@ def _whole(answer: Document) -> None:
         draw.table(*answer["tables"]["answers"])
         draw.bullets(answer["in_production"])
     st.markdown("**Who gives way, and what more would save**")
-    draw.bullets(answer["binding_lines"] if "binding_lines" in answer else answer["binding"])
+    # An answer that an earlier version made has no such lines.
+    draw.bullets(answer["binding_lines" if "binding_lines" in answer else "binding"])
     draw.table(*answer["tables"]["limits"])
-    if answer["tables"]["nodes"][1]:
+    node_columns, node_rows = answer["tables"]["nodes"]
+    if node_rows:
         with st.expander("Nodes"):
-            draw.table(*answer["tables"]["nodes"])
+            draw.table(node_columns, node_rows)
 
 
 page()
