@@ -144,7 +144,7 @@ class VllmEngine:
         self._core: Any = engine.engine_core.engine_core
         self._scheduled: list[Any] = []  # What the scheduler returned for the latest step.
         self._marks: dict[str, float] = {}  # When its forward pass began and its tokens were there [s].
-        self.host_is = self._hook_step()
+        self.host_s_meaning = self._hook_step()
         self._requests = 0  # Requests added so far, which number their ids.
         scheduler = self._core.scheduler
         cache = self._core.vllm_config.cache_config

@@ -71,8 +71,10 @@ MORE_COLUMNS = (
 # Keys of the header that must agree before a run adds rows to a table.
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
 START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole table.
-AGREED_FRAC = 0.004  # Fits that differ by less cannot be told apart, so measuring on would be waste.
-AGREED_TIMES = 3  # So often in a row they must agree before the profile ends early: each asks other steps.
+# `design.choose` fits the table several times. If these fits differ by less than AGREED_FRAC on every
+# candidate, AGREED_TIMES in a row with other candidates each time, the profile ends early: more rows would
+# teach nothing.
+AGREED_FRAC, AGREED_TIMES = 0.004, 3
 MOST_REFUSED = 25  # Steps that an engine may refuse to run before the profile fails.
 FOLDS = 5  # Of the cross-validation in `summary`.
 REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
@@ -168,7 +170,7 @@ def profile(
             "limits": f"{limits.step_tokens} tokens and {limits.sequences} sequences per step, "
             f"{limits.context_tokens} of context",
             "kv_cache": f"{limits.kv_tokens} tokens in blocks of {limits.block_tokens}",
-            "host_s": meter.host_is,
+            "host_s": meter.host_s_meaning,
             "all_reduce": _all_reduce_note(llm, gpu, tp, collectives),
             **_power_notes(power_meter, idle_w),
             "date": datetime.date.today().isoformat(),
@@ -238,9 +240,10 @@ def measure_into(
                 table.y,
                 candidates,
                 np.random.default_rng((seed, len(done))),
-                repeats=float(table.steps.repeats.median()) + 1,
+                repeats=float(table.steps.repeats.median()) + 1,  # One more to warm up.
                 overhead_s=_overhead_s(table),
             )
+            # They must agree on the worst candidate; how far they differ on the chosen one is only shown.
             agreed_times = agreed_times + 1 if choice.worst_frac < AGREED_FRAC else 0
             if agreed_times >= AGREED_TIMES:
                 progress(f"the fits agree within {100 * AGREED_FRAC:.1f} % everywhere; done early")
@@ -279,8 +282,8 @@ def _measure_undisturbed(meter: StepMeter, step: StepShape, quiet_s: float) -> t
 
 
 def _overhead_s(table: StepTable) -> float:
-    """Seconds of a measurement beyond its repeats; at least a quarter of a usual one, so that the cheapest
-    steps are not measured over and over.
+    """Seconds of a measurement beyond its repeats and the run that warms up; at least a quarter of a usual
+    one, so that the cheapest steps are not measured over and over.
     """
     spent_s = table.steps.spent_s
     beyond_s = float((spent_s - (table.steps.repeats + 1) * table.y).median())
@@ -314,17 +317,17 @@ def summary(table: StepTable, *, seed: int = 0) -> dict[str, Any]:
 
 def _time_collectives(folder: Path, subject: Subject, out: Path) -> tuple[int, Collectives] | None:
     """The LLM's layers and its measured all-reduces, written beside the table too; None if not possible."""
-    text = text_of(read_config(folder))
+    decoder = text_of(read_config(folder))
     measured = all_reduces(
         ranks=subject.tp,
-        hidden=int(text["hidden_size"]),
+        hidden=int(decoder["hidden_size"]),
         dtype=subject.dtype,
         most_tokens=subject.max_num_batched_tokens,
     )
     if measured is None:
         return None
     write_file(out.with_suffix(".all_reduce.csv"), measured.to_csv())
-    return int(text["num_hidden_layers"]), measured
+    return int(decoder["num_hidden_layers"]), measured
 
 
 def _all_reduces_s(
@@ -338,7 +341,7 @@ def _all_reduces_s(
 
 
 def _by_operators(table: StepTable, operators: pd.DataFrame, seed: int) -> dict[str, float]:
-    """Errors of step totals that no fit has seen: the sum of Vidur's forests, one per operator."""
+    """The errors, on steps held out of the fit, of the sum of one forest per operator, as Vidur fits them."""
     from planner.models.families.vidur_forest import VidurForest
     from planner.models.family_choice import cross_validated_s
 
@@ -382,7 +385,7 @@ def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
     except CatalogError:
         return path, None, str(path)
     names = [row.name for row in catalog.llms.values() if _shape(row) == _shape(llm)]
-    return path, llm, names[0] if names else str(path)  # `plan fit` reads the LLM's shape there.
+    return path, llm, names[0] if names else str(path)  # `plan fit` reads the LLM's shape at that path.
 
 
 # What makes the step times of two LLMs equal.
@@ -446,7 +449,9 @@ def write_notes(out: Path, notes: Mapping[str, str]) -> None:
 
 
 def _measured_steps(table: StepTable) -> list[StepShape]:
-    """The steps behind the rows, whose tokens are summed over the prompts."""
+    """The step of each row. A row has the tokens of all its prompts, which are of one length, so they are
+    divided by their number.
+    """
     return [
         StepShape(prompts, new // max(prompts, 1), cached // max(prompts, 1), decodes, context)
         for prompts, new, cached, decodes, context in table.steps[

@@ -96,7 +96,7 @@ class StepMeter(Protocol):
     """What times steps: a vLLM engine, or torch operators."""
 
     limits: Limits
-    host_is: str  # How `host_s` was measured, for the header of the table.
+    host_s_meaning: str  # How `host_s` was measured, for the header of the table.
     operators: tuple[str, ...]  # Operators that it times alone too.
 
     def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement: ...

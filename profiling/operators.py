@@ -146,7 +146,7 @@ class TorchOperators:
         if kv_tokens is None:
             kv_tokens = self._room_tokens(max_num_seqs * context)
         self.limits = Limits(max_num_batched_tokens, max_num_seqs, context, kv_tokens, block_tokens=1)
-        self.host_is = f"0: kernels alone, {self.layers_run} of {shape.layers} layers run" + (
+        self.host_s_meaning = f"0: kernels alone, {self.layers_run} of {shape.layers} layers run" + (
             ", CUDA graphs" if self._is_cuda else ""
         )
         self._make_tensors()

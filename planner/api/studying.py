@@ -188,7 +188,7 @@ class ReplanResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan replan --json` prints."""
-        return replanning.change_document(self.answer, self.drift)
+        return replanning.replan_document(self.answer, self.drift)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per way to go on: its cost, that of starts and stops, whether the SLO is kept."""

@@ -19,7 +19,6 @@ from planner.errors import InputError
 from planner.importers.prometheus_range import Series, read_series
 from planner.importers.vllm_metrics import NAMES, LiveTraffic, live_traffic
 from planner.runtime.prometheus_server import query_range
-from planner.studies import plan_watch as watches
 from planner.studies import watch_words
 from planner.studies.plan_watch import (
     WINDOW_S,
@@ -28,9 +27,9 @@ from planner.studies.plan_watch import (
     current_trace,
     read_expectations,
     replan_now,
+    watch_windows,
 )
-from planner.studies.replanning import Replan
-from planner.studies.replanning import change_document as replan_document
+from planner.studies.replanning import Replan, replan_document
 from planner.studies.what_if import Study
 from planner.units import DAY_S, quantity
 
@@ -42,22 +41,23 @@ REPLAN_AGAIN_FRAC = 0.03
 class MetricsSource:
     """Where metrics come from: the address of a Prometheus, or files of ranges.
 
-    `window_s` is how far back to look, `step_s` the length of the windows that are tested. `model` is the
-    label model_name, `match` further labels of a selector, such as 'namespace="prod"'.
+    `look_back_s` (`--window`) is how far back to look, `window_s` (`--step`) the length of the windows that
+    are tested. `model` is the label model_name, `match` further labels of a selector, such as
+    'namespace="prod"'.
     """
 
     places: Sequence[str]
-    window_s: float = DAY_S
-    step_s: float = WINDOW_S
+    look_back_s: float = DAY_S
+    window_s: float = WINDOW_S
     model: str | None = None
     match: str = ""
 
     def __post_init__(self) -> None:
         if not self.places:
             raise InputError("--prometheus: expected an address such as http://prometheus:9090, or files")
-        if not 2 * self.step_s <= self.window_s:
+        if not 2 * self.window_s <= self.look_back_s:
             raise InputError(
-                f"--window: {self.window_s:g} s holds fewer than two windows of --step {self.step_s:g} s"
+                f"--window: {self.look_back_s:g} s holds fewer than two windows of --step {self.window_s:g} s"
             )
         if self.is_server and len(self.places) > 1:
             raise InputError("--prometheus: expected one address, or files; found an address and others")
@@ -67,17 +67,18 @@ class MetricsSource:
         return any(place.startswith(("http://", "https://")) for place in self.places)
 
     def series(self) -> tuple[Series, ...]:
-        """The samples of the last `window_s`: until now from a server, until the last sample of files."""
+        """The samples of the last `look_back_s`: until now from a server, until the last sample of files."""
         if self.is_server:
-            end_s = time.time() // self.step_s * self.step_s
-            start_s = end_s - self.window_s // self.step_s * self.step_s
+            end_s = time.time() // self.window_s * self.window_s
+            start_s = end_s - self.look_back_s // self.window_s * self.window_s
             return query_range(
-                self.places[0], NAMES, start_s=start_s, end_s=end_s, step_s=self.step_s, match=self.match
+                self.places[0], NAMES, start_s=start_s, end_s=end_s, step_s=self.window_s, match=self.match
             )
         if self.match:
             raise InputError("--match: narrows what a server is asked; files hold what they hold")
         all_series = read_series([Path(place) for place in self.places], frozenset(NAMES).__contains__)
-        from_s = max(float(row.t_s[-1]) for row in all_series) - self.window_s
+        # `read_series` returns at least one series, and each has a sample.
+        from_s = max(float(row.t_s[-1]) for row in all_series) - self.look_back_s
         recent = (
             Series(row.name, row.labels, row.t_s[row.t_s >= from_s], row.values[row.t_s >= from_s])
             for row in all_series
@@ -85,25 +86,33 @@ class MetricsSource:
         return tuple(row for row in recent if row.t_s.size)
 
     def live(self, plan: Planned) -> LiveTraffic:
-        """The traffic and latencies that these metrics show, in windows of `step_s`."""
-        return live_traffic(self.series(), every_s=self.step_s, model=self.model, splits=plan.has_pairs)
+        """The traffic and latencies that these metrics show, in windows of `window_s`."""
+        return live_traffic(
+            self.series(),
+            every_s=self.window_s,
+            model=self.model,
+            is_disaggregated=plan.written.fleet.is_disaggregated,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WatchResult(Result):
     """How a deployment compares with its plan.
 
-    `again` is what replanning would change; None unless the question was given and something drifted.
+    `replan` is what replanning would change; None unless the question was given and something drifted, or the
+    SLO is missed. `replanned_for` is the comparison for which it was made, this or an earlier one.
     """
 
     plan: Planned
     watched: WatchedPlan
-    again: Replan | None = None
-    searched: WatchedPlan | None = None  # The look at which `again` was found, this or an earlier one.
+    replan: Replan | None = None
+    replanned_for: WatchedPlan | None = None
 
     @property
     def status(self) -> str:
-        """ "inside", "drifted" (the plan still holds), "outgrown" or "missed"."""
+        """ "inside", "drifted" (the plan still holds), "outgrown" (it would miss the SLO on the traffic as it
+        is now) or "missed" (the SLO is missed).
+        """
         return self.watched.status
 
     def headline(self) -> str:
@@ -111,14 +120,16 @@ class WatchResult(Result):
 
     def sentences(self) -> list[str]:
         sentences = watch_words.watch_sentences(self.watched)[1:]
-        if self.again is not None:
-            sentences.append(watch_words.replan_sentence(self.again, self.plan.written.fleet))
+        if self.replan is not None:
+            sentences.append(watch_words.replan_sentence(self.replan, self.plan.written.fleet))
         return sentences
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan watch --json` prints."""
         document = watch_words.watch_document(self.watched)
-        return document if self.again is None else document | {"replan": replan_document(self.again, None)}
+        if self.replan is None:
+            return document
+        return document | {"replan": replan_document(self.replan, drift=None)}  # The document has the drift.
 
     def to_frame(self) -> pd.DataFrame:
         """One row per quantity that was compared with the plan."""
@@ -147,8 +158,8 @@ def watch(
     places = [prometheus] if isinstance(prometheus, str | Path) else prometheus
     source = MetricsSource(
         places=tuple(map(str, places)),
-        window_s=quantity(window, "s", where="window"),
-        step_s=quantity(step, "s", where="step"),
+        look_back_s=quantity(window, "s", where="window"),
+        window_s=quantity(step, "s", where="step"),
         model=model,
         match=match,
     )
@@ -173,14 +184,15 @@ def look_once(
     """Compare a deployment once with its plan.
 
     With `slo` a drift triggers `plan replan` on the traffic since the drift (DistServe section 4.3). The
-    replan of the look `before` stands until what drifted moves on by more than REPLAN_AGAIN_FRAC.
+    replan of `before`, the comparison before this one, stands until what drifted moves on by more than
+    REPLAN_AGAIN_FRAC.
     """
     progress("looking at the metrics")
-    watched = watches.watch_windows(plan, source.live(plan))
-    if slo is None or not (watched.missed or any(drift.is_drift for drift in watched.drifts)):
+    watched = watch_windows(plan, source.live(plan))
+    if slo is None or not (watched.missed or any(row.is_drift for row in watched.drifts)):
         return WatchResult(plan, watched)
-    if before is not None and before.searched is not None and _as_before(watched, before.searched):
-        return WatchResult(plan, watched, before.again, before.searched)
+    if before is not None and before.replanned_for is not None and _as_before(watched, before.replanned_for):
+        return WatchResult(plan, watched, before.replan, before.replanned_for)
     progress("replanning")
     return WatchResult(plan, watched, replan(plan, watched, slo, catalog=catalog), watched)
 
@@ -191,7 +203,7 @@ def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
     """
 
     def drifted_values(watched: WatchedPlan) -> dict[str, float]:
-        return {drift.what: drift.now for drift in watched.drifts if drift.is_drift}
+        return {row.what: row.now for row in watched.drifts if row.is_drift}
 
     values, values_before = drifted_values(now), drifted_values(before)
     missed, missed_before = ([line.limit for line in watched.missed] for watched in (now, before))
@@ -212,7 +224,9 @@ def replan(
     horizon_h: float = 24.0,
     time_limit_s: float = 120.0,
 ) -> Replan:
-    """What `plan replan` would change for the traffic as it is now."""
+    """What `plan replan` would change for the traffic as it is now. Its `horizon_h` is the time over which a
+    cheaper fleet must save what the move costs.
+    """
     catalog_rows = read_catalog(catalog)
     study = Study(current_trace(plan, watched), catalog_rows, time_limit_s=time_limit_s)
     return replan_now(study, read_task(slo, catalog_rows).task(), plan, horizon_h)

@@ -130,8 +130,8 @@ def _look_once(
     document = result.to_dict()
     if out is not None:
         contents = {"watch.json": json.dumps(document, indent=2, allow_nan=False) + "\n"}
-        if result.again is not None and not result.again.keeps:
-            contents[NEW_FLEET] = checked_files.to_yaml(fleet_document(result.again.best.fleet))
+        if result.replan is not None and not result.replan.keeps:
+            contents[NEW_FLEET] = checked_files.to_yaml(fleet_document(result.replan.best.fleet))
         contents |= monitoring.watch_files(plan.written.fleet.llm.name)
         checked_files.write_files(out, contents, outdated=[NEW_FLEET])
     if json_output and is_line:

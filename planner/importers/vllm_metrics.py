@@ -87,12 +87,16 @@ class LiveTraffic:
 
 
 def live_traffic(
-    series: Sequence[Series], *, every_s: float = 60.0, model: str | None = None, splits: bool = False
+    series: Sequence[Series],
+    *,
+    every_s: float = 60.0,
+    model: str | None = None,
+    is_disaggregated: bool = False,
 ) -> LiveTraffic:
     """The deployment by windows of `every_s`.
 
-    `model` is the label model_name of the LLM; None where there is one only. With `splits` prefill and decode
-    have workers of their own.
+    `model` is the label model_name of the LLM; None where there is one only. In a fleet that
+    `is_disaggregated` prefill and decode have workers of their own.
 
     Raises InputError where the series are of several LLMs and `model` is none of them, where the metrics
     that count requests are missing, and where no window is whole.
@@ -109,7 +113,7 @@ def live_traffic(
         raise InputError(
             f"Prometheus: the samples cover no whole window of {every_s:g} s; ask for a longer range"
         )
-    prefill = _prefill_instances(series, edges_s) if splits else frozenset()
+    prefill = _prefill_instances(series, edges_s) if is_disaggregated else frozenset()
     serving = [row for row in series if _instance_of(row) not in prefill]
     first_token_series = [row for row in series if _instance_of(row) in prefill] or serving
 

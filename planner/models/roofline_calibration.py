@@ -24,7 +24,8 @@ class Efficiency:
 
     `overlap` p says how reading and computing overlap: together they take (read^p + compute^p)^(1/p) seconds,
     the sum at 1. `layer_s` and `expert_layer_s` are the fixed times per layer. `expert_activations` is the
-    number of vectors of the hidden width that a token moves for each expert that it visits.
+    number of vectors of the hidden width that a token moves for each expert that it visits. The kernels of
+    routed experts have shares of their own of the same peaks.
     """
 
     gemm_frac: float
@@ -42,7 +43,8 @@ class Efficiency:
 
 
 ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Rows of catalogs/roofline.yaml, by the format that is multiplied.
-# Formats that GPUs multiply at their 8-bit or 4-bit rate; all others are multiplied in 16 bits.
+# Formats that GPUs multiply at their 8-bit or 4-bit rate, if they have one; all others are multiplied in 16
+# bits.
 MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "int8")
 MULTIPLIED_IN_4_BITS = ("nvfp4",)
 
@@ -60,15 +62,7 @@ class Calibration:
 
 def calibration_of(llm: Llm, gpu: Gpu) -> Calibration:
     """The calibration of the format in which this GPU multiplies this LLM's weights."""
-    flops_per_s = flops_rate(llm.weights, gpu)
-    # Weights of less than a byte: multiplied in 4 bits, or read as 4 bits and multiplied in 16 (w4a16).
-    if WEIGHT_BYTES[llm.weights] < 1:
-        row = "nvfp4" if flops_per_s == gpu.fp4_flops_per_s else "w4a16"
-    elif flops_per_s != gpu.dense_flops_per_s:
-        row = "fp8"
-    else:
-        row = "bf16"
-    return _read_calibrations()[row]
+    return _read_calibrations()[_multiplied_format(llm.weights, gpu)]
 
 
 @cache
@@ -93,10 +87,16 @@ def _read_calibrations() -> dict[str, Calibration]:
         ) from None
 
 
+def _multiplied_format(weights: str, gpu: Gpu) -> str:
+    """The format, one of ROWS, in which a GPU multiplies weights of this format."""
+    if weights in MULTIPLIED_IN_8_BITS and gpu.fp8_flops_per_s:
+        return "fp8"
+    if weights in MULTIPLIED_IN_4_BITS and gpu.fp4_flops_per_s:
+        return "nvfp4"
+    return "w4a16" if WEIGHT_BYTES[weights] < 1 else "bf16"  # w4a16: read as 4 bits, multiplied in 16.
+
+
 def flops_rate(weights: str, gpu: Gpu) -> float:
     """FLOP/s at which a GPU multiplies weights of this format."""
-    if weights in MULTIPLIED_IN_8_BITS:
-        return gpu.fp8_flops_per_s or gpu.dense_flops_per_s
-    if weights in MULTIPLIED_IN_4_BITS:
-        return gpu.fp4_flops_per_s or gpu.dense_flops_per_s
-    return gpu.dense_flops_per_s
+    rates = {"fp8": gpu.fp8_flops_per_s, "nvfp4": gpu.fp4_flops_per_s}
+    return rates.get(_multiplied_format(weights, gpu)) or gpu.dense_flops_per_s

@@ -48,6 +48,7 @@ def measure_standing(
     counts = oracle.counts(fleet)
     kept_in, is_kept = None, False
     if scenarios is not None and (safety := scenarios.task.safety) is not None:
+        # All scenarios of the kind TESTED are new to a fleet that no search proposed, so the first will do.
         test = ScenarioTest(oracle, scenarios, safety, first=0, out_of_time=lambda: False)
         kept_in = test.decide(counts)
         is_kept = is_test_passed(kept_in, safety)
@@ -58,6 +59,6 @@ def measure_standing(
 def scenarios_for(task: PlanQuestion, trace: Trace, seed: int) -> Scenarios | None:
     """The scenarios in which fleets are compared; None with `safety: none`.
 
-    `trace` must be the whole trace, from which scenarios draw.
+    `trace` must be the whole trace: scenarios draw from it, and are about as long.
     """
     return None if task.safety is None else Scenarios(task, trace, seed, TESTED, requests=len(trace))

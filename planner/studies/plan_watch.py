@@ -499,11 +499,6 @@ class Planned:
     hit_frac: float | None
     carried: dict[tuple[float, float], float] = field(default_factory=dict)
 
-    @property
-    def has_pairs(self) -> bool:
-        """Whether prefill and decode have workers of their own."""
-        return any(pool.role == "prefill" for pool in self.written.fleet.running_pools)
-
 
 def read_expectations(written: WrittenPlan) -> Planned:
     """The references of a plan folder.

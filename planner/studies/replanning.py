@@ -473,7 +473,7 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
     return tuple(rows)
 
 
-def change_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
+def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
     """What `plan replan --json` prints; `drift` is null if the running fleet's traffic is not known."""
     return {
         "keeps": answer.keeps,

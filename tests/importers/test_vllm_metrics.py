@@ -50,7 +50,7 @@ def test_arrivals_are_ends_and_what_is_in_flight_more() -> None:
 
 def test_prefill_engines_count_for_the_first_token_alone() -> None:
     rows = [*engine("prefill", [0, 6, 10], [0, 6, 10]), *engine("decode", [0, 5, 9], [0, 50, 90])]
-    both, split = live_traffic(rows), live_traffic(rows, splits=True)
+    both, split = live_traffic(rows), live_traffic(rows, is_disaggregated=True)
     assert both.finished.tolist() == [11, 8]
     assert split.finished.tolist() == [5, 4]
     assert split.latency["ttft"].total.tolist() == [6, 4]

@@ -154,6 +154,14 @@ def test_4_bits_have_a_class_by_how_they_are_multiplied() -> None:
     assert "measured on such GPUs" in roofline(micro, H100, 1).basis
 
 
+def test_a_gpu_as_fast_in_16_bits_as_in_8_multiplies_fp8_weights_in_8() -> None:
+    """Gaudi 3: 1835 TFLOP/s of both. Its fp8 weights had the shares of the peak that 16 bits reach."""
+    even = dataclasses.replace(H100, fp8_flops_per_s=H100.dense_flops_per_s)
+    fp8 = dataclasses.replace(LLAMA_70B, weights="fp8")
+    assert calibration_of(fp8, even) == calibration_of(fp8, dataclasses.replace(H100, fp8_flops_per_s=2e15))
+    assert calibration_of(fp8, even) != calibration_of(LLAMA_70B, even)
+
+
 def test_experts_have_efficiencies_of_their_own() -> None:
     """Half the bandwidth doubles the 96 * 2 bytes of the one expert that a token visits; a fixed 0.5 s; one
     vector of 4 numbers of 2 bytes at 100 bytes/s."""

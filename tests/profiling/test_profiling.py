@@ -55,7 +55,7 @@ HEADER = {
 class FakeMeter:
     """Times steps by a planted formula, on a clock of its own; disturbed during some of its calls."""
 
-    host_is = "planted"
+    host_s_meaning = "planted"
     operators: tuple[str, ...] = ()
 
     def __init__(

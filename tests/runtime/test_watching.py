@@ -200,10 +200,10 @@ def test_a_real_prometheus_shows_a_shift_of_lengths(tmp_path: Path) -> None:
         asyncio.run(send(ports[:2], trace, until_s=25.0, factor=1.0))
         shifted_s = time.time()
         url = f"http://127.0.0.1:{ports[2]}"
-        source = MetricsSource((url,), window_s=24.0, step_s=2.0)
+        source = MetricsSource((url,), look_back_s=24.0, window_s=2.0)
         before = look_once(plan, source).watched
         asyncio.run(send(ports[:2], trace, until_s=20.0, factor=1.5))
-        after = look_once(plan, replace(source, window_s=48.0)).watched
+        after = look_once(plan, replace(source, look_back_s=48.0)).watched
     finally:
         for process in started:
             process.terminate()

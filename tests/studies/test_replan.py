@@ -29,7 +29,7 @@ from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
 from planner.search.problem.plan_problem import with_search_scenarios
 from planner.solvers.master import Option
-from planner.studies.replanning import Replan, _ReplanModel, change_document, compare_traffic, replan
+from planner.studies.replanning import Replan, _ReplanModel, compare_traffic, replan, replan_document
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
@@ -66,7 +66,7 @@ def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Stu
     assert found.best.cost_usd_per_h > on_paper.value
     oracle = with_search_scenarios(study.problem_of(safe)).oracle
     assert oracle.holds([oracle.counts(found.best.fleet)])[0]
-    told = change_document(found, None)
+    told = replan_document(found, None)
     for way in told["ways"]:
         assert 0.8 * way["futures"] < way["kept"] <= way["futures"]
     assert [each["name"] for each in told["answers"]] == ["on-paper", "production", "with-a-loss"]

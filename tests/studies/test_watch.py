@@ -251,11 +251,11 @@ def test_a_drift_triggers_a_search_and_the_next_one_only_where_it_moved_on(
         trace = joined(traffic(8), stretch_lengths(traffic(9), factor, 1.0))
         source = watch_api.MetricsSource((metrics(known, trace, tmp_path / "live.json"),))
         looked = watch_api.look_once(known, source, QUESTION, before=looked)
-        assert str(looked.again) == answer
+        assert str(looked.replan) == answer
     assert [round(each.drifts[1].change_frac, 1) for each in asked] == [0.4, 0.6]
     trace = traffic(7, seconds=2400.0)
     source = watch_api.MetricsSource((metrics(known, trace, tmp_path / "live.json"),))
-    assert watch_api.look_once(known, source, QUESTION, before=looked).again is None
+    assert watch_api.look_once(known, source, QUESTION, before=looked).replan is None
 
 
 def test_the_fleet_of_a_new_search_is_written_beside_the_alerts(

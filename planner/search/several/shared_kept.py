@@ -29,6 +29,7 @@ class CommonShare:
     """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all keep.
 
     An LLM that requires a smaller share keeps only that, and one without safety only the traffic as written.
+    If each keeps what it requires the share is 1; but then there is an answer, and nobody asks for this.
     """
 
     problems: Sequence[Problem]
@@ -71,6 +72,7 @@ def find_common_share(
             too_many = middle
             continue
         kept_frac = _kept_frac(problems, fleets)
+        # The fleets keep `middle` at least; a share that rounding made smaller must not undo this step.
         kept_count = max(middle, _floor(kept_frac * scenario_count))
         best = CommonShare(problems, fleets, kept_frac)
     return best
