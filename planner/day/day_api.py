@@ -276,6 +276,7 @@ def _day_question(
         fleet_note=fleet_note,
         stock={gpu: count for gpu, count in task.stock_and_owned.items() if count is not None},
         warnings=_unheeded(task),
+        is_least_given=day_section.is_least_given,
     )
 
 

@@ -8,7 +8,7 @@ day:
   warm: 1                    # so many workers at a time start in  warm_start: 30 s
   drain: 10 min              # a worker that is given up is stopped after this time, whatever it runs
   billing: second            # or hour: every started hour is paid; of several LLMs day: see DaySection
-  least: 1                   # workers of every pool; most: 16
+  least: 1                   # workers of every pool, see DaySection; most: 16
   missed_window: 5           # USD that a missed window counts where the best is chosen
   missed: 1 %                # or the best is the cheapest that misses no larger share of the windows
   optimum: true              # or false: it is not looked for
@@ -55,7 +55,8 @@ class DaySection:
     catalog's `storage` and `image` (None: nodes have the image), `most` from the static fleet, about twice
     its size, and `missed_usd` from what that fleet costs in a window. With a `train_frac` of 0 nothing is
     tuned, and all of the traffic judges. With `is_paid_all_day` the most GPUs in use at once are paid for the
-    whole traffic.
+    whole traffic. Unless `least` is given, the optimum may empty rented pools while owned ones of their role
+    stand (`DayQuestion.optimum_pools`).
     """
 
     controllers: tuple[ChosenController, ...]
@@ -69,6 +70,7 @@ class DaySection:
     drain_limit_s: float = math.inf
     billed_s: float = BILLED_S["second"]
     least: int = 1
+    is_least_given: bool = False
     most: int | None = None
     missed_usd: float | None = None
     missed_frac: float | None = None
@@ -111,6 +113,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         drain_limit_s=section.positive("drain", "s", math.inf),
         billed_s=BILLED_S.get(billing, 0.0),
         least=least,
+        is_least_given="least" in section,
         most=most,
         missed_usd=section.number("missed_window", None, least=0.0),
         missed_frac=section.share("missed", None),

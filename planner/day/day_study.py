@@ -36,7 +36,7 @@ from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
 from planner.day.search.finer_day import finer_day
 from planner.day.search.load_rules import fit_load_rules
-from planner.domain import Slo
+from planner.domain import OWNED, Slo, market_of
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.parallel import executors
@@ -86,6 +86,25 @@ class DayQuestion:
     sleep_level: int = 0  # The level of vLLM's sleep mode: 1 or 2, or 0 for workers that start anew.
     sleep_notes: tuple[str, ...] = ()  # What sleeping takes beside GPUs, in sentences.
     warnings: tuple[str, ...] = ()  # What the question asks that the days do not heed, in sentences.
+    is_least_given: bool = False  # Whether the question itself says how many workers every pool has at least.
+
+    @property
+    def optimum_pools(self) -> tuple[ElasticPool, ...]:
+        """The bounds of the optimum. Beside an owned pool of the same role, which costs nothing and stands,
+        a paid pool may be empty, unless the least is given. Controllers keep the least of every pool: most
+        look at the metrics of their pool alone, and would not wake it.
+        """
+        owned_roles = {
+            pool.role
+            for pool, bounds in zip(self.fleet.pools, self.pools, strict=True)
+            if market_of(pool.type.gpu.name) == OWNED and bounds.least
+        }
+        return tuple(
+            replace(bounds, least=0)
+            if not self.is_least_given and pool.role in owned_roles and market_of(pool.type.gpu.name) != OWNED
+            else bounds
+            for pool, bounds in zip(self.fleet.pools, self.pools, strict=True)
+        )
 
     @property
     def every_s(self) -> float:
@@ -390,7 +409,7 @@ def best_sizes(
 
     Raises InfeasibleError where a window fails with the most workers all day.
     """
-    fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.pools
+    fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.optimum_pools
     deadline, terms = time.monotonic() + time_limit_s, terms_of(question)
     runs = DayRuns(fleet, trace, slo, pools, terms)
     cheapest = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
@@ -433,7 +452,7 @@ def terms_of(question: DayQuestion) -> DayTerms:
         question.fleet,
         question.trace,
         question.slo,
-        question.pools,
+        question.optimum_pools,
         step_s=question.step_s,
         unit_s=question.unit_s,
         stock=question.stock,

@@ -341,7 +341,7 @@ def _find_optimum(
     change sizes between the moments of the grid.
     """
     llm_runs = [
-        DayRuns(question.fleet, question.trace, question.slo, question.pools, terms_of(question))
+        DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms_of(question))
         for question in judged
     ]
     runs = joint_runs(llm_runs, terms)

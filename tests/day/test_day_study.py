@@ -220,6 +220,31 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     assert most > 4
 
 
+def test_a_rented_pool_may_be_empty_beside_an_owned_one() -> None:
+    """One owned worker stands the calm half, so the optimum pays for others in the busy half alone: half of
+    480 s, a start-up and what they end, where one of them stood all day for 480 s / 3600 = 0.133 USD.
+    """
+    asked = question(a_day(8))
+    (pool,) = asked.fleet.pools
+    rented, bounds = pool.type.gpu, asked.pools[0]
+    owned = replace(rented, name=f"{rented.name}@owned", price_usd_per_h=0.0)
+    pools = (
+        replace(pool, name="own", type=replace(pool.type, gpu=owned), count=1),
+        replace(pool, name="rent", count=2),
+    )
+    fleet = replace(asked.fleet, pools=pools)
+    asked = replace(asked, fleet=fleet, pools=(replace(bounds, most=1), replace(bounds, most=3)))
+    found = study_day(asked, parse_controllers("hpa"), time_limit_s=600)
+    assert found.optimum is not None
+    assert found.optimum.sizes[0].tolist() == [1, 0]
+    assert found.optimum.day.keeps
+    given = study_day(replace(asked, is_least_given=True), parse_controllers("hpa"), time_limit_s=600)
+    assert given.optimum is not None
+    assert (given.optimum.sizes >= 1).all()
+    assert found.optimum.usd < given.optimum.usd - 0.05
+    assert all((row.run.requested_sizes >= 1).all() for row in (*found.rows, *given.rows))
+
+
 def test_files(answer: DayAnswer) -> None:
     files = day_page.render_day(answer)
     assert set(files) == set(day_page.NAMES)

@@ -94,7 +94,7 @@ class DayRuns:
             if each.interruptions_per_h > 0:
                 raise InputError(
                     f"pool {pool.name}: the optimum knows the future, and interruptions of spot workers are "
-                    "drawn by chance; leave interruptions_per_h out"
+                    "drawn by chance; leave the price of spot out"
                 )
         self.fleet, self.trace, self.slo = fleet, trace, slo
         self.given_pools = tuple(pools)
