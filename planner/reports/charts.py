@@ -126,13 +126,15 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
         # Each text has a line of its own above the axis. A line takes 0.08 of the axis of shares.
         text_height = 0.06 + 0.08 * k
         layers += [
-            alt.Chart(data_of_columns(x=[at_s])).mark_rule(color=colour, strokeDash=[5, 3]).encode(x="x:Q"),
+            alt.Chart(data_of_columns(x=[at_s]))
+            .mark_rule(color=colour, strokeDash=[5, 3])
+            .encode(x=alt.X("x:Q")),
             alt.Chart(data_of_columns(x=[low], y=[required_frac], x2=[at_s]))
             .mark_rule(color=colour, strokeDash=[1, 3])
-            .encode(x="x:Q", y="y:Q", x2="x2:Q"),
+            .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"), x2=alt.X2("x2:Q")),
             alt.Chart(data_of_columns(x=[at_s], y=[required_frac]))
             .mark_point(color=colour, filled=False, size=45, strokeWidth=2, opacity=1)
-            .encode(x="x:Q", y="y:Q"),
+            .encode(x=alt.X("x:Q"), y=alt.Y("y:Q")),
             *text_layers(
                 data_of_columns(x=[at_s], y=[text_height], text=[text]),
                 align="right" if is_near_end else "left",
@@ -234,7 +236,7 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
     endless = alt.Chart(data_of_columns(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
     text = f"endless cache: {show_percent(endless_frac)}"
     named = text_layers(data_of_columns(x=sizes[:1], y=[endless_frac], text=[text]), align="left", dy=-8)
-    return alt.layer(line, endless.encode(y="y:Q"), *named).properties(width=WIDTH, height=HEIGHT)
+    return alt.layer(line, endless.encode(y=alt.Y("y:Q")), *named).properties(width=WIDTH, height=HEIGHT)
 
 
 def windows_chart(
@@ -276,7 +278,7 @@ def stacked_chart(
         .encode(
             x=time_axis(unit),
             y=alt.Y("y:Q", axis=alt.Axis(title=title, tickCount=6, tickMinStep=1), stack="zero"),
-            order="rank:O",
+            order=alt.Order("rank:O"),
             color=alt.Color(
                 "what:N", sort=names, legend=legend(names, "square"), scale=colours(among or names)
             ),
@@ -329,7 +331,9 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
             "kind:N", legend=None, scale=alt.Scale(domain=kinds, range=[[1, 0], [1, 0], [3, 2]])
         ),
     )
-    text = base.mark_text(align="left", dy=-7, color=INK, fontSize=11).encode(x=alt.value(2), text="text:N")
+    text = base.mark_text(align="left", dy=-7, color=INK, fontSize=11).encode(
+        x=alt.value(2), text=alt.Text("text:N")
+    )
     return alt.layer(drawn, text).properties(width=560, height=38 * max(len(rows), 1))
 
 
@@ -423,12 +427,12 @@ def staircase_chart(
     )
     y = alt.Y("y:Q", axis=alt.Axis(title=titles[1], tickCount=6), scale=alt.Scale(zero=True))
     layers: list[Any] = [
-        alt.Chart(levels).mark_rule(color=BLUE, strokeWidth=2.2).encode(x=x, x2="x2:Q", y=y),
+        alt.Chart(levels).mark_rule(color=BLUE, strokeWidth=2.2).encode(x=x, x2=alt.X2("x2:Q"), y=y),
         alt.Chart(data_of_columns(x=list(corners), y=list(values), text=list(names)))
         .mark_point(color=BLUE, filled=True, size=55, opacity=1)
         .encode(
-            x="x:Q",
-            y="y:Q",
+            x=alt.X("x:Q"),
+            y=alt.Y("y:Q"),
             tooltip=[
                 alt.Tooltip("text:N", title="title"),
                 alt.Tooltip("x:Q", title=titles[0]),
@@ -443,6 +447,6 @@ def staircase_chart(
         layers.append(
             alt.Chart(data_of_columns(x=[requested[0]], y=[requested[1]]))
             .mark_point(color=VERMILLION, filled=False, size=110, strokeWidth=2.2, opacity=1)
-            .encode(x="x:Q", y="y:Q")
+            .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
         )
     return alt.layer(*layers).properties(width=620, height=300)

@@ -33,7 +33,7 @@ def text_layers(rows: Any, **mark_options: Any) -> list[Any]:
     """
     import altair as alt
 
-    text = alt.Chart(rows).encode(x="x:Q", y="y:Q", text="text:N")
+    text = alt.Chart(rows).encode(x=alt.X("x:Q"), y=alt.Y("y:Q"), text=alt.Text("text:N"))
     rim = text.mark_text(
         color=PAPER, stroke=PAPER, strokeWidth=4, strokeJoin="round", fontSize=11, **mark_options
     )

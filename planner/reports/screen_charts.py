@@ -80,12 +80,12 @@ def attainment(plan: Plan) -> Figure | None:
     band = (
         alt.Chart(data_of_rows(rows))
         .mark_area(opacity=0.18, style=GUIDE)
-        .encode(x="x:Q", y=alt.Y("low:Q", title=""), y2="high:Q", color=line_style["color"])
+        .encode(x=alt.X("x:Q"), y=alt.Y("low:Q", title=""), y2=alt.Y2("high:Q"), color=line_style["color"])
     )
     required_shares = [
         alt.Chart(data_of_columns(y=[share.limit.percentile_frac]))
         .mark_rule(color=MUTED, strokeDash=[2, 3])
-        .encode(y="y:Q")
+        .encode(y=alt.Y("y:Q"))
         for share in robustness.at_workers[0].shares
     ]
     # Without scenarios the traffic as it is written is the only one.
@@ -101,7 +101,7 @@ def attainment(plan: Plan) -> Figure | None:
     plan_at = alt.Chart(data_of_columns(x=[plan.fleet.workers])).mark_rule(
         color=VERMILLION, strokeDash=[5, 3]
     )
-    drawn = alt.layer(line, band, *required_shares, plan_at.encode(x="x:Q"), *kept_labels)
+    drawn = alt.layer(line, band, *required_shares, plan_at.encode(x=alt.X("x:Q")), *kept_labels)
     return Figure(
         "attainment",
         drawn.properties(width=WIDTH, height=HEIGHT),
@@ -156,7 +156,7 @@ def demand(plan: Plan) -> Figure:
     mean = (
         alt.Chart(data_of_columns(y=[trace.rate_rps]))
         .mark_rule(color=MUTED, strokeDash=[2, 3])
-        .encode(y="y:Q")
+        .encode(y=alt.Y("y:Q"))
     )
     layers = [line, mean]
     title = "Demand" if holds_rps is None else "Demand under capacity"
@@ -172,7 +172,7 @@ def _rule(y: float, text: str, colour: str) -> list[Any]:
     """The layers of a dashed level line with its text above it."""
     import altair as alt
 
-    rule = alt.Chart(data_of_columns(y=[y])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y="y:Q")
+    rule = alt.Chart(data_of_columns(y=[y])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y=alt.Y("y:Q"))
     return [rule, *text_layers(data_of_columns(x=[0.0], y=[y], text=[text]), align="left", dx=4, dy=-7)]
 
 
@@ -275,7 +275,9 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
             alt.Tooltip("value:Q", title="holds to", format="+.1%"),
         ],
     )
-    text = base.mark_text(align="left", dy=-5, color=INK, fontSize=11).encode(x=alt.value(2), text="text:N")
+    text = base.mark_text(align="left", dy=-5, color=INK, fontSize=11).encode(
+        x=alt.value(2), text=alt.Text("text:N")
+    )
     return alt.layer(drawn, text).properties(width=WIDTH, height=34 * len(rows))
 
 

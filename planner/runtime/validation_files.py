@@ -272,7 +272,7 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     diagonal = (
         alt.Chart(data(values=[{"x": low, "y": low}, {"x": high, "y": high}]))
         .mark_line(color=VERMILLION, strokeDash=[5, 3], style=GUIDE)
-        .encode(x="x:Q", y="y:Q")
+        .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
     )
     return alt.layer(dots, diagonal).properties(width=charts.HEIGHT * 1.3, height=charts.HEIGHT * 1.3)
 
