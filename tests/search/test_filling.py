@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from random_questions import question
 
+from planner.search.level0 import filling
 from planner.search.level0.filling import list_filled_fleets
 from planner.search.oracle.fleet_counts import objective
 from planner.search.problem.build_problem import build_problem
@@ -51,3 +52,13 @@ def test_they_are_those_that_no_worker_of_their_last_type_fits_into(
             if serves(counts, options) and fits(counts) and not fits(more):
                 expected.add(counts)
     assert found == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 20_000])
+def test_sets_of_options_are_made_in_order_however_many_at_once(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(filling, "MOST_SUBSETS", at_once)
+    for n, size in itertools.product(range(7), range(4)):
+        rows = [row for array in filling._subsets(n, size) for row in map(tuple, array.tolist())]
+        assert rows == [*itertools.combinations(range(n), size)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import get_args
 
@@ -24,6 +24,7 @@ from planner.solvers.whole_nodes import PricedNode, node_of
 
 MOST_CANDIDATES = 4_000  # At most so many fleets are listed.
 BATCH_COMBINATIONS = 2_000  # So many combinations of options are filled at once.
+MOST_SUBSETS = 20_000  # So many combinations are made, and looked at, at once: a few MB.
 MOST_COUNTS = 12  # At most so many counts of an option are combined with those of the others.
 NONE = -1  # The number of the filler option's role, and of its drafts.
 
@@ -45,18 +46,8 @@ def list_filled_fleets(
     fleets: list[Vectors] = []
     count, table = 0, _Table(options, limits, value, kinds)
     possible = [j for j, option in enumerate(options) if objective([(option, 1)]) < value]
-    # Every set of up to `most_types` options once, as numbers of options, filler options in front. Sets are
-    # in the order of their last option, so those of the first options alone are listed first.
-    combinations = (
-        (*(len(options),) * (most_types - 1 - size), *others, last)
-        for before_last, last in enumerate(possible)
-        for size in range(most_types)
-        for others in itertools.combinations(possible[:before_last], size)
-    )
-    while count <= MOST_CANDIDATES:
-        chosen = np.array([*itertools.islice(combinations, BATCH_COMBINATIONS)], dtype=np.int64)
-        if not len(chosen):
-            break
+    combinations = map(table.select_open, _combinations(possible, most_types, len(options)))
+    for chosen in _in_batches(combinations):
         combination_of, chosen, counts = table.fill(chosen)
         # The combination with which MOST_CANDIDATES is exceeded is the last one, and all its fleets are
         # listed.
@@ -69,7 +60,60 @@ def list_filled_fleets(
         np.put_along_axis(vectors, chosen[:end], counts[:end].astype(np.int32), axis=1)
         fleets.append(vectors[:, :-1])
         count += end
+        if count > MOST_CANDIDATES:
+            break
     return np.concatenate(fleets) if fleets else np.zeros((0, len(options)), np.int32)
+
+
+def _combinations(possible: Sequence[int], most_types: int, filler: int) -> Iterator[Ints]:
+    """Every set of up to `most_types` of the options once, as arrays (n, most_types) of their numbers, filler
+    options in front. Sets are in the order of their last option, so those of the first options alone come
+    first.
+    """
+    numbers = np.array(possible, dtype=np.int64)
+    for before_last, last in enumerate(possible):
+        for size in range(most_types):
+            for others in _subsets(before_last, size):
+                chosen = np.full((len(others), most_types), filler)
+                chosen[:, most_types - 1 - size : -1] = numbers[others]
+                chosen[:, -1] = last
+                yield chosen
+
+
+def _subsets(n: int, size: int) -> Iterator[Ints]:
+    """All sets of `size` of the numbers below n in the order of `itertools.combinations`, as arrays of at
+    most MOST_SUBSETS rows.
+    """
+    if math.comb(n, size) > MOST_SUBSETS:
+        for first in range(n):
+            for others in _subsets(n - first - 1, size - 1):
+                yield np.column_stack([np.full(len(others), first), others + first + 1])
+        return
+    sets = np.zeros((1, 0), dtype=np.int64)
+    for width in range(size):
+        # Before each number below n stand those sets of `width` numbers whose first one is larger.
+        least = sets[:, 0] if width else np.full(1, n)
+        begin = np.searchsorted(least, np.arange(n), side="right")
+        repeats = len(sets) - begin
+        row = np.arange(repeats.sum()) + np.repeat(len(sets) - np.cumsum(repeats), repeats)
+        sets = np.column_stack([np.repeat(np.arange(n), repeats), sets[row]])
+    yield sets
+
+
+def _in_batches(arrays: Iterable[Ints]) -> Iterator[Ints]:
+    """The rows of the arrays in their order, BATCH_COMBINATIONS at a time."""
+    waiting: list[Ints] = []
+    rows = 0
+    for array in arrays:
+        waiting.append(array)
+        rows += len(array)
+        if rows >= BATCH_COMBINATIONS:
+            together = np.concatenate(waiting)
+            whole = rows - rows % BATCH_COMBINATIONS
+            yield from np.split(together[:whole], whole // BATCH_COMBINATIONS)
+            waiting, rows = [together[whole:]], rows - whole
+    if rows:
+        yield np.concatenate(waiting)
 
 
 class _Table:
@@ -103,6 +147,16 @@ class _Table:
         self.objective_nodes = _Nodes([*(option.node for option in options), None])
         self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None])
 
+    def select_open(self, chosen: Ints) -> Ints:
+        """Those of the combinations (C, k) that can serve and, with one worker of each option, cost less than
+        the value; with `kinds`, without two options of one kind.
+        """
+        chosen = chosen[self._can_serve(chosen)]
+        if self.kinds is not None:
+            chosen = chosen[~_has_equals(self.kinds[chosen])]
+        ones = (chosen < len(self.objective) - 1).astype(float)
+        return chosen[self._objective(chosen, ones) < self.value]
+
     def fill(self, chosen: Ints) -> tuple[Ints, Ints, Floats]:
         """Fleets of the combinations `chosen` (C, k). Returns the combination of each fleet (R,), its options
         and its counts (R, k).
@@ -111,12 +165,7 @@ class _Table:
         a row of its own; the last one takes as many workers as the price and the limits allow.
         """
         filler = len(self.objective) - 1
-        ones = (chosen < filler).astype(float)
-        # Combinations are left out if they cannot serve, or cost too much with one worker of each option.
-        is_open = self._can_serve(chosen) & (self._objective(chosen, ones) < self.value)
-        if self.kinds is not None:
-            is_open &= ~_has_equals(self.kinds[chosen])
-        combination_of, chosen = np.flatnonzero(is_open), chosen[is_open]
+        combination_of = np.arange(len(chosen))
         counts, spent = np.zeros((len(chosen), 0)), np.zeros(len(chosen))
         unused = [np.full(len(chosen), amount) for amount, _ in self.rows]  # What is left of each limit.
         for k in range(chosen.shape[1]):
