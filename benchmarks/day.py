@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from planner.api.inputs import read_trace
-from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.table import parse_controller
 from planner.day.day_api import day
 from planner.day.day_study import DayAnswer
@@ -91,9 +91,9 @@ def main() -> None:
     assert isinstance(found.answer, DayAnswer)  # of one LLM
     question = found.answer.question
     weeks = drawn(seen, asked.rates)
-    deployment = Deployment(question.pools, tuple(pool.role for pool in question.fleet.pools))
+    knowledge = Knowledge(question.pools, tuple(pool.role for pool in question.fleet.pools))
     for name, trace in (("the day", seen), ("two weeks", weeks)):
-        controller = parse_controller("hpa", {"metric": "kv"})(deployment)
+        controller = parse_controller("hpa", {"metric": "kv"})(knowledge)
         began = time.process_time()
         run = simulate_elastic(question.fleet, trace, question.pools, controller, limits=question.slo.limits)
         taken_s = time.process_time() - began

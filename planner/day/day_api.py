@@ -68,7 +68,7 @@ class DayResult(Result):
 
     @property
     def winner(self) -> str:
-        """The cheapest of the controllers that miss the fewest windows."""
+        """The name of the best controller, as the section `day` compares them (`missed`, `missed_window`)."""
         return self.answer.winner.name
 
     def headline(self) -> str:

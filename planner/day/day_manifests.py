@@ -18,7 +18,7 @@ def controller_manifests(answer: DayAnswer, row: ControllerDay | None = None) ->
     """
     winner, fleet = row or answer.winner, answer.question.fleet
     # Only the optimum has neither: it is a fixed sequence of sizes, and no controller runs it.
-    assert winner.chosen is not None and winner.deployment is not None
+    assert winner.chosen is not None and winner.knowledge is not None
     trace = answer.question.trace
     longest_tokens = int((trace.input_tokens + trace.output_tokens).max())
     files: dict[str, str] = {}
@@ -26,7 +26,7 @@ def controller_manifests(answer: DayAnswer, row: ControllerDay | None = None) ->
     for target in autoscaling.PAIRS.get(winner.name, {}):
         try:
             names, sizes = zip(*((pool.name, pool.count) for pool in fleet.pools), strict=True)
-            scaler = autoscaling.autoscaler_of(winner.chosen, winner.deployment, names, sizes)
+            scaler = autoscaling.autoscaler_of(winner.chosen, winner.knowledge, names, sizes)
             scaler_files = autoscaling.render(fleet, longest_tokens, target, scaler)
         except InputError as error:
             refused.append(f"- {target}: {error}")

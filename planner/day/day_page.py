@@ -272,7 +272,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
     return {
         "fleet": describe(question.fleet),
         "slo": [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits],
-        "every_s": question.every_s,
+        "every_s": question.window_s,
         "step_s": question.step_s,
         "train_frac": question.train_frac,
         "requests": len(answer.judged),
@@ -449,7 +449,7 @@ def draw_day(answer: DayAnswer) -> list[Figure]:
         pictures.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
     kept_frac_by_name = {row.name: [each.kept_frac for each in row.windows] for row in shown}
     chart = charts.windows_chart(kept_frac_by_name, window_s, "share within the limit")
-    pictures.append(Figure("kept", chart, "The share within the limit that fewest keep, in each window."))
+    pictures.append(Figure("kept", chart, "The share within the limit that is kept worst, in each window."))
     bars = [charts.Bar(row.name, row.usd, is_plan=row is answer.winner) for row in answer.rows]
     if answer.optimum is not None:
         bars.insert(0, charts.Bar("optimum", answer.optimum.usd))
@@ -552,7 +552,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
         if node is not None
     ]
     lines += question.start_notes
-    lines.append(f"SLO in every {show_span(question.every_s)}: {slo_text(question.slo)}")
+    lines.append(f"SLO in every {show_span(question.window_s)}: {slo_text(question.slo)}")
     if question.train_frac:
         lines.append(
             f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic; the rest "

@@ -6,8 +6,8 @@ day:
   train: 70 %                # parameters are chosen on the first part of the traffic, the rest judges
   start: 4 min               # or, by catalogs/startup.yaml,  storage: nvme-raid0  and  image: none
   warm: 1                    # so many workers at a time start in  warm_start: 30 s
-  drain: 10 min              # a worker that is given up is stopped after this time, whatever it runs
-  billing: second            # or hour: every started hour is paid; of several LLMs day: see DaySection
+  drain: 10 min              # a worker that is given up is stopped after this time, even with requests
+  billing: second            # or hour: every started hour is paid; or day (`is_paid_all_day`)
   least: 1                   # workers of every pool, see DaySection; most: 16
   missed_window: 5           # USD that a missed window counts where the best is chosen
   missed: 1 %                # or the best is the cheapest that misses no larger share of the windows
@@ -54,9 +54,9 @@ class DaySection:
     A field that is None follows from something else: `every_s` from the SLO's windows, `start_s` from the
     catalog's `storage` and `image` (None: nodes have the image), `most` from the static fleet, about twice
     its size, and `missed_usd` from what that fleet costs in a window. With a `train_frac` of 0 nothing is
-    tuned, and all of the traffic judges. With `is_paid_all_day` the most GPUs in use at once are paid for the
-    whole traffic. Unless `least` is given, the optimum may empty rented pools while owned ones of their role
-    stand (`DayQuestion.optimum_pools`).
+    tuned, and all of the traffic judges. With `is_paid_all_day`, of several LLMs, the peak number of GPUs in
+    use is paid for the whole traffic. Unless `least` is given, the optimum may empty rented pools while owned
+    ones of their role stand (`DayQuestion.optimum_pools`).
     """
 
     controllers: tuple[ChosenController, ...]

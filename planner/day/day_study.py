@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.day.controllers.deployment import CapacityTable, Deployment, History
+from planner.day.controllers.knowledge import CapacityTable, History, Knowledge
 from planner.day.controllers.oscillation import Oscillation, find_oscillations
 from planner.day.controllers.table import CONTROLLERS, ChosenController, parse_controller, settings_variants
 from planner.day.search.any_moment_bound import any_moment_bound
@@ -53,7 +53,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
 ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
-BUCKET_S = 300.0  # The width of the buckets in which the history that controllers see counts arrivals.
+BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
 SHORT_DAY_S = 12 * 3600.0  # Of shorter traffic a warning says that it is not a day.
@@ -82,7 +82,7 @@ class DayQuestion:
     start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
     fleet_note: str = ""  # The origin of the fleet, if it was not given.
     stock: Mapping[str, int] = field(default_factory=dict)
-    is_paid_all_day: bool = False  # Whether the most GPUs in use at once are paid all day (several LLMs).
+    is_paid_all_day: bool = False  # Whether the peak number of GPUs is paid all day (several LLMs).
     sleep_level: int = 0  # The level of vLLM's sleep mode: 1 or 2, or 0 for workers that start anew.
     sleep_notes: tuple[str, ...] = ()  # What sleeping takes beside GPUs, in sentences.
     warnings: tuple[str, ...] = ()  # What the question asks that the days do not heed, in sentences.
@@ -107,7 +107,7 @@ class DayQuestion:
         )
 
     @property
-    def every_s(self) -> float:
+    def window_s(self) -> float:
         """The length of the SLO's windows [s], which every question of a day has."""
         assert self.slo.every_s is not None
         return self.slo.every_s
@@ -133,8 +133,8 @@ class WindowVerdict:
 class ChangeEffect:
     """The effect of one change of a pool's size, from `before` to `after` workers; `pool` is an index.
 
-    `rerouted` requests lost their worker when it stopped. `late` requests arrived while new workers were
-    starting, and missed a limit.
+    At most `rerouted` requests lost their worker when it was stopped (`_count_rerouted`). `late` requests
+    arrived while new workers were starting, and missed a limit.
     """
 
     time_s: float
@@ -162,7 +162,7 @@ class ControllerDay:
     effects: tuple[ChangeEffect, ...]
     oscillations: tuple[Oscillation, ...] = ()
     chosen: ChosenController | None = None  # It is None for a fixed sequence of sizes.
-    deployment: Deployment | None = None
+    knowledge: Knowledge | None = None
     settings_count: int = 1  # The number of settings simulated on the training part.
 
     @property
@@ -190,8 +190,9 @@ class Optimum:
     """The cheapest known sequence of sizes that keeps every window, of P pools in T steps.
 
     Between `edges_s` (T + 1,) the `sizes` (T, P) stand; where a controller is the optimum, they are those of
-    the grid's best sequence. No sequence on the grid costs less than `bound_usd`, and no controller, whenever
-    it changes sizes, less than `proved_usd`. `status` says whether a cheaper sequence may exist.
+    the best sequence that the search found. No sequence on the grid costs less than `bound_usd`, and no
+    controller, whenever it changes sizes, less than `proved_usd`. `status` says whether a cheaper sequence
+    may exist.
 
     `causal` is what a controller that knows only the past pays at least, and `reacting` the same of one that
     also knows all of a window when it begins; they are None for pools that have too many sizes.
@@ -223,7 +224,7 @@ class FleetDay:
 
     label: str
     fleet: str
-    standing_usd: float | None = None
+    standing_usd: float | None = None  # Of the static fleet; a key of day.json.
     controller: str = ""
     usd: float | None = None
     missed: int = 0
@@ -267,7 +268,7 @@ class DayAnswer:
 
     @property
     def winner(self) -> ControllerDay:
-        """The best day (`score_day`); of equal ones the simplest controller."""
+        """The best day (`score_day`); of equal ones the first, so the static fleet before any controller."""
         if self.winner_name is not None:
             return next(row for row in self.rows if row.name == self.winner_name)
         return min(self.rows, key=lambda row: score_day(row, self.miss_terms))
@@ -297,14 +298,14 @@ def study_day(
     known = judged if train is None else train  # What the controllers' tables and rules are made of.
     judged_question = replace(question, trace=judged)
     progress("how much traffic so many workers carry")
-    deployment = deployment_of(question, known, train)
-    capacity = deployment.capacity
+    knowledge = gather_knowledge(question, known, train)
+    capacity = knowledge.capacity
     progress(f"{STATIC}: the day")
-    rows = [simulate_controller(judged_question, parse_controller(STATIC, None), deployment)]
+    rows = [simulate_controller(judged_question, parse_controller(STATIC, None), knowledge)]
     miss_terms = MissTerms(missed_usd_of(question, rows[0]), question.missed_frac)
     left_out = list[tuple[str, str]]()
     others = [each for each in chosen if each.row.name != STATIC]
-    inputs = DayInputs(judged_question, train, deployment, miss_terms, deadline - time.monotonic())
+    inputs = DayInputs(judged_question, train, knowledge, miss_terms, deadline - time.monotonic())
     for each, (row, why_not) in zip(others, _run_controllers(inputs, others, progress), strict=True):
         if row is None:
             left_out.append((each.row.name, why_not))
@@ -328,18 +329,18 @@ class DayInputs:
     """What every controller of a day is run on.
 
     The question has the judged traffic; `train` is the traffic on which parameters are chosen, if any, within
-    `left_s` seconds.
+    `left_s` seconds. That is no deadline because the clock of another process may have another zero.
     """
 
     question: DayQuestion
     train: Trace | None
-    deployment: Deployment
+    knowledge: Knowledge
     miss_terms: MissTerms
     left_s: float
 
-    def knowledge_of(self, each: ChosenController) -> Deployment:
+    def knowledge_of(self, each: ChosenController) -> Knowledge:
         """What a controller may know."""
-        return knowledge_of(each, self.deployment, self.question.trace)
+        return knowledge_of(each, self.knowledge, self.question.trace)
 
 
 def _run_controllers(
@@ -356,10 +357,7 @@ def _run_controllers(
     progress(f"{', '.join(each.row.name for each in chosen)}: the day")
     sent = executors.run_items(_run_to_send, chosen, shared=inputs)
     return [
-        (
-            row and replace(row, chosen=replace(each, **settings), deployment=inputs.knowledge_of(each)),
-            why_not,
-        )
+        (row and replace(row, chosen=replace(each, **settings), knowledge=inputs.knowledge_of(each)), why_not)
         for each, (row, settings, why_not) in zip(chosen, sent, strict=True)
     ]
 
@@ -370,13 +368,13 @@ def _run_to_send(
     """What a worker process sends back: the day, the settings that were chosen, and the reason if there is
     none.
 
-    The day comes without the controller and the deployment, which the caller has already.
+    The day comes without the controller and the knowledge, which the caller has already.
     """
     row, why_not = _run_controller(inputs, each, report_nothing)
     if row is None or row.chosen is None:
         return row, {}, why_not
     settings = {"settings": row.chosen.settings, "by_role": row.chosen.by_role}
-    return replace(row, chosen=None, deployment=None), settings, why_not
+    return replace(row, chosen=None, knowledge=None), settings, why_not
 
 
 def _run_controller(
@@ -389,7 +387,7 @@ def _run_controller(
             training_question = replace(inputs.question, trace=inputs.train)
             deadline = time.monotonic() + inputs.left_s
             tuned, settings_count = tune_controller(
-                training_question, each, inputs.deployment, inputs.miss_terms, deadline, progress
+                training_question, each, inputs.knowledge, inputs.miss_terms, deadline, progress
             )
         row = simulate_controller(inputs.question, tuned, inputs.knowledge_of(each))
         return replace(row, settings_count=settings_count), ""
@@ -423,7 +421,7 @@ def best_sizes(
         time_limit_s=max(deadline - time.monotonic(), 0.0),
         progress=progress,
     )
-    finer = finer_day(runs, bound.up, sizes, best.usd, progress, deadline)
+    finer = finer_day(runs, bound.lives, sizes, best.usd, progress, deadline)
     if finer is not None:
         status = f"its sizes change at any moment; otherwise {best.usd:,.2f} USD: {status}"
         best = summarize_run(question, OPTIMUM, finer.day.run, {})
@@ -508,14 +506,14 @@ def score_day(row: ControllerDay, terms: MissTerms) -> tuple[int, float, int]:
 
 
 def simulate_controller(
-    question: DayQuestion, chosen: ChosenController, deployment: Deployment
+    question: DayQuestion, chosen: ChosenController, knowledge: Knowledge
 ) -> ControllerDay:
     """Simulate one controller on the question's traffic."""
-    slo, controller = question.slo, chosen(deployment)
+    slo, controller = question.slo, chosen(knowledge)
     part = ElasticFleet(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
     (run,) = simulate_together([part], question.stock)
     row = summarize_run(question, chosen.row.name, run, chosen.parameters())
-    return replace(row, chosen=chosen, deployment=deployment)
+    return replace(row, chosen=chosen, knowledge=knowledge)
 
 
 def summarize_run(
@@ -539,7 +537,7 @@ def summarize_run(
 def tune_controller(
     question: DayQuestion,
     chosen: ChosenController,
-    deployment: Deployment,
+    knowledge: Knowledge,
     miss_terms: MissTerms,
     deadline: float,
     progress: Progress,
@@ -549,7 +547,7 @@ def tune_controller(
     for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:
         if settings_count and time.monotonic() > deadline:  # The first, as chosen, is always simulated.
             break
-        row = simulate_controller(question, variant, deployment)
+        row = simulate_controller(question, variant, knowledge)
         settings_count += 1
         progress(f"{chosen.row.name}: {settings_count} settings tried")
         if (value := score_day(row, miss_terms)) < best_value:
@@ -594,33 +592,36 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
         sizes, pool_spans = run.requested_sizes[:, p], [span for span in run.spans if span.pool == p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:
             at_s = float(run.requested_s[d])
-            # Until the workers that this change requested are ready.
+            # Until the workers that this change requested are ready (`elastic.Span`).
             until_s = max((span.ready_s for span in pool_spans if span.requested_s == at_s), default=at_s)
             first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
             stopped = [span for span in pool_spans if span.given_up_s == at_s and span.was_stopped]
-            rerouted = sum(_count_rerouted(simulation, span.gone_s) for span in stopped)
+            rerouted = _count_rerouted(simulation, np.array([span.gone_s for span in stopped]))
             before, after = int(sizes[d - 1]), int(sizes[d])
             late = int(late_before[last] - late_before[first])
             effects.append(ChangeEffect(at_s, p, before, after, rerouted, late))
     return tuple(sorted(effects, key=lambda each: (each.time_s, each.pool)))
 
 
-def _count_rerouted(simulation: Simulation, gone_s: float) -> int:
-    """Count preempted requests that arrived before a worker stopped and ended later.
+def _count_rerouted(simulation: Simulation, gone_s: Floats) -> int:
+    """Count preempted requests that were under way when one of the workers stopped, at the times `gone_s`.
 
-    The count is an upper bound: it includes requests that another worker preempted in that time.
+    The count is an upper bound: it includes requests that another worker preempted.
     """
-    under_way = (simulation.arrival_s <= gone_s) & (simulation.preemptions > 0)
     end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)
-    return int((under_way & (end_s > gone_s)).sum())
+    stops_s = np.sort(gone_s)
+    # Before an arrival there were fewer stops than before the end: a stop lies between them.
+    stops_before_arrival = np.searchsorted(stops_s, simulation.arrival_s)
+    under_way = np.searchsorted(stops_s, end_s) > stops_before_arrival
+    return int((under_way & (simulation.preemptions > 0)).sum())
 
 
-def _highest_rps(trace: Trace, every_s: float) -> float:
+def _highest_rps(trace: Trace, window_s: float) -> float:
     """The highest request rate of any window of a trace. A trace of less than a second counts as 1 s."""
-    edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + every_s, every_s)
+    edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + window_s, window_s)
     counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
     # A trace shorter than a window is one window of its own length.
-    return float(counts.max() / min(every_s, max(trace.duration_s, 1.0)))
+    return float(counts.max() / min(window_s, max(trace.duration_s, 1.0)))
 
 
 def _rate_history(trace: Trace) -> History:
@@ -631,7 +632,7 @@ def _rate_history(trace: Trace) -> History:
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
 
 
-def deployment_of(question: DayQuestion, known: Trace, train: Trace | None) -> Deployment:
+def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -> Knowledge:
     """What a controller may know: pools, limits, and the traffic before the judged part, if any (`train`).
 
     Its table of capacity and its rules are made of the traffic `known`.
@@ -643,10 +644,11 @@ def deployment_of(question: DayQuestion, known: Trace, train: Trace | None) -> D
 
     longest_tokens = int((known.input_tokens + known.output_tokens).max())
     engines = tuple(engine_profile(pool.type, longest_tokens) for pool in question.fleet.pools)
-    return Deployment(
+    return Knowledge(
         pools=question.pools,
         roles=tuple(pool.role for pool in question.fleet.pools),
         prices_usd_per_h=tuple(pool.type.price_usd_per_h for pool in question.fleet.pools),
+        # The day begins where the training part ends; without one at midnight.
         clock_s=0.0 if train is None else float(train.arrival_s[-1]),
         ttft_s=tightest_s("ttft", "e2e"),  # A first token that comes after the limit on E2E is too late.
         tpot_s=tightest_s("tpot", "tbt"),
@@ -654,7 +656,7 @@ def deployment_of(question: DayQuestion, known: Trace, train: Trace | None) -> D
             question.fleet,
             known,
             question.slo,
-            highest_rps=_highest_rps(known, question.every_s),
+            highest_rps=_highest_rps(known, question.window_s),
             most=[pool.most for pool in question.pools],
         ),
         engines=engines,
@@ -670,16 +672,16 @@ def deployment_of(question: DayQuestion, known: Trace, train: Trace | None) -> D
     )
 
 
-def knowledge_of(chosen: ChosenController, deployment: Deployment, judged: Trace) -> Deployment:
-    """What a controller may know: `deployment`. Without training traffic a timetable knows the judged traffic
+def knowledge_of(chosen: ChosenController, knowledge: Knowledge, judged: Trace) -> Knowledge:
+    """What a controller may know: `knowledge`. Without training traffic a timetable knows the judged traffic
     too, as if earlier days had been the same; hours of a day that it does not reach are without requests.
     """
-    if chosen.row.name != CRON or deployment.history is not None:
-        return deployment
+    if chosen.row.name != CRON or knowledge.history is not None:
+        return knowledge
     days = max(int(np.ceil(judged.arrival_s[-1] / DAY_S)), 1)
     edges_s = np.arange(0.0, days * DAY_S + BUCKET_S / 2, BUCKET_S)
     history = History(BUCKET_S, np.histogram(judged.arrival_s, edges_s)[0] / BUCKET_S)
-    return replace(deployment, history=history, clock_s=days * DAY_S)
+    return replace(knowledge, history=history, clock_s=days * DAY_S)
 
 
 def check_step(question: DayQuestion) -> None:

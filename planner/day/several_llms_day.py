@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.table import ChosenController, parse_controller
 from planner.day.day_study import (
     LEAST_OPTIMUM_S,
@@ -24,7 +24,7 @@ from planner.day.day_study import (
     MissTerms,
     Optimum,
     check_step,
-    deployment_of,
+    gather_knowledge,
     knowledge_of,
     missed_usd_of,
     score_day,
@@ -159,12 +159,12 @@ def study_day_together(
     ]
     terms = joint_terms([terms_of(question) for question in judged], stock, judged[0].step_s)
     progress("how much traffic so many workers carry")
-    deployments = [
-        deployment_of(question, later if train is None else train, train)
+    knowledge_by_llm = [
+        gather_knowledge(question, later if train is None else train, train)
         for question, (train, later) in zip(llm_questions, parts, strict=True)
     ]
     rows, tuned_by_row, left_out = _run_controllers(
-        llm_questions, judged, chosen, deployments, terms, deadline, progress
+        llm_questions, judged, chosen, knowledge_by_llm, terms, deadline, progress
     )
     best_day, no_optimum = None, "it was not asked for"
     if optimum:
@@ -177,7 +177,9 @@ def study_day_together(
     if best_day is not None and terms.is_paid_all_day:
         limited = _limit_to_paid_gpus(best_day, judged)
         # The first row is the static fleet, whose sizes a limit cannot change.
-        on_least_gpus = tuple(_simulate_day(limited, tuned, deployments, terms) for tuned in tuned_by_row[1:])
+        on_least_gpus = tuple(
+            _simulate_day(limited, tuned, knowledge_by_llm, terms) for tuned in tuned_by_row[1:]
+        )
     winner = _best_row(rows, llm_questions)
     answers = {}
     for llm_index, llm in enumerate(llm_names):
@@ -189,7 +191,7 @@ def study_day_together(
             rows=own_rows,
             optimum=None if best_day is None else best_day.each[llm_index],
             no_optimum=no_optimum,
-            capacity=deployments[llm_index].capacity,
+            capacity=knowledge_by_llm[llm_index].capacity,
             left_out=tuple(left_out),
             warnings=warnings_of(llm_questions[llm_index], train, own_rows),
             winner_name=winner.name,
@@ -211,7 +213,7 @@ def _run_controllers(
     llm_questions: Sequence[DayQuestion],
     judged: Sequence[DayQuestion],
     chosen: Sequence[ChosenController],
-    deployments: Sequence[Deployment],
+    knowledge_by_llm: Sequence[Knowledge],
     terms: DayTerms,
     deadline: float,
     progress: Progress,
@@ -230,12 +232,12 @@ def _run_controllers(
         progress(f"{name}: the day")
         try:
             tuned = [
-                _tune_controller(question, controller, deployment, rows, llm_index, deadline)
-                for llm_index, (question, deployment) in enumerate(
-                    zip(llm_questions, deployments, strict=True)
+                _tune_controller(question, controller, knowledge, rows, llm_index, deadline)
+                for llm_index, (question, knowledge) in enumerate(
+                    zip(llm_questions, knowledge_by_llm, strict=True)
                 )
             ]
-            rows.append(_simulate_day(judged, tuned, deployments, terms))
+            rows.append(_simulate_day(judged, tuned, knowledge_by_llm, terms))
             tuned_by_row.append(tuned)
         except InputError as error:
             if name == STATIC:
@@ -263,7 +265,7 @@ def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) ->
 def _tune_controller(
     question: DayQuestion,
     chosen: ChosenController,
-    deployment: Deployment,
+    knowledge: Knowledge,
     rows: Sequence[JointDay],
     llm_index: int,
     deadline: float,
@@ -274,27 +276,27 @@ def _tune_controller(
         return chosen, 1
     miss_terms = MissTerms(missed_usd_of(question, rows[0].parts[llm_index]), question.missed_frac)
     return tune_controller(
-        replace(question, trace=train), chosen, deployment, miss_terms, deadline, report_nothing
+        replace(question, trace=train), chosen, knowledge, miss_terms, deadline, report_nothing
     )
 
 
 def _simulate_day(
     judged: Sequence[DayQuestion],
     tuned: Sequence[tuple[ChosenController, int]],
-    deployments: Sequence[Deployment],
+    knowledge_by_llm: Sequence[Knowledge],
     terms: DayTerms,
 ) -> JointDay:
     """The day of one controller; `tuned` has its settings for each LLM, and how many were simulated."""
-    parts, used_deployments = [], []
-    for question, (chosen, _), deployment in zip(judged, tuned, deployments, strict=True):
-        deployment = knowledge_of(chosen, deployment, question.trace)
-        used_deployments.append(deployment)
+    parts, used_knowledge = [], []
+    for question, (chosen, _), knowledge in zip(judged, tuned, knowledge_by_llm, strict=True):
+        knowledge = knowledge_of(chosen, knowledge, question.trace)
+        used_knowledge.append(knowledge)
         parts.append(
             ElasticFleet(
                 fleet=question.fleet,
                 trace=question.trace,
                 pools=question.pools,
-                controller=chosen(deployment),
+                controller=chosen(knowledge),
                 limits=question.slo.limits,
                 every_s=question.slo.every_s,
             )
@@ -305,11 +307,11 @@ def _simulate_day(
         replace(
             summarize_run(question, name, run, chosen.parameters()),
             chosen=chosen,
-            deployment=deployment,
+            knowledge=knowledge,
             settings_count=settings_count,
         )
-        for question, run, (chosen, settings_count), deployment in zip(
-            judged, runs, tuned, used_deployments, strict=True
+        for question, run, (chosen, settings_count), knowledge in zip(
+            judged, runs, tuned, used_knowledge, strict=True
         )
     ]
     return _joint_day(name, days, terms)

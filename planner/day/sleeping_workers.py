@@ -3,7 +3,7 @@
 Every LLM has an engine, awake or asleep, on every group of GPUs that its workers may take. A worker that the
 controller gives up ends its requests and falls asleep; one that it requests wakes as soon as GPUs are free.
 Neither an image nor compiled kernels are loaded, so a worker is ready within seconds, where a start takes
-minutes. But no node is given back meanwhile: the most GPUs in use at once are paid all day.
+minutes. But no node is given back meanwhile: the peak number of GPUs in use is paid all day.
 
     ready_s = longest fall_asleep_s of any LLM + wake_s of its own          (catalogs/startup.yaml, sleep)
 

@@ -37,7 +37,7 @@ from planner.day.autoscaling import (
     scalable_pools,
 )
 from planner.day.controllers import table
-from planner.day.controllers.deployment import CapacityTable, Deployment, History
+from planner.day.controllers.knowledge import CapacityTable, History, Knowledge
 from planner.day.controllers.windows import read_windows
 from planner.errors import InputError
 from planner.simulator.elastic import ElasticPool
@@ -672,17 +672,17 @@ def test_the_manual_has_the_table_of_pairs() -> None:
         assert named == set(given) or rows[name] == "every target"
 
 
-def a_deployment(**known: Any) -> Deployment:
+def some_knowledge(**known: Any) -> Knowledge:
     """Workers that start in 100 s and 200 s; two requests/s more need one worker more in each pool."""
     pools = (ElasticPool(100.0, least=1, most=6), ElasticPool(200.0, least=2, most=8, drain_limit_s=45.0))
     table_of = CapacityTable(np.array([2.0, 4.0, 6.0]), np.array([[1, 2], [2, 3], [3, 4]]), "by hand")
-    return Deployment(pools, ("prefill", "decode"), capacity=table_of, ttft_s=2.0, tpot_s=0.2, **known)
+    return Knowledge(pools, ("prefill", "decode"), capacity=table_of, ttft_s=2.0, tpot_s=0.2, **known)
 
 
 def test_what_was_simulated_is_what_is_deployed() -> None:
     """Sizes, start-ups and limits on draining of the pools; settings by role; the table of the plan."""
     chosen = table.parse_controller("hpa", {"metric": "queue", "decode": {"metric": "kv", "target": "60 %"}})
-    told = autoscaling.autoscaler_of(chosen, a_deployment(), ("pre", "dec"), (2, 3))
+    told = autoscaling.autoscaler_of(chosen, some_knowledge(), ("pre", "dec"), (2, 3))
     pre, dec = told.pools
     assert (pre.least, pre.most, pre.size, pre.start_s, pre.drain_s) == (1, 6, 2, 100.0, 3600.0)
     assert (dec.least, dec.most, dec.size, dec.start_s, dec.drain_s) == (2, 8, 3, 200.0, 45.0)
@@ -694,7 +694,7 @@ def test_what_was_simulated_is_what_is_deployed() -> None:
     ]
     assert metrics[1]["target"]["averageValue"] == "600m"
     ours = autoscaling.autoscaler_of(
-        table.parse_controller("fleetplan", {}), a_deployment(), ("pre", "dec"), (2, 3)
+        table.parse_controller("fleetplan", {}), some_knowledge(), ("pre", "dec"), (2, 3)
     )
     (rule,) = of(autoscaling.render(PAIRS, 5000, "kubernetes", ours), prometheus_queries.RULES_FILE)
     expected = [
@@ -712,8 +712,8 @@ def test_a_timetable_made_of_earlier_days_is_deployed() -> None:
     """3 requests/s from 8 to 20 o'clock, else 1: two and three workers by day, one and two by night; ten
     minutes ahead."""
     rates = np.array([3.0 if 8 <= hour < 20 else 1.0 for hour in range(24)])
-    deployment = a_deployment(history=History(3600.0, rates))
-    told = autoscaling.autoscaler_of(table.parse_controller("cron", {}), deployment, ("pre", "dec"), (1, 2))
+    knowledge = some_knowledge(history=History(3600.0, rates))
+    told = autoscaling.autoscaler_of(table.parse_controller("cron", {}), knowledge, ("pre", "dec"), (1, 2))
     (pre, dec) = of(autoscaling.render(PAIRS, 5000, "kubernetes", told), keda_object.FILE)
     for scaled, least in ((pre, 1), (dec, 2)):
         (trigger,) = scaled["spec"]["triggers"]
@@ -728,6 +728,6 @@ def test_a_timetable_made_of_earlier_days_is_deployed() -> None:
 
 def test_static_deploys_the_workers_it_was_told() -> None:
     chosen = table.parse_controller("static", {"workers": [3, 4]})
-    told = autoscaling.autoscaler_of(chosen, a_deployment(), ("pre", "dec"), (1, 2))
+    told = autoscaling.autoscaler_of(chosen, some_knowledge(), ("pre", "dec"), (1, 2))
     text = autoscaling.render(PAIRS, 5000, "kubernetes", told)["kubernetes.yaml"]
     assert re.findall(r"^  replicas: (\d+)$", text, re.M) == ["3", "4", "1"]  # and a router

@@ -15,14 +15,15 @@ import pytest
 import yaml
 from autoscalers import FLEETS, objects
 from manifest_commands import documents
-from readings import ENGINE, deployment, reading
+from readings import ENGINE, knowledge, reading
 
 from planner.day import autoscaling
 from planner.day.autoscaling import Autoscaler, by_load, node_filling, prometheus_queries, recording_rules
 from planner.day.controllers import table
-from planner.day.controllers.deployment import CapacityTable, Deployment, LoadRule, Role, peak_load
+from planner.day.controllers.knowledge import CapacityTable, Knowledge, LoadRule, peak_load
 from planner.day.controllers.planned import Fleetplan, FleetplanSettings
 from planner.errors import InputError
+from planner.fleet import Role
 
 RULE = LoadRule((0.5, 1.0), 2.0, 15.0, 180.0)
 ROLES: dict[str, tuple[Role, ...]] = {
@@ -32,16 +33,16 @@ ROLES: dict[str, tuple[Role, ...]] = {
 }
 
 
-def exported(name: str, own: Deployment, **parameters: Any) -> Autoscaler:
+def exported(name: str, own: Knowledge, **parameters: Any) -> Autoscaler:
     fleet = FLEETS[name]
     chosen = table.parse_controller("fleetplan", parameters)
     sizes = [1] * len(fleet.pools)
     return autoscaling.autoscaler_of(chosen, own, [pool.name for pool in fleet.pools], sizes)
 
 
-def on_nodes(roles: tuple[Role, ...]) -> Deployment:
+def on_nodes(roles: tuple[Role, ...]) -> Knowledge:
     """Workers of two GPUs on nodes of eight, alike."""
-    return deployment(
+    return knowledge(
         roles,
         engines=(ENGINE,) * len(roles),
         rules=(RULE,) * len(roles),
@@ -57,7 +58,7 @@ def rules_in(files: dict[str, str]) -> list[tuple[str, str, str]]:
     return [(r["record"], r["labels"].get("fleetplan_pool", ""), r["expr"]) for r in group["rules"]]
 
 
-def written(name: str, own: Deployment, **parameters: Any) -> list[tuple[str, str, str]]:
+def written(name: str, own: Knowledge, **parameters: Any) -> list[tuple[str, str, str]]:
     return rules_in(autoscaling.render(FLEETS[name], 5000, "kubernetes", exported(name, own, **parameters)))
 
 
@@ -116,7 +117,7 @@ def test_steady_traffic_has_the_workers_that_were_simulated(name: str, seed: int
     rng = np.random.default_rng(seed)
     roles = ROLES[name]
     rented = [(("h100", 8), ("a100", 4), None)[k] for k in rng.integers(0, 3, len(roles))]
-    own = deployment(
+    own = knowledge(
         roles,
         most=int(rng.integers(4, 40)),
         engines=(ENGINE,) * len(roles),
@@ -175,7 +176,7 @@ def test_nodes_are_filled_as_they_were_simulated(seed: int) -> None:
     """Pools that share a kind of node, the front first, and none above its most."""
     rng = np.random.default_rng(seed)
     name = ("pairs", "two mixed pools")[seed % 2]
-    own = deployment(
+    own = knowledge(
         ROLES[name],
         most=7,
         engines=(ENGINE,) * 2,
@@ -202,7 +203,7 @@ def test_spans_and_windows_of_the_rules() -> None:
     told = {
         record: expr
         for record, _, expr in written(
-            "mixed", deployment(engines=(ENGINE,), rules=(RULE,)), every="20 s", season="10 h", drain="0 s"
+            "mixed", knowledge(engines=(ENGINE,), rules=(RULE,)), every="20 s", season="10 h", drain="0 s"
         )
     }
     assert "}[180s:20s]))" in told[by_load.LOAD] and told[by_load.LOAD].startswith("1.1 * ")
@@ -212,7 +213,7 @@ def test_spans_and_windows_of_the_rules() -> None:
     assert told[by_load.GROWTH].endswith("> 0), 1, 3) or vector(1)")
     assert "waiting" not in told[by_load.LOAD]
     longer = written(
-        "mixed", deployment(engines=(ENGINE,), rules=(RULE,)), every="20 s", season="10 h", memory="30 min"
+        "mixed", knowledge(engines=(ENGINE,), rules=(RULE,)), every="20 s", season="10 h", memory="30 min"
     )
     assert "}[1800s:20s]))" in {record: expr for record, _, expr in longer}[by_load.LOAD]
     assert recording_rules.RATE not in told and recording_rules.HELD not in told
@@ -222,10 +223,10 @@ def test_what_goes_by_rate_stays_so() -> None:
     """By: rate, and a plan without rules; the README of the others says that they go by load."""
     rules: dict[str, Any] = {"engines": (ENGINE,), "rules": (RULE,)}
     capacity_of = table_of_one()
-    by_rate = written("mixed", deployment(capacity=capacity_of, **rules), by="rate")
-    assert by_rate == written("mixed", deployment(capacity=capacity_of))
+    by_rate = written("mixed", knowledge(capacity=capacity_of, **rules), by="rate")
+    assert by_rate == written("mixed", knowledge(capacity=capacity_of))
     assert recording_rules.RATE in {record for record, _, _ in by_rate}
-    own = deployment(**rules, gpus=(2,), nodes=(("h100", 8),))
+    own = knowledge(**rules, gpus=(2,), nodes=(("h100", 8),))
     readme = autoscaling.render(FLEETS["mixed"], 5000, "kubernetes", exported("mixed", own))["README.md"]
     assert "It goes by load, in spans of 15 s." in readme and by_load.LOAD in readme
     assert "rounded up to what whole nodes hold" in readme
@@ -281,7 +282,7 @@ def test_prometheus_sees_the_load_that_was_simulated(name: str, tmp_path: Path) 
     """
     roles = ROLES[name]
     rule = LoadRule((0.5,), 3.0, 15.0, 600.0)
-    own = deployment(roles, engines=(ENGINE,) * len(roles), rules=(rule,) * len(roles))
+    own = knowledge(roles, engines=(ENGINE,) * len(roles), rules=(rule,) * len(roles))
     requests, prompts = bursts(1)
     controller = Fleetplan(FleetplanSettings(), own)
     for k, (count, prompt) in enumerate(zip(requests.tolist(), prompts.tolist(), strict=True)):
@@ -348,7 +349,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("parameters", "words"), BAD)
 def test_bad_rules_are_one_line(parameters: dict[str, Any], words: str) -> None:
-    told = exported("mixed", deployment(engines=(ENGINE,), rules=(RULE,)))
+    told = exported("mixed", knowledge(engines=(ENGINE,), rules=(RULE,)))
     wrong = Autoscaler(told.controller, {**told.parameters, **parameters}, told.pools)
     with pytest.raises(InputError, match=words) as error:
         autoscaling.render(FLEETS["mixed"], 5000, "kubernetes", wrong)

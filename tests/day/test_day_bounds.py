@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from small_days import SmallDay, random_day
 
-from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.table import parse_controller
 from planner.day.day_study import ControllerDay, DayQuestion, best_sizes, simulate_controller, terms_of
 from planner.day.search.any_moment_bound import any_moment_bound
@@ -35,8 +35,8 @@ def kept_days(seed: int) -> list[tuple[ControllerDay, float, float]]:
     pools = tuple(replace(pool, least=max(pool.least, 1)) for pool in day.pools)
     fleet = replace(day.fleet, pools=tuple(replace(pool, count=2) for pool in day.fleet.pools))
     question = DayQuestion(fleet, pools, day.slo, day.trace, day.unit_s, day.edges_s[1] - day.edges_s[0])
-    deployment = Deployment(pools, tuple(pool.role for pool in fleet.pools))
-    rows = [simulate_controller(question, parse_controller(*each), deployment) for each in CONTROLLERS]
+    knowledge = Knowledge(pools, tuple(pool.role for pool in fleet.pools))
+    rows = [simulate_controller(question, parse_controller(*each), knowledge) for each in CONTROLLERS]
     try:
         found = best_sizes(question, rows, time_limit_s=120.0)
     except InfeasibleError:
@@ -80,9 +80,9 @@ def test_no_kept_day_costs_less_than_the_bound_at_any_moment() -> None:
         bound_usd = any_moment_bound(runs, found.cuts).usd
         assert found.proved_usd * (1 - 1e-9) <= bound_usd <= found.best.usd * (1 + 1e-9), seed
         higher += bound_usd > 1.001 * found.proved_usd
-        deployment = Deployment(pools, tuple(pool.role for pool in day.fleet.pools))
+        knowledge = Knowledge(pools, tuple(pool.role for pool in day.fleet.pools))
         for each in CONTROLLERS:
-            row = simulate_controller(question, parse_controller(*each), deployment)
+            row = simulate_controller(question, parse_controller(*each), knowledge)
             if row.keeps:
                 kept += 1
                 assert row.usd >= bound_usd * (1 - 1e-9), (seed, row.name)
@@ -117,7 +117,7 @@ def test_no_timetable_costs_less_than_the_bound_at_any_moment(seeds: range) -> N
         except InfeasibleError:
             continue
         bound = any_moment_bound(runs, found.cuts, most_usd=found.best.usd)
-        finer = finer_day(runs, bound.up, found.best.workers, found.best.usd)
+        finer = finer_day(runs, bound.lives, found.best.workers, found.best.usd)
         days = [runs.simulate_timetable(*random_timetable(rng, day, found.best.workers)) for _ in range(20)]
         days += [found.best] if finer is None else [found.best, finer.day]
         for each in days:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from simulations import LLM, make_latency, make_pool, make_trace
 
-from planner.day import day_causes, day_manifests, day_page
+from planner.day import day_causes, day_manifests, day_page, day_study
 from planner.day.controllers.table import parse_controllers
 from planner.day.day_settings import parse_day
 from planner.day.day_study import (
@@ -32,6 +32,7 @@ from planner.fleet import Fleet, Role
 from planner.parallel.executors import Executor, working_on
 from planner.simulator import simulate
 from planner.simulator.elastic import ElasticPool, ElasticRun, Span
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge, keeps_all, missed_windows
 from planner.solvers.pool_sizes import DayTerms, PoolTerms
 from planner.traffic.trace import Trace
@@ -387,3 +388,16 @@ def test_a_winner_that_misses_windows_names_the_cheapest_that_keeps_them_all() -
         )
     assert text.endswith("above the optimum. The cheapest that keeps every window is hpa, for 15.00 USD.")
     assert "The cheapest" not in keeping
+
+
+def test_a_request_counts_once_however_many_workers_stop_under_it() -> None:
+    """Two workers stop at 5 s and one at 8 s. Of the preempted requests one lasts over all three, one over
+    the last, one ends before any stops, and one never ends.
+    """
+    run = SimpleNamespace(
+        arrival_s=np.array([0.0, 6.0, 0.0, 7.0, 0.0]),
+        e2e_s=np.array([9.0, 3.0, 4.0, np.nan, 9.0]),
+        preemptions=np.array([1, 1, 2, 1, 0]),
+    )
+    assert day_study._count_rerouted(cast(Simulation, run), np.array([5.0, 5.0, 8.0])) == 3
+    assert day_study._count_rerouted(cast(Simulation, run), np.array([])) == 0

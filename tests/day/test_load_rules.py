@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.day.controllers.deployment import EngineProfile
+from planner.day.controllers.knowledge import EngineProfile
 from planner.day.search.load_rules import _busiest_with_more_traffic, _fit_rule, _window_load
 from planner.traffic.trace import Trace
 

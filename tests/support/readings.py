@@ -1,4 +1,4 @@
-"""Readings and deployments made up for controllers."""
+"""Readings and knowledge made up for controllers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.day.controllers.deployment import CapacityTable, Deployment, EngineProfile, Role
+from planner.day.controllers.knowledge import CapacityTable, EngineProfile, Knowledge
+from planner.fleet import Role
 from planner.simulator.elastic import ElasticPool, MetricsReading
 
 # 20 ms and 0.1 ms per prompt token; a step of 10 ms, 0.1 ms per sequence and 0.1 us per token of context
@@ -41,17 +42,17 @@ def reading(time_s: float = 0.0, *, ready: Sequence[int] = (1,), **given: Any) -
     return made
 
 
-def deployment(
+def knowledge(
     roles: Sequence[Role] = ("mixed",),
     *,
     least: int = 1,
     most: int = 1000,
     start_s: float = 120.0,
     **known: Any,
-) -> Deployment:
+) -> Knowledge:
     """Pools alike."""
     pools = tuple(ElasticPool(start_s=start_s, least=least, most=most) for _ in roles)
-    return Deployment(pools, tuple(roles), **known)
+    return Knowledge(pools, tuple(roles), **known)
 
 
 def per_worker(rate_rps: float, *pools: float, rows: int = 20) -> CapacityTable:

@@ -25,9 +25,10 @@ from planner.day.autoscaling import prometheus_queries
 from planner.day.autoscaling.autoscaler import Autoscaler
 from planner.day.autoscaling.records import MOST_STEPS, ROUNDING, llm_series, pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
-from planner.day.controllers.deployment import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule, Role
+from planner.day.controllers.knowledge import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule
 from planner.day.controllers.planned import MOST_GROWTH
 from planner.errors import InputError
+from planner.fleet import Role
 from planner.manifests import monitoring
 
 PROMPT, OUTPUT = "fleetplan:prompt_mean_tokens", "fleetplan:output_mean_tokens"
@@ -43,7 +44,7 @@ EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1
 class PoolRule:
     """A pool's LoadRule, and the seconds that tokens add to the steps of a worker.
 
-    controllers/deployment.py explains the first four fields. A prompt token adds `prompt_token_s`; an output
+    controllers/knowledge.py explains the first four fields. A prompt token adds `prompt_token_s`; an output
     token adds `output_token_s`, and `context_token_s` per token of its context.
     """
 

@@ -11,8 +11,8 @@ from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, timetable
 from planner.day.autoscaling.by_load import pool_rule
 from planner.day.autoscaling.node_filling import RentedNode
 from planner.day.controllers.cron import Cron
-from planner.day.controllers.deployment import Deployment
 from planner.day.controllers.keda import KedaSettings
+from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.planned import FleetplanSettings
 from planner.day.controllers.settings import ControllerSettings
 from planner.day.controllers.static import Static, StaticSettings
@@ -24,7 +24,7 @@ USUAL_DRAIN_S = 3600.0  # Manifests need a limit on draining; where the simulati
 
 
 def autoscaler_of(
-    chosen: ChosenController, deployment: Deployment, names: Sequence[str], sizes: Sequence[int]
+    chosen: ChosenController, knowledge: Knowledge, names: Sequence[str], sizes: Sequence[int]
 ) -> Autoscaler:
     """The autoscaler that does what a chosen controller does.
 
@@ -32,21 +32,21 @@ def autoscaler_of(
 
     Raises InputError where the controller lacks what it needs, or has windows for some days of a week alone.
     """
-    if not len(names) == len(sizes) == len(deployment.pools):
+    if not len(names) == len(sizes) == len(knowledge.pools):
         raise InputError(
-            f"{chosen.row.name}: {len(names)} names and {len(sizes)} sizes of {len(deployment.pools)} pools"
+            f"{chosen.row.name}: {len(names)} names and {len(sizes)} sizes of {len(knowledge.pools)} pools"
         )
     if isinstance(chosen.settings, StaticSettings):
         # A static controller asks for its sizes at once, so its autoscaler begins with them.
-        controller = chosen(deployment)  # A ChosenController makes a controller when it is called.
+        controller = chosen(knowledge)  # A ChosenController makes a controller when it is called.
         assert isinstance(controller, Static)
         controller.start(sizes)
         sizes = controller.wanted
-    windows = _timetable_windows(chosen, deployment)
+    windows = _timetable_windows(chosen, knowledge)
     pools = tuple(
         ScaledPool(
             name=names[i],
-            role=deployment.roles[i],
+            role=knowledge.roles[i],
             least=pool.least,
             most=pool.most,
             size=int(sizes[i]),
@@ -54,19 +54,19 @@ def autoscaler_of(
             start_s=pool.start_s,
             drain_s=pool.drain_limit_s if math.isfinite(pool.drain_limit_s) else USUAL_DRAIN_S,
         )
-        for i, pool in enumerate(deployment.pools)
+        for i, pool in enumerate(knowledge.pools)
     )
     parameter_values: dict[str, Any] = _parameter_values(chosen.settings)
     # Settings of a role's pools alone stand under the name of the role.
     parameter_values |= {role: _parameter_values(settings) for role, settings in chosen.by_role.items()}
-    if deployment.capacity is not None:
+    if knowledge.capacity is not None:
         parameter_values |= {
-            "rates_rps": deployment.capacity.rates_rps.tolist(),
-            "sizes": deployment.capacity.sizes.tolist(),
+            "rates_rps": knowledge.capacity.rates_rps.tolist(),
+            "sizes": knowledge.capacity.sizes.tolist(),
         }
     if isinstance(chosen.settings, FleetplanSettings):
-        parameter_values |= _fleetplan_values(chosen.settings, deployment)
-    limits_s = {"ttft_s": deployment.ttft_s, "tpot_s": deployment.tpot_s}
+        parameter_values |= _fleetplan_values(chosen.settings, knowledge)
+    limits_s = {"ttft_s": knowledge.ttft_s, "tpot_s": knowledge.tpot_s}
     parameter_values |= {name: limit_s for name, limit_s in limits_s.items() if limit_s is not None}
     return Autoscaler(chosen.row.name, parameter_values, pools)
 
@@ -75,23 +75,23 @@ def _parameter_values(settings: ControllerSettings) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
-def _fleetplan_values(settings: FleetplanSettings, deployment: Deployment) -> dict[str, Any]:
-    """The rules by load and the nodes that are sold whole, where the deployment has them."""
+def _fleetplan_values(settings: FleetplanSettings, knowledge: Knowledge) -> dict[str, Any]:
+    """The rules by load and the nodes that are sold whole, where they are known."""
     parameter_values: dict[str, Any] = {}
-    if deployment.rules and deployment.engines:
-        rules = (rule.with_floor(settings.floor_frac) for rule in deployment.rules)
-        parameter_values["rules"] = tuple(map(pool_rule, rules, deployment.engines, deployment.roles))
-    if deployment.nodes:
+    if knowledge.rules and knowledge.engines:
+        rules = (rule.with_floor(settings.floor_frac) for rule in knowledge.rules)
+        parameter_values["rules"] = tuple(map(pool_rule, rules, knowledge.engines, knowledge.roles))
+    if knowledge.nodes:
         parameter_values["nodes"] = tuple(
             None if node is None else RentedNode(kind=node[0], gpus=node[1], worker_gpus=gpus)
-            for node, gpus in zip(deployment.nodes, deployment.gpus, strict=True)
+            for node, gpus in zip(knowledge.nodes, knowledge.gpus, strict=True)
         )
     return parameter_values
 
 
-def _timetable_windows(chosen: ChosenController, deployment: Deployment) -> tuple[Window, ...]:
+def _timetable_windows(chosen: ChosenController, knowledge: Knowledge) -> tuple[Window, ...]:
     """The windows of a timetable, made of earlier days if none were given; empty for other controllers."""
     if isinstance(chosen.settings, KedaSettings):
         return chosen.settings.cron
-    controller = chosen(deployment)
+    controller = chosen(knowledge)
     return controller.windows if isinstance(controller, Cron) else ()

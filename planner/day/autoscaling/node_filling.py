@@ -1,4 +1,4 @@
-"""Workers on the idle GPUs of nodes that are sold whole (as Deployment.fill_nodes does), in PromQL."""
+"""Workers on the idle GPUs of nodes that are sold whole (as Knowledge.fill_nodes does), in PromQL."""
 
 from __future__ import annotations
 

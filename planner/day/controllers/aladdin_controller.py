@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment, is_before_traffic, mean_of
+from planner.day.controllers.knowledge import Knowledge, is_before_traffic, mean_of
 from planner.day.controllers.settings import NUMBER, SECONDS, WHOLE, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
 from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, SeriesLevel, WorkerRule, fit_worker_rule
@@ -35,12 +35,12 @@ class AladdinSettings(ControllerSettings):
 class Aladdin:
     """The controller `aladdin`."""
 
-    def __init__(self, settings: AladdinSettings, deployment: Deployment) -> None:
-        deployment.require_facts("aladdin", "capacity")
-        assert deployment.capacity is not None
-        self.settings, self.deployment = settings, deployment
+    def __init__(self, settings: AladdinSettings, knowledge: Knowledge) -> None:
+        knowledge.require_facts("aladdin", "capacity")
+        assert knowledge.capacity is not None
+        self.settings, self.knowledge = settings, knowledge
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
-        table = deployment.capacity
+        table = knowledge.capacity
         self.rules = [fit_worker_rule(table.rates_rps, column) for column in table.sizes.T.tolist()]
         self.start([])
 
@@ -65,8 +65,8 @@ class Aladdin:
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_before_traffic(reading):
             return list(self.sizes_at_start)
-        self.rate = self._with_value(self.rate, self.deployment.rate_rps(reading))
-        pools = range(len(self.deployment.pools))
+        self.rate = self._with_value(self.rate, self.knowledge.rate_rps(reading))
+        pools = range(len(self.knowledge.pools))
         tokens = mean_of(reading.input_tokens, pools) + mean_of(reading.output_tokens, pools)
         if not math.isnan(tokens):
             before = self.length
@@ -75,7 +75,7 @@ class Aladdin:
             if math.isnan(self.usual_tokens) and has_changed:
                 self.usual_tokens = before.mean
         longer = 1.0 if math.isnan(self.usual_tokens) else self.length.mean / self.usual_tokens
-        return self.deployment.bounded_sizes([self._workers(rule, longer) for rule in self.rules])
+        return self.knowledge.bounded_sizes([self._workers(rule, longer) for rule in self.rules])
 
     def _workers(self, rule: WorkerRule, longer: float) -> int:
         """What the rule asks for if requests are `longer` times as long as those it was fitted on."""

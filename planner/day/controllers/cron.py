@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.day.controllers.deployment import CapacityTable, Deployment, History
+from planner.day.controllers.knowledge import CapacityTable, History, Knowledge
 from planner.day.controllers.settings import LIST, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.day.controllers.windows import Window, check_windows, read_windows, workers_at
 from planner.errors import InputError
@@ -64,18 +64,18 @@ class Cron:
 
     lag_s = 0.0  # It reads the clock alone, and no metrics that could be old.
 
-    def __init__(self, settings: CronSettings, deployment: Deployment) -> None:
-        self.every_s, self.deployment, self.windows = settings.every_s, deployment, settings.windows
-        check_windows(settings.windows, deployment)
+    def __init__(self, settings: CronSettings, knowledge: Knowledge) -> None:
+        self.every_s, self.knowledge, self.windows = settings.every_s, knowledge, settings.windows
+        check_windows(settings.windows, knowledge)
         if not settings.windows:
-            deployment.require_facts("cron", "history", "capacity")
-            assert deployment.history is not None and deployment.capacity is not None
+            knowledge.require_facts("cron", "history", "capacity")
+            assert knowledge.history is not None and knowledge.capacity is not None
             self.windows = windows_from_history(
-                settings, deployment.history, deployment.capacity, deployment.clock_s
+                settings, knowledge.history, knowledge.capacity, knowledge.clock_s
             )
 
     def start(self, sizes: Sequence[int]) -> None:
         """Sizes follow from the clock alone, so there is nothing to begin."""
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        return self.deployment.bounded_sizes(workers_at(self.windows, self.deployment, reading.time_s))
+        return self.knowledge.bounded_sizes(workers_at(self.windows, self.knowledge, reading.time_s))

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import MIXED, PREFILL, Deployment, is_before_traffic, mean_of
+from planner.day.controllers.knowledge import MIXED, PREFILL, Knowledge, is_before_traffic, mean_of
 from planner.day.controllers.settings import NAME, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
@@ -84,15 +84,15 @@ def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> i
 class Dynamo:
     """The controller; `sizes` decides for all pools after an interval."""
 
-    def __init__(self, settings: DynamoSettings, deployment: Deployment) -> None:
-        deployment.require_facts("dynamo", "engines")
-        if deployment.roles.count(MIXED) not in (0, len(deployment.roles)):
+    def __init__(self, settings: DynamoSettings, knowledge: Knowledge) -> None:
+        knowledge.require_facts("dynamo", "engines")
+        if knowledge.roles.count(MIXED) not in (0, len(knowledge.roles)):
             raise InputError(
                 "controller 'dynamo': the fleet has mixed workers beside prefill or decode workers"
             )
-        self.settings, self.deployment = settings, deployment
+        self.settings, self.knowledge = settings, knowledge
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
-        self.start([0] * len(deployment.pools))
+        self.start([0] * len(knowledge.pools))
 
     def start(self, sizes: Sequence[int]) -> None:
         self.current = [int(size) for size in sizes]
@@ -106,7 +106,7 @@ class Dynamo:
             return list(self.current)
         is_settled = all(int(reading.ready[i]) == size for i, size in enumerate(self.current))
         if is_settled and reading.time_s - self.changed_s >= self.settings.grace_s:
-            sizes = self.deployment.bounded_sizes(
+            sizes = self.knowledge.bounded_sizes(
                 [self._pool_size(reading, i) for i in range(len(self.current))]
             )
             self.changed_s = reading.time_s if sizes != self.current else self.changed_s
@@ -115,13 +115,13 @@ class Dynamo:
 
     def _pool_size(self, reading: MetricsReading, pool: int) -> int:
         """The next size of a pool, at most one worker from the present one."""
-        workers, engine = self.current[pool], self.deployment.engines[pool]
+        workers, engine = self.current[pool], self.knowledge.engines[pool]
         if not workers:  # A pool without workers gains one if requests found no worker.
-            return 1 if self.deployment.limbo_of(reading, pool) else 0
+            return 1 if self.knowledge.limbo_of(reading, pool) else 0
         waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
         if waiting and math.isnan(self.input_tokens):
             return workers  # Before a request has finished, its prompt's length is unknown.
         queued_tokens = waiting * self.input_tokens / workers if waiting else 0.0
-        if self.deployment.roles[pool] == PREFILL:
+        if self.knowledge.roles[pool] == PREFILL:
             return prefill_workers(self.settings, queued_tokens / engine.context_tokens, workers)
         return decode_workers(self.settings, kv_share + queued_tokens / engine.kv_tokens, workers)

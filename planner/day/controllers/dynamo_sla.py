@@ -20,16 +20,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.day.controllers.deployment import (
+from planner.day.controllers.forecasting import RateForecast
+from planner.day.controllers.knowledge import (
     DECODE,
     PREFILL,
-    Deployment,
     EngineProfile,
+    Knowledge,
     is_before_traffic,
     least_whole,
     mean_of,
 )
-from planner.day.controllers.forecasting import RateForecast
 from planner.day.controllers.settings import FLAG, NAME, SECONDS, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
 
@@ -116,13 +116,13 @@ def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
 class DynamoSla:
     """The controller; `sizes` gives the sizes of all pools after an interval."""
 
-    def __init__(self, settings: DynamoSlaSettings, deployment: Deployment) -> None:
-        deployment.require_facts("dynamo-sla", "engines", "tpot_s")
-        self.settings, self.deployment = settings, deployment
+    def __init__(self, settings: DynamoSlaSettings, knowledge: Knowledge) -> None:
+        knowledge.require_facts("dynamo-sla", "engines", "tpot_s")
+        self.settings, self.knowledge = settings, knowledge
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
-        self.forecast = RateForecast(settings.every_s, settings.season_s, deployment)
-        self.decoding_pools = [i for i, role in enumerate(deployment.roles) if role != PREFILL]
-        self.start([0] * len(deployment.pools))
+        self.forecast = RateForecast(settings.every_s, settings.season_s, knowledge)
+        self.decoding_pools = [i for i, role in enumerate(knowledge.roles) if role != PREFILL]
+        self.start([0] * len(knowledge.pools))
 
     def start(self, sizes: Sequence[int]) -> None:
         self.current = [int(size) for size in sizes]
@@ -131,7 +131,7 @@ class DynamoSla:
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_before_traffic(reading):
             return list(self.current)
-        rate_rps = self.deployment.rate_rps(reading)
+        rate_rps = self.knowledge.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
         pools = range(len(self.current))
         seen = ForecastLoad(
@@ -141,12 +141,12 @@ class DynamoSla:
         # No request finished in the interval.
         if any(map(math.isnan, (seen.input_tokens, seen.output_tokens, ttft_s, itl_s))):
             if reading.limbo:  # Requests wait because a pool is empty.
-                self.current = self.deployment.bounded_sizes([max(size, 1) for size in self.current])
+                self.current = self.knowledge.bounded_sizes([max(size, 1) for size in self.current])
             return list(self.current)
         load = seen
         if self.settings.predictor == "seasonal":
             load = replace(seen, rate_rps=self.forecast.rate_at(reading.time_s + self.every_s))
-        self.current = self.deployment.bounded_sizes(self._wanted_sizes(reading, load, ttft_s, itl_s))
+        self.current = self.knowledge.bounded_sizes(self._wanted_sizes(reading, load, ttft_s, itl_s))
         return list(self.current)
 
     def _wanted_sizes(
@@ -155,24 +155,24 @@ class DynamoSla:
         """Sizes (P,) of all pools. Dynamo has one pool per role. Of several pools of a role, the first is
         sized for what the others do not carry with their present sizes.
         """
-        deployment = self.deployment
-        assert deployment.tpot_s is not None
+        knowledge = self.knowledge
+        assert knowledge.tpot_s is not None
         sizes = list(self.current)
-        for role in dict.fromkeys(deployment.roles):
-            pools = deployment.with_role(role)
+        for role in dict.fromkeys(knowledge.roles):
+            pools = knowledge.with_role(role)
             worker_rps = []
             for i in pools:
-                engine = deployment.engines[i]
+                engine = knowledge.engines[i]
                 if role == PREFILL:
                     correction = self._prefill_correction(engine, load, ttft_s)
                     tokens_per_s = prefill_tokens_per_s(engine, load.input_tokens)
                     worker_rps.append(prefill_rps(load, tokens_per_s, correction))
                 elif role == DECODE:
-                    target_s = deployment.tpot_s / self._decode_correction(reading, i, load, ttft_s, itl_s)
+                    target_s = knowledge.tpot_s / self._decode_correction(reading, i, load, ttft_s, itl_s)
                     tokens_per_s = decode_tokens_per_s(engine, load.context_tokens, target_s)
                     worker_rps.append(decode_rps(load, tokens_per_s))
                 else:
-                    worker_rps.append(mixed_rps(engine, load, deployment.tpot_s))
+                    worker_rps.append(mixed_rps(engine, load, knowledge.tpot_s))
             others_rps = sum(rate * sizes[i] for rate, i in zip(worker_rps[1:], pools[1:], strict=True))
             sizes[pools[0]] = count_replicas(max(load.rate_rps - others_rps, 0.0), worker_rps[0])
         return sizes
@@ -190,5 +190,5 @@ class DynamoSla:
         workers = max(int(reading.ready[pool]), 1)
         duration_s = ttft_s + itl_s * max(load.output_tokens - 1, 0.0)
         batch = float(reading.arrived[pool]) / reading.interval_s * duration_s / workers
-        factor = itl_s / self.deployment.engines[pool].itl_s(batch, load.context_tokens)
+        factor = itl_s / self.knowledge.engines[pool].itl_s(batch, load.context_tokens)
         return factor if factor > 0 else 1.0  # An ITL of 0 (answers of one token) says nothing.

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment, is_before_traffic, least_whole
 from planner.day.controllers.forecasting import RateForecast
+from planner.day.controllers.knowledge import Knowledge, is_before_traffic, least_whole
 from planner.day.controllers.settings import NUMBER, SECONDS, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
 
@@ -52,12 +52,12 @@ class RecentMaximum:
 class Forecast:
     """The controller `forecast`, with the methods that simulator/elastic.py calls."""
 
-    def __init__(self, settings: ForecastSettings, deployment: Deployment) -> None:
-        self.settings, self.deployment = settings, deployment
+    def __init__(self, settings: ForecastSettings, knowledge: Knowledge) -> None:
+        self.settings, self.knowledge = settings, knowledge
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         if settings.per_worker_rps is None:
-            deployment.require_facts("forecast", "capacity")
-        self.forecast = RateForecast(settings.bucket_s, settings.season_s, deployment)
+            knowledge.require_facts("forecast", "capacity")
+        self.forecast = RateForecast(settings.bucket_s, settings.season_s, knowledge)
         self.start([])
 
     def start(self, sizes: Sequence[int]) -> None:
@@ -68,16 +68,16 @@ class Forecast:
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_before_traffic(reading):
             return list(self.sizes_at_start)
-        rate_rps = self.deployment.rate_rps(reading)
+        rate_rps = self.knowledge.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
         ahead_rps = self.forecast.rate_at(reading.time_s + self.settings.ahead_s)
         sizes = [least_whole(ahead_rps * workers_per_rps) for workers_per_rps in self._workers_per_rps()]
-        return self.deployment.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
+        return self.knowledge.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
 
     def _workers_per_rps(self) -> list[float]:
         """The workers of each pool (P,) per request/s."""
         if self.settings.per_worker_rps is not None:
-            return [1 / self.settings.per_worker_rps] * len(self.deployment.pools)
-        table = self.deployment.capacity
+            return [1 / self.settings.per_worker_rps] * len(self.knowledge.pools)
+        table = self.knowledge.capacity
         assert table is not None
         return [float(size / table.rates_rps[-1]) for size in table.sizes[-1]]

@@ -17,7 +17,7 @@ from collections import deque
 
 import numpy as np
 
-from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.knowledge import Knowledge
 
 LAST_BUCKETS = 3  # Today is compared with the season over this number of buckets.
 # The season is scaled by at most this factor, and at least by its reciprocal: a few quiet or busy minutes do
@@ -28,20 +28,20 @@ MOST_SEASON_RATIO = 3.0
 class RateForecast:
     """Collects measured rates (`add`) and forecasts the rate at a time of the run (`rate_at`)."""
 
-    def __init__(self, bucket_s: float, season_s: float, deployment: Deployment) -> None:
+    def __init__(self, bucket_s: float, season_s: float, knowledge: Knowledge) -> None:
         self.bucket_s, self.season_s = bucket_s, season_s
-        self.deployment = deployment
+        self.knowledge = knowledge
         self.buckets = max(round(season_s / bucket_s), 1)
         self.start()
 
     def start(self) -> None:
-        """Forget all rates, and learn the season from the deployment's history."""
+        """Forget all rates, and learn the season from the history."""
         # Of each bucket of the season: the sum of rates of earlier days, and their number.
         self._sums, self._counts = np.zeros(self.buckets), np.zeros(self.buckets)
         self._recent: deque[tuple[float, float, float]] = deque()  # Time, interval and rate.
         self._open: tuple[int, float, float] | None = None  # The present bucket, its seconds and requests.
         self._past: deque[tuple[int, float]] = deque(maxlen=LAST_BUCKETS)  # Buckets and their rates.
-        history = self.deployment.history
+        history = self.knowledge.history
         if history is None:
             return
         for k, rate in enumerate(history.rates_rps.tolist()):
@@ -59,7 +59,7 @@ class RateForecast:
 
     def _bucket(self, time_s: float) -> int:
         """The bucket of the season that contains a time of the run."""
-        return int((self.deployment.clock_s + time_s) % self.season_s // self.bucket_s) % self.buckets
+        return int((self.knowledge.clock_s + time_s) % self.season_s // self.bucket_s) % self.buckets
 
     def add(self, time_s: float, interval_s: float, rate_rps: float) -> None:
         """Add the rate of the `interval_s` before `time_s`."""

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from planner.day.controllers.deployment import Deployment, least_whole
+from planner.day.controllers.knowledge import Knowledge, least_whole
 from planner.day.controllers.scaler_metrics import METRICS, read_metric
 from planner.day.controllers.settings import (
     NAME,
@@ -236,9 +236,9 @@ class Behaviour:
 class Hpa:
     """The HPA of one pool."""
 
-    def __init__(self, settings: HpaSettings, deployment: Deployment, pool: int) -> None:
+    def __init__(self, settings: HpaSettings, knowledge: Knowledge, pool: int) -> None:
         self.settings, self.pool = settings, pool
-        self.limits = replace(deployment.pools[pool], least=max(deployment.pools[pool].least, 1))
+        self.limits = replace(knowledge.pools[pool], least=max(knowledge.pools[pool].least, 1))
         self.metric = METRICS[settings.metric]
         self.behaviour = Behaviour.from_rules(settings)
         self.size = 0

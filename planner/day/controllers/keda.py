@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment
 from planner.day.controllers.hpa import Behaviour, ScalingRules, check_target, external_replicas, read_target
+from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.scaler_metrics import METRICS, read_metric
 from planner.day.controllers.settings import LIST, NAME, NUMBER, SECONDS, settings_field
 from planner.day.controllers.windows import Window, check_windows, read_windows, workers_at
@@ -50,10 +50,10 @@ class KedaSettings(ScalingRules):
 class Keda:
     """The ScaledObject of one pool and its HPA."""
 
-    def __init__(self, settings: KedaSettings, deployment: Deployment, pool: int) -> None:
-        self.settings, self.deployment, self.pool = settings, deployment, pool
-        check_windows(settings.cron, deployment)
-        self.limits = deployment.pools[pool]
+    def __init__(self, settings: KedaSettings, knowledge: Knowledge, pool: int) -> None:
+        self.settings, self.knowledge, self.pool = settings, knowledge, pool
+        check_windows(settings.cron, knowledge)
+        self.limits = knowledge.pools[pool]
         self.metric = METRICS[settings.metric]
         self.behaviour = Behaviour.from_rules(settings)
         self.start(0)
@@ -66,8 +66,8 @@ class Keda:
 
     def decide(self, reading: MetricsReading) -> int:
         """The size that the pool should have, by the latest reading."""
-        total = self.metric.total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
-        cron_workers = workers_at(self.settings.cron, self.deployment, reading.time_s)[self.pool]
+        total = self.metric.total(reading, self.pool) + self.knowledge.limbo_of(reading, self.pool)
+        cron_workers = workers_at(self.settings.cron, self.knowledge, reading.time_s)[self.pool]
         if reading.time_s - self.polled_s >= self.settings.poll_s:
             self.polled_s, before = reading.time_s, self.size
             self._wake_or_empty(reading.time_s, total > self.settings.activation or cron_workers > 0)

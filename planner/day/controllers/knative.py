@@ -17,7 +17,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.scaler_metrics import METRICS
 from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.errors import InputError
@@ -84,9 +84,9 @@ class Knative:
     PerPool (pools.py) sets `size` after each decision.
     """
 
-    def __init__(self, settings: KnativeSettings, deployment: Deployment, pool: int) -> None:
-        self.settings, self.deployment, self.pool = settings, deployment, pool
-        self.limits = deployment.pools[pool]
+    def __init__(self, settings: KnativeSettings, knowledge: Knowledge, pool: int) -> None:
+        self.settings, self.knowledge, self.pool = settings, knowledge, pool
+        self.limits = knowledge.pools[pool]
         self.start(0)
 
     def start(self, size: int) -> None:
@@ -105,7 +105,7 @@ class Knative:
         """The size that the pool should have, by the latest reading."""
         time_s = reading.time_s
         at_workers = METRICS["concurrency"].total(reading, self.pool)
-        concurrency = at_workers + self.deployment.limbo_of(reading, self.pool)
+        concurrency = at_workers + self.knowledge.limbo_of(reading, self.pool)
         stable, panic = self.stable.add(time_s, concurrency), self.panic.add(time_s, concurrency)
         wanted = self.workers_for_means(time_s, int(reading.ready[self.pool]), stable, panic)
         return max(self._to_zero(time_s, wanted), self.limits.least)

@@ -1,6 +1,6 @@
 """fleetplan's own controller: the workers that the plan found enough for the load it forecasts.
 
-`by: load`, where the plan has load rules (deployment.LoadRule): the workers of a pool grow with its load, the
+`by: load`, where the plan has load rules (knowledge.LoadRule): the workers of a pool grow with its load, the
 95th percentile of the work that arrived in spans of some seconds, over the last window or a longer `memory`.
 Load counts a long request as more than a short one and a burst as more than the mean; a long memory keeps
 workers for a while after many bursts, not after one. A rule is fitted on windows of earlier traffic whose
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.day.controllers.deployment import Deployment, LoadRule, is_before_traffic, mean_of, peak_load
 from planner.day.controllers.forecast import RecentMaximum
 from planner.day.controllers.forecasting import RateForecast
+from planner.day.controllers.knowledge import Knowledge, LoadRule, is_before_traffic, mean_of, peak_load
 from planner.day.controllers.settings import FLAG, NAME, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
 
@@ -66,14 +66,14 @@ MOST_GROWTH = 3.0  # A forecast of higher growth is taken for this factor: it is
 class Fleetplan:
     """The controller `fleetplan`."""
 
-    def __init__(self, settings: FleetplanSettings, deployment: Deployment) -> None:
-        self.is_by_load = settings.by == "load" and bool(deployment.rules and deployment.engines)
+    def __init__(self, settings: FleetplanSettings, knowledge: Knowledge) -> None:
+        self.is_by_load = settings.by == "load" and bool(knowledge.rules and knowledge.engines)
         if not self.is_by_load:
-            deployment.require_facts("fleetplan", "capacity")
-        self.settings, self.deployment = settings, deployment
-        self.rules = tuple(rule.with_floor(settings.floor_frac) for rule in deployment.rules)
+            knowledge.require_facts("fleetplan", "capacity")
+        self.settings, self.knowledge = settings, knowledge
+        self.rules = tuple(rule.with_floor(settings.floor_frac) for rule in knowledge.rules)
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
-        self.forecast = RateForecast(settings.bucket_s, settings.season_s, deployment)
+        self.forecast = RateForecast(settings.bucket_s, settings.season_s, knowledge)
         self.start([])
 
     def start(self, sizes: Sequence[int]) -> None:
@@ -81,12 +81,12 @@ class Fleetplan:
         self.recent_maximum = RecentMaximum(self.settings.hold_s)
         self.sizes_at_start = list(sizes)
         self.mean_tokens = (math.nan, math.nan)  # Of prompts and answers, as last known.
-        pools = self.deployment.pools
+        pools = self.knowledge.pools
         rules = self.rules if self.is_by_load else (None,) * len(pools)
         self.recent_work = [RecentWork(rule, self.settings.memory_s) for rule in rules]
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        settings, now_rps = self.settings, self.deployment.rate_rps(reading)
+        settings, now_rps = self.settings, self.knowledge.rate_rps(reading)
         if is_before_traffic(reading):
             # Only a season tells of rates before the first request, and nothing tells of loads.
             if self.is_by_load or not self.forecast.has_season:
@@ -95,32 +95,32 @@ class Fleetplan:
         else:
             self.forecast.add(reading.time_s, reading.interval_s, now_rps)
             present_rps = max(now_rps, self.forecast.mean_rps(settings.bucket_s))
-        pools = range(len(self.deployment.pools))
+        pools = range(len(self.knowledge.pools))
         mean_tokens = (mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools))
         self.mean_tokens = mean_tokens if not math.isnan(sum(mean_tokens)) else self.mean_tokens
         backlog_rps = self._backlog_rps(reading)
         sizes = []
-        for i, pool in enumerate(self.deployment.pools):
+        for i, pool in enumerate(self.knowledge.pools):
             ahead_s = pool.start_s + settings.every_s if settings.ahead_s is None else settings.ahead_s
             factor = self._growth(reading.time_s, ahead_s) * (1 + settings.headroom_frac)
             if self.is_by_load:
                 sizes.append(self._workers_for_load(reading, i, now_rps, factor, backlog_rps))
             else:
-                assert self.deployment.capacity is not None
+                assert self.knowledge.capacity is not None
                 rate_rps = present_rps * factor + backlog_rps
-                sizes.append(int(self.deployment.capacity.sizes_for_rate(rate_rps)[i]))
-        bounded_sizes = self.deployment.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
-        return self.deployment.fill_nodes(bounded_sizes) if settings.fill else bounded_sizes
+                sizes.append(int(self.knowledge.capacity.sizes_for_rate(rate_rps)[i]))
+        bounded_sizes = self.knowledge.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
+        return self.knowledge.fill_nodes(bounded_sizes) if settings.fill else bounded_sizes
 
     def _workers_for_load(
         self, reading: MetricsReading, pool: int, now_rps: float, factor: float, backlog_rps: float
     ) -> int:
         """The workers of a pool for the load of the spans so far, times `factor`, and the backlog."""
-        deployment = self.deployment
+        knowledge = self.knowledge
         if math.isnan(sum(self.mean_tokens)):  # No request has finished yet.
             return int(self.sizes_at_start[pool])
         # The work of a request of mean lengths.
-        work_s = deployment.engines[pool].work_s(deployment.roles[pool], *self.mean_tokens)
+        work_s = knowledge.engines[pool].work_s(knowledge.roles[pool], *self.mean_tokens)
         load = self.recent_work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
         return self.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
 
@@ -139,7 +139,7 @@ class Fleetplan:
         """
         if not self.settings.drain_s:
             return 0.0
-        front = self.deployment.front
+        front = self.knowledge.front
         waiting = sum(int(reading.waiting[i]) - int(reading.ready[i]) for i in front) + reading.limbo
         return max(waiting, 0) / self.settings.drain_s
 

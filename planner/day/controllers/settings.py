@@ -28,7 +28,7 @@ class Parameter:
     """One parameter: its `name` in a document, the `field` that holds it, what it is (`words`), and its
     range.
 
-    A value of None follows from the deployment or from another parameter.
+    A value of None follows from what is known of the day or from another parameter.
 
     A document writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.settings import LIST, SECONDS, ControllerSettings, settings_field
 from planner.day.controllers.windows import read_workers
 from planner.errors import InputError
@@ -27,20 +27,20 @@ class Static:
 
     lag_s = 0.0  # No metrics are read.
 
-    def __init__(self, settings: StaticSettings, deployment: Deployment) -> None:
-        pools = len(deployment.pools)
+    def __init__(self, settings: StaticSettings, knowledge: Knowledge) -> None:
+        pools = len(knowledge.pools)
         if len(settings.workers) not in (0, 1, pools):
             raise InputError(
                 f"workers: {list(settings.workers)} are {len(settings.workers)} numbers, "
                 f"the fleet has {pools} pools; give one number, or one for each pool"
             )
-        self.settings, self.deployment, self.every_s = settings, deployment, settings.every_s
+        self.settings, self.knowledge, self.every_s = settings, knowledge, settings.every_s
         self.wanted: list[int] = []
 
     def start(self, sizes: Sequence[int]) -> None:
         given = self.settings.workers  # None, one number for all pools, or one for each.
         wanted = given * len(sizes) if len(given) == 1 else given or sizes
-        self.wanted = self.deployment.bounded_sizes(wanted)
+        self.wanted = self.knowledge.bounded_sizes(wanted)
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         return self.wanted

@@ -1,7 +1,7 @@
 """The table of all controllers (autoscalers) of a day, and the parser of what a document says of one.
 
     chosen = parse_controller("hpa", {"metric": "kv", "target": "70 %"}, "slo.yaml: day: controllers: hpa")
-    controller = chosen(deployment)
+    controller = chosen(knowledge)
 
 A controller that runs once per pool (`by_pool`) may have settings of their own for prefill and decode
 workers: `prefill: {metric: queue}`, `decode: {metric: kv}` within its parameters. Each controller's module
@@ -31,11 +31,12 @@ from planner.day.controllers import (
     wva,
     wva_queue,
 )
-from planner.day.controllers.deployment import DECODE, PREFILL, Deployment, Role
+from planner.day.controllers.knowledge import DECODE, PREFILL, Knowledge
 from planner.day.controllers.pools import PerPool
 from planner.day.controllers.settings import ControllerSettings, Parameter, parameters_of, read_settings
 from planner.errors import InputError
 from planner.files import document_values
+from planner.fleet import Role
 from planner.simulator.elastic import Controller
 
 SAME_FOR_ALL_POOLS = ("every", "lag")  # A role cannot have its own: all pools are decided at once.
@@ -46,8 +47,8 @@ class ControllerRow:
     """A kind of controller, described in `words`.
 
     `reads` are the fields of a `MetricsReading` (simulator/elastic.py) that it uses, `needs` those of the
-    `Deployment`. `kind` is the manifest that runs it in production, `source` where its rules are from
-    (repository at commit). `controller` makes one of settings and a deployment; with `by_pool` it makes a
+    `Knowledge`. `kind` is the manifest that runs it in production, `source` where its rules are from
+    (repository at commit). `controller` makes one of settings and `Knowledge`; with `by_pool` it makes a
     `Scaler` for each pool, and takes the number of the pool too.
 
     `grid` has a few values of the parameters that matter most, as a document has them; a study that tunes
@@ -254,19 +255,19 @@ class ChosenController:
     settings: ControllerSettings
     by_role: Mapping[Role, ControllerSettings]
 
-    def __call__(self, deployment: Deployment) -> Controller:
-        """The controller for this deployment. Raises InputError if that lacks what it needs."""
+    def __call__(self, knowledge: Knowledge) -> Controller:
+        """A controller that knows `knowledge`. Raises InputError if a fact that it needs is not known."""
         row = self.row
         settings: Any = self.settings  # Any, as ControllerSettings does not declare `every_s` and `lag_s`.
         with document_values.errors_as(InputError, f"controller {row.name!r}"):
             if not row.by_pool:
-                controller: Controller = row.controller(settings, deployment)
+                controller: Controller = row.controller(settings, knowledge)
                 return controller
             scalers = [
-                row.controller(self.by_role.get(role, settings), deployment, pool)
-                for pool, role in enumerate(deployment.roles)
+                row.controller(self.by_role.get(role, settings), knowledge, pool)
+                for pool, role in enumerate(knowledge.roles)
             ]
-            return PerPool(scalers, deployment, every_s=settings.every_s, lag_s=settings.lag_s)
+            return PerPool(scalers, knowledge, every_s=settings.every_s, lag_s=settings.lag_s)
 
     def values(self) -> dict[str, object]:
         """Every setting in the library's units, by its field; those of a role in a mapping under its name."""

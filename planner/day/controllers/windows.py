@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment
+from planner.day.controllers.knowledge import Knowledge
 from planner.errors import InputError
 from planner.files import document_values
 from planner.units import DAY_S, counted
@@ -52,20 +52,20 @@ def format_clock(second: float) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
-def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: float) -> list[int]:
+def workers_at(windows: tuple[Window, ...], knowledge: Knowledge, time_s: float) -> list[int]:
     """The workers of each pool (P,) at a time: the most of all windows that contain it, or 0."""
     # `clock_s` is the time of the week at the beginning of the run.
-    now = [each for each in windows if each.holds(deployment.clock_s + time_s)]
-    return [max((each.workers_of(i) for each in now), default=0) for i in range(len(deployment.pools))]
+    now = [each for each in windows if each.holds(knowledge.clock_s + time_s)]
+    return [max((each.workers_of(i) for each in now), default=0) for i in range(len(knowledge.pools))]
 
 
-def check_windows(windows: tuple[Window, ...], deployment: Deployment) -> None:
+def check_windows(windows: tuple[Window, ...], knowledge: Knowledge) -> None:
     """Raise InputError for a window with workers of other pools than there are."""
     for each in windows:
-        if len(each.workers) not in (1, len(deployment.pools)):
+        if len(each.workers) not in (1, len(knowledge.pools)):
             raise InputError(
                 f"windows: {list(each.workers)} are workers of {len(each.workers)} pools, "
-                f"the fleet has {len(deployment.pools)}; give one number, or one for each pool"
+                f"the fleet has {len(knowledge.pools)}; give one number, or one for each pool"
             )
 
 

@@ -19,10 +19,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment, Role, is_before_traffic
 from planner.day.controllers.hpa import Behaviour, ScalingRules, external_replicas
+from planner.day.controllers.knowledge import Knowledge, is_before_traffic
 from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, WHOLE, settings_field
 from planner.errors import InputError
+from planner.fleet import Role
 from planner.simulator.elastic import MetricsReading
 
 LEAST_UNSATURATED = 2  # With fewer unsaturated workers none is taken away.
@@ -112,12 +113,12 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
 class HpaFollowed(ABC):
     """An autoscaler that exports its wanted sizes as a metric, and the HPAs that follow the metric."""
 
-    def __init__(self, rules: WvaRules, deployment: Deployment) -> None:
-        self.rules, self.deployment = rules, deployment
+    def __init__(self, rules: WvaRules, knowledge: Knowledge) -> None:
+        self.rules, self.knowledge = rules, knowledge
         # Metrics are read every `every_s` and are `lag_s` old (planner/simulator/elastic.py).
         self.every_s, self.lag_s = rules.every_s, rules.lag_s
-        self.behaviours = [Behaviour.from_rules(rules) for _ in deployment.pools]
-        self.start([0] * len(deployment.pools))
+        self.behaviours = [Behaviour.from_rules(rules) for _ in knowledge.pools]
+        self.start([0] * len(knowledge.pools))
 
     def start(self, sizes: Sequence[int]) -> None:
         self.current = [int(size) for size in sizes]
@@ -135,39 +136,39 @@ class HpaFollowed(ABC):
             return list(self.current)
         if reading.time_s >= self.due_s:
             self.due_s = reading.time_s + self.rules.optimize_s
-            self.wanted = self.deployment.bounded_sizes(self.optimal_sizes(reading))
+            self.wanted = self.knowledge.bounded_sizes(self.optimal_sizes(reading))
         desired_sizes = []
         for i, behaviour in enumerate(self.behaviours):
-            size, pool = self.current[i], self.deployment.pools[i]
+            size, pool = self.current[i], self.knowledge.pools[i]
             # The HPA's target is 1 per worker, as the metric is the wanted size.
             replicas = external_replicas(self.wanted[i], size, 1.0, self.rules.tolerance_frac)
             if size:
                 desired_sizes.append(behaviour.decide(reading.time_s, size, replicas, pool))
             else:  # An HPA does not act on an empty pool; the autoscaler itself wakes it.
                 desired_sizes.append(self.wanted[i])
-        self.current = self.deployment.bounded_sizes(desired_sizes)
+        self.current = self.knowledge.bounded_sizes(desired_sizes)
         return list(self.current)
 
 
 class Wva(HpaFollowed):
     """The controller `wva`."""
 
-    def __init__(self, settings: WvaSettings, deployment: Deployment) -> None:
+    def __init__(self, settings: WvaSettings, knowledge: Knowledge) -> None:
         self.settings = settings
-        super().__init__(settings, deployment)
+        super().__init__(settings, knowledge)
 
     def optimal_sizes(self, reading: MetricsReading) -> list[int]:
         sizes = list(self.current)
-        for role in dict.fromkeys(self.deployment.roles):
+        for role in dict.fromkeys(self.knowledge.roles):
             self._change_by_one(reading, role, sizes)
         return sizes
 
     def _change_by_one(self, reading: MetricsReading, role: Role, sizes: list[int]) -> None:
         """Change the size of one pool of this role by a worker, or of none."""
-        pools = self.deployment.with_role(role)
+        pools = self.knowledge.with_role(role)
         # Requests in limbo wait because no pool has a worker; the cheapest pool gets one for them.
-        if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(sizes[i] for i in pools):
-            sizes[min(pools, key=self.deployment.price_of)] = 1
+        if any(self.knowledge.limbo_of(reading, i) for i in pools) and not any(sizes[i] for i in pools):
+            sizes[min(pools, key=self.knowledge.price_of)] = 1
             return
         # The autoscaler decides only when wanted size, size of the Deployment and ready workers agree.
         if any(self.wanted[i] != self.current[i] or reading.ready[i] != self.current[i] for i in pools):
@@ -179,8 +180,8 @@ class Wva(HpaFollowed):
             ready = int(reading.ready[i])
             loads += [ReplicaLoad(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
         change = scaling_direction(self.settings, loads)
-        elastic = self.deployment.pools
+        elastic = self.knowledge.pools
         if change > 0 and (growable := [i for i in pools if sizes[i] < elastic[i].most]):
-            sizes[min(growable, key=self.deployment.price_of)] += 1
+            sizes[min(growable, key=self.knowledge.price_of)] += 1
         elif change < 0 and (removable := [i for i in pools if sizes[i] > max(elastic[i].least, 1)]):
-            sizes[max(removable, key=self.deployment.price_of)] -= 1
+            sizes[max(removable, key=self.knowledge.price_of)] -= 1

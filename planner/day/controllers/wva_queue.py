@@ -27,18 +27,18 @@ from functools import lru_cache
 import numpy as np
 from scipy.optimize import brentq
 
-from planner.day.controllers.deployment import (
+from planner.day.controllers.knowledge import (
     DECODE,
     PREFILL,
-    Deployment,
     EngineProfile,
-    Role,
+    Knowledge,
     is_before_traffic,
     least_whole,
     mean_of,
 )
 from planner.day.controllers.settings import NUMBER, settings_field
 from planner.day.controllers.wva import HpaFollowed, WvaRules
+from planner.fleet import Role
 from planner.simulator.elastic import Floats, MetricsReading
 
 # EDGE and QUEUE_PER_SEAT are constants of the original. Rates are searched from EDGE mu(1) to (1 - EDGE)
@@ -192,11 +192,11 @@ class WvaQueueSettings(WvaRules):
 class WvaQueue(HpaFollowed):
     """The controller. `HpaFollowed` (wva.py) calls `optimal_sizes` at its interval and follows them."""
 
-    def __init__(self, settings: WvaQueueSettings, deployment: Deployment) -> None:
-        deployment.require_facts("wva-queue", "engines", "ttft_s", "tpot_s")
+    def __init__(self, settings: WvaQueueSettings, knowledge: Knowledge) -> None:
+        knowledge.require_facts("wva-queue", "engines", "ttft_s", "tpot_s")
         self.settings = settings
         self._carried_rps_of = lru_cache(maxsize=KEPT_RATES)(self._carried_rps)
-        super().__init__(settings, deployment)
+        super().__init__(settings, knowledge)
 
     def start(self, sizes: Sequence[int]) -> None:
         super().start(sizes)
@@ -207,9 +207,9 @@ class WvaQueue(HpaFollowed):
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_before_traffic(reading):
             return list(self.current)
-        self.arrived += self.deployment.rate_rps(reading) * reading.interval_s
+        self.arrived += self.knowledge.rate_rps(reading) * reading.interval_s
         self.counted_s += reading.interval_s
-        pools = range(len(self.deployment.pools))
+        pools = range(len(self.knowledge.pools))
         lengths = (mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools))
         self.lengths = lengths if not any(math.isnan(each) for each in lengths) else self.lengths
         return super().sizes(reading)
@@ -222,12 +222,12 @@ class WvaQueue(HpaFollowed):
         if any(math.isnan(each) for each in self.lengths):
             return wanted
         prompt, answer = (max(round(each), 1) for each in self.lengths)
-        for role in dict.fromkeys(self.deployment.roles):
-            pools = self.deployment.with_role(role)
+        for role in dict.fromkeys(self.knowledge.roles):
+            pools = self.knowledge.with_role(role)
             worker_rps = {i: self._carried_rps_of(i, prompt, answer) for i in pools}
             # As in the original one pool changes, the one that carries a request at the lowest price.
             best = min(
-                pools, key=lambda i: self.deployment.price_of(i) / max(worker_rps[i], LEAST_CARRIED_RPS)
+                pools, key=lambda i: self.knowledge.price_of(i) / max(worker_rps[i], LEAST_CARRIED_RPS)
             )
             others_rps = sum(self.current[i] * worker_rps[i] for i in pools if i != best)
             if worker_rps[best]:
@@ -238,11 +238,11 @@ class WvaQueue(HpaFollowed):
 
     def _carried_rps(self, pool: int, input_tokens: int, output_tokens: int) -> float:
         """Requests/s that a worker of the pool carries within the targets of its role."""
-        deployment = self.deployment
-        assert deployment.ttft_s is not None and deployment.tpot_s is not None
-        role = deployment.roles[pool]
+        knowledge = self.knowledge
+        assert knowledge.ttft_s is not None and knowledge.tpot_s is not None
+        role = knowledge.roles[pool]
         return largest_rate_rps(
-            times_of(deployment.engines[pool], role, input_tokens, output_tokens),
-            None if role == DECODE else 1000 * deployment.ttft_s,
-            None if role == PREFILL else 1000 * deployment.tpot_s,
+            times_of(knowledge.engines[pool], role, input_tokens, output_tokens),
+            None if role == DECODE else 1000 * knowledge.ttft_s,
+            None if role == PREFILL else 1000 * knowledge.tpot_s,
         )

@@ -59,11 +59,12 @@ FIRST_STRIDES = 16
 class AnyMomentBound:
     """A lower bound: no controller that keeps every window costs less than `usd`, if more workers never hurt.
 
-    `up` has for each (pool, k) the stretches in which the k-th worker is ready in the master's last solution.
+    `lives` has for each (pool, k) the stretches in which the k-th worker is ready, in the master's last
+    solution.
     """
 
     usd: float
-    up: LevelStretches
+    lives: LevelStretches
 
 
 class _Slices:
@@ -132,17 +133,17 @@ def any_moment_bound(
         tuple((float(edges_s[t]), float(edges_s[t + 1]), c, n) for t, c, n in cut) for cut in cuts
     ]
     all_cuts = shortest_needs([*all_cuts, *_frontier(slices, deadline)])
-    bound_usd, levels = least_paid.usd, LevelStretches()
+    bound_usd, lives = least_paid.usd, LevelStretches()
     while bound_usd < most_usd:
         solution = least_lives(terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=LONGEST_SOLVE_S)
         bound_usd = max(bound_usd, solution.bound_usd)
         if solution.up is None:  # The master found a bound and no sizes in time.
             break
-        levels, new = solution.up, list[Needs]()
+        lives, new = solution.up, list[Needs]()
         if slices.is_used_up or time.monotonic() > deadline:
             break
         for window in range(runs.window_count):
-            needs = _unmet(slices, window, levels)
+            needs = _unmet(slices, window, lives)
             if needs and slices.misses(window, needs):
                 new += [_shorten(slices, window, needs, is_reversed=order) for order in (False, True)]
         progress(f"the optimum with changes at any moment: {bound_usd:.2f} USD or more")
@@ -150,7 +151,7 @@ def any_moment_bound(
             break
         all_cuts = shortest_needs([*all_cuts, *new])
     is_possible = bound_usd <= most_usd * (1 + SAME_FRAC)
-    return AnyMomentBound(bound_usd if is_possible else least_paid.usd, levels)
+    return AnyMomentBound(bound_usd if is_possible else least_paid.usd, lives)
 
 
 def _frontier(slices: _Slices, deadline: float) -> list[Needs]:
@@ -245,7 +246,7 @@ def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
     return good
 
 
-def _unmet(slices: _Slices, window: int, up: LevelStretches) -> list[Need]:
+def _unmet(slices: _Slices, window: int, lives: LevelStretches) -> list[Need]:
     """The needs that the sizes of the master's solution do not meet near a window, one for each span of equal
     sizes.
 
@@ -255,16 +256,16 @@ def _unmet(slices: _Slices, window: int, up: LevelStretches) -> list[Need]:
     from_s, to_s = slices.span_s(window)
     unmet: list[Need] = []
     for c, pool in enumerate(slices.runs.terms.pools):
-        ups = [
+        ready = [
             (begin_s - slices.exact_s, end_s + slices.exact_s)
-            for (each, _), stretches in up.items()
+            for (each, _), stretches in lives.items()
             if each == c
             for begin_s, end_s in stretches
         ]
-        moments = sorted({from_s, to_s, *(t for stretch in ups for t in stretch if from_s < t < to_s)})
+        moments = sorted({from_s, to_s, *(t for stretch in ready for t in stretch if from_s < t < to_s)})
         own: list[Need] = []
         for begin_s, end_s in itertools.pairwise(moments):
-            size = pool.least + sum(first <= begin_s and end_s <= last for first, last in ups)
+            size = pool.least + sum(first <= begin_s and end_s <= last for first, last in ready)
             if own and own[-1][1] == begin_s and own[-1][3] == size:
                 own[-1] = (own[-1][0], end_s, c, size)
             elif size < pool.most:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.day.controllers.deployment import CapacityTable, EngineProfile
+from planner.day.controllers.knowledge import CapacityTable, EngineProfile
 from planner.domain import Slo
 from planner.fleet import Fleet, WorkerType
 from planner.simulator.replay import RequestRecords, simulate_if_kept

@@ -1,7 +1,7 @@
 """Fits how many workers a load takes to windows of earlier traffic, for the plan's own controller.
 
 Windows are taken evenly from the traffic. Simulations find the fewest workers that keep the SLO in each. A
-rule (`LoadRule` of planner/day/controllers/deployment.py) maps the load of a window to workers that suffice
+rule (`LoadRule` of planner/day/controllers/knowledge.py) maps the load of a window to workers that suffice
 in COVERED of the windows with this load. The load is a percentile over spans of a window; of SPANS_S a rule
 has the span whose loads predict a pool's workers best. The mean rate of a window predicts little: on a
 production day prompts are five times as long in one hour as in another, and bursts come and go. The busiest
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from scipy.optimize import linprog
 from sklearn.isotonic import IsotonicRegression
 
-from planner.day.controllers.deployment import EngineProfile, LoadRule, peak_load
+from planner.day.controllers.knowledge import EngineProfile, LoadRule, peak_load
 from planner.day.search.capacity import least_that_keep
 from planner.domain import Slo
 from planner.fleet import Fleet, Role
@@ -100,7 +100,7 @@ def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, wi
 
 
 def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:
-    """The load of a window (`deployment.LoadRule`), as a controller will see it: of each span the requests
+    """The load of a window (`knowledge.LoadRule`), as a controller will see it: of each span the requests
     per second, times the seconds of work of their mean lengths.
     """
     span_of_request = np.floor_divide(part.arrival_s, span_s).astype(int)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from readings import deployment, per_worker, reading
+from readings import knowledge, per_worker, reading
 
 from planner.day.controllers.aladdin_controller import Aladdin
-from planner.day.controllers.deployment import CapacityTable
+from planner.day.controllers.knowledge import CapacityTable
 from planner.day.controllers.table import parse_controller
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
 
 
 def aladdin(**parameters: object) -> Aladdin:
-    made = parse_controller("aladdin", parameters)(deployment(capacity=per_worker(1.0, 2.0)))
+    made = parse_controller("aladdin", parameters)(knowledge(capacity=per_worker(1.0, 2.0)))
     assert isinstance(made, Aladdin)
     made.start([1])
     return made
@@ -61,4 +61,4 @@ def test_longer_requests_scale_the_slope() -> None:
 def test_a_table_of_one_rate_is_no_rule() -> None:
     table = CapacityTable(np.array([4.0]), np.array([[2]]), "by hand")
     with pytest.raises(InputError, match="controller 'aladdin': the worker rule needs pairs at two rates"):
-        parse_controller("aladdin", {})(deployment(capacity=table))
+        parse_controller("aladdin", {})(knowledge(capacity=table))

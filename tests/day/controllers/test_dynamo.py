@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from readings import ENGINE, deployment, reading
+from readings import ENGINE, knowledge, reading
 
 from planner.day.controllers.dynamo_load import DynamoSettings, decode_workers, prefill_workers
 from planner.day.controllers.table import parse_controller
@@ -46,7 +46,7 @@ def test_decode(mode: str, kv: int, workers: int, wanted: int) -> None:
 def test_prefill_and_decode_apart() -> None:
     """Eight prompts of 512 tokens are a context of queue: one prefill worker more; KV at 50 % of two decode
     workers: one fewer, but 80 % and 30,000 tokens queued are 110 %."""
-    controller = parse_controller("dynamo", {})(deployment(("prefill", "decode"), engines=(ENGINE, ENGINE)))
+    controller = parse_controller("dynamo", {})(knowledge(("prefill", "decode"), engines=(ENGINE, ENGINE)))
     controller.start([1, 2])
     lengths: dict[str, Any] = {"input_tokens": [512.0, 512.0]}
     full = reading(ready=[1, 2], waiting=[8, 0], kv_frac=[0.0, 0.5], **lengths)
@@ -58,7 +58,7 @@ def test_prefill_and_decode_apart() -> None:
 
 def test_mixed_workers_count_queued_prompts_as_kv() -> None:
     """20,000 in use and 90 prompts of 1,000 tokens: 110 %; lengths stay known while nothing finishes."""
-    controller = parse_controller("dynamo", {})(deployment(engines=(ENGINE,)))
+    controller = parse_controller("dynamo", {})(knowledge(engines=(ENGINE,)))
     controller.start([1])
     assert controller.sizes(reading(0.0, waiting=[90], kv_frac=[0.2])) == [1]  # no lengths seen yet
     controller.sizes(reading(5.0, kv_frac=[0.7], input_tokens=[1000.0]))
@@ -66,7 +66,7 @@ def test_mixed_workers_count_queued_prompts_as_kv() -> None:
 
 
 def test_nothing_is_decided_while_a_worker_starts_or_within_the_grace() -> None:
-    controller = parse_controller("dynamo", {"grace": "60 s"})(deployment(engines=(ENGINE,)))
+    controller = parse_controller("dynamo", {"grace": "60 s"})(knowledge(engines=(ENGINE,)))
     controller.start([1])
     full: dict[str, Any] = {"kv_frac": [1.1]}
     assert controller.sizes(reading(0.0, ready=[1], **full)) == [2]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from readings import ENGINE, deployment, reading
+from readings import ENGINE, knowledge, reading
 
 from planner.day.controllers.dynamo_sla import (
     ForecastLoad,
@@ -69,7 +69,7 @@ def test_by_hand() -> None:
     """10 requests/s of 950 tokens: 9,500 tokens/s through 950 / 0.115 s are 1.15, two prefill workers, as
     TTFT is what a prompt takes alone. Decode: each of two has 5 x 1.184 s = 5.92 sequences, whose ITL is
     11.18 ms; 10.8 was seen, so 15 ms count as 15.5: 27 sequences, 1,753 tokens/s, one worker for 1,000."""
-    own = deployment(("prefill", "decode"), engines=(ENGINE, ENGINE), ttft_s=0.5, tpot_s=0.015)
+    own = knowledge(("prefill", "decode"), engines=(ENGINE, ENGINE), ttft_s=0.5, tpot_s=0.015)
     controller = parse_controller("dynamo-sla", {})(own)
     controller.start([1, 2])
     assert controller.sizes(reading(180.0, **seen())) == [2, 1]
@@ -81,7 +81,7 @@ def test_by_hand() -> None:
 
 
 def test_no_step_without_a_finished_request() -> None:
-    own = deployment(("prefill", "decode"), engines=(ENGINE, ENGINE), tpot_s=0.015)
+    own = knowledge(("prefill", "decode"), engines=(ENGINE, ENGINE), tpot_s=0.015)
     controller = parse_controller("dynamo-sla", {})(own)
     controller.start([3, 4])
     assert controller.sizes(reading(180.0, **seen(ttft_s=[float("nan")] * 2))) == [3, 4]

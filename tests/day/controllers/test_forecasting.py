@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from readings import ENGINE, deployment, per_worker, reading
+from readings import ENGINE, knowledge, per_worker, reading
 
-from planner.day.controllers.deployment import History, LoadRule
 from planner.day.controllers.forecasting import RateForecast
+from planner.day.controllers.knowledge import History, LoadRule
 from planner.day.controllers.table import parse_controller
 from planner.units import DAY_S
 
@@ -26,7 +26,7 @@ HISTORY = History(300.0, np.array([curve(300.0 * k + 150) for k in range(288)]))
 def test_a_season_is_recovered() -> None:
     """The same day again, and one with a third more: within 2 % an hour ahead, all day."""
     for more in (1.0, 4 / 3):
-        forecast = RateForecast(300.0, DAY_S, deployment(history=HISTORY))
+        forecast = RateForecast(300.0, DAY_S, knowledge(history=HISTORY))
         for minute in range(1, 1440):
             forecast.add(60.0 * minute, 60.0, more * curve(60.0 * minute - 30))
             if minute > 30:
@@ -36,7 +36,7 @@ def test_a_season_is_recovered() -> None:
 
 def test_without_a_season_the_drift_goes_on() -> None:
     """6 requests/s and 0.6 more every minute: 12 seen last, 5 min of drift further half a bucket behind."""
-    forecast = RateForecast(300.0, DAY_S, deployment())
+    forecast = RateForecast(300.0, DAY_S, knowledge())
     assert forecast.rate_at(60.0) == 0.0
     for minute in range(1, 11):
         forecast.add(60.0 * minute, 60.0, 6 + 0.6 * minute)
@@ -46,7 +46,7 @@ def test_without_a_season_the_drift_goes_on() -> None:
 
 
 def test_a_falling_rate_stops_at_zero() -> None:
-    forecast = RateForecast(300.0, DAY_S, deployment())
+    forecast = RateForecast(300.0, DAY_S, knowledge())
     for minute in range(1, 11):
         forecast.add(60.0 * minute, 60.0, max(10.0 - minute, 0.0))
     assert forecast.rate_at(3600.0) == 0.0
@@ -54,7 +54,7 @@ def test_a_falling_rate_stops_at_zero() -> None:
 
 def test_a_day_unlike_all_others_is_not_believed_without_end() -> None:
     """A hundred times the season: three times."""
-    forecast = RateForecast(300.0, DAY_S, deployment(history=HISTORY))
+    forecast = RateForecast(300.0, DAY_S, knowledge(history=HISTORY))
     for minute in range(1, 31):
         forecast.add(60.0 * minute, 60.0, 1000.0)
     assert forecast.rate_at(3600.0) == pytest.approx(3 * curve(3600.0), rel=0.02)
@@ -62,7 +62,7 @@ def test_a_day_unlike_all_others_is_not_believed_without_end() -> None:
 
 def run(name: str, parameters: dict[str, object], rates: list[float], **known: Any) -> list[int]:
     """Sizes of one pool at these rates, a minute each; 2 requests/s a worker by the table."""
-    controller = parse_controller(name, parameters)(deployment(capacity=per_worker(1.0, 2.0), **known))
+    controller = parse_controller(name, parameters)(knowledge(capacity=per_worker(1.0, 2.0), **known))
     controller.start([1])
     asked = []
     for k, rate in enumerate(rates):
@@ -96,7 +96,7 @@ def test_ours_holds_before_it_shrinks_and_serves_what_waits() -> None:
     asked = run("fleetplan", {"hold": "10 min"}, [8.0] * 20 + [2.0] * 40)
     assert asked[19] == 5 and asked[28] == 5 and asked[-1] == 2
     parameters = {"headroom": "0 %", "drain": "1 min"}
-    controller = parse_controller("fleetplan", parameters)(deployment(capacity=per_worker(1.0, 2.0)))
+    controller = parse_controller("fleetplan", parameters)(knowledge(capacity=per_worker(1.0, 2.0)))
     controller.start([1])
     seen = reading(60.0, interval_s=60.0, arrived=[120], waiting=[241], ready=[1])
     assert controller.sizes(seen) == [3]
@@ -104,7 +104,7 @@ def test_ours_holds_before_it_shrinks_and_serves_what_waits() -> None:
 
 def test_pools_follow_their_own_start_up_and_their_own_column() -> None:
     """Prefill 4, decode 2 requests/s a worker: 8.8 requests/s are 3 and 5."""
-    own = deployment(("prefill", "decode"), capacity=per_worker(0.4, 4.0, 2.0, rows=40))
+    own = knowledge(("prefill", "decode"), capacity=per_worker(0.4, 4.0, 2.0, rows=40))
     controller = parse_controller("fleetplan", {})(own)
     controller.start([1, 1])
     assert controller.sizes(reading(60.0, interval_s=60.0, arrived=[480, 470], ready=[1, 1])) == [3, 5]
@@ -119,7 +119,7 @@ def test_a_floor_is_what_so_many_windows_needed() -> None:
     assert [rule.with_floor(1.0).workers_for_load(load) for load in loads] == [0, 5, 5, 5, 5, 10]
     assert rule.with_floor(0.0) is rule
     assert rule.with_floor(0.01).edges == rule.edges
-    own = deployment(("mixed",), engines=(ENGINE,), rules=(rule,))
+    own = knowledge(("mixed",), engines=(ENGINE,), rules=(rule,))
     for share, workers in (("0 %", 1), ("90 %", 3)):
         controller = parse_controller("fleetplan", {"floor": share, "headroom": "0 %", "hold": "0 s"})(own)
         controller.start([1])
@@ -141,7 +141,7 @@ def test_by_load_counts_lengths_and_bursts() -> None:
         3,
         6,
     ]
-    own = deployment(engines=(ENGINE,), rules=(rule,))
+    own = knowledge(engines=(ENGINE,), rules=(rule,))
     assert ENGINE.work_s("mixed", 500, 100) == pytest.approx(0.0655)
 
     def asked(rates: list[float], prompt: float) -> int:

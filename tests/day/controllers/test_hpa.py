@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from readings import deployment, reading
+from readings import knowledge, reading
 
 from planner.day.controllers.hpa import (
     Behaviour,
@@ -153,7 +153,7 @@ def test_a_day_of_an_hpa() -> None:
     """Queue of 5 per worker: 40 prompts at 2 workers are 4 times the target, 8 wanted, 4 more at a time; with
     the first two starting the mean is over all. Once empty it goes to one, five minutes after.
     """
-    controller = parse_controller("hpa", {"metric": "queue", "target": 5})(deployment(most=8))
+    controller = parse_controller("hpa", {"metric": "queue", "target": 5})(knowledge(most=8))
     assert (controller.every_s, controller.lag_s) == (15.0, 15.0)
     controller.start([2])
     assert controller.sizes(reading(0.0, ready=[2], waiting=[40])) == [6]
@@ -165,7 +165,7 @@ def test_a_day_of_an_hpa() -> None:
 def test_starting_workers_hold_a_scale_down_back() -> None:
     """Four at half the target and four starting: (2 + 4) / 8 of the target, 6; without the rule 2."""
     controller = parse_controller("hpa", {"metric": "kv", "target": "80 %", "down_window": "0 s"})(
-        deployment()
+        knowledge()
     )
     controller.start([8])
     assert controller.sizes(reading(ready=[4], starting=[4], kv_frac=[0.4])) == [6]
@@ -173,7 +173,7 @@ def test_starting_workers_hold_a_scale_down_back() -> None:
 
 def test_an_hpa_keeps_one_worker() -> None:
     """Who would wake an empty pool? No pod sends a metric."""
-    controller = parse_controller("hpa", {"down_window": "0 s"})(deployment(least=0))
+    controller = parse_controller("hpa", {"down_window": "0 s"})(knowledge(least=0))
     controller.start([3])
     assert [controller.sizes(reading(15.0 * k, ready=[1]))[0] for k in (1, 2, 100)] == [1, 1, 1]
 
@@ -183,7 +183,7 @@ def test_pools_scale_apart_by_metrics_of_their_own() -> None:
     chosen = parse_controller(
         "hpa", {"prefill": {"metric": "queue", "target": 2}, "decode": {"metric": "kv"}}
     )
-    controller = chosen(deployment(("prefill", "decode")))
+    controller = chosen(knowledge(("prefill", "decode")))
     controller.start([2, 4])
     assert controller.sizes(reading(ready=[2, 4], waiting=[12, 0], kv_frac=[0.0, 0.7])) == [6, 4]
     assert chosen.parameters() == {"prefill": {"target": "2"}, "decode": {"metric": "kv"}}

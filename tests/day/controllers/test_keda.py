@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from readings import deployment, reading
+from readings import knowledge, reading
 
 from planner.day.controllers.keda import Keda, KedaSettings
 from planner.day.controllers.table import parse_controller
@@ -25,7 +25,7 @@ from planner.errors import InputError
 )
 def test_zero(size: int, waiting: int, active_ago_s: float, replicas: int) -> None:
     """Of at least 0 workers; as in scale_scaledobjects_test.go at 8b4f083. The HPA has just asked for 10."""
-    scaler = Keda(KedaSettings(threshold=1.0), deployment(least=0), 0)
+    scaler = Keda(KedaSettings(threshold=1.0), knowledge(least=0), 0)
     scaler.start(size)
     scaler.active_s = 1000.0 - active_ago_s
     scaler.behaviour.recommended = [(999.0, size)] if size else []
@@ -34,7 +34,7 @@ def test_zero(size: int, waiting: int, active_ago_s: float, replicas: int) -> No
 
 def test_the_threshold_of_activation_is_above_zero() -> None:
     """It wakes above 2, not at 2; requests that find no worker count."""
-    controller = parse_controller("keda", {"activation": 2, "threshold": 5})(deployment(least=0))
+    controller = parse_controller("keda", {"activation": 2, "threshold": 5})(knowledge(least=0))
     controller.start([0])
     assert controller.sizes(reading(0.0, ready=[0], limbo=2)) == [0]
     assert controller.sizes(reading(15.0, ready=[0], limbo=3)) == [0]  # it looks every 30 s
@@ -44,7 +44,7 @@ def test_the_threshold_of_activation_is_above_zero() -> None:
 
 def test_prefill_and_decode_wake_and_sleep_together() -> None:
     controller = parse_controller("keda", {"cooldown": "60 s", "down_window": "0 s"})(
-        deployment(("prefill", "decode"), least=0)
+        knowledge(("prefill", "decode"), least=0)
     )
     controller.start([0, 0])
     assert controller.sizes(reading(0.0, ready=[0, 0], limbo=1)) == [1, 1]
@@ -67,7 +67,7 @@ def test_cron_windows_of_its_own_tests() -> None:
 def test_a_cron_trigger_is_a_metric_of_the_hpa() -> None:
     """8:00 to 9:00 ten workers: 2, 6, 10 from the beginning of the window; five minutes more at its end."""
     settings = {"cron": [{"from": "08:00", "to": "09:00", "workers": 10}]}
-    controller = parse_controller("keda", settings)(deployment(clock_s=8 * 3600.0 - 30))
+    controller = parse_controller("keda", settings)(knowledge(clock_s=8 * 3600.0 - 30))
     controller.start([2])
     asked = [controller.sizes(reading(15.0 * k, ready=[2]))[0] for k in range(6)]
     assert asked == [2, 2, 6, 10, 10, 10]

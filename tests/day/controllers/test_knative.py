@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from readings import deployment, reading
+from readings import knowledge, reading
 
 from planner.day.controllers.knative import Knative, KnativeSettings
 from planner.day.controllers.table import parse_controller
@@ -12,7 +12,7 @@ from planner.day.controllers.table import parse_controller
 def scaler(target: float, ready: int = 1, **given: float) -> Knative:
     """With the tests' rates of change of ten."""
     settings = {"max_up_rate": 10.0, "max_down_rate": 10.0, "panic_threshold_frac": 2.0, **given}
-    made = Knative(KnativeSettings(target=target, utilization_frac=1.0, **settings), deployment(least=0), 0)
+    made = Knative(KnativeSettings(target=target, utilization_frac=1.0, **settings), knowledge(least=0), 0)
     made.start(ready)
     made.panic_s, made.panic_size = None, 0
     return made
@@ -96,7 +96,7 @@ def test_down_delay() -> None:
 
 def test_a_new_autoscaler_keeps_its_workers_for_a_window() -> None:
     """Three idle workers: kept for a stable window in panic, one for the rest, zero 30 s after."""
-    controller = parse_controller("knative", {"target": 10})(deployment(least=0))
+    controller = parse_controller("knative", {"target": 10})(knowledge(least=0))
     controller.start([3])
     asked = [3]
     for t in range(0, 130, 2):
@@ -107,7 +107,7 @@ def test_a_new_autoscaler_keeps_its_workers_for_a_window() -> None:
 
 def test_windows_are_means_of_what_was_seen() -> None:
     """140 requests for the last 6 of 60 s: panic window 140, stable 14; target 10 x 70 %: 20, not 2."""
-    controller = parse_controller("knative", {"target": 10})(deployment())
+    controller = parse_controller("knative", {"target": 10})(knowledge())
     controller.start([1])
     for t in range(0, 54, 2):
         controller.sizes(reading(float(t), ready=[1]))
@@ -116,7 +116,7 @@ def test_windows_are_means_of_what_was_seen() -> None:
 
 
 def test_it_wakes_for_a_request_without_worker() -> None:
-    controller = parse_controller("knative", {})(deployment(least=0))
+    controller = parse_controller("knative", {})(knowledge(least=0))
     controller.start([0])
     assert controller.sizes(reading(0.0, ready=[0])) == [0]
     assert controller.sizes(reading(2.0, ready=[0], limbo=1)) == [1]

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from readings import deployment, per_worker, reading
+from readings import knowledge, per_worker, reading
 
-from planner.day.controllers.deployment import History
+from planner.day.controllers.knowledge import History
 from planner.day.controllers.table import parse_controller
 from planner.errors import InputError
 from planner.units import DAY_S
 
 
 def test_static_stays_what_it_was_or_what_it_is_told() -> None:
-    own = deployment(("prefill", "decode"), most=5)
+    own = knowledge(("prefill", "decode"), most=5)
     for parameters, sizes in (({}, [2, 4]), ({"workers": 3}, [3, 3]), ({"workers": [1, 9]}, [1, 5])):
         controller = parse_controller("static", parameters)(own)
         controller.start([2, 4])
@@ -24,19 +24,19 @@ def test_static_stays_what_it_was_or_what_it_is_told() -> None:
 
 def test_static_sizes_of_other_pools() -> None:
     with pytest.raises(InputError, match=r"'static': workers: .* 3 numbers, the fleet has 2 pools"):
-        parse_controller("static", {"workers": [1, 2, 3]})(deployment(("prefill", "decode")))
+        parse_controller("static", {"workers": [1, 2, 3]})(knowledge(("prefill", "decode")))
 
 
 def test_cron_takes_the_most_of_its_windows() -> None:
     windows = [{"from": "08:00", "to": "20:00", "workers": 4}, {"from": "12:00", "to": "14:00", "workers": 7}]
-    controller = parse_controller("cron", {"windows": windows})(deployment(least=2, clock_s=3 * DAY_S))
+    controller = parse_controller("cron", {"windows": windows})(knowledge(least=2, clock_s=3 * DAY_S))
     assert [controller.sizes(reading(3600.0 * hour))[0] for hour in (7, 8, 12, 14, 20)] == [2, 4, 7, 4, 2]
 
 
 def test_windows_of_pools_that_are_not_there() -> None:
     windows = [{"from": "08:00", "to": "20:00", "workers": [4, 2]}]
     with pytest.raises(InputError, match=r"'cron': windows: .* 2 pools, the fleet has 1"):
-        parse_controller("cron", {"windows": windows})(deployment())
+        parse_controller("cron", {"windows": windows})(knowledge())
 
 
 def test_a_timetable_made_of_two_days() -> None:
@@ -49,21 +49,21 @@ def test_a_timetable_made_of_two_days() -> None:
         "capacity": per_worker(1.0, 2.0),
         "clock_s": 2 * DAY_S + 6 * 3600,
     }
-    controller = parse_controller("cron", {})(deployment(**known))
+    controller = parse_controller("cron", {})(knowledge(**known))
     hours = (5.8, 5.84, 6.9, 7.0, 20.0, 24 + 5.84)
     assert [controller.sizes(reading(3600.0 * hour))[0] for hour in hours] == [1, 5, 5, 1, 1, 5]
-    more = parse_controller("cron", {"headroom": "10 %"})(deployment(**known))
+    more = parse_controller("cron", {"headroom": "10 %"})(knowledge(**known))
     assert more.sizes(reading(0.0)) == [2]
 
 
 def test_an_hour_that_no_day_shows_has_the_sizes_of_the_highest() -> None:
     """Twelve hours of 2 and 9 requests/s that end at noon: five workers of 2 in the afternoon."""
     history = History(3600.0, np.array([2.0] * 11 + [9.0]))
-    own = deployment(history=history, capacity=per_worker(1.0, 2.0), clock_s=12 * 3600.0)
+    own = knowledge(history=history, capacity=per_worker(1.0, 2.0), clock_s=12 * 3600.0)
     controller = parse_controller("cron", {})(own)
     assert [controller.sizes(reading(3600.0 * hour))[0] for hour in (1, 11, 13, 22.9)] == [5, 5, 1, 5]
 
 
 def test_a_timetable_of_nothing() -> None:
     with pytest.raises(InputError, match="'cron' needs arrivals of earlier days"):
-        parse_controller("cron", {})(deployment())
+        parse_controller("cron", {})(knowledge())

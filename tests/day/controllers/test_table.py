@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from readings import deployment, per_worker, reading
+from readings import knowledge, per_worker, reading
 
-from planner.day.controllers.deployment import CapacityTable, Deployment, EngineProfile, Role
+from planner.day.controllers.knowledge import CapacityTable, EngineProfile, Knowledge
 from planner.day.controllers.oscillation import find_oscillations
 from planner.day.controllers.table import CONTROLLERS, parse_controller, parse_controllers, settings_variants
 from planner.errors import InputError
+from planner.fleet import Role
 from planner.simulator.elastic import Controller, ElasticPool, Floats, Ints, MetricsReading
 
 ALL = tuple(CONTROLLERS)
@@ -26,10 +27,10 @@ GIVEN: dict[str, dict[str, object]] = {
 SLOW = EngineProfile(0.02, 9.6e-4, 0.01, 2.4e-3, 0.0, seats=64, kv_tokens=100_000, context_tokens=4096)
 
 
-def known(roles: tuple[Role, ...] = ("mixed",), **limits: float) -> Deployment:
+def known(roles: tuple[Role, ...] = ("mixed",), **limits: float) -> Knowledge:
     """2 requests/s a worker of each pool."""
     table = per_worker(1.0, *[2.0] * len(roles), rows=60)
-    return deployment(
+    return knowledge(
         roles,
         capacity=table,
         engines=(SLOW,) * len(roles),
@@ -87,13 +88,13 @@ def test_several_controllers() -> None:
 
 def test_least_above_most() -> None:
     with pytest.raises(InputError, match="least 4 and most 3 workers of a pool"):
-        Deployment((ElasticPool(60.0, least=4, most=3),), ("mixed",))
+        Knowledge((ElasticPool(60.0, least=4, most=3),), ("mixed",))
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if CONTROLLERS[name].needs])
 def test_what_is_needed_is_said(name: str) -> None:
     with pytest.raises(InputError, match=f"controller '{name}' needs "):
-        parse_controller(name, {})(deployment())
+        parse_controller(name, {})(knowledge())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -101,7 +102,7 @@ def test_rows_are_whole(name: str) -> None:
     row = CONTROLLERS[name]
     assert row.words and row.kind and row.source
     assert set(row.reads) <= {each.name for each in fields(MetricsReading)}
-    assert set(row.needs) <= {each.name for each in fields(Deployment)}
+    assert set(row.needs) <= {each.name for each in fields(Knowledge)}
     every = [each.name for each in row.parameters]
     assert len(every) == len(set(every)) and all(each.words and each.range for each in row.parameters)
     points = list(settings_variants(parse_controller(name, GIVEN.get(name))))
@@ -132,7 +133,7 @@ def test_capacity_tables() -> None:
             CapacityTable(np.array(rates), np.array(sizes), "by hand")
 
 
-def fluid_day(controller: Controller, own: Deployment, rates: Floats) -> tuple[Ints, Floats]:
+def fluid_day(controller: Controller, own: Knowledge, rates: Floats) -> tuple[Ints, Floats]:
     """Queues served as fluid, 2 requests/s a worker, by a minute's rates: sizes asked for, requests waiting.
 
     Workers start for 120 s; 20 requests hold a seat at a busy worker.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from readings import ENGINE, deployment, reading
+from readings import ENGINE, knowledge, reading
 
 from planner.day.controllers.table import parse_controller
 from planner.day.controllers.wva_queue import QueueModel, QueueTimes, largest_rate_rps, times_of
@@ -107,7 +107,7 @@ def test_targets_that_nothing_keeps() -> None:
 
 def test_replicas() -> None:
     """1.3 rates of a worker in the last minute: two workers; none of no requests; 1.2 times as many: two."""
-    own = deployment(engines=(ENGINE,), ttft_s=0.5, tpot_s=0.015, least=0)
+    own = knowledge(engines=(ENGINE,), ttft_s=0.5, tpot_s=0.015, least=0)
     one_rps = largest_rate_rps(times_of(ENGINE, "mixed", 500, 100), 500, 15)
     settings = {"up_window": "0 s", "down_window": "0 s", "tolerance": "0 %", "optimize": "15 s"}
     controller = parse_controller("wva-queue", settings)(own)
@@ -123,7 +123,7 @@ def test_replicas() -> None:
 
 
 def test_prefill_and_decode_workers_keep_their_phase() -> None:
-    own = deployment(("prefill", "decode"), engines=(ENGINE, ENGINE), ttft_s=0.5, tpot_s=0.015)
+    own = knowledge(("prefill", "decode"), engines=(ENGINE, ENGINE), ttft_s=0.5, tpot_s=0.015)
     assert times_of(ENGINE, "prefill", 500, 100).decodes == 0.0
     assert times_of(ENGINE, "decode", 500, 100).prefill_ms(8) == 0.0
     controller = parse_controller("wva-queue", {"up_window": "0 s"})(own)
@@ -135,4 +135,4 @@ def test_prefill_and_decode_workers_keep_their_phase() -> None:
 
 def test_it_needs_step_times() -> None:
     with pytest.raises(InputError, match="'wva-queue' needs step times of the pools' workers"):
-        parse_controller("wva-queue", {})(deployment())
+        parse_controller("wva-queue", {})(knowledge())

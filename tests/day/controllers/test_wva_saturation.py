@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from readings import deployment, reading
+from readings import knowledge, reading
 
-from planner.day.controllers.deployment import MIXED, Deployment
+from planner.day.controllers.knowledge import MIXED, Knowledge
 from planner.day.controllers.table import parse_controller
 from planner.day.controllers.wva import ReplicaLoad, WvaSettings, scaling_direction
 from planner.errors import InputError
@@ -31,9 +31,9 @@ def test_direction(case: str) -> None:
     assert scaling_direction(WvaSettings(), [ReplicaLoad(*each) for each in workers]) == change
 
 
-def variants(*prices: float, most: int = 9) -> Deployment:
+def variants(*prices: float, most: int = 9) -> Knowledge:
     pools = tuple(ElasticPool(120.0, least=1, most=most) for _ in prices)
-    return Deployment(pools, (MIXED,) * len(prices), prices_usd_per_h=prices)
+    return Knowledge(pools, (MIXED,) * len(prices), prices_usd_per_h=prices)
 
 
 QUICK = {"up_window": "0 s", "down_window": "0 s", "tolerance": "0 %"}
@@ -76,7 +76,7 @@ def test_tolerance_holds_the_eleventh_worker() -> None:
 
 
 def test_from_zero() -> None:
-    controller = parse_controller("wva", QUICK)(deployment(least=0))
+    controller = parse_controller("wva", QUICK)(knowledge(least=0))
     controller.start([0])
     assert controller.sizes(reading(0.0, ready=[0])) == [0]
     assert controller.sizes(reading(60.0, ready=[0], limbo=1)) == [1]

@@ -6,14 +6,13 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
 from planner.errors import InputError
+from planner.fleet import Role
 from planner.simulator.elastic import ElasticPool, Floats, Ints, MetricsReading
 
-Role = Literal["mixed", "prefill", "decode"]
 MIXED: Role = "mixed"
 PREFILL: Role = "prefill"
 DECODE: Role = "decode"
@@ -148,8 +147,8 @@ class History:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Deployment:
-    """The facts that a controller may know before the day: the pools, and facts from the plan.
+class Knowledge:
+    """What a controller may know before the day: the pools, and facts from the plan.
 
     Facts that are not known are None or (). `clock_s` is the time of the week at the beginning of the run, in
     seconds since Monday 0:00. `ttft_s` and `tpot_s` are the targets of the SLO. `nodes` has, for each pool
