@@ -192,8 +192,7 @@ def day(
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     task = question.task()
-    every_s = task.slo.every_s or USUAL_EVERY_S
-    task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)  # The day itself is one draw.
+    task = _as_day_asks(task)
     log_options = reading_of(question.document, question.path)
     study = Study(
         requests_of(trace, task.described, seed=seed, log_options=log_options),
@@ -226,7 +225,7 @@ def day(
 
     def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
         return study_day(
-            _day_question(fleet, replace(limits, every_s=every_s), requests, task, day_section, facts, note),
+            _day_question(fleet, limits, requests, task, day_section, facts, note),
             day_section.controllers,
             time_limit_s=left_s,
             optimum=day_section.optimum,
@@ -234,6 +233,13 @@ def day(
         )
 
     return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s), day_section.is_oracle)
+
+
+def _as_day_asks(task: PlanQuestion) -> PlanQuestion:
+    """The question of the fleet that stands all day: on paper, as the day itself is one draw of its traffic,
+    and in the windows by which the day is judged.
+    """
+    return replace(task, slo=replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S), safety=None)
 
 
 def _parse_section(question: TaskDocument, terms: Mapping[str, Any]) -> DaySection:
@@ -309,8 +315,7 @@ def _day_together(
 ) -> JointDayResult:
     """`day` for a question of several LLMs; `deadline` is a time of `time.monotonic`."""
     shared_question = questions_of(question, trace)
-    # The fleets are planned on paper, as that of one LLM is.
-    parts = [replace(part, task=replace(part.task, safety=None)) for part in shared_question.parts]
+    parts = [replace(part, task=_as_day_asks(part.task)) for part in shared_question.parts]
     for part in parts:
         if part.task.slowdowns is not None:
             raise InputError(
@@ -331,9 +336,9 @@ def _day_together(
     else:
         fleets = _fleets_of_llms(standing, [part.name for part in parts], question)
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
-    windows_s = {part.task.slo.every_s or USUAL_EVERY_S for part in parts}
+    windows_s = {part.task.slo.every_s for part in parts}
     if day_section.every_s is None and len(windows_s) > 1:
-        intervals_text = ", ".join(f"{each:g} s" for each in sorted(windows_s))
+        intervals_text = ", ".join(f"{each:g} s" for each in sorted(filter(None, windows_s)))
         raise InputError(
             f"{question.path}: day: every: the SLOs have windows of {intervals_text}; name one grid for all"
         )
@@ -343,9 +348,8 @@ def _day_together(
         requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").of(
             spread_stamps(part.trace, seed=seed), seed=seed
         )
-        limits = replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S)
         questions[part.name] = _day_question(
-            fleets[part.name], limits, requests, task, day_section, facts, note
+            fleets[part.name], task.slo, requests, task, day_section, facts, note
         )
     if day_section.sleep_level:
         questions = sleeping_questions(questions, day_section.sleep_level, day_section.storage, facts)

@@ -428,8 +428,7 @@ def best_sizes(
         edges_s, sizes = np.append(finer.times_s, terms.edges_s[-1]), finer.workers
     if controller is not None and controller.usd < best.usd:
         best = replace(controller, name=OPTIMUM, parameters={}, settings_count=1)
-        moments = "" if controller.name == STATIC else ", which changes sizes between the steps of `every`"
-        status = f"what {controller.name} did{moments}"
+        status = controller_status(controller.name)
     return Optimum(
         best,
         edges_s,
@@ -441,6 +440,13 @@ def best_sizes(
         reacting_bound(runs),
         # A bound above the cost of a day that keeps every window is refuted: here more workers did hurt.
         bound.usd if bound.usd <= best.usd else cheapest.proved_usd,
+    )
+
+
+def controller_status(name: str) -> str:
+    """The status of an optimum that is the day of a controller."""
+    return f"what {name} did" + (
+        "" if name == STATIC else ", which changes sizes between the steps of `every`"
     )
 
 

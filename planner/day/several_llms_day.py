@@ -24,6 +24,7 @@ from planner.day.day_study import (
     MissTerms,
     Optimum,
     check_step,
+    controller_status,
     gather_knowledge,
     knowledge_of,
     missed_usd_of,
@@ -355,7 +356,7 @@ def _find_optimum(
     ]
     best = _joint_day(OPTIMUM, parts, terms)
     status, bound_usd = cheapest.status, cheapest.bound_usd
-    described_days = [(row, f"what {row.name} did") for row in rows if row.keeps]
+    described_days = [(row, controller_status(row.name)) for row in rows if row.keeps]
     if (of_each := _cheapest_of_each(best, rows, terms)) is not None:
         described_days.append(
             (of_each, "of each LLM what a controller did, or sizes that change at steps of `every`")
@@ -365,7 +366,7 @@ def _find_optimum(
         renamed = tuple(
             replace(part, name=OPTIMUM, parameters={}, settings_count=1) for part in cheapest_row.parts
         )
-        status = f"{words}, which changes sizes at other moments than the grid's"
+        status = words
         best, bound_usd = replace(cheapest_row, name=OPTIMUM, parts=renamed), min(bound_usd, cheapest_row.usd)
     llm_parts = []
     for part, columns, own_runs in zip(best.parts, runs.columns, llm_runs, strict=True):

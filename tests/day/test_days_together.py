@@ -12,10 +12,12 @@ import pandas as pd
 import pytest
 
 import fleetplan
-from planner.day import several_llms_day
+from planner.day import day_api, several_llms_day
 from planner.day.day_api import JointDayResult
 from planner.day.day_study import terms_of
 from planner.day.search.several_llms_runs import joint_terms
+from planner.documents.several_llms_question import SeveralLlmsQuestion
+from planner.errors import InputError
 from planner.simulator.elastic import ElasticRun
 
 NAME = "meta-llama/Llama-3.1-8B"
@@ -64,6 +66,25 @@ def test_given_fleets_cost_what_the_question_says_and_what_no_day_heeds_is_said(
     assert static.usd == pytest.approx(10 * sum(part.gpu_hours for part in static.parts))
     warnings = "\n".join(answer.to_dict()["warnings"])
     assert "spare: only the plan" in warnings and "limits: gpus: only the plan" in warnings
+
+
+def test_fleets_are_planned_in_the_windows_in_which_the_day_judges_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten minutes without `every`. The fleets of several LLMs were planned for the whole traffic at once."""
+    windows_s: list[float | None] = []
+
+    def refuse(shared_question: SeveralLlmsQuestion, *_: Any, **__: Any) -> None:
+        windows_s.extend(part.task.slo.every_s for part in shared_question.parts)
+        raise InputError("enough")
+
+    monkeypatch.setattr(day_api, "plan_together", refuse)
+    whole = question()
+    whole["llms"]["code"]["slo"] = {"ttft": {"p90": "1 s"}}
+    whole["day"]["every"] = "1 min"
+    with pytest.raises(InputError, match="enough"):
+        fleetplan.day(whole, {"chat": traffic(late=False), "code": traffic(late=True)})
+    assert windows_s == [60.0, 600.0]
 
 
 @pytest.fixture(scope="module")
