@@ -252,13 +252,12 @@ class Routing(Policy):
     """Which worker takes a request; a routing that needs no caches also routes hand-offs to decode workers.
 
     `setting_grid` are the fields of `Policies` that a search fits to the traffic, each with the values to
-    try, the most influential field first. `agents_grid` takes its place for described agents.
+    try, the most influential field first.
     """
 
     kind: ClassVar[str] = "routing"
     weights: Callable[[WorkerType, bool], Weights] = _weigh_seconds  # By worker type, and whether it decodes.
     setting_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    agents_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     draws: bool = False  # It draws at random, so another seed gives another run.
     by_tenant: bool = False
     pins: bool = False  # It follows pinned prefixes, which a plan chooses with the fleet.
@@ -616,15 +615,11 @@ TABLE: tuple[Policy, ...] = (
         is_planned=True,
         is_default=True,
         setting_grid={
-            "balance_requests": (2, 8, 32, 64),
-            "balance_ratio": (1.1, 1.5, 2.0),
-            "cache_threshold_frac": (0.1, 0.3, 0.5),
-        },
-        # All agents share a system prompt, which is half of many prompts. A router that follows so short a
-        # match sends all of them to one worker.
-        agents_grid={
+            # All agents share a system prompt, which is half of many prompts. A router that follows so
+            # short a match sends all of them to one worker.
             "cache_threshold_frac": (0.1, 0.3, 0.5, 0.65, 0.8, 0.9),
             "balance_requests": (2, 8, 32, 64),
+            "balance_ratio": (1.1, 1.5, 2.0),
         },
         at={
             **_CACHES,

@@ -332,7 +332,7 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
         oracle = plan_problem.with_policies(production_problem, policies).oracle
         if policies.prefix_cache and policies != fleet.policies:
             # A search would fit the parameters of the router to the fleet (mixed/router_fit.py).
-            router_fit = fitted(oracle, counts, is_of_agents=problem.task.is_of_agents)
+            router_fit = fitted(oracle, counts)
             oracle = plan_problem.with_policies(production_problem, router_fit).oracle
         if oracle.holds([counts])[0]:
             return oracle.policies

@@ -23,7 +23,7 @@ from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.agents import Agents, Pause, SubAgents, draw_agents
 from planner.traffic.lengths import Lognormal
 
-AGENTS = {
+AGENTS: dict[str, Any] = {
     "agents": {"count": 12, "turns": 4, "tool": "2 s", "idle": "5 s", "system": 1600, "most_tokens": 20000},
     "input": 800,
     "output": 150,
@@ -185,3 +185,22 @@ def test_a_turn_that_no_number_of_workers_ends_in_time_is_answered_before_the_se
     monkeypatch.undo()
     result = fleetplan.plan({"turn": {"p90": f"{change.enough} s"}}, **question)
     assert isinstance(result, PlanResult) and result.plan.verdict.holds
+
+
+def test_requests_of_agents_as_a_trace_get_the_router_of_described_agents() -> None:
+    """Without caches they miss the SLO even on idle workers, so no such fleet is searched. The router's
+    settings are fitted before the search, because with the default ones no fleet keeps it.
+    """
+    many = {**AGENTS, "duration": "300 s", "agents": {**AGENTS["agents"], "count": 80}}
+    question = {**QUESTION, "llm": "llama-3.1-8b", "fleet": {"gpus": ["l40s"]}}
+    slo = {"ttft": {"p90": "0.4 s"}}
+    described = fleetplan.plan(slo, **{**question, "traffic": many})
+    assert isinstance(described, PlanResult)
+    del question["traffic"]
+    traced = fleetplan.plan(slo, trace=described.plan.trace, **question)
+    assert isinstance(traced, PlanResult)
+    assert traced.cost_usd_per_h == described.cost_usd_per_h
+    assert traced.fleet.policies == described.fleet.policies
+
+    with pytest.raises(InfeasibleError, match=r"alike, so policies: \{prefix_cache: true\} may keep it"):
+        fleetplan.plan(slo, trace=described.plan.trace, **{**question, "policies": {}})

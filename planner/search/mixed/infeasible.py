@@ -20,9 +20,10 @@ from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import ended_by, is_time_limit_reached, now_s
 from planner.search.problem.build_problem import OutOfReachError
-from planner.search.problem.idle_limits import floor_s
+from planner.search.problem.idle_limits import floor_s, judged, unreachable
 from planner.search.problem.options import mixed_options, split
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
+from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import compute_slo_work
@@ -72,12 +73,23 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     )
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
-        f"or add a faster GPU{_none_fits_text(problem)}{also_left_out(problem.task.unchecked_left_out)}",
+        f"or add a faster GPU{_with_caches_text(problem)}{_none_fits_text(problem)}"
+        f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
         constraint=limit.name,
         relaxation="" if changes else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
         ways=[changes] if changes else [],
     )
+
+
+def _with_caches_text(problem: Problem) -> str:
+    """If idle workers keep the limits once shared beginnings are cached, the key that plans with caches."""
+    if problem.task.policies.prefix_cache or not problem.trace.has_prefixes:
+        return ""
+    cached = judged(problem.slo, problem.trace, PrefixHits.of(problem.trace).shared_tokens)
+    if unreachable(problem.slo, problem.types, cached):
+        return ""
+    return "; many prompts begin alike, so policies: {prefix_cache: true} may keep it"
 
 
 def _none_fits_text(problem: Problem) -> str:
@@ -160,9 +172,9 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
             continue
         lifted = with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
         choices = problem.task.policy_choices()
-        if problem.task.is_of_agents:  # The settings of the router decide what so many workers attain.
-            oracles = [with_policies(problem, policies).oracle for policies in choices]
-            choices = (*choices, *(fitted(oracle, fleet, is_of_agents=True) for oracle in oracles))
+        # The settings of a router that follows prefixes decide what so many workers attain.
+        cached = [policies for policies in choices if policies.prefix_cache]
+        choices = (*choices, *(fitted(with_policies(problem, each).oracle, fleet) for each in cached))
         for policies in choices:
             query = with_policies(lifted, policies)
             simulated = query.oracle.fleet(fleet)

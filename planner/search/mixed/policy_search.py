@@ -39,6 +39,7 @@ from planner.search.oracle.fleet_counts import (
 )
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import StoppedError
+from planner.search.problem.idle_limits import judged, unreachable
 from planner.search.problem.options import OBJECTIVE_UNITS, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check
@@ -92,17 +93,16 @@ def _each_policy(
     answers: list[tuple[Problem, FleetSearch]] = []
     failures: list[tuple[Problem, NoFleet]] = []
     unlimited_best: list[Fleet] = []
-    choices = problem.task.policy_choices()
+    choices = [policies for policies in problem.task.policy_choices() if not _needs_caches(problem, policies)]
     for policies in choices:
         policy_problem = with_policies(problem, policies)
         known = best_of(answers)[1].best if answers else None
         if policies.prefix_cache and known is not None:
             # The router's settings are fitted to the best fleet so far.
-            router_fit = fitted(policy_problem.oracle, known, is_of_agents=problem.task.is_of_agents)
-            policy_problem = with_policies(problem, router_fit)
-        elif problem.task.is_of_agents:
+            policy_problem = with_policies(problem, fitted(policy_problem.oracle, known))
+        elif policies.prefix_cache:
             try:
-                policy_problem, start = _fitted_to_agents(policy_problem, start)
+                policy_problem, start = _fitted_to_likely(policy_problem, start)
             except InfeasibleError as error:
                 failures.append((policy_problem, NoFleet(error, Search(problem.limits), beyond_exact=False)))
                 continue
@@ -129,6 +129,15 @@ def _each_policy(
     if not answers:
         raise _no_fleet_error(problem, [failure.error for _, failure in failures])
     return race_policies(problem, _as_sure_as_all(answers, [failure for _, failure in failures]))
+
+
+def _needs_caches(problem: Problem, policies: Policies) -> bool:
+    """Whether these policies have no prefix caches, and without caches requests miss the SLO even alone on an
+    idle worker.
+    """
+    if problem.hits is None or policies.prefix_cache:
+        return False
+    return bool(unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace)))
 
 
 def _as_sure_as_all(
@@ -218,19 +227,20 @@ def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> Infe
     )
 
 
-def _fitted_to_agents(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem, Sequence[Fleet]]:
-    """The problem with its router fitted to a fleet of a likely size, and the fleets to start from.
+def _fitted_to_likely(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem, Sequence[Fleet]]:
+    """The problem with its router fitted to a fleet of a likely size, and the fleets to start from, where no
+    fleet is known that keeps the SLO.
 
-    Agents are searched with caches alone, and a router whose settings do not suit them may send all requests
-    to one worker, so that no number of workers seems to do. Raises InfeasibleError where no fleet seems to do
-    with the settings fitted.
+    A router whose settings do not suit the prefixes may send all requests to one worker, so that no number of
+    workers seems to do. Raises InfeasibleError where no fleet of described agents seems to do with the
+    settings fitted.
     """
     likely = likely_fleet(problem)
     if likely is None:
         return problem, start
-    policies, kept = fitted_before_search(problem.oracle, likely, is_of_agents=True)
+    policies, kept = fitted_before_search(problem.oracle, likely)
     problem = with_policies(problem, policies)
-    if kept is None and not start:
+    if kept is None and not start and problem.task.is_of_agents:
         reachable = find_reachable_fleet(problem)
         if reachable is not None:
             problem, kept = reachable

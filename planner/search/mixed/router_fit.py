@@ -15,16 +15,15 @@ MOST_DOUBLINGS = 3  # If no fleet that holds is known yet, a likely one is doubl
 LEAST_ALLOWED_FRAC = 1e-3
 
 
-def fitted(oracle: Oracle, counts: Counts, *, is_of_agents: bool = False) -> Policies:
+def fitted(oracle: Oracle, counts: Counts) -> Policies:
     """The oracle's policies with their router's settings fitted to its trace and SLO, for a fleet of these
-    workers. `is_of_agents` says that the traffic is that of described agents, which have other candidates.
+    workers.
 
     Each setting gets the value with the most room (`_room`), given the values of the settings before it. It
     keeps its default if no other value has more room.
     """
     best = oracle.policies
-    routing = ROUTING[best.routing]
-    candidates = (routing.agents_grid if is_of_agents else None) or routing.setting_grid
+    candidates = ROUTING[best.routing].setting_grid
     most = _room(oracle, best, counts) if candidates else 0.0
     for name, values in candidates.items():
         start = best
@@ -39,15 +38,13 @@ def fitted(oracle: Oracle, counts: Counts, *, is_of_agents: bool = False) -> Pol
     return best
 
 
-def fitted_before_search(
-    oracle: Oracle, likely: Counts, *, is_of_agents: bool = False
-) -> tuple[Policies, Counts | None]:
+def fitted_before_search(oracle: Oracle, likely: Counts) -> tuple[Policies, Counts | None]:
     """As `fitted`, if no fleet that keeps the SLO is known yet: for the fleet that is `likely` to keep it,
     and if it does not, for one with twice as many workers, up to MOST_DOUBLINGS times. Also the first of
     these fleets that keeps it; None if none does.
     """
     for _ in range(MOST_DOUBLINGS + 1):
-        policies = fitted(oracle, likely, is_of_agents=is_of_agents)
+        policies = fitted(oracle, likely)
         if _room(oracle, policies, likely) >= 0:
             return policies, likely
         likely = tuple((option, 2 * count) for option, count in likely)
