@@ -9,7 +9,7 @@ from random_questions import question
 from planner.search.level0.filling import list_filled_fleets
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
-from planner.search.mixed.mixtures import estimated, improve_nearby
+from planner.search.mixed.mixtures import CandidateFleets, improve_nearby
 from planner.search.oracle.fleet_counts import Counts, in_order, names_of, objective
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.problem.build_problem import build_problem
@@ -79,12 +79,16 @@ def test_a_pair_carries_what_its_smaller_side_does() -> None:
     prefill, decode, mixed = (
         next(o for o in options if o.role == role) for role in ("prefill", "decode", "mixed")
     )
-    shares = estimated(
-        [prefill, decode, mixed],
-        np.array([0.25, 0.5, 0.125]),
-        np.array([[2.0, 3.0, 0.0], [4.0, 1.0, 2.0], [0.0, 0.0, 8.0]]),
-    )
-    assert shares.tolist() == [0.5, 0.75, 1.0]
+    counts = np.array([[2, 3, 0], [4, 1, 2], [0, 0, 8]], np.int32)
+    fleets = CandidateFleets([prefill, decode, mixed], counts)
+    assert fleets.estimate_shares(np.array([0.25, 0.5, 0.125])).tolist() == [0.5, 0.75, 1.0]
+
+
+def test_a_fleet_exceeds_another_of_which_it_has_one_option_more() -> None:
+    counts = np.array([[2, 3, 0], [4, 1, 2], [0, 0, 8], [2, 2, 0]], np.int32)
+    fleets = CandidateFleets(problem_options(posed(395))[:3], counts)
+    assert fleets.exceed(np.array([2, 3, 8], np.int32)).tolist() == [False, True, False, False]
+    assert fleets.exceed(np.array([2, 2, 0], np.int32)).tolist() == [True, True, True, False]
 
 
 def test_looks_around_the_best_fleet_where_more_workers_hurt() -> None:

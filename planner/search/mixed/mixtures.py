@@ -125,15 +125,12 @@ def _first_that_holds(
     """
     kinds = [(option.role, hardware(option)) for option in options]
     alike = np.array([[kind == other for other in kinds] for kind in kinds])
-    # Most options are in no candidate, and their columns are left out.
-    used = np.flatnonzero(candidates.any(axis=0))
-    used_counts = candidates[:, used].astype(np.float64)
-    used_options = [options[j] for j in used.tolist()]
+    fleets = CandidateFleets(options, candidates)
     may_hold = np.ones(len(candidates), bool)  # False if a failed fleet has at least as many of each option.
     for failed_fleet in failed:
-        may_hold &= (used_counts > failed_fleet[used]).any(axis=1)
+        may_hold &= fleets.exceed(failed_fleet)
     while len(candidates) and may_go_on():
-        estimates = np.where(may_hold, estimated(used_options, learned[used], used_counts), 0.0)
+        estimates = np.where(may_hold, fleets.estimate_shares(learned), 0.0)
         chosen = int(np.argmax(estimates))
         if estimates[chosen] < LEAST_SHARE:
             return None
@@ -143,17 +140,39 @@ def _first_that_holds(
         if is_kept:
             return vector
         failed.append(vector)
-        may_hold &= (used_counts > vector[used]).any(axis=1)
+        may_hold &= fleets.exceed(vector)
     return None
 
 
-def estimated(options: Sequence[Option], learned: Shares, vectors: Shares) -> Shares:
-    """The share of the traffic (C,) that each fleet of `vectors` (C, J) is expected to serve; `learned` (J,)
-    holds that of one worker of each option.
+class CandidateFleets:
+    """Fleets given as workers per option (C, J). Only the options that a fleet has are gone through: it has a
+    few of many.
     """
-    of_role = np.array([[option.role == role for role in get_args(Role)] for option in options])
-    mixed, prefill, decode = (vectors @ np.where(of_role, learned[:, None], 0.0)).T
-    return np.asarray(mixed + np.minimum(prefill, decode))
+
+    def __init__(self, options: Sequence[Option], counts: Vectors) -> None:
+        roles = get_args(Role)
+        self.fleets = len(counts)
+        # An entry for each option that a fleet has.
+        self.fleet, self.option = np.nonzero(counts)
+        self.count = counts[self.fleet, self.option]
+        role = np.array([roles.index(option.role) for option in options])
+        self.fleet_and_role = self.fleet * len(roles) + role[self.option]
+
+    def estimate_shares(self, learned: Shares) -> Shares:
+        """The share of the traffic (C,) that each fleet is expected to serve; `learned` (J,) holds that of
+        one worker of each option.
+        """
+        roles = len(get_args(Role))
+        served = np.bincount(
+            self.fleet_and_role, self.count * learned[self.option], minlength=roles * self.fleets
+        )
+        mixed, prefill, decode = served.reshape(self.fleets, roles).T
+        return np.asarray(mixed + np.minimum(prefill, decode))
+
+    def exceed(self, vector: Vectors) -> npt.NDArray[np.bool_]:
+        """Whether each fleet (C,) has more workers of some option than the fleet `vector` (J,)."""
+        is_more = self.count > vector[self.option]
+        return np.bincount(self.fleet[is_more], minlength=self.fleets) > 0
 
 
 def _learn(
