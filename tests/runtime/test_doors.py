@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,6 +20,7 @@ from aiohttp import web
 from runtime_fakes import PATIENCE_S, Backend, a_body, a_server, engines, is_idle, post, routed, until
 
 from planner.fleet import Policies
+from planner.runtime.exchange import Reply
 from planner.runtime.launch import WORKER_HEADER
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.trust import LONGEST_REST_S, TRIAL_S, Trust
@@ -400,17 +403,20 @@ def test_a_worker_that_does_not_begin_is_given_up_for_another(is_stream: bool) -
 
 
 class Fragile:
-    """A worker that a request of 7 tokens kills, with all that it has; it is up again at once."""
+    """A worker that a request of 7 tokens kills, with all that it has; it is up again at once. It begins with
+    a request when `may_begin` ends.
+    """
 
-    def __init__(self, good: Backend) -> None:
-        self.good, self.here, self.deaths = good, set[asyncio.Transport](), 0
+    def __init__(self, good: Backend, may_begin: Callable[[], Awaitable[None]]) -> None:
+        self.good, self.may_begin = good, may_begin
+        self.here, self.deaths = set[asyncio.Transport](), 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         transport = request.transport
         assert transport is not None
         self.here.add(transport)
         body = await request.json()
-        await asyncio.sleep(0.1)  # so that those beside it are there
+        await self.may_begin()
         if len(body["prompt"]) == 7:
             self.deaths += 1
             for each in self.here:
@@ -434,13 +440,20 @@ def test_innocents_beside_a_poison_request_are_answered(policies: Policies) -> N
     async def run() -> None:
         async with AsyncExitStack() as stack:
             (good,) = await stack.enter_async_context(engines(["mixed"]))
-            fragile = [Fragile(good) for _ in range(3)]
+            tokens = [20] * 11 + [7] + [20] * 12
+            arrivals, all_here = itertools.count(1), asyncio.Event()
+
+            async def all_came() -> None:
+                if next(arrivals) == len(tokens):
+                    all_here.set()
+                await asyncio.wait_for(all_here.wait(), PATIENCE_S)
+
+            fragile = [Fragile(good, all_came) for _ in range(3)]
             servers = [
                 await stack.enter_async_context(a_server(each.answer, name))
                 for each, name in zip(fragile, "abc", strict=True)
             ]
             router, url = await stack.enter_async_context(routed(servers, policies))
-            tokens = [20] * 11 + [7] + [20] * 12
             answers = await asyncio.gather(*(post(url, a_body(tokens=n)) for n in tokens))
             statuses = [status for status, _, _ in answers]
             assert statuses == [422 if n == 7 else 200 for n in tokens]
@@ -461,6 +474,9 @@ def test_a_request_whose_workers_are_killed_from_outside_is_answered() -> None:
             came: list[str] = []
             frees = asyncio.Event()
 
+            def is_left(attempts: Mapping[asyncio.Timeout, Reply]) -> bool:
+                return not attempts
+
             def slow(name: str) -> Callable[[web.Request], Any]:
                 async def handler(request: web.Request) -> web.Response:
                     await request.read()
@@ -476,9 +492,10 @@ def test_a_request_whose_workers_are_killed_from_outside_is_answered() -> None:
             asked = [asyncio.ensure_future(post(url, a_body())) for _ in range(4)]
             await until(lambda: len(came) == 4)
             good.is_up = True
-            for down in pair:
+            for k, down in enumerate(pair):
+                assert router.attempts[k]
                 down.is_up = False
-                await asyncio.sleep(0.7)
+                await until(partial(is_left, router.attempts[k]))
             answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
             assert [status for status, _, _ in answers] == [200] * 4
             assert not router.poison and router.outcomes == {"answered": 4} and is_idle(router)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -305,7 +307,9 @@ def test_an_endpoint_that_counts_nothing_is_measured_and_said_to(run: Run) -> No
 
 
 def test_an_interrupt_is_one_line_and_nothing_is_sent_after_it(run: Run, folder: Path) -> None:
-    """Its requests come over two seconds: a busy machine falls behind less than that."""
+    """Its requests come over two seconds: a busy machine falls behind less than that. Once its threads have
+    ended, nothing of it is left that could send.
+    """
     trace = pd.read_csv(folder / "trace.csv")
     trace.assign(arrival_s=8 * trace.arrival_s).to_csv(folder / "trace.csv", index=False)
 
@@ -315,9 +319,13 @@ def test_an_interrupt_is_one_line_and_nothing_is_sent_after_it(run: Run, folder:
         return "hangs" if number >= 12 else "well"
 
     with gateway(behaviour=interrupt) as found:
+        before = set(threading.enumerate())
         line = refusal(run(found.url))
-        time.sleep(2)  # what was on its way is counted; a sender that goes on would have sent the rest by now
-        assert len(found.bodies) < REQUESTS
+        for thread in set(threading.enumerate()) - before:
+            thread.join(BOUNDED_S)
+            assert not thread.is_alive()
+        assert not multiprocessing.active_children()
+    assert len(found.bodies) < REQUESTS
     assert "interrupted" in line and "the same command goes on" in line
 
 

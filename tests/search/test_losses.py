@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ from planner.traffic.trace import Trace
 ON_SPOT = {"spot": 1.0, "spot_interruptions_per_h": 0.2, "spot_restart": "10 min"}
 
 
+@cache
+def plain_plan(seed: int = 0) -> Plan:
+    """What others are held against: without losses, without insurance."""
+    return plan(question(), traffic(seed), CATALOG)
+
+
 def an_oracle(**losses: Any) -> tuple[Oracle, list[Option]]:
     problem = build_problem(question(), traffic(), CATALOG)
     oracle = Oracle(problem.llm, problem.trace, problem.slo, problem.task.network, Policies(), **losses)
@@ -45,7 +52,7 @@ def an_oracle(**losses: Any) -> tuple[Oracle, list[Option]]:
 
 def test_a_worker_that_is_down_from_the_start_is_not_there() -> None:
     """Four workers of which one is down for the whole window serve every request as three do."""
-    found = plan(question(), traffic(), CATALOG)
+    found = plain_plan()
     pool = replace(found.fleet.pools[0], count=4, role="mixed")
     four = Fleet(found.fleet.llm, (pool,), disturbances=(Disturbance(0.0, "down", 3),))
     three = Fleet(found.fleet.llm, (replace(pool, count=3),))
@@ -94,7 +101,7 @@ def test_a_spare_node_covers_whatever_can_lie_on_it(seed: int) -> None:
     """Every way to take workers of at most 8 GPUs of one kind away is simulated from scratch."""
     task = question(spare="1 node")
     found = plan(task, traffic(seed), CATALOG)
-    plain = plan(question(), traffic(seed), CATALOG)
+    plain = plain_plan(seed)
     assert found.certificate.value > plain.certificate.value
     pools = found.fleet.pools
     for lost in itertools.product(*(range(pool.count + 1) for pool in pools)):
@@ -142,7 +149,7 @@ def test_a_robust_plan_holds_in_the_worst_corner_and_says_what_that_costs(seed: 
     """Simulated again by hand: steps 10 % longer, 10 % more requests/s. The difference to the plain plan is
     the insurance."""
     task = question(robust={"step_times": "10 %", "traffic": "10 %"})
-    found, plain = (plan(t, traffic(seed), CATALOG) for t in (task, question()))
+    found, plain = plan(task, traffic(seed), CATALOG), plain_plan(seed)
     more, _ = requested_traffic(
         traffic(seed), replace(question(), rate_rps=1.1 * traffic(seed).rate_rps), seed=0
     )
@@ -265,7 +272,7 @@ def test_most_traffic_within_the_limits() -> None:
 
 def test_cost_per_million_tokens_by_hand() -> None:
     """USD/h x hours / tokens."""
-    found = plan(question(), traffic(), CATALOG)
+    found = plain_plan()
     tokens = int(found.trace.input_tokens.sum() + found.trace.output_tokens.sum())
     usd = bill_fleet(found.fleet).usd_per_h * found.trace.duration_s / 3600
     assert found.usd_per_million_tokens == pytest.approx(1e6 * usd / tokens)

@@ -60,7 +60,9 @@ def improve_mixture(
     there are too many fleets (`filling.MOST_CANDIDATES`), the options that cost most for their share are left
     out.
     """
-    in_pool_order, options = options, _promising_first(best, options, shares)
+    position = {option.name: k for k, option in enumerate(options)}
+    options = _promising_first(best, options, shares)
+    places = [position.get(option.name, len(position)) for option in options]  # In the order of pools.
     learned = np.array([shares[option.name] for option in options])
     failed: list[Vectors] = []
     kinds = [(option.role, hardware(option)) for option in options] if one_setting else None
@@ -73,7 +75,7 @@ def improve_mixture(
         candidates = list_filled_fleets(options, limits, value, most_types, kinds)
 
         def holds(vector: Vectors) -> bool:
-            return oracle.holds([fleet_counts.in_order(_counts(vector, options), in_pool_order)])[0]
+            return oracle.holds([_counts(vector, options, places)])[0]
 
         best_fleet = _first_that_holds(options, candidates, learned, failed, holds, may_go_on)
         if best_fleet is None and most_types < MOST_TYPES:
@@ -81,9 +83,7 @@ def improve_mixture(
             continue
         if best_fleet is None:
             return best
-        best = without_spare_workers(
-            fleet_counts.in_order(_counts(best_fleet, options), in_pool_order), oracle
-        )
+        best = without_spare_workers(_counts(best_fleet, options, places), oracle)
     return best
 
 
@@ -105,9 +105,12 @@ def _promising_first(
     return list(dict.fromkeys(ordered))
 
 
-def _counts(vector: Vectors, options: Sequence[Option]) -> list[tuple[Option, int]]:
-    """The fleet with these counts (J,) of the options; options with count 0 are left out."""
-    return [(option, int(n)) for option, n in zip(options, vector, strict=True) if n]
+def _counts(vector: Vectors, options: Sequence[Option], places: Sequence[int]) -> fleet_counts.Counts:
+    """The fleet with these counts (J,) of the options, its pools by their `places`; options with count 0 are
+    left out.
+    """
+    used = sorted(np.flatnonzero(vector).tolist(), key=places.__getitem__)
+    return tuple((options[j], int(vector[j])) for j in used)
 
 
 def _first_that_holds(

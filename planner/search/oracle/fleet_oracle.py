@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,6 +89,23 @@ class Ends:
     by_steps: tuple[Limit, ...]
 
 
+class SimulationKey:
+    """What a simulation depends on beside the SLO. A query takes its hash several times, so it is computed
+    once.
+    """
+
+    __slots__ = ("_hash", "parts")
+
+    def __init__(self, *parts: object) -> None:
+        self.parts, self._hash = parts, hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SimulationKey) and self._hash == other._hash and self.parts == other.parts
+
+
 @dataclass(slots=True)
 class Answers:
     """A cache of simulations: per fleet and traffic the SLOs that were simulated, and whether each is kept.
@@ -98,7 +115,7 @@ class Answers:
     a trace share nothing.
     """
 
-    known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
+    known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # What headroom.py measured.
     # By trace and speed-up factor: the faster trace, and a cache for it (headroom.py).
     faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)
@@ -111,7 +128,7 @@ class Answers:
         """An empty cache for other traffic, with the same file behind it."""
         return Answers(decided=self.decided)
 
-    def answer_once(self, key: tuple[object, ...], slo: Slo, simulate_key: Callable[[], bool]) -> bool:
+    def answer_once(self, key: Hashable, slo: Slo, simulate_key: Callable[[], bool]) -> bool:
         """The cached answer, or else that of `simulate_key`. If several threads need the same answer at once,
         one of them calls `simulate_key` and the others wait for it.
         """
@@ -139,14 +156,14 @@ class Answers:
             ended.set()
         return holds
 
-    def look_up(self, key: tuple[object, ...], slo: Slo) -> bool | None:
+    def look_up(self, key: Hashable, slo: Slo) -> bool | None:
         """Whether the SLO is kept, if that follows from a simulation; else None."""
         for other, holds in self.known.get(key, ()):
             if is_looser(slo, other) if holds else is_looser(other, slo):
                 return holds
         return None
 
-    def add(self, key: tuple[object, ...], slo: Slo, *, holds: bool) -> None:
+    def add(self, key: Hashable, slo: Slo, *, holds: bool) -> None:
         """Cache whether the SLO is kept."""
         self.known.setdefault(key, []).append((slo, holds))
 
@@ -211,7 +228,7 @@ class Oracle:
     downscale: int = 1
     until: float = math.inf
     verdicts: dict[Named, bool] = field(default_factory=dict, init=False)
-    _queried: set[tuple[object, ...]] = field(default_factory=set, init=False)  # Keys of cached simulations.
+    _queried: set[Hashable] = field(default_factory=set, init=False)  # Keys of cached simulations.
     _whole_runs: int = field(default=0, init=False)  # Simulations to the end of the trace, never cached.
     _effort: int = field(default=0, init=False)  # Of cached simulations, in requests of ordinary fleets.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -454,8 +471,10 @@ class Oracle:
         """Whether a fleet keeps the SLO on this traffic after each loss, and whole: a router may send to a
         slow worker what the others would have served in time.
         """
-        losses = self._losses(counts)
         whole = tuple((option, count // self.downscale) for option, count in counts if count > 0)
+        if not self.has_losses:
+            return self._keeps_slo(whole)
+        losses = self._losses(counts)
         return all(self._keeps_slo(remaining) for remaining in dict.fromkeys((*losses, whole)))
 
     def _with_spread(self, fleet: Fleet) -> Fleet:
@@ -517,7 +536,8 @@ class Oracle:
         if not self._in_scenarios:
             return False
         keys = (self._key(remaining) for remaining in self._losses(counts))
-        return any(self.answers.look_up((*self.question_key(), *key), self.slo) is False for key in keys)
+        question = self.question_key()
+        return any(self.answers.look_up(SimulationKey(*question, *key), self.slo) is False for key in keys)
 
     def _keeps_slo(self, counts: Counts) -> bool:
         """Whether exactly these workers keep the SLO on this oracle's traffic."""
@@ -603,7 +623,7 @@ class Oracle:
         """Whether a fleet keeps `slo`: from the cache, from the file of a killed run, or by a simulation, for
         which effort is charged. `query` are flags of SimulationQuery.
         """
-        decided, key = self.answers.decided, (*self.question_key(), *fleet_key)
+        decided, key = self.answers.decided, SimulationKey(*self.question_key(), *fleet_key)
         self._queried.add(key)
 
         def simulate_key() -> bool:

@@ -21,6 +21,7 @@ bounds the variance).
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
@@ -62,7 +63,7 @@ class Scenario:
     source: Scenarios
     number: int
     z: tuple[float, float]
-    known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
+    known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
     _drawn: list[Trace] = field(default_factory=list, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
