@@ -48,7 +48,7 @@ def form_of_section(given: object) -> Form:
         "warm_start_s": section.warm_start_s,
         "drain_s": None if math.isinf(section.drain_limit_s) else section.drain_limit_s,
         "billing": billing,
-        "least": section.least,
+        "least": section.least if section.is_least_given else None,
         "most": section.most,
         "missed_usd": section.missed_usd,
         "missed": None if section.missed_frac is None else percent_of(section.missed_frac),

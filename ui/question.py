@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.documents.catalog import Catalog
+from planner.documents.policy_choices import ANY
 from planner.documents.safety import KEPT_IN_FRAC
 from planner.documents.slo import SloPreset, slo_document
-from planner.documents.task import left_out_unnamed, parse_task
+from planner.documents.task import PlanQuestion, left_out_unnamed, parse_task
 from planner.domain import Slo
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import is_path
@@ -145,12 +146,18 @@ def gpu_rows(prices: Mapping[str, Fields], catalog: Catalog, *, use: Mapping[str
     """The table of GPUs. A capped one costs what its uncapped row does, unless it has a price of its own."""
     rows = []
     for name, gpu in catalog.gpus.items():
-        terms = dict(prices.get(name, prices.get(gpu.base, {})))
-        if "on_demand" not in terms and "reserved" not in terms:
-            terms["on_demand"] = gpu.price_usd_per_h
+        of_base = prices.get(gpu.base, {})
+        terms = dict(prices.get(name, of_base))
+        if not _firm_terms(terms):
+            terms |= _firm_terms(of_base) or {"on_demand": gpu.price_usd_per_h}
         columns = {column: terms.get(key) for column, key in PRICES.items()}
         rows.append({"use": name in use, "GPU": name, "stock": use.get(name), "owned": None, **columns})
     return rows
+
+
+def _firm_terms(terms: Fields) -> dict[str, Any]:
+    """The prices at which a GPU is rented around the clock."""
+    return {key: terms[key] for key in ("on_demand", "reserved") if key in terms}
 
 
 def safety_profile(form: Mapping[str, Any]) -> str:
@@ -230,6 +237,9 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
     if not is_described and form["source"] == DESCRIBED:
         described = {"source": SAMPLE if form["trace"].startswith(f"{SAMPLES}/") else UPLOAD}
     owned = {catalog.gpu(str(name)).name: count for name, count in task.owned.items()}
+    queues, more_policies = _form_of_queues(document.get("policies") or {}, task)
+    more = merged(more, _without_empty({"policies": more_policies}))
+    longest_wait_s = task.policies.longest_wait_s
     return (
         form
         | limits
@@ -254,17 +264,25 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
             "spare_of": NODES if task.spare_nodes else WORKERS,
             "robust_steps": _in_unit(task.robust.step_times_frac, 100),
             "robust_traffic": _in_unit(task.robust.traffic_frac, 100),
-            # Without a queue the plan has the choice, which for classes is not the queue of all others.
-            "queues": [] if task.policies.is_queue_assumed else list(task.policies.queues),
+            "queues": queues,
             "stages": list(task.stages),
-            "longest_wait": None
-            if math.isinf(task.policies.longest_wait_s)
-            else task.policies.longest_wait_s,
+            "longest_wait": None if not queues or math.isinf(longest_wait_s) else longest_wait_s,
             "bandwidth": _in_unit(task.network.bandwidth_bytes_per_s, 1e-9),
             "host_overhead": _in_unit(task.host_overhead_s, 1e3),
             "more": more,
         }
     )
+
+
+def _form_of_queues(policies: Mapping[str, Any], task: PlanQuestion) -> tuple[list[str], dict[str, Any]]:
+    """The queues of the input, and the keys that it cannot hold: `any`, and how long those may wait."""
+    given = policies.get("queue")
+    if given == ANY:
+        return [], {key: policies[key] for key in ("queue", "longest_wait") if key in policies}
+    if given is None:
+        # The plan has the choice, which for classes is not the queue of all others.
+        return [] if task.policies.is_queue_assumed else list(task.policies.queues), {}
+    return [given] if isinstance(given, str) else list(given), {}
 
 
 def _default_stock(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
@@ -292,7 +310,9 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     }
     fleet: dict[str, Any] = {}
     prices = _prices_section(used, catalog)
-    if {row["GPU"]: row["stock"] for row in used} != _default_stock(form["llm"], catalog, prices):
+    has_unchecked = bool((form["more"].get("fleet") or {}).get("unchecked"))
+    unnamed = dict.fromkeys(catalog.gpus) if has_unchecked else _default_stock(form["llm"], catalog, prices)
+    if {row["GPU"]: row["stock"] for row in used} != unnamed:
         fleet["gpus"] = {row["GPU"]: _whole_count(row["stock"]) for row in used}
     if owned := {row["GPU"]: _whole_count(row["owned"]) for row in used if row.get("owned")}:
         fleet["owned"] = owned
@@ -487,22 +507,27 @@ def _parse_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str,
 
 def _prices_section(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
     """The section `prices`: those that differ from the catalog's or, of a capped GPU, from its uncapped
-    row's.
+    row's. Beside a price of spot a firm price that is the usual one is left out: it was not given.
     """
     by_gpu: dict[str, dict[str, Any]] = {}
+    has_usual_price = set[str]()  # Of rows with a price of spot.
     # Uncapped rows come first, as the capped ones are compared with them.
     for row in sorted(used, key=lambda row: catalog.gpus[row["GPU"]].base != row["GPU"]):
         gpu = catalog.gpus[row["GPU"]]
         terms = {key: row[column] for column, key in PRICES.items() if row[column] is not None}
         if "on_demand" not in terms and "reserved" not in terms:
             terms["on_demand"] = gpu.price_usd_per_h
-        if terms != by_gpu.get(gpu.base, {"on_demand": gpu.price_usd_per_h}):
+        usual_terms = by_gpu.get(gpu.base, {"on_demand": gpu.price_usd_per_h})
+        if terms != usual_terms:
             by_gpu[gpu.name] = terms
+            if "spot" in terms and _firm_terms(terms) == _firm_terms(usual_terms):
+                has_usual_price.add(gpu.name)
     prices: dict[str, Any] = {}
     for name, terms in by_gpu.items():
         texts = {
             key: value if key == PRICES["interruptions/h"] else _with_unit(value, "usd/h")
             for key, value in terms.items()
+            if name not in has_usual_price or key not in ("on_demand", "reserved")
         }
         prices[name] = texts["on_demand"] if set(texts) == {"on_demand"} else texts
     return prices

@@ -266,6 +266,11 @@ robust: {step_times: 10 %, traffic: 0.05}
         "{llm: llama-3.1-8b, slo: {classes: {a: {match: {tenant: a}, ttft: {p90: 1 s}}}}, policies: {queue: "
         "fcfs}, traffic: {tenants: {a: {rate: 1, input: 6, output: 8}, b: {rate: 2, input: 9, output: 8}}}}",
         "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}, tenants: {each: {share_frac: 0.9}}}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, policies: {queue: any, longest_wait: 60 s, "
+        "research: true}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {unchecked: true}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {gpus: [h100-80g, h100-80g@350W], prices: "
+        "{h100-80g: 2, h100-80g@350W: {spot: 1 usd/h, spot_interruptions_per_h: 0.05}}}}",
     ],
 )
 def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
@@ -989,6 +994,7 @@ def a_day() -> bytes:
     [
         "{}",
         "{controllers: 'cron,hpa', train: first 70 %, every: 20 min, billing: hour, least: 0, most: 7}",
+        "{least: 1}",
         "{controllers: {hpa: {metric: kv, decode: {target: 50 %}}, keda: null}, warm: 2, warm_start: 30 s, "
         "drain: 90 s, start: 4 min}",
         "{controllers: [static], storage: nvme-raid0, image: none, every: 0.7 s, train: 7 %, "

@@ -200,7 +200,15 @@ def _limits() -> Form:
     """The inputs for the sizes of a pool and for the time that a stopping worker may take."""
     least, most = st.columns(2, vertical_alignment="bottom")
     return {
-        "least": least.number_input("Workers of a pool at least", 0, step=1, key=f"{PLACE}_least"),
+        "least": least.number_input(
+            "Workers of a pool at least",
+            min_value=0,
+            value=None,
+            step=1,
+            key=f"{PLACE}_least",
+            placeholder="as usual",
+            help="Empty: 1, and in the optimum none of rented pools beside owned ones.",
+        ),
         "most": most.number_input(
             "at most",
             min_value=1,
