@@ -220,6 +220,14 @@ class Catalog:
         """Whether this is a name or an alias of a row, or the last part of one, in any case."""
         return name.lower() in self._llm_names
 
+    def name_in_folder(self, llm: str, folder: Path) -> str:
+        """What to look an LLM up by that a file in `folder` names: the path of a config.json, or its folder,
+        that lies there, unless a row or a path from here has this name.
+        """
+        path_in_folder = str(folder / llm)
+        is_in_folder = not self.has_llm(llm) and not is_path(llm) and is_path(path_in_folder)
+        return path_in_folder if is_in_folder else llm
+
     @cached_property
     def _llm_names(self) -> dict[str, tuple[str, str]]:
         """Names in lower case -> the row, and the checkpoint that is meant. The last part of a name (behind
@@ -420,8 +428,9 @@ class Catalog:
         if not self._headers:
             headers: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
+                header_of = _shipped_header if path in _shipped_paths() else read_header
                 with errors_as(CatalogError, path):
-                    of_llm, of_gpu = (_shipped_header if path in _shipped_paths() else read_header)(path)
+                    of_llm, of_gpu = header_of(path)
                 pair = (
                     self.llm_aliases.get(of_llm.lower(), of_llm),
                     self.gpu_aliases.get(of_gpu.lower(), of_gpu),
@@ -431,9 +440,9 @@ class Catalog:
         if (llm, gpu) not in self._fits:
             fits: dict[Split, StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
+                fits_of = _shipped_fits if path in _shipped_paths() else read_fits
                 with errors_as(CatalogError, path):
-                    fits_of_file = (_shipped_fits if path in _shipped_paths() else read_fits)(path, WORDING)
-                    fits = {**fits_of_file, **fits}  # The first file wins: the user's come before ours.
+                    fits = {**fits_of(path, WORDING), **fits}  # The first file wins: the user's before ours.
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
 
@@ -456,6 +465,7 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
         # Path.is_dir raises OSError for some names, for instance one that is too long.
         if not os.path.isdir(directory):  # noqa: PTH112
             raise CatalogError(f"{directory}: no such catalog directory")
+        # By the user whose rights the process has, where the system can tell it from who started it.
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise CatalogError(f"{directory}: no permission to read it")
         if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
@@ -563,7 +573,7 @@ def _shipped_fit_files() -> tuple[Path, ...]:
 
 @cache
 def _shipped_paths() -> frozenset[Path]:
-    """As `_shipped_fit_files`, to look paths up in."""
+    """The files of `_shipped_fit_files` as a set."""
     return frozenset(_shipped_fit_files())
 
 

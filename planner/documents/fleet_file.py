@@ -369,13 +369,8 @@ def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
     name = document.get("llm")
     if not isinstance(name, str) or not name:
         raise InputError(f"{path}: llm: expected a name of catalogs/llms.yaml or a path, found {name!r}")
-    path_in_folder = path.parent / name
     try:
-        is_in_folder = not catalog.has_llm(name) and not Path(name).exists() and path_in_folder.exists()
-    except OSError:  # No file can have such a name.
-        is_in_folder = False
-    try:
-        return catalog.served_llm(str(path_in_folder) if is_in_folder else name)
+        return catalog.served_llm(catalog.name_in_folder(name, path.parent))
     except InputError as error:
         raise InputError(f"{path}: llm: {error}") from None
 
@@ -489,7 +484,8 @@ def _saturating_tokens(row: Section, common: _Common) -> int | None:
     """
     try:
         gpu = common.catalog.gpu(str(row.get("gpu")))
-        split: fits.Split = (_parse_tp(row, common.llm, gpu), False, 1, "")
+        tp, ep, dp = _parse_tp(row, common.llm, gpu), False, 1  # DistServe has neither experts nor ranks.
+        split: fits.Split = (tp, ep, dp, "")
         return saturating_tokens(*_step_times(row.get("latency"), gpu, split, DEFAULT_EXCHANGE, common))
     except InputError:
         return None

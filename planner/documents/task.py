@@ -369,10 +369,8 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
     """The document of a slo.yaml that lies in `folder`. If its `llm` names a config.json there, the name is
     replaced by the whole path."""
     llm = document.get("llm")
-    if isinstance(llm, str) and llm and not catalog.has_llm(llm):
-        path_in_folder = folder / llm
-        if not is_path(llm) and is_path(str(path_in_folder)):
-            return {**document, "llm": str(path_in_folder)}
+    if isinstance(llm, str) and llm:
+        return {**document, "llm": catalog.name_in_folder(llm, folder)}
     return dict(document)
 
 
@@ -484,7 +482,7 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
 
 
 def _check_day(question: Section) -> None:
-    """Check `day:`, if there; only then, because its controllers load the compiled simulator."""
+    """Check `day:`. Its module is imported only here, because controllers load the compiled simulator."""
     if "day" in question:
         parse = import_module(_DAY_SETTINGS).parse_day
         parse(question.get("day"), question.path_of("day"))
@@ -606,7 +604,7 @@ def _find_preset(name: object, catalog: Catalog, where: str) -> SloPreset:
 
 
 def _without_any(fleet: Section) -> Section:
-    """The section without `gpus: any`. Raises InputError where any has a number or stands beside others."""
+    """The section without `gpus: any`. Raises InputError where `any` has a number or stands beside others."""
     gpus = fleet.get("gpus")
     names = list(gpus) if isinstance(gpus, list | Mapping) else [gpus]
     if not any(is_any(name) for name in names):

@@ -958,8 +958,9 @@ def _after(trace: Trace) -> npt.NDArray[np.void]:
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
     """Prefill tokens of the largest step, for the length of step-time tables.
 
-    Without chunks a prompt is computed as a whole, and after a preemption with its output so far. The result
-    is at least the token budget, because best-fit routing looks up the step time of a full budget.
+    Without chunks a prompt is computed as a whole, and after a preemption with its output so far;
+    FasterTransformer computes a whole group of prompts in one step. The result is at least the token budget,
+    because best-fit routing looks up the step time of a full budget.
     """
     if BATCHING[batching].is_chunked:
         return worker_type.max_num_batched_tokens
@@ -978,6 +979,8 @@ def _fill_type(
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
     reserves = batching.is_reserving and policies.reserve_tokens > 0
     reserved = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0
+    if batching.engine == OF_SPLITWISE:
+        reserved = 1  # Only a mark that KV is reserved: this engine counts how much itself.
     watermark = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
     if batching.engine != STEPWISE and worker_type.kv_beside.is_any:
         raise InputError(
@@ -1007,7 +1010,7 @@ def _fill_type(
         ("recycled_blocks", worker_type.recycled_blocks_per_token),
         ("watermark_blocks", watermark),
         ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
-        ("reserved_blocks", 1 if batching.engine == OF_SPLITWISE else reserved),
+        ("reserved_blocks", reserved),
         ("patience_steps", policies.patience_steps),
         ("vidur_restarts", int(policies.vidur_restarts)),
         ("pp", worker_type.pp),

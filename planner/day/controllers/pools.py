@@ -12,7 +12,7 @@ from planner.simulator.elastic import MetricsReading
 class Scaler(Protocol):
     """Decides the size of one pool.
 
-    `size` is `spec.replicas` of the pool's Knowledge: the scaler's last decision, as `PerPool` has limited
+    `size` is `spec.replicas` of the pool's Deployment: the scaler's last decision, as `PerPool` has limited
     it.
     """
 

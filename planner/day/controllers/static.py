@@ -38,7 +38,7 @@ class Static:
         self.wanted: list[int] = []
 
     def start(self, sizes: Sequence[int]) -> None:
-        given = self.settings.workers  # None, one number for all pools, or one for each.
+        given = self.settings.workers  # No number, one for all pools, or one for each.
         wanted = given * len(sizes) if len(given) == 1 else given or sizes
         self.wanted = self.knowledge.bounded_sizes(wanted)
 
