@@ -139,6 +139,13 @@ def read_fleet(
     return fleets.parse_fleet(document, Path("fleet"), catalog_rows, policies=policies)
 
 
+def fleet_file_doubts(fleet: str | Path, of_file: Fleet) -> list[str]:
+    """What is doubtful in the file, or the folder of a plan, from which `of_file` was read."""
+    given = plan_file(fleet)
+    doubt = fleets.changed_plan_doubt(given if given.is_file() else Path(fleet), of_file)
+    return [doubt] if doubt else []
+
+
 def _in_question(fleet: Section, slo: SloLike, catalog: Catalog) -> Section:
     """The document of a fleet, completed from the question in `slo` if that is one."""
     if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
@@ -156,8 +163,7 @@ def check_file(path: str | Path, catalog: CatalogLike = None) -> list[str]:
     """
     catalog_rows, file = read_catalog(catalog), plan_file(path)
     if "workers" in read_yaml(file):
-        fleets.read_fleet(file, catalog_rows)
-        return []
+        return fleet_file_doubts(file, fleets.read_fleet(file, catalog_rows))
     question = read_task(file, catalog_rows)
     return [] if question.has_several_llms else list(question.task().doubts)
 

@@ -17,7 +17,7 @@ from planner.documents.catalog import CatalogLike
 from planner.documents.facts import Headroom
 from planner.documents.fleet_file import fleet_document
 from planner.documents.log_columns import reading_of
-from planner.errors import InputError
+from planner.errors import InfeasibleError, InputError
 from planner.files.checked_files import (
     check_output_directory,
     check_output_file,
@@ -230,7 +230,11 @@ def what_if(
 
 def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
     """What-if on the trace of a study, which was read before."""
-    before = study.ask(question.task())
+    try:
+        before = study.ask(question.task())
+    except InfeasibleError as error:
+        error.args = (f"the question before the change: {error}",)
+        raise
     moved = what_if_study.ask_again(study, before, changed.task(), label)
     answers = [answer for answer in (before, moved.answer) if answer is not None]
     return WhatIfResult(before, moved, tuple(study.bound(answer) for answer in answers))

@@ -163,6 +163,10 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
         gpu, colon, count = name.rpartition(":")
         if colon and count.strip().isdecimal():
             counts[gpu.strip()] = int(count)
+        elif colon:
+            raise InputError(
+                f"--gpus {text!r}: {count.strip()!r} is no number of GPUs; write {gpu.strip()}:16"
+            )
     if counts and len(counts) != len(names):
         raise InputError(f"--gpus {text!r}: give a number for every GPU, such as h100:16,l40s:8, or for none")
     return counts or names

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import keep_inputs
+from planner.commands.command_output import keep_inputs, say_first
 from planner.commands.printed_tables import print_json, stdout_console
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
@@ -34,7 +34,7 @@ def write_manifests(
     plan manifests out/plan.yaml --target lws -o deploy/
     """
     from planner import manifests
-    from planner.api.inputs import plan_file
+    from planner.api.inputs import fleet_file_doubts, plan_file
     from planner.documents.fleet_file import read_fleet, read_max_model_len, read_routers
     from planner.files import checked_files
 
@@ -45,6 +45,9 @@ def write_manifests(
     if max_model_len is None:
         raise InputError(f"{plan}: max_model_len: missing; add the tokens of the longest request to serve")
     under = [manifests.RouterRow(*row) for row in read_routers(plan)]
+    if doubts := fleet_file_doubts(plan, fleet):
+        say_first(doubts)
+        under = []  # They were simulated with other workers.
     rendered = manifests.render(fleet, max_model_len, target, under)
     keep_inputs([out / name for name in rendered.files], plan)
     names = manifests.TARGETS if target == "all" else [target]

@@ -13,6 +13,7 @@ from planner.commands.command_output import (
     Progress,
     keep_inputs,
     read_requests,
+    say_first,
     stopped_after,
     traffic_option,
 )
@@ -91,7 +92,7 @@ def find_goodput(
     Where no SLO or no trace is given, the plan's own counts. The rate in the SLO's traffic section is
     not used. Exit code 3: no rate is kept. 4: not found in time.
     """
-    from planner.api.inputs import is_plan_folder, planned_question, read_fleet
+    from planner.api.inputs import fleet_file_doubts, is_plan_folder, planned_question, read_fleet
     from planner.api.simulating import goodput
     from planner.documents.catalog import read_catalog
 
@@ -105,6 +106,7 @@ def find_goodput(
     with Progress(quiet=quiet) as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
         searched_fleet = read_fleet(file, catalog_rows, slo=slo)
+        say_first(fleet_file_doubts(file, searched_fleet))
         traffic = traffic_option(None, scale, window)
         # Whether the requests are the plan's own. Its SLO may count even where they are not.
         is_planned = (

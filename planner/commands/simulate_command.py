@@ -82,7 +82,7 @@ def simulate(
     its 95 % interval, and -o writes the first seed's requests. With --autoscale the counts of the fleet are
     those at the beginning; `plan day` compares controllers.
     """
-    from planner.api.inputs import read_fleet
+    from planner.api.inputs import fleet_file_doubts, read_fleet
     from planner.api.simulating import simulate as simulate_fleet
     from planner.documents.catalog import read_catalog
     from planner.documents.doubtful import slo_and_traffic_doubts
@@ -107,6 +107,7 @@ def simulate(
     with Progress(quiet=quiet) as progress:
         all_rows = read_catalog(catalog)
         fleet = read_fleet(fleet_file, all_rows, slo=slo)
+        say_first(fleet_file_doubts(fleet_file, fleet))
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None

@@ -228,7 +228,8 @@ def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
     worst, regret = row.worst, answer.regret_usd(row)
     rerouted, late = (sum(getattr(each, name) for each in row.effects) for name in ("rerouted", "late"))
     effects = f"{late:,} late, {rerouted:,} again" if row.effects else "-"
-    worst_text = f"{show_clock(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
+    worst_time = f"{show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
+    worst_text = f"{worst_time}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
     return (
         row.name,
         f"{row.usd:,.2f}",

@@ -18,6 +18,7 @@ catalog's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,6 +143,7 @@ EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048  # The default for a worker whose row and policies name none.
 MOST_NAMED = 5  # An error names at most so many workers, or plans.
 MAX_WORKERS = 10_000  # More is taken for a typing error.
+CHANGED_FRAC = 1e-3  # Watts and prices of a plan.yaml are rounded to ten digits, and catalogs may be newer.
 MOST_SEQS = 2**14  # Sequences of a worker; the simulator keeps a record for each.
 WORDING = Wording(
     one_of="must be one of {}",
@@ -360,6 +362,27 @@ def read_routers(path: Path) -> list[tuple[str, str, str, str, bool | None]]:
         )
         for row in rows
     ]
+
+
+def changed_plan_doubt(path: Path, fleet: Fleet) -> str:
+    """The sentence that the workers of a plan.yaml are not those it was written with; "" for other files and
+    where nothing shows it. A plan.yaml states the GPUs, the Watts and the price of its workers.
+    """
+    document = read_yaml(path)
+    bill = document.get("bill")
+    if "status" not in document or not isinstance(bill, dict):
+        return ""
+    rows = [("GPUs", document.get("gpus"), fleet.gpus), ("W", document.get("power_w"), fleet.power_w)]
+    if not bill.get("owned_gpus") and not bill.get("electricity_usd_per_h"):
+        rows.append(("USD/h by the GPU", bill.get("by_gpu_usd_per_h"), fleet.price_usd_per_h))
+    for unit, written, own in rows:
+        if isinstance(written, int | float) and not math.isclose(written, own, rel_tol=CHANGED_FRAC):
+            return (
+                f"{path}: its workers are {own:g} {unit}, and it was planned with {written:g}: they were "
+                "changed since. latency and kv_tokens of workers, production, simulated and routers are of "
+                "the plan as it was; take latency and kv_tokens out of a worker on another GPU, or plan again"
+            )
+    return ""
 
 
 def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:

@@ -59,12 +59,14 @@ class AtWorkers:
 class MoreTraffic:
     """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic: on the traffic as written and, if
     the question wants scenarios, in enough of those of the test and of the search. The verdict is from `kept`
-    of `scenario_count` scenarios; 0 of 0 if the traffic as written decided.
+    of `scenario_count` scenarios; 0 of 0 if the traffic as written decided. The SLO has to be kept in
+    `asked_frac` of scenarios; a fleet that keeps hardly more does not pass either.
     """
 
     is_carried: bool
     kept: int = 0
     scenario_count: int = 0
+    asked_frac: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

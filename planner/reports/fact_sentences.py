@@ -1004,7 +1004,7 @@ def _(fact: facts.TooFewKept) -> str:
         f"not for production: no fleet within the limits was found that keeps the SLO in "
         f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
         f"{in_unit(most.value, most.unit)}. Planned is the cheapest on paper: allow other GPUs or more of "
-        f"them, ask for {safety_kept(most.kept_frac)}, or relax the SLO"
+        f"them, raise limits that are set, ask for {safety_kept(most.kept_frac)}, or relax the SLO"
     )
 
 

@@ -548,8 +548,17 @@ def _more_traffic(plan: Plan, questions: NextQuestions) -> Glance:
             return Glance(name, "carried", "by this fleet, on the traffic as it is written")
         return Glance(name, "no extra cost", f"this fleet is {kept_text}")
     # A plan with the same GPUs may do, with other settings of its engines.
-    why = f"this one is {kept_text}, too few" if kept_text else "as written this one misses the SLO with it"
+    kept_frac = more.kept / more.scenario_count if more.scenario_count else 0.0
+    refused = _why_refused(kept_frac, more.asked_frac)
+    why = f"this one is {kept_text}, {refused}" if kept_text else "as written this one misses the SLO with it"
     return Glance(name, "takes another plan", f"{why}; {_priced_by(plan, questions)}")
+
+
+def _why_refused(kept_frac: float, asked_frac: float | None) -> str:
+    """Why a fleet that keeps the SLO in this share of scenarios did not pass their test."""
+    if asked_frac is None or kept_frac < asked_frac:
+        return "too few"
+    return f"too near {percent(asked_frac)} to pass their test"
 
 
 def more_traffic_name(growth_frac: float) -> str:
@@ -647,9 +656,8 @@ def why(plan: Plan) -> list[str]:
     if tested is not None:
         workers = f"{counted(sum(tested.counts), 'worker')}{_counts(plan, tested.counts)}"
         kept_text = f"{tested.kept_in.kept} of {tested.kept_in.scenario_count} scenarios{grown_text(plan)}"
-        is_near = tested.kept_in.kept_frac >= tested.asked_frac
-        why_refused = f"too near {percent(tested.asked_frac)} to pass their test" if is_near else "too few"
-        text.append(f"with {workers} the SLO is kept in {kept_text}, {why_refused}")
+        refused = _why_refused(tested.kept_in.kept_frac, tested.asked_frac)
+        text.append(f"with {workers} the SLO is kept in {kept_text}, {refused}")
     elif robustness is not None and fewer is not None:
         how_often = "no more"
         if robustness.scenario_count:

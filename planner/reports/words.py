@@ -210,7 +210,7 @@ def excluded_text(cheaper: int | None, simulated: int) -> str:
     """How many cheaper fleets of level 0 there are and how many of them were simulated; `cheaper` is None if
     they were not counted.
     """
-    if cheaper is None:
+    if cheaper is None or simulated > cheaper:  # Then some had too few workers for the work.
         return f"{simulated:,} cheaper ones were simulated and fail"
     if cheaper == 0:
         return "no cheaper one has the workers that the work takes"

@@ -218,9 +218,12 @@ def check_description(description: Description) -> None:
     """
     requests = description.mean_rps * description.duration_s
     if not LEAST_DRAWN <= requests <= MOST_DRAWN:
+        least = requests < LEAST_DRAWN
+        enough_s = (LEAST_DRAWN if least else MOST_DRAWN) / description.mean_rps
         raise InputError(
             f"duration: {description.mean_rps:g} requests/s for {description.duration_s:g} s are "
-            f"{requests:.4g} requests, expected {LEAST_DRAWN} to {MOST_DRAWN}; set another duration"
+            f"{requests:.4g} requests, expected {LEAST_DRAWN} to {MOST_DRAWN}; set "
+            f"duration to {enough_s:.6g} s or {'more' if least else 'less'}"
         )
     base = 1.0 if description.gap_cv is None else description.gap_cv**2
     if description.fano:

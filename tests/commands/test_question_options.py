@@ -69,6 +69,8 @@ def test_gpus_have_counts_or_not() -> None:
     assert parse_stock(" Any ") == []
     with pytest.raises(InputError, match="for every GPU"):
         parse_stock("h100:16,l40s")
+    with pytest.raises(InputError, match="'x' is no number of GPUs; write h100:16"):
+        parse_stock("h100:x")
     for text in ("4xH100", "h100x4", "4 x h100"):
         with pytest.raises(InputError, match="write h100:4 for"):
             parse_stock(text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shares import some
 
+from planner.api.inputs import check_file
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import read_task
 from planner.errors import InputError
@@ -203,3 +205,23 @@ def test_a_certificate_that_is_no_object_is_one_line(
 def test_a_folder_without_a_plan_is_told(catalog: Catalog, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"plan\.yaml"):
         read_plan(tmp_path, catalog)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "doubt"),
+    [
+        ("count: 1", "count: 2", r"its workers are 2 GPUs, and it was planned with 1: they were changed"),
+        ("gpu: l40s-48g", "gpu: h100-80g", r"its workers are 700 W, and it was planned with 350"),
+        ("count: 1", "count: 1", ""),
+    ],
+)
+def test_workers_that_were_changed_by_hand_are_doubtful(
+    old: str, new: str, doubt: str, folder: Path, catalog: Catalog, tmp_path: Path
+) -> None:
+    """Step times, KV cache, routers and production in the file are those of other workers."""
+    text = (folder / "plan.yaml").read_text()
+    assert text.count(old) == 1
+    file = tmp_path / "plan.yaml"
+    file.write_text(text.replace(old, new))
+    doubts = check_file(file, catalog)
+    assert [bool(re.search(doubt, each)) for each in doubts] == ([True] if doubt else [])

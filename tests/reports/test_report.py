@@ -301,6 +301,7 @@ def test_a_plan_without_recorded_steps_still_has_a_report() -> None:
         (5195, 99, "of 5,195 cheaper ones with the workers that the work takes 99 were simulated and fail"),
         (99, 99, "all 99 cheaper ones with the workers that the work takes were simulated and fail"),
         (0, 0, "no cheaper one has the workers that the work takes"),
+        (385, 420, "420 cheaper ones were simulated and fail"),
         (None, 7, "7 cheaper ones were simulated and fail"),
     ],
 )

@@ -150,6 +150,13 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
             "'safety.growth=32 %'` says what it costs",
         ),
         (
+            MoreTraffic(False, 174, 190, 0.9),
+            0.0,
+            "takes another plan",
+            "this one is kept in 174 of 190 scenarios with so much more, too near 90 % to pass their test; "
+            "`plan what-if --change 'safety.growth=20 %'` says what it costs",
+        ),
+        (
             MoreTraffic(False),
             0.0,
             "takes another plan",

@@ -220,14 +220,15 @@ class _RobustnessSearch:
         missed = oracle.missed_count(self.best, count)
         self.simulations += oracle.simulations
         if missed > oracle.may_miss:
-            return MoreTraffic(False, count - missed, count)
+            return MoreTraffic(False, count - missed, count, safety.kept_in_frac)
         test = ScenarioTest(
             problem.oracle, problem.tested.with_more(MORE_FRAC), safety, 0, problem.out_of_time
         )
         kept_in = test.decide(self.best)
         self._stop_in_time()
         self.simulations += kept_in.scenario_count
-        return MoreTraffic(is_test_passed(kept_in, safety), kept_in.kept, kept_in.scenario_count)
+        is_carried = is_test_passed(kept_in, safety)
+        return MoreTraffic(is_carried, kept_in.kept, kept_in.scenario_count, safety.kept_in_frac)
 
     def _find_headroom(self) -> tuple[HeadroomFact, ...]:
         """The headroom of the fleet, which a plan for production has computed already."""

@@ -41,6 +41,14 @@ MOST_REASONS = 3  # If the search proved nothing, the error names so many reason
 LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
 
 
+def _with_which(problem: Problem) -> str:
+    """That a fleet was found with the changes before it. It keeps the SLO as written; scenarios were not
+    simulated.
+    """
+    on_paper = "" if problem.task.safety is None else " on paper; production may take more"
+    return f", with which a fleet was found{on_paper}"
+
+
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
     """The problem that `build` makes. If limits are out of reach, its error names limits that are not."""
     try:
@@ -62,7 +70,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     changes = _changes(problem, _attained_s(problem, floors) or _relaxed_s(problem, floors))
     least = show_s(max(best_s, limit.limit_s))
     help_ = (
-        f"relax {_relaxation_text(changes)}, with which a fleet was found"
+        f"relax {_relaxation_text(changes)}{_with_which(problem)}"
         if changes
         else f"relax {limit.name} to {least} or more (how much more was not found)"
     )
@@ -265,7 +273,7 @@ def infeasible(
         )
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO ({reason}). Raise {ways_text(ways)}"
-        f"{also_left_out(problem.task.unchecked_left_out)}",
+        f"{_with_which(problem)}{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],
         ways=ways,
@@ -284,14 +292,14 @@ def _undecided(
         why, help_ = f"{ended_by()} came first", "raise --time-limit"
         if not ways and not is_time_limit_reached() and len(problem.trace) <= MOST_PROBED_REQUESTS:
             if changes := _changes(problem, _attained_s(problem, _floors(problem))):
-                help_ += f", or relax {_relaxation_text(changes)}, with which a fleet was found"
+                help_ += f", or relax {_relaxation_text(changes)}{_with_which(problem)}"
     else:
         first = list(level0.search.refuted.items())[:MOST_REASONS]
         failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)
         why = f"nothing proves that there is none ({failing})"
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
     if ways:
-        help_ = f"raise {ways_text(ways)}, with which a fleet was found"
+        help_ = f"raise {ways_text(ways)}{_with_which(problem)}"
     elif changes:
         ways = [tuple(changes)]
     simulations = problem.oracle.simulations
