@@ -24,7 +24,7 @@ So the causes add up to the difference of both bills. Missed windows are of thre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -165,7 +165,7 @@ def _missed_by_cause(
     return tuple(too_few), tuple(too_late), tuple(as_many)
 
 
-# The columns of `cause_rows`, as the reader sees them.
+# The columns of `cause_rows`, as the reader sees them; from the third on, one for each field of DayCauses.
 CAUSE_COLUMNS = (
     "Controller",
     "Above the optimum",
@@ -188,24 +188,9 @@ def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[s
     for row in rows:
         if (causes := find_causes(answer, row)) is None:
             return []
-        numbers = (
-            causes.usd,
-            causes.starting_usd,
-            causes.draining_usd,
-            causes.idle_usd,
-            causes.rounding_usd,
-            causes.kept_usd,
-            causes.unneeded_usd,
-            causes.without_usd,
-        )
-        causes_windows = (causes.too_few, causes.too_late, causes.as_many)
-        table_rows.append(
-            (
-                row.name,
-                *(f"{usd:+,.2f}" for usd in numbers),
-                *(str(len(windows)) for windows in causes_windows),
-            )
-        )
+        by_cause = [getattr(causes, each.name) for each in fields(causes)]
+        cells = [str(len(each)) if isinstance(each, tuple) else f"{each:+,.2f}" for each in by_cause]
+        table_rows.append((row.name, f"{causes.usd:+,.2f}", *cells))
     return table_rows
 
 

@@ -284,7 +284,7 @@ def _cut_least_sizes(search: _DaySearch) -> None:
     is at its most: the least in all of the window's steps together and, if it has several, in each alone. All
     least sizes together are the first sequence that is simulated.
     """
-    runs, floor = search.runs, search.terms.least
+    runs, floor = search.runs, search.terms.least  # `least` is a new array at each call.
     for c, pool in enumerate(search.terms.pools):
         guess = pool.least
         for window in (each for each in range(runs.window_count) if c in runs.pools_of(each)):
