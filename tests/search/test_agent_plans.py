@@ -204,3 +204,12 @@ def test_requests_of_agents_as_a_trace_get_the_router_of_described_agents() -> N
 
     with pytest.raises(InfeasibleError, match=r"alike, so policies: \{prefix_cache: true\} may keep it"):
         fleetplan.plan(slo, trace=described.plan.trace, **{**question, "policies": {}})
+
+
+def test_the_note_on_agents_names_no_rate_and_says_what_their_time_leaves_out() -> None:
+    """Agents wait for answers, so how many requests/s they send depends on the fleet."""
+    planned = fleetplan.plan({"ttft": {"p90": "1 s"}}, **QUESTION)
+    assert isinstance(planned, PlanResult)
+    note = planned.plan.traffic_note
+    assert "of 12 agents, drawn by seed" in note and note.endswith(", were answers instant")
+    assert "requests/s" not in note

@@ -93,8 +93,12 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
     rate_rps = task.rate_rps
     if task.described is not None:
         rate_rps = (task.described.mean_rps if rate_rps is None else rate_rps) * (1 + more_frac)
-        requests = draw_requests(task.described.at_rate(rate_rps), seed=seed)
-        note = f"{requests.name} of {rate_rps:.4g} requests/s, drawn by seed {seed}"
+        description = task.described.at_rate(rate_rps)
+        requests = draw_requests(description, seed=seed)
+        # How many requests/s agents send depends on the fleet.
+        agents = description.agent_count
+        load = f"{rate_rps:.4g} requests/s" if agents is None else f"{agents:,} agents"
+        note = f"{requests.name} of {load}, drawn by seed {seed}"
     else:
         requests = spread_stamps(trace, seed=seed)
         note = trace.name
@@ -117,7 +121,10 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
     if requests.after.size:
         # Rescaling and cutting change arrivals in their last bit, so those of sessions are computed anew.
         requests = with_nominal_arrivals(requests)
+    # Requests of sessions wait for answers, which take no time in the arrivals of a trace.
+    waits = ", were answers instant" if requests.after.size else ""
     note += f", {task.window or 'whole trace'}: {len(requests):,} requests in {show_s(requests.duration_s)}"
+    note += waits
     if not requests.duration_s > 0:
         instant = "one instant, if answers took no time" if requests.after.size else "one instant"
         raise InputError(
