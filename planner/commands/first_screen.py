@@ -89,7 +89,8 @@ def _print_parts(
             parts = [
                 card.price if card.price != "none" else "",
                 card.difference,
-                "" if card.has_plans_fleet else card.fleet,  # The plan's fleet is in the verdict.
+                # The verdict has what is bought; the workers of the plan's fleet stand in one card alone.
+                "" if card.has_plans_fleet and (not card.is_plan or card.fleet in verdict) else card.fleet,
                 card.kept,
                 card.holds,
             ]

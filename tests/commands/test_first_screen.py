@@ -33,7 +33,7 @@ def test_a_day_is_proposed_where_some_hours_are_busier() -> None:
 
 
 def test_an_answer_names_its_fleet_or_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan's own fleet stands in the verdict, and is not said again."""
+    """What the verdict has is not said again; workers of the plan's fleet stand there once, in its card."""
     card = Card("On paper", "9 USD/h", "1 USD/h less", "", "3 workers", "", "", "", is_plan=False)
     plans = replace(card, name="Production", fleet="4 workers", is_plan=True, has_plans_fleet=True)
     missing = Card("Production", "none", "", "", "no fleet was found", "", "", "", is_plan=True)
@@ -41,6 +41,10 @@ def test_an_answer_names_its_fleet_or_why_there_is_none(capsys: pytest.CaptureFi
     printed = " ".join(capsys.readouterr().out.split())
     assert "On paper 9 USD/h; 1 USD/h less; 3 workers" in printed
     assert printed.count("4 workers") == 1 and "Production no fleet was found" in printed
+    same = replace(plans, name="On paper", is_plan=False)
+    first_screen._print_parts("Buy 1 node of 8 × h100-80g.", [[same, plans]], [], [])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("4 workers") == 1 and "Production 9 USD/h; 1 USD/h less; 4 workers" in printed
 
 
 def test_a_plan_with_spot_says_why_no_answer_with_a_loss_is_there() -> None:
