@@ -479,10 +479,12 @@ def source_rows(plan: Plan) -> Rows:
     """The source of every kind of figure: given, catalog, measured, fitted, simulated or solved."""
     trace, certificate = plan.trace, plan.certificate
     start_s, end_s = plan.simulation.window_s
+    # Requests of sessions wait for answers, so their rate depends on the fleet.
+    rate = "" if trace.after.size else f" over {show_s(trace.duration_s)}, {trace.rate_rps:.3g} requests/s"
     traffic = (
-        f"{plan.traffic_note}: {counted(len(trace), 'request')} over {show_s(trace.duration_s)}, "
-        f"{trace.rate_rps:.3g} requests/s; prompts of {trace.input_tokens.mean():,.0f} tokens and answers of "
-        f"{trace.output_tokens.mean():,.0f} on average, {plan.max_model_len:,} tokens the longest request"
+        f"{plan.traffic_note}: {counted(len(trace), 'request')}{rate}; prompts of "
+        f"{trace.input_tokens.mean():,.0f} tokens and answers of {trace.output_tokens.mean():,.0f} on "
+        f"average, {plan.max_model_len:,} tokens the longest request"
     )
     simulated = (
         f"every request and engine step, seed {certificate.seed}; measured from {show_s(start_s)} to "
