@@ -199,8 +199,8 @@ def test_turns_are_sent_as_answers_come_and_agree_with_the_simulation(tmp_path: 
     """15 sessions of three turns, 50 ms apart, on two rehearsal engines: every turn was sent 50 ms or more
     after the answer to the one before, all finish, and the sessions' P50 is the simulation's within 25 %.
     Compared again, nothing is measured and the same is said."""
-    fleet = fleet_of(("w", "mixed", 2), latency=LATENCY.with_longer_steps(1.0))
-    trace = turns(15, 3, think_s=0.05, every_s=0.1)
+    fleet = fleet_of(("w", "mixed", 2), latency=LATENCY.with_longer_steps(5.0))
+    trace = turns(15, 3, think_s=0.05, every_s=0.2)
     setup = ValidationSetup(fleet, trace, NO_SLO, 512, engine="rehearsal")
     found = validate(setup, tmp_path / "out")
     sent = found.measurement.journal.sent
