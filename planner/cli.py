@@ -59,7 +59,7 @@ from planner.commands.watch_command import watch
 from planner.commands.what_if_command import sensitivity, what_if
 from planner.documents.task import check_keys, has_several_llms
 from planner.documents.traffic_description import describes_traffic
-from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.errors import InputError, PlannerError
 from planner.files.standard_streams import fill_standard_streams, keep_native_prints_off_stdout
 from planner.files.wants import missing_resource
 from planner.policies import ROUTERS_OF
@@ -301,11 +301,9 @@ def main() -> None:
         # Python flushes stdout once more when it exits, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_print_error(PlannerError(f"the answer cannot be written to stdout ({error.strerror})")))
-    except InfeasibleError as error:
+    except PlannerError as error:
         if "--json" in sys.argv:
             print_json(error.to_dict())
-        sys.exit(_print_error(error))
-    except PlannerError as error:
         sys.exit(_print_error(error))
     except BaseException as error:
         if (resource := missing_resource(error)) is None:

@@ -27,6 +27,10 @@ class PlannerError(Exception):
 
     exit_code = 1
 
+    def to_dict(self) -> dict[str, Any]:
+        """What a command prints with --json in place of its answer."""
+        return {"status": "error", "message": " ".join(str(self).split())}
+
 
 class InputError(PlannerError):
     """A file or a value that cannot be used as it stands."""

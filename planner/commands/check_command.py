@@ -39,7 +39,7 @@ def check(
             print_lines("\n".join([f"{name}: ok", *(f"  mind: {each}" for each in sentences)]))
     first, *others = errors.values() or [""]
     if others:
-        typer.echo("\n".join(f"plan: {each}" for each in others), err=True)
         first += f" ({counted(len(errors), 'file')} of {len(files)} cannot be read)"
     if first:
-        raise InputError(first)
+        typer.echo("\n".join(f"plan: {each}" for each in (*others, first)), err=True)
+        raise typer.Exit(InputError.exit_code)

@@ -376,6 +376,13 @@ class PlanAnswer(TypedDict):
     directory: NotRequired[str]
 
 
+class ErrorAnswer(TypedDict):
+    """Any command with --json that cannot answer: bad input (exit code 1), or no time was left (4)."""
+
+    status: Literal["error"]
+    message: str
+
+
 class InfeasibleAnswer(TypedDict):
     """Any plan with --json and exit code 3 or 4: no fleet keeps the SLO, what binds, and what would help."""
 

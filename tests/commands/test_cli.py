@@ -256,6 +256,21 @@ def test_equal_seeds_give_equal_bytes_and_json_is_one_object_that_agrees(here: P
     assert 0 < certificate["certificate"]["bound"] <= certificate["certificate"]["value"]
 
 
+@pytest.mark.parametrize("command", ["plan", "what-if", "check"])
+def test_with_json_an_error_is_an_object_too(run: Run, command: str) -> None:
+    words = {"plan": (), "what-if": ("what-if", "--change", "seed=1"), "check": ("check", "slo.yaml")}[
+        command
+    ]
+    slo = () if command == "check" else ("--slo", "slo.yaml")
+    said = run(*words, *slo, "--json")  # There is no slo.yaml here.
+    answer = json.loads(said.out)
+    assert said.code == 1 and "no such file" in said.err
+    if command == "check":
+        assert answer["errors"] == {"slo.yaml": "slo.yaml: no such file"}
+    else:
+        assert answer["status"] == "error" and said.err == f"plan: {answer['message']}\n"
+
+
 @pytest.mark.slow
 def test_so_does_the_sample(planned: Planned, again: Planned) -> None:
     assert planned.bytes == again.bytes

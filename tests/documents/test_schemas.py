@@ -24,7 +24,7 @@ from planner.documents.policy_choices import KEYS as POLICY_CHOICES
 from planner.documents.policy_settings import POLICY_KEYS
 from planner.documents.schemas.all_schemas import NAMES, named_schema, schema_text
 from planner.documents.schemas.slo_schema import question_keys
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, InputError
 from planner.files.checked_files import repository_dir
 
 ROOT = Path(__file__).parents[2]
@@ -169,3 +169,6 @@ def test_answers_have_their_schemas() -> None:
     with pytest.raises(InfeasibleError) as error:
         fleetplan.plan(question | {"slo": {"ttft": {"p90": "1 ms"}}}, trace)
     assert faults("infeasible-answer", error.value.to_dict()) == []
+    with pytest.raises(InputError) as bad_input:
+        fleetplan.plan(question | {"llm": "nope"}, trace)
+    assert faults("error-answer", bad_input.value.to_dict()) == []

@@ -18,7 +18,11 @@ _FILES: Mapping[str, tuple[Callable[[Catalog], Schema], str]] = {
     "fleet": (fleet_schema, "fleet.yaml: a fleet to simulate"),
     "plan": (plan_schema, "plan.yaml: the fleet of a plan"),
 }
-_ANSWERS = ("plan", "infeasible", *ANSWERS)
+_TITLES = {
+    "infeasible": "what stands in place of a plan, with --json, where no fleet keeps the SLO",
+    "error": "what stands in place of any answer, with --json, where there is an error",
+}
+_ANSWERS = ("plan", *ANSWERS)
 NAMES = (*_FILES, *(f"{name}-answer" for name in _ANSWERS))
 
 
@@ -29,7 +33,7 @@ def named_schema(name: str, catalog: Catalog) -> dict[str, Any]:
         schema = make(catalog)
     else:
         answer = name.removesuffix("-answer")
-        schema, title = answer_schema(answer), f"the answer of plan {answer} --json"
+        schema, title = answer_schema(answer), _TITLES.get(answer, f"the answer of plan {answer} --json")
     return {"$schema": DRAFT, "title": title, **schema}
 
 

@@ -14,15 +14,15 @@ ANSWERS: dict[str, Any] = {
     "goodput": answers.GoodputAnswer,
     "what-if": answers.WhatIfAnswer,
     "compare": answers.CompareAnswer,
+    "infeasible": answers.InfeasibleAnswer,
+    "error": answers.ErrorAnswer,
 }
 
 
 def answer_schema(name: str) -> Schema:
-    """The schema of the answer of the command `name`, or of "infeasible"."""
+    """The schema of the answer of the command `name`, or of "infeasible" or "error"."""
     if name == "plan":
         return _plan_answer()
-    if name == "infeasible":
-        return schema_of(answers.InfeasibleAnswer)
     return schema_of(ANSWERS[name])
 
 
