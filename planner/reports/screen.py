@@ -536,7 +536,7 @@ def _more_traffic(plan: Plan, questions: NextQuestions) -> Glance:
         return Glance(name, "none found", f"{rate} is the most that {kept_text} within the limits")
     more = None if robustness is None else robustness.more_traffic
     if more is None:
-        return Glance(name, "not simulated", _priced_by(plan, questions))
+        return Glance(name, "not simulated, as it takes long", _priced_by(plan, questions))
     kept_text = (
         f"kept in {more.kept} of {more.scenario_count} scenarios with so much more"
         if more.scenario_count

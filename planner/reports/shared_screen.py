@@ -114,7 +114,7 @@ def _more_traffic(plan: SharedPlan) -> Glance:
     whose = "each" if len(more_traffic_by_llm) > 1 else "it"
     by_plan = f"a plan with that much `safety: growth` for {whose} says what it costs"
     if unknown := [llm for llm, each in more_traffic_by_llm.items() if each is None]:
-        return Glance(row, "not simulated", f"of {listed(unknown)}; {by_plan}")
+        return Glance(row, "not simulated, as it takes long", f"of {listed(unknown)}; {by_plan}")
     if too_small := [
         llm for llm, each in more_traffic_by_llm.items() if each is not None and not each.is_carried
     ]:

@@ -109,7 +109,7 @@ def test_what_breaks_first_is_of_the_llm_that_holds_least() -> None:
     ("more", "value", "names"),
     [
         ((CARRIED, TOO_MUCH), "takes other fleets", "code"),
-        ((CARRIED, None), "not simulated", "of code"),
+        ((CARRIED, None), "not simulated, as it takes long", "of code"),
         ((CARRIED, CARRIED), "no extra cost", ""),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_was_not_simulated_of_one_is_not_said_of_all() -> None:
     plan = shared()
     bare = replace(plan.plans["chat"], certificate=replace(plan.plans["chat"].certificate, around=None))
     some = replace(plan, plans={**plan.plans, "chat": bare})
-    assert shared_screen.glance(some)[2].value == "not simulated"
+    assert shared_screen.glance(some)[2].value == "not simulated, as it takes long"
     assert [figure.name for figure in shared_screen.figures(some)] == ["llms", "breaks"]
 
 
