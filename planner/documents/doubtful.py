@@ -115,16 +115,17 @@ def fleet_doubts(
     named: Mapping[str, int | None] | None,
     owned: Mapping[str, int],
     prices_usd_per_h: Mapping[str, float],
+    spot_usd_per_h: Mapping[str, float],
     sold_whole: Mapping[str, bool],
     catalog: Catalog,
 ) -> Iterator[str]:
     """Prices, owned GPUs and whole nodes of `fleet:` that do not fit the GPUs named there.
 
     `named` is the stock under `gpus`, None where every GPU may be used, and a stock of None is unlimited.
-    `owned` counts the user's own GPUs, `prices_usd_per_h` are those of slo.yaml, `sold_whole` the GPUs that
-    are rented by the node.
+    `owned` counts the user's own GPUs, `prices_usd_per_h` are those of slo.yaml and `spot_usd_per_h` those on
+    the spot market, `sold_whole` the GPUs that are rented by the node.
     """
-    for name, price_usd_per_h in prices_usd_per_h.items():
+    for name, price_usd_per_h in {**spot_usd_per_h, **prices_usd_per_h}.items():
         if price_usd_per_h == 0:
             yield (
                 f"fleet: prices: {name} costs 0 USD/h, so any number of them is free; what you own belongs "
@@ -137,7 +138,8 @@ def fleet_doubts(
         base = catalog.gpus[catalog.gpus[name].base]
         base_usd_per_h = prices_usd_per_h.get(base.name, base.price_usd_per_h)
         is_by_node = sold_whole.get(name, sold_whole.get(base.name, base.is_sold_whole))
-        if name != base.name and is_by_node and price_usd_per_h != base_usd_per_h:
+        is_firm = name in prices_usd_per_h
+        if is_firm and name != base.name and is_by_node and price_usd_per_h != base_usd_per_h:
             yield (
                 f"fleet: prices: {name} costs {price_usd_per_h:g} USD/h and {base.name} {base_usd_per_h:g}: "
                 "workers of both may share nodes, and a fleet with both pays the higher price for all their "

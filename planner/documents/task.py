@@ -474,8 +474,8 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
     if "gpus" in fleet:
         named = _named_stock(fleet.get("gpus"), catalog, fleet.path_of("gpus"), may_be_empty=True)
     prices, _, spot = _parse_prices(fleet.subsection("prices"), catalog)
-    prices = {name: market.price_usd_per_h for name, market in spot.items()} | prices
-    of_fleet = doubtful.fleet_doubts(named, task.owned, prices, task.sold_whole, catalog)
+    spot_prices = {name: market.price_usd_per_h for name, market in spot.items()}
+    of_fleet = doubtful.fleet_doubts(named, task.owned, prices, spot_prices, task.sold_whole, catalog)
     is_folder = not catalog.has_llm(task.llm) and is_path(task.llm)
     of_llm = (FOLDER_SERVED.format(name=task.llm),) if is_folder else ()
     return (*doubtful.slo_doubts(task.slo), *of_fleet, *of_llm, *doubtful.lora_doubts(task.lora))

@@ -49,6 +49,9 @@ def test_any_gpu_has_no_number_and_stands_alone(gpus: Any) -> None:
 
 def test_a_plain_question_is_not_doubted() -> None:
     assert doubts() == doubts(owned={"h100-80g": 2}, prices={"h100-80g": 2.5}) == ()
+    # The spot price of capped GPUs is not that of their nodes, which uncapped ones may share.
+    spot = {"spot": "1 usd/h", "spot_interruptions_per_h": 0.05}
+    assert doubts(gpus={"h100-80g@450W": 8}, prices={"h100-80g@450W": spot}) == ()
 
 
 @pytest.mark.parametrize(

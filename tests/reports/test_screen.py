@@ -163,7 +163,12 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
             "as written this one misses the SLO with it; `plan what-if --change 'safety.growth=20 %'` "
             "says what it costs",
         ),
-        (None, 0.0, "not simulated, as it takes long", "`plan what-if --change 'safety.growth=20 %'` says what it costs"),
+        (
+            None,
+            0.0,
+            "not simulated, as it takes long",
+            "`plan what-if --change 'safety.growth=20 %'` says what it costs",
+        ),
     ],
 )
 def test_more_traffic_has_a_price_only_where_this_fleet_carries_it(
