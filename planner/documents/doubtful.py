@@ -33,7 +33,8 @@ def slo_doubts(slo: Slo) -> Iterator[str]:
 
 def slo_and_traffic_doubts(slo: Slo, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in an SLO, by itself and of this traffic."""
-    return (*slo_doubts(slo), *percentile_doubts(slo, trace), *llm_doubts(slo, trace))
+    of_traffic = (*percentile_doubts(slo, trace), *deadline_doubts(slo, trace), *llm_doubts(slo, trace))
+    return (*slo_doubts(slo), *of_traffic)
 
 
 def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
@@ -43,6 +44,22 @@ def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
             f"{trace.name}: {several_llms(trace.llm, trace.llms)}; to plan each for its own, give each an "
             f"entry under llms: in slo.yaml, with model: {trace.llms[0]} in the first"
         )
+
+
+def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+    """Deadlines of classes that are longer than the backlog test lets requests of this traffic wait."""
+    for selector in slo.selectors:
+        limits = [limit for limit in slo.limits if limit.selector == selector]
+        if {limit.metric for limit in limits} != {"e2e"}:
+            continue
+        longest = max(limits, key=lambda limit: limit.limit_s)
+        patience_s = slo.patience_of(selector, trace.duration_s)
+        if patience_s < longest.limit_s:
+            yield (
+                f"slo: {longest.name} <= {show_s(longest.limit_s)}: the last requests may wait about "
+                f"{show_s(patience_s)} of it, a tenth of the traffic, or a backlog could go unseen; a trace "
+                f"of {show_s(10 * longest.limit_s)} uses it in full"
+            )
 
 
 def percentile_doubts(slo: Slo, trace: Trace) -> Iterator[str]:

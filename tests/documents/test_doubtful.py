@@ -14,7 +14,7 @@ from plans import CATALOG
 from simulations import make_trace
 
 from planner.documents.catalog import UNCHECKED_BY_DEFAULT, read_catalog
-from planner.documents.doubtful import llm_doubts, percentile_doubts
+from planner.documents.doubtful import deadline_doubts, llm_doubts, percentile_doubts
 from planner.documents.llm_config import llm_from_config
 from planner.documents.task import parse_task
 from planner.domain import Limit
@@ -110,6 +110,20 @@ def test_a_line_of_which_the_traffic_has_no_value_is_doubted() -> None:
     assert [*percentile_doubts(slo, traffic)] == [
         "slo: tbt p90: the traffic has none of its gaps, so any fleet keeps it"
     ]
+
+
+def test_a_deadline_that_short_traffic_cannot_use_is_said() -> None:
+    """An hour of traffic lets its last requests wait a tenth, 6 min, of 30 min, and all of 5 min."""
+    traffic = make_trace(np.arange(0.0, 3601.0, 60.0), np.full(61, 9), np.full(61, 3))
+    for deadline, doubted in (("30 min", 1), ("5 min", 0)):
+        classes = {"batch": {"deadline": deadline}, "chat": {"ttft": {"p90": "2 s"}, "e2e": {"p90": "1 h"}}}
+        each = {name: {"match": {"tenant": name}} | limits for name, limits in classes.items()}
+        slo = parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo
+        said = [*deadline_doubts(slo, traffic)]
+        assert len(said) == doubted
+        assert not said or re.search(
+            r"may wait about 6.0\d? min of it.*a trace of 5.0\d? h uses it", said[0]
+        ), said
 
 
 def test_requests_to_several_llms_are_not_one_in_silence() -> None:
