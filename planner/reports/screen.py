@@ -178,13 +178,18 @@ def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
     return f"{verb} {bought_text(fleet, paid)}{whose}: {cost}"
 
 
+# What follows the scenarios in which an answer is kept, by what their test decides (`facts.KeptIn`).
+_NOT_PASSED = {"holds": "", "fails": ", too few", "open": ", undecided"}
+
+
 def _how_sure(plan: Plan) -> str:
     """To how much more the fleet holds, and in how many scenarios it is kept, as one sentence."""
     answer = planned_answer(plan)
     room, kept_in = headroom_of(plan), None if answer is None else answer.kept_in
     parts = [] if room is None else [f"as written it holds to {room_text(room)}"]
     if kept_in is not None and kept_in.scenario_count:
-        parts.append(f"kept in {kept_in.kept} of {kept_in.scenario_count} scenarios{grown_text(plan)}")
+        scenarios = f"{kept_in.scenario_count} scenarios{grown_text(plan)}"
+        parts.append(f"kept in {kept_in.kept} of {scenarios}{_NOT_PASSED[kept_in.decision]}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -331,7 +336,8 @@ def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
             f"the search's {scenarios}" if is_of_search else f"{kept_in.scenario_count} other scenarios"
         )
     after = " after losing any one worker" if kept_in.after_loss else ""
-    return f"kept in {kept_in.kept} of {scenarios}{grown_text(plan)}{after}"
+    not_passed = "" if name == "on-paper" else _NOT_PASSED[kept_in.decision]
+    return f"kept in {kept_in.kept} of {scenarios}{grown_text(plan)}{after}{not_passed}"
 
 
 def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:

@@ -68,7 +68,7 @@ def test_cards_hold_the_answers_against_the_plan() -> None:
     assert (paper.price, paper.difference) == ("47.84 USD/h", "23.92 USD/h less (-33 %)")
     assert (made.difference, made.is_plan, made.kept) == ("the plan", True, "kept in 191 of 200 scenarios")
     assert lossy.difference == "23.92 USD/h more (+33 %)"
-    assert lossy.kept == "kept in 9 of 10 scenarios after losing any one worker"
+    assert lossy.kept == "kept in 9 of 10 scenarios after losing any one worker, undecided"
     assert lossy.holds.startswith("as written, holds after a loss to +30 % traffic")
 
 
