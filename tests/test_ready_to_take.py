@@ -169,7 +169,7 @@ def test_check_reads_every_file_and_says_one_line_for_each_that_is_bad(tmp_path:
     bad = tmp_path / "slo.yaml"
     bad.write_text("llm: meta-llama/Llama-3.1-8B\nslo: {ttft: {p90: 2 parsecs}}\n")
     done = CliRunner().invoke(app, ["check", examples[0], str(bad)])
-    assert f"{examples[0]}: ok" in done.output and "parsecs" in str(done.exception)
+    assert f"{examples[0]}: ok" in done.output and "parsecs" in done.output
 
 
 def test_a_table_in_markdown_keeps_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
