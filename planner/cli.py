@@ -326,7 +326,7 @@ def _fill_closed_streams() -> None:
 
 def _print_error(error: PlannerError) -> int:
     """Print the error as one line on stderr; returns the exit code."""
-    message = " ".join(str(error).split())
+    message = error.line
     if len(message) > LONGEST_MESSAGE_CHARS:
         message = f"{message[: LONGEST_MESSAGE_CHARS // 2]} ... {message[-LONGEST_MESSAGE_CHARS // 4 :]}"
     print(f"plan: {message}", file=sys.stderr)  # noqa: T201

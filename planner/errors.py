@@ -27,9 +27,14 @@ class PlannerError(Exception):
 
     exit_code = 1
 
+    @property
+    def line(self) -> str:
+        """The message in one line, whatever names of the user's it quotes."""
+        return " ".join(str(self).split())
+
     def to_dict(self) -> dict[str, Any]:
         """What a command prints with --json in place of its answer."""
-        return {"status": "error", "message": " ".join(str(self).split())}
+        return {"status": "error", "message": self.line}
 
 
 class InputError(PlannerError):

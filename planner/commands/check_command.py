@@ -31,7 +31,7 @@ def check(
         try:
             doubts[str(file)] = check_file(file, catalog_rows)
         except PlannerError as error:
-            errors[str(file)] = " ".join(str(error).split())
+            errors[str(file)] = error.line
     if json_output:
         print_json({"read": list(doubts), "doubts": doubts, "errors": errors})
     else:

@@ -114,6 +114,6 @@ def _with_one_line(tool: Callable[..., Any], error: type[Exception]) -> Callable
         try:
             return tool(*arguments, **options)
         except PlannerError as bad:
-            raise error(" ".join(str(bad).split())) from None
+            raise error(bad.line) from None
 
     return answer_in_one_line

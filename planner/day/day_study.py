@@ -94,16 +94,15 @@ class DayQuestion:
         a paid pool may be empty, unless the least is given. Controllers keep the least of every pool: most
         look at the metrics of their pool alone, and would not wake it.
         """
-        owned_roles = {
-            pool.role
-            for pool, bounds in zip(self.fleet.pools, self.pools, strict=True)
-            if market_of(pool.type.gpu.name) == OWNED and bounds.least
-        }
+        if self.is_least_given:
+            return self.pools
+        roles = [pool.role for pool in self.fleet.pools]
+        are_owned = [market_of(pool.type.gpu.name) == OWNED for pool in self.fleet.pools]
+        rows = list(zip(roles, are_owned, self.pools, strict=True))
+        owned_roles = {role for role, is_owned, bounds in rows if is_owned and bounds.least}
         return tuple(
-            replace(bounds, least=0)
-            if not self.is_least_given and pool.role in owned_roles and market_of(pool.type.gpu.name) != OWNED
-            else bounds
-            for pool, bounds in zip(self.fleet.pools, self.pools, strict=True)
+            replace(bounds, least=0) if role in owned_roles and not is_owned else bounds
+            for role, is_owned, bounds in rows
         )
 
     @property

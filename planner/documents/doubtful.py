@@ -33,8 +33,13 @@ def slo_doubts(slo: Slo) -> Iterator[str]:
 
 def slo_and_traffic_doubts(slo: Slo, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in an SLO, by itself and of this traffic."""
-    of_traffic = (*percentile_doubts(slo, trace), *deadline_doubts(slo, trace), *llm_doubts(slo, trace))
-    return (*slo_doubts(slo), *of_traffic)
+    return (*slo_doubts(slo), *traffic_doubts(slo, trace), *llm_doubts(slo, trace))
+
+
+def traffic_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+    """What is doubtful in an SLO on the requests that are simulated."""
+    yield from percentile_doubts(slo, trace)
+    yield from deadline_doubts(slo, trace)
 
 
 def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
-from planner.documents.doubtful import deadline_doubts, llm_doubts, percentile_doubts
+from planner.documents.doubtful import llm_doubts, traffic_doubts
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned, WorstHour
 from planner.documents.task import PlanQuestion
 from planner.domain import FleetLimit
@@ -498,12 +498,8 @@ def _simulate_further(
 
 def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in the trace as it was read, in the question, and in the two together."""
-    of_traffic = (
-        *percentile_doubts(problem.slo, problem.trace),
-        *deadline_doubts(problem.slo, problem.trace),
-        *llm_doubts(problem.slo, trace),
-    )
-    return (*trace.warnings, *problem.task.doubts, *of_traffic)
+    trace_and_question = (*traffic_doubts(problem.slo, problem.trace), *llm_doubts(problem.slo, trace))
+    return (*trace.warnings, *problem.task.doubts, *trace_and_question)
 
 
 def _requested_rps(problem: Problem) -> float | None:

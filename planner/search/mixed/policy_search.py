@@ -93,7 +93,9 @@ def _each_policy(
     answers: list[tuple[Problem, FleetSearch]] = []
     failures: list[tuple[Problem, NoFleet]] = []
     unlimited_best: list[Fleet] = []
-    choices = [policies for policies in problem.task.policy_choices() if not _needs_caches(problem, policies)]
+    choices = problem.task.policy_choices()
+    if _needs_caches(problem):
+        choices = tuple(policies for policies in choices if policies.prefix_cache)
     for policies in choices:
         policy_problem = with_policies(problem, policies)
         known = best_of(answers)[1].best if answers else None
@@ -131,11 +133,11 @@ def _each_policy(
     return race_policies(problem, _as_sure_as_all(answers, [failure for _, failure in failures]))
 
 
-def _needs_caches(problem: Problem, policies: Policies) -> bool:
-    """Whether these policies have no prefix caches, and without caches requests miss the SLO even alone on an
-    idle worker.
+def _needs_caches(problem: Problem) -> bool:
+    """Whether the question offers prefix caches, without which requests miss the SLO even alone on an idle
+    worker.
     """
-    if problem.hits is None or policies.prefix_cache:
+    if problem.hits is None:
         return False
     return bool(unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace)))
 
