@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import sys
@@ -42,6 +43,29 @@ def at_work(executor: str | None, address: str | None) -> AbstractContextManager
     return working_on(Executor(executor or "threads", address))
 
 
+# What planner/files/code_cache.py logs while a command waits for it: that the simulator is compiled.
+NOTICES = logging.getLogger("fleetplan.code_cache")
+
+
+class _NoticesTo(logging.Handler):
+    """Shows notices as progress, each text once. Warnings are printed as without this handler, with --quiet
+    too.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self.progress = progress
+        self.shown = set[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            typer.echo(text, err=True)
+        elif text not in self.shown:
+            self.shown.add(text)
+            self.progress(Urgent(text))
+
+
 class Progress:
     """Shows the stage of the work on stderr once it takes longer than QUIET_S, unless `quiet`.
 
@@ -58,6 +82,7 @@ class Progress:
         self.stage = "at work"  # The last message.
         self.printed_s = self.start_s  # When it came.
         self.has_ended = threading.Event()
+        self.notices = _NoticesTo(self)
 
     def __call__(self, message: str) -> None:
         elapsed_s = time.monotonic() - self.start_s
@@ -102,11 +127,14 @@ class Progress:
                 self.console.print(f"[{elapsed_s:5.1f} s] still: {self.stage}", markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
+        NOTICES.addHandler(self.notices)
+        NOTICES.setLevel(logging.INFO)
         if self.status is None and not self.console.quiet:
             threading.Thread(target=self._repeat_stage, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        NOTICES.removeHandler(self.notices)
         self.has_ended.set()
         if self.status is not None:
             self.status.stop()  # After an error too, so that the terminal gets its cursor back.

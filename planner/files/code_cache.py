@@ -40,6 +40,8 @@ LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32  # SHA-256.
 PATIENCE_S = 120.0  # Several times the longest compilation. After that a waiting process compiles too.
 LOOK_AGAIN_S = 0.05  # Between two looks at a lock: short against any compilation.
+# The engines of the simulator, by module: they take 5 to 25 s to compile, all other code less than a second.
+ENGINES = ("kernel", "distserve", "splitwise")
 TURN = ".turn"  # The suffix of the file that a process locks while it is its turn to compile.
 
 # These parts of Numba have no type annotations.
@@ -93,6 +95,8 @@ class CodeCache(_Cache):
             _take_turn(path)
             code = _read_code(path)  # Another process may have written it meanwhile.
             if code is None:
+                if self._name.split(".")[0] in ENGINES:
+                    LOG.info("compiling the simulator for such fleets, only the first time: 10 to 30 s")
                 return None
             _end_turn(path)
         return _rebuild(target_context, *pickle.loads(code))

@@ -1,5 +1,6 @@
 """What a command says on stderr while it works."""
 
+import logging
 import time
 
 import pytest
@@ -28,4 +29,20 @@ def test_a_long_stage_is_told_again_where_stderr_is_no_terminal(
     with Progress(quiet=True) as progress:
         progress("production")
         time.sleep(0.15)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_compilation_is_said_once_and_warnings_of_its_cache_even_if_quiet(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A first plan stood still for 20 to 50 s at "fleets of one worker type"."""
+    compiler = logging.getLogger("fleetplan.code_cache")
+    for is_quiet in (False, True):
+        with Progress(quiet=is_quiet):
+            compiler.info("compiling")
+            compiler.info("compiling")
+            compiler.warning("cannot be kept")
+        expected = ["cannot be kept"] if is_quiet else ["compiling", "cannot be kept"]
+        assert capsys.readouterr().err.splitlines() == expected
+    compiler.info("compiling")
     assert capsys.readouterr().err == ""
