@@ -63,7 +63,7 @@ class _NoticesTo(logging.Handler):
             typer.echo(text, err=True)
         elif text not in self.shown:
             self.shown.add(text)
-            self.progress(Urgent(text))
+            self.progress.print_notice(text)
 
 
 class Progress:
@@ -94,7 +94,16 @@ class Progress:
             self.status.update(escape(text))
             self.status.start()
         elif elapsed_s > QUIET_S:
-            self.console.print(f"[{elapsed_s:5.1f} s] {text}", markup=False, soft_wrap=True)
+            self._print_stamped(text)
+
+    def print_notice(self, text: str) -> None:
+        """Print it at once, as a stage that lasts."""
+        self.stage, self.printed_s = text, time.monotonic()
+        self._print_stamped(text)
+
+    def _print_stamped(self, text: str) -> None:
+        elapsed_s = time.monotonic() - self.start_s
+        self.console.print(f"[{elapsed_s:5.1f} s] {text}", markup=False, soft_wrap=True)
 
     def taken_s(self) -> float:
         """How long the command has been at work, loading it included."""
@@ -123,8 +132,7 @@ class Progress:
             # A new stage may have been printed during the wait.
             if time.monotonic() >= self.printed_s + SILENT_S:
                 self.printed_s = time.monotonic()
-                elapsed_s = self.printed_s - self.start_s
-                self.console.print(f"[{elapsed_s:5.1f} s] still: {self.stage}", markup=False, soft_wrap=True)
+                self._print_stamped(f"still: {self.stage}")
 
     def __enter__(self) -> Self:
         NOTICES.addHandler(self.notices)
