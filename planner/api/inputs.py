@@ -142,7 +142,8 @@ def read_fleet(
 def fleet_file_doubts(fleet: str | Path, of_file: Fleet) -> list[str]:
     """What is doubtful in the file, or the folder of a plan, from which `of_file` was read."""
     given = plan_file(fleet)
-    doubt = fleets.changed_plan_doubt(given if given.is_file() else Path(fleet), of_file)
+    file = given if given.is_file() else Path(fleet)
+    doubt = fleets.changed_plan_doubt(read_yaml(file), file, of_file)
     return [doubt] if doubt else []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import pandas as pd
 
 from planner import manifests as targets
-from planner.api.inputs import FleetLike, plan_file, read_fleet
+from planner.api.inputs import FleetLike, Section, plan_file, read_fleet
 from planner.api.results import PlanResult, Result
 from planner.documents.catalog import CatalogLike, read_catalog
-from planner.documents.fleet_file import read_max_model_len, read_routers
+from planner.documents.fleet_file import changed_plan_doubt, max_model_len_of, routers_of
 from planner.errors import InputError
-from planner.files.checked_files import check_output_directory, write_files
+from planner.files.checked_files import check_output_directory, read_yaml, write_files
 from planner.fleet import Fleet
 from planner.reports.rows import simulated_routers
 from planner.reports.words import describe
@@ -24,12 +25,13 @@ from planner.units import counted
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ManifestsResult(Result):
     """The files of each target, the targets that were refused with the reasons, and notes for whoever applies
-    the files.
+    the files. `doubts` are what is doubtful in the plan.yaml.
     """
 
     fleet: Fleet
     target: str
     rendered: targets.Rendered
+    doubts: tuple[str, ...] = ()
 
     @property
     def files(self) -> dict[str, str]:
@@ -42,7 +44,7 @@ class ManifestsResult(Result):
     def sentences(self) -> list[str]:
         notes = dict.fromkeys(note for listed in self.rendered.notes.values() for note in listed)
         refused = [f"not written: {why}" for why in dict.fromkeys(self.rendered.refused.values())]
-        return [*refused, *self.rendered.warnings.values(), *notes]
+        return [*self.doubts, *refused, *self.rendered.warnings.values(), *notes]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan manifests --json` prints, without the folder."""
@@ -78,28 +80,31 @@ def manifests(
 ) -> ManifestsResult:
     """The deployment of a plan, its folder or a fleet, for one target or for all that can express it.
 
-    A fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. Raises
+    A fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. What a plan
+    says of routers is left out where its workers were changed, as it was simulated with others. Raises
     InputError for an unknown target, and for one that cannot express the plan.
     """
     targets.check_target(target)
     if isinstance(plan, PlanResult):
-        max_model_len = max_model_len or plan.plan.max_model_len
-        return _rendered(plan.fleet, max_model_len, target, simulated_routers(plan.plan))
+        longest_tokens = max_model_len or plan.plan.max_model_len
+        rendered = targets.render(plan.fleet, longest_tokens, target, simulated_routers(plan.plan))
+        return ManifestsResult(plan.fleet, target, rendered)
     fleet = read_fleet(plan, read_catalog(catalog))
-    routers: list[targets.RouterRow] = []
+    document, file = _document_of(plan)
+    max_model_len = max_model_len or max_model_len_of(document, file)
+    if max_model_len is None:
+        raise InputError(f"{file}: max_model_len: missing; add the tokens of the longest request to serve")
+    doubt = changed_plan_doubt(document, file, fleet)
+    routers = [] if doubt else [targets.RouterRow(*row) for row in routers_of(document, file)]
+    rendered = targets.render(fleet, max_model_len, target, routers)
+    return ManifestsResult(fleet, target, rendered, (doubt,) if doubt else ())
+
+
+def _document_of(plan: FleetLike) -> tuple[Section, Path]:
+    """What a plan.yaml or fleet.yaml says, and its path or what errors name in its place."""
     if isinstance(plan, str | Path):
         # A path may be a plan's folder, whose plan.yaml is read, or the file itself.
         in_folder = plan_file(plan)
         file = in_folder if in_folder.is_file() else Path(plan)
-        max_model_len = max_model_len or read_max_model_len(file)
-        routers = [targets.RouterRow(*row) for row in read_routers(file)]
-    if max_model_len is None:
-        raise InputError("max_model_len: missing; give the tokens of the longest request to serve")
-    return _rendered(fleet, max_model_len, target, routers)
-
-
-def _rendered(
-    fleet: Fleet, max_model_len: int, target: str, routers: list[targets.RouterRow]
-) -> ManifestsResult:
-    """The files of the fleet for the target; `routers` are what was simulated under each target's router."""
-    return ManifestsResult(fleet, target, targets.render(fleet, max_model_len, target, routers))
+        return read_yaml(file), file
+    return (plan if isinstance(plan, Mapping) else {}), Path("fleet")

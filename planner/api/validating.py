@@ -15,7 +15,7 @@ import pandas as pd
 from planner.api import inputs
 from planner.api.results import Result
 from planner.documents.catalog import CatalogLike, read_catalog
-from planner.documents.fleet_file import read_max_model_len
+from planner.documents.fleet_file import max_model_len_of
 from planner.documents.slo import parse_slo
 from planner.domain import Slo
 from planner.errors import InputError
@@ -140,7 +140,8 @@ def validate(
     requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
     slo_to_keep = limits or own_slo(file)
     check_classes(slo_to_keep, requests)
-    longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
+    most_tokens = int(np.max(requests.input_tokens + requests.output_tokens))
+    longest = max_model_len_of(read_yaml(file), file) or most_tokens
     whole_plan = None
     notes: tuple[str, ...] = ()
     if slo_to_keep.guarantees:

@@ -10,8 +10,6 @@ import typer
 from planner.commands import shared_options
 from planner.commands.command_output import keep_inputs, say_first
 from planner.commands.printed_tables import print_json, stdout_console
-from planner.documents.catalog import read_catalog
-from planner.errors import InputError
 from planner.policies import ROUTERS_OF
 
 
@@ -33,35 +31,20 @@ def write_manifests(
 
     plan manifests out/plan.yaml --target lws -o deploy/
     """
-    from planner import manifests
-    from planner.api.inputs import fleet_file_doubts, plan_file
-    from planner.documents.fleet_file import read_fleet, read_max_model_len, read_routers
-    from planner.files import checked_files
+    from planner.api.inputs import plan_file
+    from planner.api.manifesting import manifests
+    from planner.files.checked_files import check_output_directory
 
-    checked_files.check_output_directory(out)
+    check_output_directory(out)
     plan = plan_file(plan)
-    fleet = read_fleet(plan, read_catalog(catalog))
-    max_model_len = read_max_model_len(plan)
-    if max_model_len is None:
-        raise InputError(f"{plan}: max_model_len: missing; add the tokens of the longest request to serve")
-    under = [manifests.RouterRow(*row) for row in read_routers(plan)]
-    if doubts := fleet_file_doubts(plan, fleet):
-        say_first(doubts)
-        under = []  # They were simulated with other workers.
-    rendered = manifests.render(fleet, max_model_len, target, under)
+    result = manifests(plan, target, catalog=catalog)
+    if result.doubts:
+        say_first(list(result.doubts))
+    rendered = result.rendered
     keep_inputs([out / name for name in rendered.files], plan)
-    names = manifests.TARGETS if target == "all" else [target]
-    checked_files.write_files(
-        out, rendered.files, outdated=[pattern for name in names for pattern in manifests.OUTDATED[name]]
-    )
+    result.save(out)
     if json_output:
-        written = {
-            "files": list(rendered.files),
-            "refused": rendered.refused,
-            "notes": rendered.notes,
-            "warnings": rendered.warnings,
-        }
-        print_json({"directory": str(out), **written})
+        print_json({"directory": str(out), **result.to_dict()})
         return
     console = stdout_console()
     for why in dict.fromkeys(rendered.refused.values()):

@@ -252,12 +252,12 @@ def serve(
     """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
     from planner.api.inputs import plan_file, read_fleet
     from planner.api.validating import need_aiohttp
-    from planner.documents.fleet_file import read_max_model_len
+    from planner.documents.fleet_file import max_model_len_of
 
     need_aiohttp()
     import asyncio  # Imported here, because it would take every command a twentieth of a second.
 
-    from planner.files.checked_files import check_output_directory
+    from planner.files.checked_files import check_output_directory, read_yaml
     from planner.manifests.engine_command import why_not_started
     from planner.runtime.connection_limits import ConnectionLimits, bind_sockets
     from planner.runtime.remote_workers import parse_workers
@@ -273,9 +273,10 @@ def serve(
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)
     warm_prompts, keys = _warm_prompts(warm_up, fleet, file), _read_keys(api_keys)
+    planned_tokens = max_model_len_of(read_yaml(file), file)
     settings = RouterSettings(
         keys=keys,
-        longest_tokens=max_model_len or read_max_model_len(file) or fleet.llm.context_tokens,
+        longest_tokens=max_model_len or planned_tokens or fleet.llm.context_tokens,
         first_byte_s=first_byte,
         whole_s=whole_answer,
         answer_bytes=answer_bytes,

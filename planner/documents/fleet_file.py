@@ -341,18 +341,18 @@ def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
     return tuple(prefixes)
 
 
-def read_max_model_len(path: Path) -> int | None:
-    """Tokens of the longest request that the plan in `path` serves; None if the file does not say."""
-    file = Section.from_document(read_yaml(path), path, wording=WORDING)
+def max_model_len_of(document: Document, path: Path) -> int | None:
+    """Tokens of the longest request that a plan.yaml serves; None if it does not say. Errors name `path`."""
+    file = Section.from_document(document, path, wording=WORDING)
     return file.whole_number("max_model_len", None, most=MOST)
 
 
-def read_routers(path: Path) -> list[tuple[str, str, str, str, bool | None]]:
+def routers_of(document: Document, path: Path) -> list[tuple[str, str, str, str, bool | None]]:
     """The `routers` of a plan.yaml, a tuple for each target: its name, its router, what is simulated in place
     of the router, the SLO under that router, and whether the plan keeps the SLO there (None in a plan of an
-    older version).
+    older version). Errors name `path`.
     """
-    listed = check_rows(read_yaml(path).get("routers", []), f"{path}: routers")
+    listed = check_rows(document.get("routers", []), f"{path}: routers")
     keys = ("target", "router", "simulated", "slo", "kept")
     rows = [Section.from_document(each, f"{path}: routers", keys) for each in listed]
     return [
@@ -364,11 +364,10 @@ def read_routers(path: Path) -> list[tuple[str, str, str, str, bool | None]]:
     ]
 
 
-def changed_plan_doubt(path: Path, fleet: Fleet) -> str:
+def changed_plan_doubt(document: Document, path: Path, fleet: Fleet) -> str:
     """The sentence that the workers of a plan.yaml are not those it was written with; "" for other files and
     where nothing shows it. A plan.yaml states the GPUs, the Watts and the price of its workers.
     """
-    document = read_yaml(path)
     bill = document.get("bill")
     if "status" not in document or not isinstance(bill, dict):
         return ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import fleetplan
@@ -126,8 +127,26 @@ def test_manifests_are_those_that_the_plan_writes(plan: PlanResult, tmp_path: Pa
     plan.save(tmp_path / "out")
     assert fleetplan.manifests(tmp_path / "out", "kubernetes").files == found.files
     assert set(found.save(tmp_path / "made")) == set(found.to_frame()["file"])
+    document = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
+    assert document["routers"]
+    assert fleetplan.manifests(document, "kubernetes").files == found.files
     with pytest.raises(errors.InputError, match=r"target: no deployment target .* There are all, vllm"):
         fleetplan.manifests(plan, "nowhere")
+
+
+def test_manifests_of_a_changed_plan_say_nothing_of_its_routers(plan: PlanResult, tmp_path: Path) -> None:
+    """A worker more than was planned: what the routers do was simulated without it."""
+    plan.save(tmp_path / "out")
+    file = tmp_path / "out" / "plan.yaml"
+    document = yaml.safe_load(file.read_text())
+    router = document["routers"][0]["router"]
+    assert router in fleetplan.manifests(file, "kubernetes").files["README.md"]
+    document["workers"][0]["count"] += 1
+    file.write_text(to_yaml(document))
+    for given in (file, document):
+        found = fleetplan.manifests(given, "kubernetes")
+        assert "they were changed since" in found.sentences()[0]
+        assert router not in found.files["README.md"]
 
 
 def test_the_catalog_is_in_frames() -> None:

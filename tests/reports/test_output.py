@@ -15,9 +15,9 @@ import yaml
 from plans import CATALOG, a_plan, a_simulation, a_trace, mixed, pairs
 
 from planner.documents.engine_file import parse_engine
-from planner.documents.fleet_file import read_fleet, read_max_model_len
+from planner.documents.fleet_file import max_model_len_of, read_fleet
 from planner.documents.slo import parse_slo
-from planner.files.checked_files import write_files
+from planner.files.checked_files import read_yaml, write_files
 from planner.fleet import Fleet, Network
 from planner.reports.output import plan_yaml, render, requests_csv, simulation_summary, to_json
 from planner.simulator.replay import simulate
@@ -54,7 +54,8 @@ def test_plan_yaml_reads_back_as_the_same_fleet(tmp_path: Path, fleet: Fleet) ->
     """Step times, prices and network to the last bit, so that a simulation of it repeats."""
     write_files(tmp_path, {"plan.yaml": plan_yaml(a_plan(fleet))})
     assert read_fleet(tmp_path / "plan.yaml", CATALOG) == fleet
-    assert read_max_model_len(tmp_path / "plan.yaml") == 1300
+    file = tmp_path / "plan.yaml"
+    assert max_model_len_of(read_yaml(file), file) == 1300
 
 
 def test_expected_power_stands_beside_the_provisioned() -> None:
