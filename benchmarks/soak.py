@@ -234,7 +234,7 @@ async def soak(requests: int, fleet: Fleet, clients: int, every_s: float, seed: 
         place_workers(fleet, folder, None, log_bytes=2**20), engine_command, QUICK
     ) as group:
         router = LiveRouter(group.workers, fleet, ROUTED)
-        async with listening(router.app, door=router.door) as url:
+        async with listening(router.app, connections=router.connections) as url:
             process = context.Process(
                 target=serve_clients, args=(url, requests, clients, seed, theirs), daemon=True
             )

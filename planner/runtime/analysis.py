@@ -22,8 +22,7 @@ from planner.domain import Slo, row_of
 from planner.fleet import Fleet
 from planner.models.engine import Engine
 from planner.runtime import step_fits
-from planner.runtime.as_served import ServedLengths, as_served, measure_lengths
-from planner.runtime.as_served import client_clock_notes as as_served_notes
+from planner.runtime.as_served import ServedLengths, as_served, client_clock_notes, measure_lengths
 from planner.runtime.endpoint import Endpoint
 from planner.runtime.engine_log import EngineLog, read_step_logs
 from planner.runtime.engine_scraper import EngineTimes, engine_times
@@ -96,8 +95,8 @@ class ValidationSetup:
 class Validation:
     """The results of a run.
 
-    Engines on a CPU have a clock of their own, which stands still while other processes have their core. By
-    this clock is the comparison `undisturbed`; the fleet `as_run` has step times by the wall clock instead.
+    Engines on a CPU have a clock of their own, which stands still while other processes have their core. The
+    comparison `undisturbed` is by this clock; the fleet `as_run` has step times by the wall clock instead.
     Both are None for engines without such a clock. `by_client` compares by the client's clock, and is None if
     `comparison` does so. `after` is the comparison with corrected step times, by the engines' own clocks if
     they have them. `fits` are the corrected step times for a catalog, by file name.
@@ -152,8 +151,8 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
     if setup.endpoint is not None:
         served = measure_lengths(trace, journal)
         trace, journal = as_served(trace, journal)
-        served_notes = as_served_notes(served, records, planned_requests=len(setup.trace), sent=len(trace))
-        setup = replace(setup, notes=(*setup.notes, *served_notes))
+        notes = client_clock_notes(served, records, planned_requests=len(setup.trace), sent=len(trace))
+        setup = replace(setup, notes=(*setup.notes, *notes))
     run = Measurement(setup.fleet, trace, journal, logs)
     comparison = compare_with_simulation(run, setup.fleet, setup.slo, tolerances)
     measured_steps = step_fits.compare_steps(run, setup.fleet)
@@ -170,7 +169,8 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
         )
     by_client = None
     if run.is_timed_by_engines:
-        by_client = compare_with_simulation(replace(run, logs={}), setup.fleet, setup.slo, tolerances)
+        without_logs = replace(run, logs={})  # Its times are the client's.
+        by_client = compare_with_simulation(without_logs, setup.fleet, setup.slo, tolerances)
     return Validation(
         setup=setup,
         measurement=run,

@@ -54,10 +54,11 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
     inputs, outputs = trace.input_tokens[requests].copy(), trace.output_tokens[requests].copy()
     for request, sent in journal.sent.items():
         if sent.status == "finished":
+            # An endpoint that counts no prompt tokens sends 0; the trace's length has to do then.
             inputs[number[request]] = sent.input_tokens or inputs[number[request]]
             outputs[number[request]] = len(sent.token_s)
     served_trace = trace.select(requests)
-    if served_trace.image_tokens is not None:
+    if served_trace.image_tokens is not None:  # They are part of the prompt, which may be shorter now.
         served_trace = replace(served_trace, image_tokens=np.minimum(served_trace.image_tokens, inputs))
     parts = tuple(
         replace(part, requests=tuple(number[request] for request in part.requests)) for part in journal.parts
@@ -123,4 +124,4 @@ def client_clock_notes(
             f"A small answer took {1e3 * min(trips):.3g} ms from the endpoint to this client, which the "
             "measured times hold and the predicted ones do not."
         )
-    return tuple(dict.fromkeys(sentences))
+    return tuple(dict.fromkeys(sentences))  # Several parts of a run may say the same.

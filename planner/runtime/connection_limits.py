@@ -9,7 +9,6 @@ of a request after `idle_s` is ended.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import resource
 import socket
@@ -23,9 +22,12 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from planner.errors import InputError
+from planner.runtime.addresses import is_loopback
 
 FILES_KEPT = 256  # Files left for logs, listening sockets and health checks.
 FILES_EACH = 3  # Files of a connection: its own, one to an engine, one to an engine that is kept open.
+# Few files must not shut the server, and where files are unlimited a number is needed all the same.
+LEAST_CONNECTIONS, MOST_CONNECTIONS = 16, 10**6
 BACKLOG = 1024  # Connections that may wait in the kernel before they are accepted.
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -48,13 +50,15 @@ class ConnectionLimits:
                 raise InputError(f"{name}: must be above 0, found {getattr(self, name)!r}")
 
 
-class Door:
-    """Counts a server's connections, and decides which may stay; `refused` counts those that may not."""
+class OpenConnections:
+    """The connections of a server: how many there are and which may stay. `refused` counts the others by the
+    limit that ended them: "all", "client" or "idle".
+    """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.most = min(limits.connections, connections_for(_most_open_files()))
-        self.open = 0
+        self.open = 0  # How many connections there are now; `clients` has how many of each client.
         self.refused: Counter[str] = Counter()
         self.clients: Counter[str] = Counter()
         # Since when each connection waits for a request, the longest wait first.
@@ -92,7 +96,7 @@ class Door:
 
     @web.middleware
     async def track_waiting(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count a connection as waiting but from the end of a request's head to its answer."""
+        """Count a connection as waiting, except from the end of a request's head to the end of its answer."""
         transport = request.transport
         if transport is not None:
             self.waiting.pop(transport, None)
@@ -116,14 +120,14 @@ class Door:
 class _Connection(asyncio.Protocol):
     """Passes all that happens on to aiohttp's protocol, if the connection is admitted."""
 
-    def __init__(self, door: Door, inner: asyncio.Protocol) -> None:
-        self.door, self.inner = door, inner
+    def __init__(self, connections: OpenConnections, inner: asyncio.Protocol) -> None:
+        self.connections, self.inner = connections, inner
         self.client, self.is_admitted = "", False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
         self.transport, self.client = transport, str(peer[0]) if peer else ""
-        self.is_admitted = self.door.admit(transport, self.client)
+        self.is_admitted = self.connections.admit(transport, self.client)
         if self.is_admitted:
             self.inner.connection_made(transport)
         else:
@@ -131,7 +135,7 @@ class _Connection(asyncio.Protocol):
             transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.door.note_closed(self.transport, self.client)
+        self.connections.note_closed(self.transport, self.client)
         if self.is_admitted:
             self.inner.connection_lost(error)
 
@@ -154,9 +158,11 @@ class _Connection(asyncio.Protocol):
 class _Site(web.BaseSite):
     """aiohttp's server on sockets that are bound already."""
 
-    def __init__(self, runner: web.AppRunner, sockets: Sequence[socket.socket], door: Door | None) -> None:
+    def __init__(
+        self, runner: web.AppRunner, sockets: Sequence[socket.socket], connections: OpenConnections | None
+    ) -> None:
         super().__init__(runner, backlog=BACKLOG)
-        self._sockets, self._door = sockets, door
+        self._sockets, self._connections = sockets, connections
         self._servers: list[asyncio.Server] = []
 
     @property
@@ -167,8 +173,8 @@ class _Site(web.BaseSite):
         await super().start()
         loop, handlers = asyncio.get_running_loop(), self._runner.server
         assert handlers is not None
-        door = self._door
-        factory = handlers if door is None else lambda: _Connection(door, handlers())
+        connections = self._connections
+        factory = handlers if connections is None else lambda: _Connection(connections, handlers())
         for bound in self._sockets:
             self._servers.append(await loop.create_server(factory, sock=bound, backlog=self._backlog))
 
@@ -179,8 +185,8 @@ class _Site(web.BaseSite):
 
 
 def connections_for(files: float) -> int:
-    """How many connections a process that may open this many files can hold: from 16 to a million."""
-    return int(min(max((files - FILES_KEPT) / FILES_EACH, 16), 10**6))
+    """How many connections a process that may open this many files, perhaps infinitely many, can hold."""
+    return int(min(max((files - FILES_KEPT) / FILES_EACH, LEAST_CONNECTIONS), MOST_CONNECTIONS))
 
 
 def _most_open_files() -> float:
@@ -191,7 +197,7 @@ def _most_open_files() -> float:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return float("inf") if hard == resource.RLIM_INFINITY else hard
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # Some systems refuse even the hard limit that they name.
         return soft
 
 
@@ -209,7 +215,7 @@ def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]
         raise InputError(f"--host {host[:100]}: no such address ({why})") from None
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(addresses):
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):  # A name may have one twice.
             listener = socket.socket(family, kind, protocol)
             sockets.append(listener)
             listener.setblocking(False)
@@ -239,30 +245,31 @@ async def listening(
     *,
     has_keys: bool = False,
     sockets: Sequence[socket.socket] = (),
-    door: Door | None = None,
+    connections: OpenConnections | None = None,
 ) -> AsyncIterator[str]:
     """Serve `app` on `host` and `port`, or on `sockets` that were bound for it; yields its URL.
 
-    Without a `door` connections are not limited. Compressed bodies reach the handler as they are: aiohttp
-    would inflate all of them, read or not, before anybody looks at the key.
+    Without `connections` their number is not limited. Compressed bodies reach the handler as they are:
+    aiohttp would inflate all of them, read or not, before anybody looks at the key.
     """
     bound = list(sockets) or bind_sockets(host, port, has_keys=has_keys)
-    if door is not None:
-        app.middlewares.insert(0, door.track_waiting)
+    if connections is not None:
+        app.middlewares.insert(0, connections.track_waiting)
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, logger=_quiet_logger(), auto_decompress=False
     )
     await runner.setup()
-    sweeping = asyncio.ensure_future(asyncio.sleep(0) if door is None else door.end_idle())
+    sweeping = None if connections is None else asyncio.ensure_future(connections.end_idle())
     try:
         try:
-            await _Site(runner, bound, door).start()
+            await _Site(runner, bound, connections).start()
         except OSError as error:
             why = error.strerror or error
             raise InputError(f"{url_of(bound[0])} cannot be listened on ({why})") from None
         yield url_of(bound[0])
     finally:
-        sweeping.cancel()
+        if sweeping is not None:
+            sweeping.cancel()
         await runner.cleanup()
         for each in bound:
             each.close()
@@ -283,11 +290,3 @@ def _without_headers(record: logging.LogRecord) -> bool:
         record.msg, record.args = "a malformed request was refused: %s", (type(error).__name__,)
         record.exc_info = record.exc_text = None
     return True
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or name is this machine's own."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False

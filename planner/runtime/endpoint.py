@@ -20,7 +20,8 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from planner.errors import InputError, PlannerError
-from planner.runtime.connection_limits import is_loopback
+from planner.runtime.addresses import is_loopback, split_address
+from planner.runtime.upstream import SPARE_TOKENS
 
 CONNECT_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0  # The default limit on a request's time, from its connection to its last token.
@@ -34,7 +35,6 @@ MODELS_BYTES = 4 * 2**20  # The most bytes that are read of the list of models.
 LINE_BYTES = 2**20  # The longest line of a stream.
 # The errors of a connection or an answer that cannot be read.
 UNREADABLE = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RecursionError)
-SPARE_TOKENS = 64  # An answer with more tokens than this beyond the request's limit is broken off.
 
 
 class EndpointError(PlannerError):
@@ -107,6 +107,7 @@ class Endpoint:
     def client(self) -> aiohttp.ClientSession:
         """A session whose requests bear the key; each ends in bounded time."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        # A server that packs its answer may hold tokens back until a block is full.
         return open_session(self.timeout_s, headers | {"Accept-Encoding": "identity"})
 
 
@@ -117,7 +118,7 @@ def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aio
         timeout=timeout,
         connector=aiohttp.TCPConnector(limit=0),
         headers=headers,
-        read_bufsize=LINE_BYTES // 2,
+        read_bufsize=LINE_BYTES // 2,  # aiohttp takes lines of up to twice this size.
         cookie_jar=aiohttp.DummyCookieJar(),
     )
 
@@ -127,12 +128,8 @@ def checked_url(url: str, option: str) -> str:
 
     That of --url also loses the path of an operation, and gets /v1 if it has no path.
     """
-    try:
-        parts = urlsplit(url)
-        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        is_whole = False
-    if not is_whole or not url.isprintable() or " " in url:
+    parts = split_address(url)
+    if parts is None or not url.isprintable() or " " in url:
         raise InputError(f"{option}: expected an address such as https://host/v1, found {_shown_url(url)}")
     if parts.username is not None or parts.password is not None:
         raise InputError(f"{option}: a name or password in an address ends up in logs; use --api-key-env")
@@ -212,7 +209,7 @@ async def post_request(
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
     post = client.post(
         f"{endpoint.url}{path}",
-        data=io.BytesIO(body),
+        data=io.BytesIO(body),  # As a file, because aiohttp warns of large bytes.
         headers=headers,
         allow_redirects=False,
         timeout=timeout,

@@ -27,8 +27,9 @@ SCRAPE_BYTES = 64 * 2**20  # The limit of a scrape; an engine's has about 100 KB
 SETTLE_S = 90.0  # A Prometheus server scrapes again within this time: usual intervals are at most a minute.
 POLL_S = 1.0  # The server is asked this often whether it has scraped.
 LABEL = "model_name"  # vLLM's label for the LLM of a sample.
-QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'
-FRESH = "min(timestamp(vllm:e2e_request_latency_seconds_count))"  # When the oldest scrape of an engine was.
+# Queries to a Prometheus server: all samples, and when that engine was scraped whose scrape is oldest.
+SAMPLES_QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'
+OLDEST_SCRAPE_QUERY = "min(timestamp(vllm:e2e_request_latency_seconds_count))"
 COUNTERS = ("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
 
 Rows = Iterable[tuple[str, dict[str, str], float]]
@@ -99,7 +100,7 @@ class EngineScraper:
             raise EndpointError(f"{url}: its time() is no number") from None
         deadline_s = time.monotonic() + SETTLE_S
         while True:
-            rows = await self._query(url, FRESH)
+            rows = await self._query(url, OLDEST_SCRAPE_QUERY)
             # Without rows there is no engine of vLLM, and no scrape to wait for.
             if not rows or float(rows[0]["value"][1]) >= now_s:
                 return
@@ -113,7 +114,7 @@ class EngineScraper:
         if is_engine(url):
             return list(samples_of(await self._get(url), url))
         rows = []
-        for row in await self._query(url, QUERY):
+        for row in await self._query(url, SAMPLES_QUERY):
             labels = {str(key): str(value) for key, value in row["metric"].items()}
             rows.append((labels.pop("__name__", ""), labels, float(row["value"][1])))
         return rows

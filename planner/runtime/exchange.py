@@ -275,5 +275,5 @@ def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> w
         return web.HTTPRequestEntityTooLarge(
             max_size=0, actual_size=0, text=text, content_type="application/json"
         )
-    kind = kinds.get(status, web.HTTPBadRequest)
+    kind = kinds.get(status, web.HTTPBadRequest)  # A status that aiohttp alone gives becomes 400.
     return kind(text=text, content_type="application/json", headers=headers)

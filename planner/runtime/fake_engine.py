@@ -3,11 +3,12 @@ predicts.
 
     python -m planner.runtime.fake_engine --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
 
-It batches as vLLM v1 does: decodes first, then prompts in chunks, in order of arrival or of their `priority`,
-while there are seats and KV blocks. It never preempts, because a request reserves the blocks of its prompt
-and its output. It writes the same step log as our vLLM workers (`planner/runtime/step_log.py`). With a prefix
-cache, tokens of a prompt that are still cached take no time. The router, the replay and the comparison are
-tested with this engine, and a plan is rehearsed with it, on a machine without GPU or vLLM.
+It batches as vLLM v1 does: running requests first, then waiting prompts in chunks, in order of arrival or of
+their `priority`, while there are seats and KV blocks. It never preempts, because a request reserves the
+blocks of its prompt and its output. It writes the same step log as our vLLM workers
+(`planner/runtime/step_log.py`). With a prefix cache, tokens of a prompt that are still cached take no time.
+The router, the replay and the comparison are tested with this engine, and a plan is rehearsed with it, on a
+machine without GPU or vLLM.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class FakeEngine:
         self.has_work = asyncio.Event()
         self.now_s = 0.0
         self.prompt_tokens = self.output_tokens = 0
+        # vLLM also counts the block that it keeps empty as a placeholder.
         self.metrics = EngineMetrics("rehearsal", block_tokens=KV_BLOCK_TOKENS, blocks=self.blocks + 1)
 
     def add(self, request: _Request) -> None:
@@ -213,6 +215,7 @@ class FakeEngine:
             self.log.step(start_s, self.now_s, [(r.name, new, r.computed) for r, new in chunks])
         for request, new in chunks:
             request.computed += new
+            # A request is not running any more if its client has gone during the step.
             if request.computed < request.prompt_tokens or request not in self.running:
                 continue
             if request.generated == 0:
@@ -247,8 +250,9 @@ class _AnswerFormat:
         self.written = 0
 
     def _head(self, kind: str) -> dict[str, Any]:
-        kind = (f"chat.completion{kind}") if self.is_chat else "text_completion"
-        return {"id": "cmpl-0", "object": kind, "created": int(time.time()), "model": self.model}
+        """The fields of every answer; `kind` is ".chunk" for an event of a stream, else empty."""
+        name = f"chat.completion{kind}" if self.is_chat else "text_completion"
+        return {"id": "cmpl-0", "object": name, "created": int(time.time()), "model": self.model}
 
     def _usage(self, request: _Request, tokens: int) -> dict[str, int]:
         prompt = request.prompt_tokens

@@ -35,7 +35,7 @@ from planner.fleet import Fleet, Policies
 from planner.models.output_length import OutputTable, output_table
 from planner.policies import FLIP, POOLS, QUEUE, REPURPOSE, ROUTING, STATIC, by_tenant
 from planner.runtime import events
-from planner.runtime.prompt_blocks import Numbers
+from planner.runtime.prompt_blocks import BlockNumbers
 from planner.simulator import cache_layout, layout
 from planner.simulator.cache_layout import Caches
 from planner.simulator.layout import State
@@ -111,7 +111,7 @@ class LiveFleet:
                 self._predict_from(*history)
         if self.keeps_prefixes:
             # A node is a row of the caches' tables for one prompt block; `nodes` gives each block a free one.
-            self.nodes = Numbers(len(self.caches.holders))
+            self.nodes = BlockNumbers(len(self.caches.holders))
             # How many seats use each node; -1: the number is free.
             self.users = np.full(len(self.nodes), -1, np.int32)
             self.touched = np.zeros(len(self.nodes), np.uint8)

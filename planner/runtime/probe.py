@@ -241,8 +241,10 @@ def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
     if answer.code not in (0, 200) and not text.startswith("HTTP "):
         text = f"HTTP {answer.code}: {text}"
     if answer.code in (401, 403):
-        name = f"the key in ${endpoint.key_name}" if endpoint.key else "no API key, and one is needed"
-        return f"{text} ({'it refuses ' if endpoint.key else 'it was sent '}{name}; see --api-key-env)"
+        why = "it was sent no API key, and one is needed"
+        if endpoint.key:
+            why = f"it refuses the key in ${endpoint.key_name}"
+        return f"{text} ({why}; see --api-key-env)"
     if answer.code == 402:
         return f"{text} (the account has no money left)"
     if answer.code == 429:

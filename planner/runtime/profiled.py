@@ -77,7 +77,8 @@ def profile_engine(
     """
     served_file, rows_file = out.with_suffix(".served.csv"), out.with_name(ENGINES)
     other_rows = read_yaml(rows_file) if rows_file.exists() else {}
-    count = engine_count or (len(os.sched_getaffinity(0)) // subject.tp if is_cpu_build() else 1)
+    engines_by_cores = max(len(os.sched_getaffinity(0)) // subject.tp, 1) if is_cpu_build() else 1
+    count = engine_count or engines_by_cores
     settings = {key: getattr(subject, key) for key in SHARED_SETTINGS}
     settings |= {"engines": count, "arguments": arguments, "seed": how.get("seed", 0)}
     progress(

@@ -12,10 +12,11 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.importers.prometheus_range import Series, parse_answer
+from planner.runtime.addresses import split_address
 
 TIMEOUT_S = 60.0  # A query of a long range takes Prometheus some time.
 MOST_POINTS = 10_000  # Points per series and query; Prometheus refuses more than 11,000.
-MOST_BYTES = 512 * 2**20  # Of one answer.
+MOST_BYTES = 512 * 2**20  # The limit of one answer; with so many points it has a few thousand series.
 
 
 class PrometheusError(InputError):
@@ -50,12 +51,8 @@ def query_range(
 
 def _base_url(url: str) -> str:
     """The address without a slash at its end. Raises InputError for what is no address of a server."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        is_address = False
-    if not is_address or parts.query or parts.fragment:
+    parts = split_address(url)
+    if parts is None or parts.query or parts.fragment:
         raise InputError(
             f"--prometheus: expected an address such as http://prometheus:9090, found {url[:200]!r}"
         )

@@ -1,4 +1,4 @@
-"""Names for the KV blocks of a prompt, and a small number for each name in use, to index arrays with."""
+"""Names of the KV blocks of a prompt, and a small number for each name in use, to index arrays with."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def words_of(prompt: object) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
-class Numbers:
-    """A number below `size` for each name in use. `drop` makes the numbers free for other names."""
+class BlockNumbers:
+    """A number below `size` for each block name in use. `drop` makes numbers free for other names."""
 
     def __init__(self, size: int) -> None:
         self.of_name: dict[int, int] = {}
-        self.names = [0] * size  # By number; whatever was there last where the number is free.
+        self.names = [0] * size  # The name that has, or last had, each number.
         self.free = list(range(size - 1, -1, -1))
 
     def __len__(self) -> int:

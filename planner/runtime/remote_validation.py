@@ -71,6 +71,7 @@ class Failures:
             return
         self.last_failure = answer
         failed, limit = sum(self.recent), endpoint.max_failed_frac
+        # The share is of RECENT requests even while there are fewer, so that the first ones end no run alone.
         if (limit == 0 or failed >= LEAST_FAILED) and (failed > limit * RECENT or self.in_a_row >= IN_A_ROW):
             self._raise_error()
 

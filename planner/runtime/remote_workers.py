@@ -13,13 +13,13 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from planner.documents.warm_up import WarmPrompt
 from planner.errors import InputError
 from planner.fleet import Fleet, Role
+from planner.runtime.addresses import split_address
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.service import serve_until_drained
 
@@ -45,8 +45,7 @@ class Remote:
     can_turn = False  # Whoever starts a remote worker chose its role.
 
     def turn(self, role: Role) -> None:
-        """The router calls this only where `can_turn` is true."""
-        raise NotImplementedError
+        raise NotImplementedError  # The router calls this only where `can_turn` is true.
 
     async def watch(self, every_s: float) -> None:
         """Check /health every `every_s`, until cancelled.
@@ -94,13 +93,9 @@ def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) ->
             raise InputError(f"--workers: {name}: the plan has {count} workers, found {given} addresses")
     all_urls = [url for urls in addresses.values() for url in urls]
     for url in all_urls:
-        try:
-            parts = urlsplit(url)
-            # `port` is None where the address has none, and raises ValueError above 65,535; 0 is refused.
-            has_host = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:
-            has_host = False
-        if not has_host or parts.path or parts.query or parts.fragment or parts.username is not None:
+        parts = split_address(url)
+        # The router adds the paths itself, and a name or password would stand in logs.
+        if parts is None or parts.path or parts.query or parts.fragment or parts.username is not None:
             raise InputError(
                 f"--workers: expected an address such as http://10.0.0.1:8001, found {url[:200]!r}"
             )

@@ -20,9 +20,8 @@ from planner.simulator import judge
 from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.traffic.trace import Trace, judged_span_s
 
-MOST_TIMES = (
-    16  # Beyond 16 times the plan's workers the search ends without a fleet: the plan is useless then.
-)
+# With this many times the plan's workers the search ends without a fleet: the plan is useless then.
+MOST_TIMES = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Role
 from planner.policies import QUEUE, ROUTING, VLLM, find_router_difference
 from planner.runtime import router_metrics
-from planner.runtime.connection_limits import ConnectionLimits, Door
+from planner.runtime.connection_limits import ConnectionLimits, OpenConnections
 from planner.runtime.exchange import (
     PATHS,
     ClientGoneError,
@@ -180,7 +180,7 @@ class LiveRouter:
         self.seen_identities: list[str | None] = [None] * len(self.backends)
         # By worker: the requests on it, each with the timeout that ends its block in `_on_worker`.
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
-        self.door = Door(self.settings.limits)
+        self.connections = OpenConnections(self.settings.limits)
         # The requests that a policy holds back, in order of arrival: (arrival time, seat in `live`).
         self.held_back: list[tuple[float, int]] = []
         # An event for each request in `held_back`, set when the request becomes the first.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from planner.runtime.connection_limits import Door
+from planner.runtime.connection_limits import OpenConnections
 from planner.runtime.live_routing import LiveFleet
 from planner.runtime.trust import Trust
 
@@ -26,7 +26,7 @@ class RouterCounts(Protocol):
     """What a router counts. `poison` requests are those that workers died of."""
 
     live: LiveFleet
-    door: Door
+    connections: OpenConnections
     is_draining: bool
     in_flight: int
     outcomes: Counter[str]
@@ -41,65 +41,9 @@ class RouterCounts(Protocol):
 
 
 def metrics_text(router: RouterCounts, now_s: float) -> str:
-    backends, live_workers, door, trust = router.backends, router.live.workers, router.door, router.trust
-    workers, resting = range(len(backends)), trust.resting(now_s)
-    names = [backend.name for backend in backends]
-
-    def by_worker(values: Iterable[float]) -> dict[str, float]:
-        return dict(zip(names, map(float, values), strict=True))
-
-    lines = [
-        *_metric_lines("requests_total", "counter", "Requests by how they ended", "outcome", router.outcomes),
-        *_metric_lines("retries_total", "counter", "Tries after a request's first", "", {"": router.retries}),
-        *_metric_lines("poison_total", "counter", "Requests that workers died of", "", {"": router.poison}),
-        *_metric_lines("in_flight", "gauge", "Requests that have not ended", "", {"": router.in_flight}),
-        *_metric_lines("draining", "gauge", "1 while no new request is taken", "", {"": router.is_draining}),
-        *_metric_lines("connections", "gauge", "Open connections of clients", "", {"": door.open}),
-        *_metric_lines("connections_limit", "gauge", "Most connections of clients", "", {"": door.most}),
-        *_metric_lines(
-            "connections_ended_total",
-            "counter",
-            "Connections ended by a limit: all, client or idle",
-            "limit",
-            door.refused,
-        ),
-    ]
-    for name, kind, about, values in (
-        ("up", "gauge", "1 while the worker answers", by_worker(backend.is_up for backend in backends)),
-        (
-            "given_up",
-            "gauge",
-            "1 while no start is tried",
-            by_worker(bool(backend.gave_up) for backend in backends),
-        ),
-        (
-            "starts_total",
-            "counter",
-            "Starts of its engine",
-            by_worker(backend.starts for backend in backends),
-        ),
-        (
-            "passed_over",
-            "gauge",
-            "1 while others go first: it failed",
-            by_worker(w in resting for w in workers),
-        ),
-        ("failures_total", "counter", "Tries that failed on it", by_worker(trust.failed[w] for w in workers)),
-        (
-            "refusals_total",
-            "counter",
-            "Those of them it refused",
-            by_worker(trust.refused[w] for w in workers),
-        ),
-        ("requests", "gauge", "Requests it has", by_worker(live_workers["assigned"])),
-        (
-            "pending_prompt_tokens",
-            "gauge",
-            "Tokens it has to prefill",
-            by_worker(live_workers["pending_tokens"]),
-        ),
-    ):
-        lines += _metric_lines(f"worker_{name}", kind, about, "worker", values)
+    lines = []
+    for metric in (*_router_metrics(router), *_worker_metrics(router, now_s)):
+        lines += _metric_lines(metric)
     lines += [
         "# HELP fleetplan_first_byte_seconds Seconds to the first byte of a stream",
         "# TYPE fleetplan_first_byte_seconds histogram",
@@ -116,12 +60,66 @@ def metrics_text(router: RouterCounts, now_s: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _metric_lines(name: str, kind: str, about: str, label: str, values: Mapping[str, float]) -> list[str]:
-    """The lines of one metric, with a sample for each value of `label`; without a label one sample."""
-    lines = [f"# HELP fleetplan_{name} {about}", f"# TYPE fleetplan_{name} {kind}"]
-    for value, number in sorted(values.items()):
-        labels = f'{{{label}="{_escaped(value)}"}}' if label else ""
-        lines.append(f"fleetplan_{name}{labels} {number:.0f}")
+class _Metric(NamedTuple):
+    """One metric: `values` has a sample for each value of `label`, or one under "" without a label."""
+
+    name: str
+    kind: str
+    about: str
+    values: Mapping[str, float]
+    label: str = ""
+
+
+def _router_metrics(router: RouterCounts) -> list[_Metric]:
+    """The metrics of the router as a whole."""
+    connections = router.connections
+    return [
+        _Metric("requests_total", "counter", "Requests by how they ended", router.outcomes, "outcome"),
+        _Metric("retries_total", "counter", "Tries after a request's first", {"": router.retries}),
+        _Metric("poison_total", "counter", "Requests that workers died of", {"": router.poison}),
+        _Metric("in_flight", "gauge", "Requests that have not ended", {"": router.in_flight}),
+        _Metric("draining", "gauge", "1 while no new request is taken", {"": router.is_draining}),
+        _Metric("connections", "gauge", "Open connections of clients", {"": connections.open}),
+        _Metric("connections_limit", "gauge", "Most connections of clients", {"": connections.most}),
+        _Metric(
+            "connections_ended_total",
+            "counter",
+            "Connections ended by a limit: all, client or idle",
+            connections.refused,
+            "limit",
+        ),
+    ]
+
+
+def _worker_metrics(router: RouterCounts, now_s: float) -> list[_Metric]:
+    """The metrics with a sample for each worker."""
+    backends, live_workers, trust = router.backends, router.live.workers, router.trust
+    workers, resting = range(len(backends)), trust.resting(now_s)
+    names = [backend.name for backend in backends]
+
+    def metric(name: str, kind: str, about: str, values: Iterable[float]) -> _Metric:
+        by_worker = dict(zip(names, map(float, values), strict=True))
+        return _Metric(f"worker_{name}", kind, about, by_worker, "worker")
+
+    return [
+        metric("up", "gauge", "1 while the worker answers", (backend.is_up for backend in backends)),
+        metric("given_up", "gauge", "1 while no start is tried", (bool(each.gave_up) for each in backends)),
+        metric("starts_total", "counter", "Starts of its engine", (backend.starts for backend in backends)),
+        metric("passed_over", "gauge", "1 while others go first: it failed", (w in resting for w in workers)),
+        metric("failures_total", "counter", "Tries that failed on it", (trust.failed[w] for w in workers)),
+        metric("refusals_total", "counter", "Those of them it refused", (trust.refused[w] for w in workers)),
+        metric("requests", "gauge", "Requests it has", live_workers["assigned"]),
+        metric("pending_prompt_tokens", "gauge", "Tokens it has to prefill", live_workers["pending_tokens"]),
+    ]
+
+
+def _metric_lines(metric: _Metric) -> list[str]:
+    """The lines of one metric, with its samples."""
+    name = f"fleetplan_{metric.name}"
+    lines = [f"# HELP {name} {metric.about}", f"# TYPE {name} {metric.kind}"]
+    for value, number in sorted(metric.values.items()):
+        labels = f'{{{metric.label}="{_escaped(value)}"}}' if metric.label else ""
+        lines.append(f"{name}{labels} {number:.0f}")
     return lines
 
 

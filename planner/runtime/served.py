@@ -46,7 +46,7 @@ from planner.models.step_tables import COLUMNS, StepTable
 from planner.runtime import workers
 from planner.runtime.connection_limits import listening
 from planner.runtime.engine_log import EngineLog, read_step_logs
-from planner.runtime.live_replay import Journal, ReplayPart, Sent, request_body, send_to_router
+from planner.runtime.live_replay import TIMEOUT_S, Journal, ReplayPart, Sent, request_body, send_to_router
 from planner.runtime.measured_against_simulated import Measurement, outside_s
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.traffic.trace import Trace
@@ -176,7 +176,7 @@ async def _run_levels(
         # No request may be refused: the clients fill the engines on purpose.
         router = LiveRouter(group.workers, fleet, RouterSettings(max_in_flight=10**9))
         async with listening(router.app, "127.0.0.1", 0) as url:
-            timeout = aiohttp.ClientTimeout(total=600)
+            timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
             async with aiohttp.ClientSession(
                 timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
             ) as client:
@@ -287,7 +287,7 @@ def _step_table(
     return StepTable(table[[*COLUMNS, "own_s", "level", "server"]], about)
 
 
-def _fit_servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog]) -> Sequence[float]:
+def _fit_servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog]) -> tuple[float, float]:
     """CPU seconds per step and per token outside the engines' computing threads.
 
     Fitted over the levels by non-negative least squares of relative errors.

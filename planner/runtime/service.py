@@ -32,7 +32,7 @@ async def serve_until_drained(
         stop_requested.set()
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
 
-    async with listening(router.app, sockets=sockets, door=router.door) as url:
+    async with listening(router.app, sockets=sockets, connections=router.connections) as url:
         loop.add_signal_handler(signal.SIGTERM, drain)
         say(f"{router.fleet.llm.name} at {url}/v1 ({workers}); Ctrl-C ends it")
         await stop_requested.wait()

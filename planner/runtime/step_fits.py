@@ -12,7 +12,7 @@ import pandas as pd
 from planner.calibrate.measured_runs import Calibrated, calibrate
 from planner.fleet import Fleet, WorkerType
 from planner.models.correction import CorrectedFormula
-from planner.models.latency import ON_WALL, StepLatency
+from planner.models.latency import DECODES, ON_WALL, PREFILLS, StepLatency
 from planner.models.step_fit import errors_by_regime
 from planner.models.step_tables import COLUMNS, StepTable, without_next_launch
 from planner.runtime.measured_against_simulated import Measurement
@@ -187,7 +187,7 @@ def _predicted_s(worker: WorkerType, table: StepTable) -> Floats:
     (host_step_s, host_sequence_s), (rest_step_s, rest_sequence_s) = (
         part.per_step_s(worker.tp) for part in worker.host
     )
-    sequences = table.X[:, 2] + table.X[:, 4]  # Prefills and decodes, in the order of step_tables.COLUMNS.
+    sequences = table.X[:, DECODES] + table.X[:, PREFILLS]
     host_s = host_step_s + host_sequence_s * sequences
     if worker.engine is None or not worker.engine.async_scheduling:
         return gpu_s + host_s
@@ -200,6 +200,7 @@ def _with_host(worker: WorkerType) -> StepLatency:
     every step, or the rest of it that asynchronous scheduling does not hide.
     """
     is_async = worker.engine is not None and worker.engine.async_scheduling
-    step_s, sequence_s = worker.host[is_async].per_step_s(worker.tp)
+    host, rest = worker.host
+    step_s, sequence_s = (rest if is_async else host).per_step_s(worker.tp)
     fit = worker.latency
     return replace(fit, h_s=fit.h_s + step_s, b_s=fit.b_s + sequence_s, e_s=fit.e_s + sequence_s)

@@ -9,11 +9,10 @@ from typing import Any
 
 import aiohttp
 
-# exchange.py and router.py limit answers by REFUSAL_BYTES and SPARE_TOKENS.
 LINE_BYTES = 16 * 2**20  # The limit of a line: an event with the log-probabilities of a long prompt fits.
 REFUSAL_BYTES = 2**20  # The limit of an answer that says what is wrong with a request.
-_READ_VALUE = json.JSONDecoder().raw_decode  # It takes half as long as json.loads for a short event.
 SPARE_TOKENS = 64  # Tokens that may come beyond the request's limit, as engines may count a stop or a role.
+_READ_VALUE = json.JSONDecoder().raw_decode  # It takes half as long as json.loads for a short event.
 
 
 class WorkerError(Exception):

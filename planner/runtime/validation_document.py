@@ -48,9 +48,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         **{status: sum(request.status == status for request in sent) for status in STATUSES},
         "compared": int(comparison.chosen.sum()),
         # How many requests did not finish for each reason.
-        "reasons": dict(
-            Counter(each.reason for each in validation.measurement.journal.sent.values() if each.reason)
-        ),
+        "reasons": dict(Counter(each.reason for each in sent if each.reason)),
         "times": "engines' step logs" if run.is_timed_by_engines else "client",
         "outside_engine_s": {"p50": _quantile_or_none(outside, 0.5), "p99": _quantile_or_none(outside, 0.99)},
         "client_late_s": lateness_s(sent),
@@ -238,18 +236,18 @@ def reader_notes(validation: Validation) -> list[str]:
         engine["worker"]: engine["kv_tokens"]
         for record in validation.records
         for engine in record["engines"]
-        if engine.get("kv_tokens", math.inf) < planned[_pool_of(engine["worker"])]
+        if engine.get("kv_tokens", math.inf) < planned[pool_of_worker(engine["worker"])]
     }
     sentences += [
-        f"{worker} holds {tokens:,} KV tokens, where the plan counts on {planned[_pool_of(worker)]:,}: it "
-        "takes fewer requests at once than was predicted."
+        f"{worker} holds {tokens:,} KV tokens, where the plan counts on {planned[pool_of_worker(worker)]:,}: "
+        "it takes fewer requests at once than was predicted."
         for worker, tokens in smaller_kv_tokens.items()
     ]
     return sentences
 
 
-def _pool_of(worker: str) -> str:
-    """The pool of a worker such as "decode-3"."""
+def pool_of_worker(worker: str) -> str:
+    """The pool of a worker, which is named POOL-NUMBER, such as "decode-3"."""
     return worker.rpartition("-")[0]
 
 

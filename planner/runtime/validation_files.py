@@ -28,9 +28,9 @@ from planner.runtime.measured_against_simulated import MeasuredComparison, Run
 from planner.runtime.step_fits import with_corrections
 from planner.runtime.validation_document import (
     STATUSES,
-    endpoint_document,
     engine_rows,
     error_rows,
+    pool_of_worker,
     signed_percent,
     validation_document,
     verdict_text,
@@ -84,10 +84,9 @@ def _html(validation: Validation) -> str:
         ),
         section("Distributions", drawn(_distributions(validation))),
         section("The SLO", _slo_html(validation)),
-        section("Request by request", _requests_html(validation)),
+        section("Request by request", _requests_html(validation, values)),
         section("Step by step", _steps_html(validation)),
-        # Only a run against an endpoint has lengths of its own.
-        *([section("The endpoint", _endpoint_html(validation))] if validation.lengths is not None else []),
+        *([section("The endpoint", _endpoint_html(validation, values))] if values["endpoint"] else []),
         section("Engines", _engines_html(values, planned_kv_tokens)),
     ]
     footer = (
@@ -236,15 +235,15 @@ def _scatters(validation: Validation) -> list[Figure]:
     return pictured
 
 
-def _requests_html(validation: Validation) -> str:
-    """The section on errors request by request."""
+def _requests_html(validation: Validation, values: Mapping[str, Any]) -> str:
+    """The section on errors request by request, from the values of validation.json."""
     lines = [
         {
             "metric": metric,
             "median error": _share(errors["median_error_frac"]),
             "within 20 %": _share(errors["within_20_percent_frac"]),
         }
-        for metric, errors in validation_document(validation)["scatter"].items()
+        for metric, errors in values["scatter"].items()
     ]
     errors_table = _table(lines, "Errors request by request", (1, 2))
     return f"{drawn(_scatters(validation))}<div class=below>{errors_table}</div>"
@@ -350,12 +349,11 @@ def _step_charts(validation: Validation) -> list[Figure]:
     ]
 
 
-def _endpoint_html(validation: Validation) -> str:
+def _endpoint_html(validation: Validation, values: Mapping[str, Any]) -> str:
     """The section on an endpoint that others run: what was sent, and what its engines report."""
-    endpoint_values = endpoint_document(validation) or {}
     lines = [
         {"what": name.replace("_", " "), "value": "-" if value is None else str(value)}
-        for name, value in endpoint_values.items()
+        for name, value in values["endpoint"].items()
         if not isinstance(value, dict)
     ]
 
@@ -387,8 +385,8 @@ def _engines_html(values: Mapping[str, Any], planned_kv_tokens: Mapping[str, int
     lines, events = [], []
     for part in values["parts"]:
         for engine in part["engines"]:
-            pool = engine["worker"].rpartition("-")[0]  # Workers are named POOL-NUMBER.
-            lines.append({"part": str(part["part"]), **_engine_line(engine, planned_kv_tokens[pool])})
+            planned = planned_kv_tokens[pool_of_worker(engine["worker"])]
+            lines.append({"part": str(part["part"]), **_engine_line(engine, planned)})
         events += [f"part {part['part']}, {at_s:.1f} s: {name} {what}" for at_s, name, what in part["events"]]
     reasons = [f"{count} x {reason}" for reason, count in values["reasons"].items()]
     loads = [load for part in values["parts"] for load in part["load_average"]]

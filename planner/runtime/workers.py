@@ -40,7 +40,8 @@ from planner.runtime import launch
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Pools with these names can name files.
 LOG = logging.getLogger("fleetplan.workers")
 STEADY_S = 60.0  # A worker that is up for so long has its earlier failures forgotten.
-LONGEST_START_POLL_S = 0.25  # While an engine starts, its health is asked for at least this often.
+# While an engine starts, its health is asked for ten times as often as later, and at least this often.
+START_POLL_FRAC, LONGEST_START_POLL_S = 0.1, 0.25
 LAST_LINES = 3  # Lines at the end of a log that a message quotes.
 LAST_BYTES = 65_536  # These lines are looked for in so many bytes at its end.
 UP = "up after start {}"  # The event of an engine that has come up, with the number of its start.
@@ -197,6 +198,7 @@ class LiveWorker:
                         self.place.name, f"given up for {wait_s:g} s: {reason}, {failures} times in a row"
                     )
                     await asyncio.sleep(wait_s)
+                    # It gets one try: one more failure gives it up again.
                     failures, self.gave_up = allowed_failures - 1, ""
                     continue
                 pause_s = self.patience.backoff_s * 2 ** (failures - 1)
@@ -211,11 +213,8 @@ class LiveWorker:
         self.turn_requested.clear()
         try:
             port = free_port()
-            self.url, self.identity, self.foreign_server = (
-                f"http://127.0.0.1:{port}",
-                secrets.token_hex(16),
-                "",
-            )
+            self.url, self.foreign_server = f"http://127.0.0.1:{port}", ""
+            self.identity = secrets.token_hex(16)
             command = self.commands(self.place, port)
             environment = {name: value for name, value in os.environ.items() if name != launch.API_KEYS}
             environment |= {**command.environment, **self._step_log()}
@@ -273,7 +272,8 @@ class LiveWorker:
                     return ""
                 if self.foreign_server:
                     return self.foreign_server
-                await asyncio.sleep(min(0.1 * self.patience.health_every_s, LONGEST_START_POLL_S))
+                poll_s = START_POLL_FRAC * self.patience.health_every_s
+                await asyncio.sleep(min(poll_s, LONGEST_START_POLL_S))
         return f"did not answer /health within {self.patience.start_s:g} s"
 
     async def _until_down(self) -> str:

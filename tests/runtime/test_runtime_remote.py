@@ -94,6 +94,7 @@ def test_a_pools_name_may_hold_what_addresses_do_not() -> None:
         (["other=http://a:1,http://b:1"], "no pool 'other' in the plan; it has mixed"),
         (["mixed=http://a:1", "mixed=http://a:1/"], "http://a:1 is given twice"),
         (["mixed=http://a:1,ftp://b:1"], "such as http://10.0.0.1:8001, found 'ftp://b:1'"),
+        (["mixed=http://a:1,http://b:0"], "such as http://10.0.0.1:8001, found 'http://b:0'"),
         (["mixed=http://a:1,http://b:1/v1"], "found 'http://b:1/v1'"),
         (["mixed=http://a:1,http://u:p@b:1"], "found 'http://u:p@b:1'"),
         (["mixed=http://a:1,http://b:99999"], "found 'http://b:99999'"),

@@ -15,7 +15,8 @@ from runtime_fakes import MODEL, Body, a_body, a_server, engines, fleet_of, is_i
 
 from planner.errors import InputError
 from planner.fleet import Policies
-from planner.runtime.connection_limits import is_loopback, listening
+from planner.runtime.addresses import is_loopback
+from planner.runtime.connection_limits import listening
 from planner.runtime.launch import WORKER_HEADER
 from planner.runtime.router import REMOTE_DECODE, LiveRouter, RouterSettings
 

@@ -20,7 +20,7 @@ from planner.policies import ROUTING
 from planner.runtime import live_routing
 from planner.runtime.events import FREE
 from planner.runtime.live_routing import LiveFleet, priority_number
-from planner.runtime.prompt_blocks import Numbers, blocks_of
+from planner.runtime.prompt_blocks import BlockNumbers, blocks_of
 from planner.simulator import Simulation, simulate
 from planner.simulator.cache_layout import WORKER_QUANTUM_TOKENS
 from planner.traffic.trace import Trace
@@ -446,7 +446,7 @@ def test_blocks_are_named_by_all_that_stands_before_them() -> None:
 
 
 def test_numbers_come_back_when_they_are_dropped() -> None:
-    numbers = Numbers(2)
+    numbers = BlockNumbers(2)
     assert numbers.give([7, 8, 7]).tolist() == [0, 1, 0]
     numbers.drop([0])
     assert numbers.give([9]).tolist() == [0] and numbers.give([8]).tolist() == [1]

@@ -39,7 +39,13 @@ from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Policies
 from planner.runtime import connection_limits
-from planner.runtime.connection_limits import ConnectionLimits, Door, bind_sockets, connections_for, listening
+from planner.runtime.connection_limits import (
+    ConnectionLimits,
+    OpenConnections,
+    bind_sockets,
+    connections_for,
+    listening,
+)
 from planner.runtime.launch import API_KEYS, IDENTITY, IDENTITY_HEADER
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.service import LineLimit, serve_until_drained
@@ -55,7 +61,7 @@ async def behind_a_door(
     backends: list[Backend], settings: RouterSettings
 ) -> AsyncIterator[tuple[LiveRouter, str]]:
     router = LiveRouter(backends, fleet_of(("mixed", "mixed", len(backends))), settings)
-    async with listening(router.app, door=router.door) as url:
+    async with listening(router.app, connections=router.connections) as url:
         yield router, url
 
 
@@ -75,12 +81,12 @@ def test_silent_connections_lock_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
         async with engines(["mixed"]) as backends, behind_a_door(backends, settings) as (router, url):
             silent = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(300)]
             assert (await post(url, a_body()))[0] == 200
-            assert router.door.open <= 21 and router.door.refused["all"] >= 279
+            assert router.connections.open <= 21 and router.connections.refused["all"] >= 279
             now_s = 0.5
             await asyncio.gather(*(asyncio.wait_for(reader.read(), PATIENCE_S) for reader, _ in silent))
             for _, writer in silent:
                 writer.close()
-            assert not router.door.waiting and router.door.refused["idle"] >= 1
+            assert not router.connections.waiting and router.connections.refused["idle"] >= 1
 
     asyncio.run(run())
 
@@ -118,13 +124,15 @@ class Connected(asyncio.Transport):
 def test_one_client_has_not_all_connections_and_this_machine_may() -> None:
     """Two for each client: the third of 10.0.0.1 is refused, not that of 10.0.0.2 nor of loopback. What left
     makes room."""
-    door = Door(ConnectionLimits(connections=100, connections_per_client=2))
+    connections = OpenConnections(ConnectionLimits(connections=100, connections_per_client=2))
     first, *others = (Connected() for _ in range(5))
-    assert [door.admit(each, "10.0.0.1") for each in (first, *others[:2])] == [True, True, False]
-    assert all(door.admit(Connected(), "127.0.0.1") for _ in range(5)) and door.admit(others[2], "10.0.0.2")
-    door.note_closed(others[1], "10.0.0.1")
-    door.note_closed(first, "10.0.0.1")
-    assert door.admit(others[3], "10.0.0.1") and door.refused == {"client": 1}
+    assert [connections.admit(each, "10.0.0.1") for each in (first, *others[:2])] == [True, True, False]
+    assert all(connections.admit(Connected(), "127.0.0.1") for _ in range(5)) and connections.admit(
+        others[2], "10.0.0.2"
+    )
+    connections.note_closed(others[1], "10.0.0.1")
+    connections.note_closed(first, "10.0.0.1")
+    assert connections.admit(others[3], "10.0.0.1") and connections.refused == {"client": 1}
 
 
 def test_connections_stay_below_the_files_that_may_be_open() -> None:
