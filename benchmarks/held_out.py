@@ -38,7 +38,7 @@ from planner.documents.facts import Answered
 from planner.documents.task import PlanQuestion, parse_task
 from planner.search.evidence.certify import search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
-from planner.search.oracle.deterministic_parallel import side_by_side
+from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts, may_hand_over, objective
 from planner.search.oracle.scenarios import Scenarios, drawn_by
 from planner.search.oracle.traffic_request import requested_traffic
@@ -194,7 +194,7 @@ def kept_in(
 
     for first in range(0, len(numbers), AT_ONCE):
         part = range(first, min(first + AT_ONCE, len(numbers)))
-        side_by_side([partial(look, at) for at in part])
+        run_wave([partial(look, at) for at in part])
     return kept
 
 
@@ -326,7 +326,7 @@ def halves(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
 def _on(problem: Problem, trace: Trace, counts: Counts) -> Iterator[str]:
     """What a fleet comes to on this traffic."""
     oracle = replace(problem.oracle, trace=trace)
-    simulation, verdict = oracle.verdict(oracle.fleet(counts), record=True)
+    simulation, verdict = oracle.simulate_and_judge(oracle.fleet(counts), record=True)
     edges_s = windows_s(simulation, EVERY_S)
     of_limits = [in_windows(simulation, k, edges_s) for k in range(len(verdict.lines))]
     missed = sum(not all(each.holds for each in limits) for limits in zip(*of_limits, strict=True))

@@ -208,7 +208,7 @@ def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
     else:
         answer = study.ask(task)
         fleet, slo, trace = answer.fleet, answer.problem.slo, answer.problem.trace
-        simulation, verdict = answer.problem.oracle.verdict(fleet, record=True)
+        simulation, verdict = answer.problem.oracle.simulate_and_judge(fleet, record=True)
     return {
         "llm": fleet.llm.name,
         "answer": f"{words.describe(fleet)}: {bill_fleet(fleet).usd_per_h:,.2f} USD per hour",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from planner.api.questions import TaskDocument
     from planner.api.results import PlanResult
     from planner.search.evidence.plan import Plan
-    from planner.search.oracle.resuming import Decided
+    from planner.search.oracle.resuming import AnswerFile
     from planner.search.problem.plan_problem import SearchProgress
     from planner.search.several.shared_plan import SharedPlan
     from planner.traffic.trace import Trace
@@ -138,9 +138,9 @@ def _plan_one(options: PlanOptions) -> None:
             )
         say_first((*requests.warnings, *task.doubts))
         progress(f"{counted(len(requests), 'request')} of {requests.name}")
-        decided = _open_decided(options, question, requests)
+        answer_file = _open_answer_file(options, question, requests)
         study = Study(
-            requests, catalog, options.seed, options.time_limit_s, progress, Answers(decided=decided)
+            requests, catalog, options.seed, options.time_limit_s, progress, Answers(file=answer_file)
         )
         searched = searched_requests(task, requests, work_limit_s(options.time_limit_s))
         # The search may use what reading took and writing will take off the time limit.
@@ -164,8 +164,8 @@ def _plan_one(options: PlanOptions) -> None:
         if options.out is not None:
             progress(Stage("writing the report", "report"))
             written = _save_plan(planned, options, options.out)
-        if decided is not None and planned.status not in UNFINISHED_STATUSES:
-            decided.remove()
+        if answer_file is not None and planned.status not in UNFINISHED_STATUSES:
+            answer_file.remove()
     if options.json_output:
         print_json(planned.to_dict() | ({} if options.out is None else {"directory": str(options.out)}))
     else:
@@ -205,9 +205,9 @@ def report_s(requests: int) -> float:
     return REPORT_S + REPORT_REQUEST_S * requests
 
 
-def _open_decided(options: PlanOptions, question: TaskDocument, requests: Trace) -> Decided | None:
+def _open_answer_file(options: PlanOptions, question: TaskDocument, requests: Trace) -> AnswerFile | None:
     """The file of this run's simulated answers, with those of an earlier run if --resume; None without -o."""
-    from planner.search.oracle.resuming import Decided, question_digest
+    from planner.search.oracle.resuming import AnswerFile, question_digest
 
     if options.out is None:
         if options.resume:
@@ -216,10 +216,12 @@ def _open_decided(options: PlanOptions, question: TaskDocument, requests: Trace)
     # With other values of these options the search simulates other fleets: its answers are of another run.
     catalog = None if options.catalog is None else str(options.catalog)
     run_settings = (options.prove, options.explain, options.per_gpu, catalog)
-    decided = Decided(options.out, question_digest(question.document, requests, options.seed, *run_settings))
+    answer_file = AnswerFile(
+        options.out, question_digest(question.document, requests, options.seed, *run_settings)
+    )
     if options.resume:
-        decided.load()
-    return decided
+        answer_file.load()
+    return answer_file
 
 
 class BestSoFar:

@@ -119,12 +119,14 @@ class VariantRow:
         `futures` is the name of scenarios in the files that users read.
         """
         standing = self.standing
-        kept_in, ends = (None, None) if standing is None else (standing.kept_in, standing.ends)
-        headroom = None if ends is None else ends.headroom
+        kept_in, measured = (
+            (None, None) if standing is None else (standing.kept_in, standing.measured_headroom)
+        )
+        headroom = None if measured is None else measured.headroom
         missed_first: tuple[Limit, ...] = ()
-        if ends is not None and headroom is not None:
+        if measured is not None and headroom is not None:
             is_by_traffic = headroom.traffic_frac <= headroom.steps_frac
-            missed_first = ends.by_traffic if is_by_traffic else ends.by_steps
+            missed_first = measured.by_traffic if is_by_traffic else measured.by_steps
         return {
             "kept": None if kept_in is None else kept_in.kept,
             "futures": None if kept_in is None else kept_in.scenario_count,

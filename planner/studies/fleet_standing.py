@@ -13,7 +13,7 @@ from planner.documents.facts import KeptIn
 from planner.documents.task import PlanQuestion
 from planner.domain import Slo
 from planner.fleet import Fleet
-from planner.search.oracle.fleet_oracle import Ends, Oracle
+from planner.search.oracle.fleet_oracle import MeasuredHeadroom, Oracle
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.scenarios import TESTED, Scenarios
 from planner.search.production.scenario_test import ScenarioTest, is_test_passed
@@ -25,12 +25,12 @@ MOST_REQUESTS = 300_000  # Scenarios of a longer trace would take minutes, so th
 @dataclass(frozen=True, slots=True)
 class FleetStanding:
     """How safe a fleet is. `kept_in` is the result of the test of production, None without scenarios, and
-    `is_kept_in_enough` says whether the fleet passes it. `ends`, the headroom with the limits missed
-    beyond it, is None if the fleet misses the SLO on the given traffic.
+    `is_kept_in_enough` says whether the fleet passes it. `measured_headroom` is None if the fleet misses the
+    SLO on the given traffic.
     """
 
     kept_in: KeptIn | None
-    ends: Ends | None
+    measured_headroom: MeasuredHeadroom | None
     is_kept_in_enough: bool = False
 
 
@@ -52,8 +52,8 @@ def measure_standing(
         test = ScenarioTest(oracle, scenarios, safety, first=0, out_of_time=lambda: False)
         kept_in = test.decide(counts)
         is_kept = is_test_passed(kept_in, safety)
-    ends = find_headroom(oracle, counts) if oracle.holds([counts])[0] else None
-    return FleetStanding(kept_in, ends, is_kept)
+    measured_headroom = find_headroom(oracle, counts) if oracle.holds([counts])[0] else None
+    return FleetStanding(kept_in, measured_headroom, is_kept)
 
 
 def scenarios_for(task: PlanQuestion, trace: Trace, seed: int) -> Scenarios | None:

@@ -156,7 +156,7 @@ def replan(
     best, assumed, is_exhausted = _find_cheaper(study, model, scratch, best)
     oracle = model.oracle
     running_verdict = (
-        oracle.verdict(oracle.fleet(model.fleet_counts(n0)), record=True)[1] if gone == 0 else None
+        oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(n0)), record=True)[1] if gone == 0 else None
     )
     ways = [model.way_of("plan from scratch", n_scratch, is_holding=True, kept_in=scratch_kept_in)]
     if running_verdict is not None:
@@ -171,7 +171,7 @@ def replan(
             *lost_moves,
         ),
         ways=tuple(ways),
-        verdict=oracle.verdict(oracle.fleet(model.fleet_counts(best)), record=True)[1],
+        verdict=oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(best)), record=True)[1],
         running_verdict=running_verdict,
         options=tuple(names),
         is_exhausted=is_exhausted,

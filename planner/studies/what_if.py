@@ -213,7 +213,7 @@ class Study:
             answers = production.answers
             search_result = replace(search_result, best=production.best, value=objective(production.best))
         fleet = problem.oracle.fleet(search_result.best)
-        simulation, verdict = problem.oracle.verdict(fleet, record=True)
+        simulation, verdict = problem.oracle.simulate_and_judge(fleet, record=True)
         return StudyAnswer(
             problem, search_result, fleet, verdict, served_s(problem.trace, simulation), answers
         )

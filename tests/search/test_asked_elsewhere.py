@@ -24,7 +24,7 @@ from planner.search.oracle.deterministic_parallel import (
     charge_effort,
     effort_spent,
     remember_answer,
-    side_by_side,
+    run_wave,
 )
 from planner.search.oracle.fleet_oracle import Oracle, is_looser
 from planner.search.oracle.work_clock import time_limit
@@ -105,7 +105,7 @@ def test_what_was_told_stands_in_the_order_of_the_tasks() -> None:
         done[k].set()
 
     with working_on(Executor("threads:3")):
-        side_by_side([lambda k=k: look(k) for k in range(3)])  # type: ignore[misc]
+        run_wave([lambda k=k: look(k) for k in range(3)])  # type: ignore[misc]
     assert list(told.items()) == [("old", False), ("new 0", False), ("new 1", True), ("new 2", False)]
 
 
@@ -124,7 +124,7 @@ def test_a_task_reckons_with_its_own_effort_alone(name: str) -> None:
 
     with working_on(Executor(name)), time_limit(600.0):
         charge_effort("before", 100)
-        side_by_side([lambda k=k: look(k) for k in range(4)])  # type: ignore[misc]
+        run_wave([lambda k=k: look(k) for k in range(4)])  # type: ignore[misc]
         spent = effort_spent()
     assert seen == dict.fromkeys(range(4), 130)
     assert spent == 100 + 4 * 10 + 5

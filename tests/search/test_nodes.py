@@ -18,7 +18,7 @@ from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import search
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.fleet_counts import Counts, by_gpu, objective, objectives_of_pairs
+from planner.search.oracle.fleet_counts import Counts, objective, objective_by_gpu, objectives_of_pairs
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.owned_first import objective_paid
@@ -85,12 +85,12 @@ def test_level_0_is_what_is_paid_least(first: int) -> None:
             assert not (held and found.is_exact)
             continue
         assert by_hand(found.best) == pytest.approx(objective_paid(problem, found.best))
-        least = min(held, key=lambda counts: (by_hand(counts), by_gpu(counts)))
-        paid_more += min(by_gpu(counts) for counts in held) < by_gpu(least) * (1 - 1e-9)
+        least = min(held, key=lambda counts: (by_hand(counts), objective_by_gpu(counts)))
+        paid_more += min(objective_by_gpu(counts) for counts in held) < objective_by_gpu(least) * (1 - 1e-9)
         is_least = by_hand(found.best) <= by_hand(least) * (1 + 1e-9)
         assert is_least or not found.is_exact
         if by_hand(found.best) == pytest.approx(by_hand(least)):
-            is_least &= by_gpu(found.best) <= by_gpu(least) * (1 + 1e-6)
+            is_least &= objective_by_gpu(found.best) <= objective_by_gpu(least) * (1 + 1e-6)
         surprises += not is_least
     assert surprises <= 1 and paid_more >= 1
 

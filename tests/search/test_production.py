@@ -277,8 +277,11 @@ def test_without_a_spread_nothing_is_certified() -> None:
 def test_futures_are_the_same_for_the_same_seed_and_spread_evenly() -> None:
     task = question(**SAFE)
     one, other = (Scenarios(task, traffic(), 3, 1, 20) for _ in range(2))
-    assert all(same_requests(one[i].trace, other[i].trace) and one[i].z == other[i].z for i in range(5))
-    z = np.array([one[i].z for i in range(20)])
+    assert all(
+        same_requests(one[i].trace, other[i].trace) and one[i].step_time_sigmas == other[i].step_time_sigmas
+        for i in range(5)
+    )
+    z = np.array([one[i].step_time_sigmas for i in range(20)])
     assert abs(z.mean(axis=0)).max() < 1e-9 and (np.sort(z, axis=0)[0] == np.sort(z, axis=0)[0]).all()
     assert not same_requests(one[0].trace, one[1].trace)
     assert not same_requests(Scenarios(task, traffic(), 4, 1, 20)[0].trace, one[0].trace)
@@ -286,7 +289,10 @@ def test_futures_are_the_same_for_the_same_seed_and_spread_evenly() -> None:
 
 def test_every_block_of_test_scenarios_has_evenly_spread_step_times() -> None:
     scenarios = Scenarios(question(**SAFE), traffic(), 3, TESTED)
-    blocks = [[scenarios[i].z for i in range(b * TEST_BLOCK, (b + 1) * TEST_BLOCK)] for b in range(40)]
+    blocks = [
+        [scenarios[i].step_time_sigmas for i in range(b * TEST_BLOCK, (b + 1) * TEST_BLOCK)]
+        for b in range(40)
+    ]
     for block in blocks:
         quantiles = np.vectorize(NormalDist().cdf)(np.array(block))
         parts = np.sort((quantiles * TEST_BLOCK).astype(int), axis=0)
@@ -319,7 +325,7 @@ def test_evenly_spread_step_times_make_the_test_err_less() -> None:
     wrong, right = 0, 0
     for seed in range(60):
         scenarios = Scenarios(question(**SAFE), traffic(), seed, TESTED)
-        prefill_z = np.array([scenarios._z(i)[0] for i in range(MOST_TEST_SCENARIOS)])
+        prefill_z = np.array([scenarios._step_time_sigmas(i)[0] for i in range(MOST_TEST_SCENARIOS)])
         for share_frac in (0.88, 0.94):
             is_kept = (prefill_z < NormalDist().inv_cdf(share_frac)).tolist()
             decisions = (decision(sum(is_kept[:n]), n, 0.85, 0.95) for n in range(1, MOST_TEST_SCENARIOS + 1))

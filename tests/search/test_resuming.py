@@ -1,4 +1,4 @@
-"""`plan --resume`: a run that was killed goes on from what it had decided, to the same bytes."""
+"""`plan --resume`: a run that was killed goes on from what it had answer_file, to the same bytes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from planner.errors import InputError
 from planner.search.evidence.certify import plan
 from planner.search.oracle import resuming, simulation_queries
 from planner.search.oracle.fleet_oracle import Answers
-from planner.search.oracle.resuming import Decided, answer_name, question_digest, trace_digest
+from planner.search.oracle.resuming import AnswerFile, answer_name, question_digest, trace_digest
 from planner.search.problem.plan_problem import Conditions
 from planner.traffic.trace import Trace
 
-AT_ONCE = "import planner.search.oracle.resuming as r; r.FROM_S = r.EVERY_S = 0.0; "
+AT_ONCE = "import planner.search.oracle.resuming as r; r.FIRST_WRITE_S = r.WRITE_EVERY_S = 0.0; "
 RUN = AT_ONCE + "import sys; from planner.cli import main; main()"
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "FROM_S", 0.0)
-    monkeypatch.setattr(resuming, "EVERY_S", 0.0)
+    monkeypatch.setattr(resuming, "FIRST_WRITE_S", 0.0)
+    monkeypatch.setattr(resuming, "WRITE_EVERY_S", 0.0)
 
 
 def asked(folder: Path, **changes: object) -> list[str]:
@@ -65,7 +65,7 @@ def command(*arguments: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("safety", ["none", {"kept_in": 0.9}])
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, safety: object) -> None:
-    """Killed, not interrupted, as soon as it has written what it decided; what it leaves is taken up."""
+    """Killed, not interrupted, as soon as it has written what it answer_file; what it leaves is taken up."""
     arguments = asked(tmp_path, safety=safety)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.Popen(
@@ -74,7 +74,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path, safety: object) 
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    state, until = tmp_path / "out" / resuming.NAME, time.monotonic() + 120
+    state, until = tmp_path / "out" / resuming.FILE_NAME, time.monotonic() + 120
     while not state.exists() and run.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
     run.send_signal(signal.SIGKILL)
@@ -114,17 +114,15 @@ def test_nothing_is_simulated_twice(tmp_path: Path, at_once: None, monkeypatch: 
     assert needed > 25
     runs.clear()
     stop = 20
-    first = Decided(tmp_path, "q")
+    first = AnswerFile(tmp_path, "q")
     with pytest.raises(Ended):
-        plan(task, trace, CATALOG, conditions=Conditions(answers=Answers(decided=first)))
-    second = Decided(tmp_path, "q")
+        plan(task, trace, CATALOG, conditions=Conditions(answers=Answers(file=first)))
+    second = AnswerFile(tmp_path, "q")
     second.load()
     runs.clear()
     stop = 0
-    resumed = plan(
-        task, traffic(requests=200), CATALOG, conditions=Conditions(answers=Answers(decided=second))
-    )
-    assert second.known_answers == 19 and len(runs) == needed - 19
+    resumed = plan(task, traffic(requests=200), CATALOG, conditions=Conditions(answers=Answers(file=second)))
+    assert second.found_count == 19 and len(runs) == needed - 19
     assert resumed.fleet == whole.fleet
     assert resumed.certificate == whole.certificate
 
@@ -137,7 +135,7 @@ def test_another_question_is_refused_in_one_line(
     assert command(*arguments, "--resume") == 1
     assert "there is no" in capsys.readouterr().err
     (tmp_path / "out").mkdir(exist_ok=True)
-    state = tmp_path / "out" / resuming.NAME
+    state = tmp_path / "out" / resuming.FILE_NAME
     for text, said in (
         (json.dumps({"question": "another", "known": {}}), "is of another question, trace, seed or version"),
         ("{", "is damaged"),
@@ -187,14 +185,14 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, at_once: None, monkeypatch: pyt
         raise InputError("no space left")
 
     monkeypatch.setattr(resuming, "write_file", full)
-    decided = Decided(tmp_path, "q")
-    decided.add(("a",), traffic(), Slo((Limit("ttft", 0.9, 1.0),)), holds=True, seen=3)
+    answer_file = AnswerFile(tmp_path, "q")
+    answer_file.add(("a",), traffic(), Slo((Limit("ttft", 0.9, 1.0),)), holds=True, seen=3)
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_before_five_minutes(tmp_path: Path) -> None:
-    decided = Decided(tmp_path, "q")
-    decided.add(("a",), traffic(), Slo((Limit("ttft", 0.9, 1.0),)), holds=True, seen=3)
+    answer_file = AnswerFile(tmp_path, "q")
+    answer_file.add(("a",), traffic(), Slo((Limit("ttft", 0.9, 1.0),)), holds=True, seen=3)
     assert not list(tmp_path.iterdir())
 
 

@@ -69,7 +69,9 @@ def test_futures_of_a_model_are_those_of_the_question_with_fewer_users() -> None
     problem, paper = searched()
     model = build_scale_model(problem, paper.best)
     whole, few = with_search_scenarios(problem), with_search_scenarios(model)
-    assert [each.z for each in few.oracle.scenarios] == [each.z for each in whole.oracle.scenarios]
+    assert [each.step_time_sigmas for each in few.oracle.scenarios] == [
+        each.step_time_sigmas for each in whole.oracle.scenarios
+    ]
     for mine, all_of_it in zip(few.oracle.scenarios[:3], whole.oracle.scenarios, strict=False):
         assert len(mine.trace) * few.oracle.downscale == pytest.approx(len(all_of_it.trace), rel=0.01)
     again = restore_full_size(problem, few)
@@ -84,8 +86,8 @@ def test_other_ways_to_draw_futures_have_fewer_users_too(traffic_line: dict[str,
     task = large(traffic=traffic_line)
     problem = replace(searched()[0], task=task)
     assert problem.searched is not None
-    all_of_it = replace(problem.searched, task=task).drawn(1)
-    few = replace(problem.searched.one_of(4), task=task).drawn(1)
+    all_of_it = replace(problem.searched, task=task).draw_requests(1)
+    few = replace(problem.searched.thinned(4), task=task).draw_requests(1)
     assert len(few) == pytest.approx(len(all_of_it) / 4, abs=1)
     assert set(few.arrival_s) <= set(all_of_it.arrival_s)
 

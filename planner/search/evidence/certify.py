@@ -310,7 +310,7 @@ def certify_plan(
     problem.progress(Stage("simulating the plan and its neighbours", "neighbours"))
     # `now_s` counts simulated work (work_clock.py); solvers are timed by the clock on the wall.
     began = now_s()
-    simulation, verdict = oracle.verdict(fleet, record=True)
+    simulation, verdict = oracle.simulate_and_judge(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
     # The last simulation may take as long as this one, so it must begin as long before the deadline.
     clock = findings.EvidenceClock(deadline - (now_s() - began))

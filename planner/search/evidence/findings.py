@@ -185,7 +185,7 @@ def price_pinned_replicas(
 
 def _hit_frac(problem: Problem, fleet: Fleet) -> float:
     """The share of prompt tokens that the prefix caches of `fleet` hit in its simulation."""
-    simulation, _ = problem.oracle.verdict(fleet, record=False)
+    simulation, _ = problem.oracle.simulate_and_judge(fleet, record=False)
     return simulation.token_hit_frac or 0.0
 
 
@@ -277,7 +277,7 @@ def _price_shortest_first(
 
 def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
     """The longest TTFT of the requests that have a first token."""
-    simulation, _ = problem.oracle.verdict(problem.oracle.fleet(counts), record=False)
+    simulation, _ = problem.oracle.simulate_and_judge(problem.oracle.fleet(counts), record=False)
     return float(np.nanmax(simulation.ttft_s))
 
 
@@ -310,7 +310,7 @@ def simulate_neighbours(
                 facts.Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses)
             )
             continue
-        _, verdict = oracle.verdict(oracle.fleet(remaining), record=True)
+        _, verdict = oracle.simulate_and_judge(oracle.fleet(remaining), record=True)
         outcome = outcome_of(verdict, problem.slo)
         neighbours.append(
             facts.Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses)
@@ -416,7 +416,7 @@ def price_insurance(
         verdict = _verdict_on_every_draw(as_expected, as_expected.oracle.fleet(counts))
         missed = facts.ExpectedMissed(planned, outcome_of(verdict, problem.slo))
         return (row,), (missed,), (missed,)
-    verdict = as_expected.oracle.verdict(as_expected.oracle.fleet(counts), record=True)[1]
+    verdict = as_expected.oracle.simulate_and_judge(as_expected.oracle.fleet(counts), record=True)[1]
     values = tuple(map(limit_fact, verdict.lines))
     return (row,), (facts.InsuranceCosts(planned, robust_value, value, unit), facts.AsExpected(values)), ()
 
@@ -480,11 +480,11 @@ def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
     """The verdict on the traffic as written, or on the first of the other draws and rates on which the fleet
     misses the SLO, if it keeps it as written.
     """
-    _, first = problem.oracle.verdict(fleet, record=True)
+    _, first = problem.oracle.simulate_and_judge(fleet, record=True)
     if not first.holds:
         return first
     for draw in problem.draws:
-        _, verdict = replace(problem.oracle, trace=draw, draws=()).verdict(fleet, record=True)
+        _, verdict = replace(problem.oracle, trace=draw, draws=()).simulate_and_judge(fleet, record=True)
         if not verdict.holds:
             return verdict
     return first

@@ -20,7 +20,7 @@ from planner.search.level0.designs import Design, DesignPool, learn_from
 from planner.search.level0.one_pool import Bounded, Holds, Search, first_incumbent, search_one_pool
 from planner.search.level0.two_pools import PairSimulations, pair_up, search_two_pools
 from planner.search.level0.walk import note_cheaper, walk
-from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
+from planner.search.oracle.deterministic_parallel import effort_spent, run_wave
 from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT
 from planner.search.oracle.stopping import StoppedError
@@ -150,7 +150,7 @@ def search_level0(
     try:
         _offer_known(problem, start, space.options, holds, search)
         problem.progress(Stage(f"fleets of one worker type: {counted(len(space.mixed), 'type')}", "level 0"))
-        _search_mixed(space.mixed, holds, search, side_by_side, is_enough)
+        _search_mixed(space.mixed, holds, search, run_wave, is_enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
             _search_pairs(problem, space, "one GPU type", search, is_enough)
@@ -226,7 +226,7 @@ def _search_pairs(
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
         return is_alike is is_one_type and may_hand_over((prefill.type, decode.type))
 
-    search_two_pools(space.prefill, space.decode, simulations, search, side_by_side, is_enough, allowed)
+    search_two_pools(space.prefill, space.decode, simulations, search, run_wave, is_enough, allowed)
 
 
 def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tuple[Bounded, Bounded]]:
@@ -336,7 +336,7 @@ def _walk_cheaper(
         return effort + left * effort_each <= most_effort
 
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
-    walk(mixed, pairs, holds, problem.oracle.verdicts, search, side_by_side, may_go_on)
+    walk(mixed, pairs, holds, problem.oracle.verdicts, search, run_wave, may_go_on)
     if not search.is_exact and problem.out_of_time():
         # How far the walk came depends on the clock, so the search counts as interrupted.
         raise StoppedError

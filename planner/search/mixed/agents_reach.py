@@ -57,7 +57,7 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
     for counts, query in itertools.product(_candidates(problem), queries):
         if problem.out_of_time():
             return None
-        _, verdict = query.oracle.verdict(query.oracle.fleet(counts), record=has_gaps)
+        _, verdict = query.oracle.simulate_and_judge(query.oracle.fleet(counts), record=has_gaps)
         if verdict.holds:
             return query, counts
         if verdict.missed:

@@ -186,7 +186,7 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
         for policies in choices:
             query = with_policies(lifted, policies)
             simulated = query.oracle.fleet(fleet)
-            _, verdict = query.oracle.verdict(
+            _, verdict = query.oracle.simulate_and_judge(
                 simulated, record=any(limit.metric_row.is_of_gaps for limit, _, _ in floors)
             )
             attained_s = {line.limit.name: line.deciding_s for line in verdict.lines}

@@ -114,7 +114,7 @@ def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
     """How close a fleet is to missing the SLO, for comparison: the misses per allowed miss of its worst line,
     and the mean TTFT [s], which decides between equal ones.
     """
-    simulation, verdict = oracle.verdict(oracle.fleet(counts), record=False)
+    simulation, verdict = oracle.simulate_and_judge(oracle.fleet(counts), record=False)
     # decides[1] is the share of requests within the limit.
     misses = [
         (1 - line.deciding_frac) / max(1 - line.limit.percentile_frac, LEAST_ALLOWED_FRAC)

@@ -56,7 +56,7 @@ def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
     the share that did not happen, the least over all limits. Negative if a limit has more misses than it
     allows.
     """
-    _, verdict = oracle.verdict(replace(oracle.fleet(counts), policies=policies), record=False)
+    _, verdict = oracle.simulate_and_judge(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:
         return -float("inf")  # The backlog grows, so the fleet misses the SLO whatever its percentiles are.
     # (share of requests within the limit, share that must be) of each line.

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, Token
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -30,12 +31,12 @@ AT_ONCE = 2
 
 @dataclass(slots=True)
 class Wave:
-    """What all tasks of a wave share: the number of `tasks`, and the cost of each query, whichever of them
-    ran it first.
+    """What all tasks of a wave share: the number of `tasks`, the effort that was spent when the wave began,
+    and the cost of each query, whichever task ran it first.
     """
 
     tasks: int
-    spent_before: int  # The effort that was spent when the wave began.
+    spent_before: int
     cost: dict[object, int] = field(default_factory=dict)
     # The keys of answers that this wave added, as (id of the dict, key).
     added: set[tuple[int, object]] = field(default_factory=set)
@@ -67,14 +68,19 @@ _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
 _outer_meter = Meter()  # It counts simulations outside of any question, in tests for instance.
 
 
-def has_meter() -> bool:
-    """Whether a question is under way here."""
-    return _meter.get() is not None
-
-
-def use_meter(meter: Meter) -> Token[Meter | None]:
-    """Count effort with this meter from here on; the token undoes it."""
-    return _meter.set(meter)
+@contextmanager
+def own_meter() -> Iterator[None]:
+    """Count the effort of the `with` block with a meter of its own. A block within another such block shares
+    the meter of the outer one.
+    """
+    if _meter.get() is not None:
+        yield
+        return
+    token = _meter.set(Meter())
+    try:
+        yield
+    finally:
+        _meter.reset(token)
 
 
 def _current_meter() -> Meter:
@@ -89,8 +95,8 @@ def current_task() -> WaveTask | None:
 def charge_effort(query: object, cost: int | None) -> None:
     """Charge the cost of a query to the meter and the current task; `cost` is None for a cached answer.
 
-    A task also pays for an answer that another task of its wave computed. So its effort does not depend on
-    which of them was first.
+    The meter counts each simulation once. A task also pays for an answer that another task of its wave
+    computed, so that its effort does not depend on which of them was first.
     """
     if cost is not None:
         _current_meter().add(cost)
@@ -121,7 +127,7 @@ def effort_spent() -> int:
     return task.wave.spent_before + min(AT_ONCE, task.wave.tasks) * task.spent
 
 
-def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
+def run_wave(tasks: Sequence[Callable[[], None]]) -> None:
     """Run the tasks as a wave, up to `parallel_width` at a time. If several raise, the exception of the first
     in order is raised.
     """
@@ -151,7 +157,7 @@ def run_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[
     def call(k: int) -> None:
         results[k] = function(arguments[k])
 
-    side_by_side([partial(call, k) for k in range(len(arguments))])
+    run_wave([partial(call, k) for k in range(len(arguments))])
     return [results[k] for k in range(len(arguments))]
 
 

@@ -83,7 +83,7 @@ def as_many_at_this_price(counts: Counts) -> Counts:
     return counts
 
 
-def by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
+def objective_by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
     """The objective without the price of idle GPUs of whole nodes."""
     return sum(option.objective * count for option, count in counts)
 
@@ -113,7 +113,7 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
     """The largest count of an option whose objective together with the fleet `beside` is less than `value`;
     -1 if even that of `beside` is not.
     """
-    most = count_below(option.objective, value, by_gpu(beside))
+    most = count_below(option.objective, value, objective_by_gpu(beside))
     has_nodes = option.node is not None or any(other.node for other, _ in beside)
     if not math.isfinite(most) or most < 0 or not has_nodes:
         return most

@@ -27,7 +27,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.oracle import deterministic_parallel
 from planner.search.oracle.fleet_counts import Counts, Named, can_serve, has_whole_pairs, names_of, objective
-from planner.search.oracle.resuming import Decided
+from planner.search.oracle.resuming import AnswerFile
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import MOST_REUSED_REQUESTS, QueryRunner, SimulationQuery
 from planner.search.oracle.stopping import StoppedError
@@ -38,20 +38,6 @@ from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Verdict, judge
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
-
-
-def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
-    """The fleet without needless workers: removed one by one, the dearest first, while the fleet holds."""
-    counts = {option.name: count for option, count in fleet}
-    options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
-    for option in options:
-        while counts[option.name] > 0:
-            fewer = tuple((other, counts[other.name] - (other is option)) for other, _ in fleet)
-            if not oracle.holds([fewer])[0]:
-                break
-            counts[option.name] -= 1
-    return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
-
 
 # Step times of a prefill that takes no time (they must be above 0), and a link that never delays: with both,
 # a fleet's latencies are those of its decode pool alone.
@@ -81,8 +67,10 @@ MANY_MISSED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """A fleet's headroom, and the limits that it misses first with more traffic or with longer steps."""
+class MeasuredHeadroom:
+    """A fleet's headroom (headroom.py), and the limits that it misses first with more traffic, and with
+    longer steps.
+    """
 
     headroom: Headroom
     by_traffic: tuple[Limit, ...]
@@ -116,17 +104,17 @@ class Answers:
     """
 
     known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
-    ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # What headroom.py measured.
-    # By trace and speed-up factor: the faster trace, and a cache for it (headroom.py).
+    headrooms: dict[tuple[object, ...], MeasuredHeadroom] = field(default_factory=dict)
+    # By trace and share of more traffic: the faster trace, and a cache for it (headroom.py).
     faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)
-    decided: Decided | None = None  # A copy in a file, with which a killed run is resumed (resuming.py).
+    file: AnswerFile | None = None  # A copy in a file, with which a killed run is resumed (resuming.py).
     # Queries that some thread is simulating; its event is set when the answer is cached.
     _in_progress: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def fresh(self) -> Answers:
         """An empty cache for other traffic, with the same file behind it."""
-        return Answers(decided=self.decided)
+        return Answers(file=self.file)
 
     def answer_once(self, key: Hashable, slo: Slo, simulate_key: Callable[[], bool]) -> bool:
         """The cached answer, or else that of `simulate_key`. If several threads need the same answer at once,
@@ -137,10 +125,7 @@ class Answers:
             with self._lock:
                 remembered = self.look_up(key, slo)
                 if remembered is not None:
-                    # Simulations that run side by side make a wave (deterministic_parallel.py). A task pays
-                    # for an answer even if another task of its wave simulated it, so that its effort does not
-                    # depend on which of them was first.
-                    deterministic_parallel.charge_effort(query, None)
+                    deterministic_parallel.charge_effort(query, None)  # A cached answer is charged as well.
                     return remembered
                 if (answered := self._in_progress.get(query)) is None:
                     self._in_progress[query] = ended = threading.Event()
@@ -260,8 +245,8 @@ class Oracle:
 
     def in_scenario(self, scenario: Scenario) -> Oracle:
         """An oracle of one scenario in place of the trace. All oracles of a scenario share its answers."""
-        answers = Answers(scenario.known, decided=self.answers.decided)
-        return self.as_written(scenario=scenario, step_time_sigmas=scenario.z, answers=answers)
+        answers = Answers(scenario.known, file=self.answers.file)
+        return self.as_written(scenario=scenario, step_time_sigmas=scenario.step_time_sigmas, answers=answers)
 
     def question_key(self) -> tuple[object, ...]:
         """The part of a cache key beside the fleet and the SLO."""
@@ -322,6 +307,7 @@ class Oracle:
         but below `doubted_below` the trace refutes most fleets, and is simulated first.
         """
         written = (self, *self._on_draws)
+        # An infinite `refuted_below` is the value of a search that found no fleet, and refutes none.
         return (
             not (math.isfinite(self.refuted_below) and objective(counts) < self.refuted_below)
             and not any(oracle._is_known_to_fail(counts) for oracle in written)
@@ -363,6 +349,7 @@ class Oracle:
         return missed
 
     def scenario_oracle(self, number: int) -> Oracle:
+        """The oracle of one of `scenarios`, by its place among them."""
         return self._in_scenarios[number]
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
@@ -428,8 +415,10 @@ class Oracle:
         down = np.arange(count + 1)
         return int(np.argmax(bdtr(down, count, terms.down_frac) >= 1 - SPOT_RISK_FRAC))
 
-    def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
-        """The simulation to the end of the trace, and its verdict. With `record` it has every gap."""
+    def simulate_and_judge(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
+        """Simulate a fleet to the end of the trace, without losses. With `record` the simulation has every
+        gap.
+        """
         self._whole_runs += 1
         record = record or self.slo.every_s is not None  # Verdicts on windows need every gap.
         self._charge_whole(fleet)
@@ -451,12 +440,12 @@ class Oracle:
         for remaining in self._losses(counts):
             if not has_whole_pairs(option for option, count in remaining if count > 0):
                 return None
-            verdicts.append(self.judgement(remaining))
+            verdicts.append(self.judge_whole(remaining))
         return min(
             verdicts, key=lambda verdict: (verdict.holds, *sorted(line.kept_frac for line in verdict.lines))
         )
 
-    def judgement(self, counts: Counts) -> Verdict:
+    def judge_whole(self, counts: Counts) -> Verdict:
         """Judge a fleet by a simulation to the end of the trace, without percentiles and without losses."""
         fleet = self.fleet(counts)
         self._charge_whole(fleet)
@@ -623,25 +612,20 @@ class Oracle:
         """Whether a fleet keeps `slo`: from the cache, from the file of a killed run, or by a simulation, for
         which effort is charged. `query` are flags of SimulationQuery.
         """
-        decided, key = self.answers.decided, SimulationKey(*self.question_key(), *fleet_key)
+        file, key = self.answers.file, SimulationKey(*self.question_key(), *fleet_key)
         self._queried.add(key)
 
         def simulate_key() -> bool:
-            # The file tells traffic apart by its content, so the question has no trace.
-            question = (
-                self.llm,
-                self.network,
-                self.policies,
-                self.of_pairs,
-                self.step_time_sigmas,
-                fleet_key,
-            )
-            remembered = None if decided is None else decided.look_up(question, self._traffic, slo)
+            # The file tells traffic apart by its content, so the setup has no trace.
+            setup = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, fleet_key)
+            remembered = None if file is None else file.look_up(setup, self._traffic, slo)
             simulated = self._with_spread(fleet())
             # A simulation ends as soon as its verdict is clear; `seen` requests were simulated until then.
             holds, seen = remembered or self._query_runner.answer(SimulationQuery(simulated, slo, **query))
-            if remembered is None and decided is not None:
-                decided.add(question, self._traffic, slo, holds=holds, seen=seen)
+            if remembered is None and file is not None:
+                file.add(setup, self._traffic, slo, holds=holds, seen=seen)
+            # Also for a scenario the cost goes by `trace`: its own requests need not be drawn here, and they
+            # have about as many blocks.
             cost = LEAST_EFFORT + request_effort(simulated, self.trace) * seen
             with self._lock:
                 self._effort += cost
@@ -649,6 +633,19 @@ class Oracle:
             return holds
 
         return self.answers.answer_once(key, slo, simulate_key)
+
+
+def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
+    """The fleet without needless workers: removed one by one, the dearest first, while the fleet holds."""
+    counts = {option.name: count for option, count in fleet}
+    options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
+    for option in options:
+        while counts[option.name] > 0:
+            fewer = tuple((other, counts[other.name] - (other is option)) for other, _ in fleet)
+            if not oracle.holds([fewer])[0]:
+                break
+            counts[option.name] -= 1
+    return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
 
 
 def _is_part_of(lost: tuple[int, ...], other: tuple[int, ...]) -> bool:

@@ -11,25 +11,25 @@ from dataclasses import replace
 
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Headroom
 from planner.domain import Limit
-from planner.search.oracle.deterministic_parallel import side_by_side
+from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import Answers, Ends, Oracle
+from planner.search.oracle.fleet_oracle import Answers, MeasuredHeadroom, Oracle
 from planner.traffic.scaling import sped_up
 
 
 def find_headroom(
     oracle: Oracle, counts: Counts, *, least_frac: float = 0.0, before_each: Callable[[], None] = lambda: None
-) -> Ends:
+) -> MeasuredHeadroom:
     """The headroom of a fleet on the oracle's traffic as written, without draws and scenarios.
 
     The caller knows that the fleet holds with `least_frac` more traffic, and with steps longer by that share.
     `before_each` is called before every simulation and may raise an error to end the bisection.
     """
-    as_written, known_ends = oracle.as_written(), oracle.answers.ends
+    as_written, known = oracle.as_written(), oracle.answers.headrooms
     losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
     query = (*oracle.question_key(), oracle.slo, losses, counts, oracle.places_polished(counts))
-    if query in known_ends:
-        return known_ends[query]
+    if query in known:
+        return known[query]
     headroom: dict[str, tuple[float, tuple[Limit, ...]]] = {}
 
     def bisect(strain: str, at_share: Callable[[float], tuple[Oracle, Counts]]) -> None:
@@ -43,10 +43,10 @@ def find_headroom(
         before_each()
         return as_written, _with_steps(counts, frac)
 
-    side_by_side([lambda: bisect("traffic", more_traffic), lambda: bisect("steps", longer_steps)])
+    run_wave([lambda: bisect("traffic", more_traffic), lambda: bisect("steps", longer_steps)])
     (traffic, by_traffic), (steps, by_steps) = headroom["traffic"], headroom["steps"]
-    known_ends[query] = Ends(Headroom(steps, traffic), by_traffic, by_steps)
-    return known_ends[query]
+    known[query] = MeasuredHeadroom(Headroom(steps, traffic), by_traffic, by_steps)
+    return known[query]
 
 
 def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
@@ -61,11 +61,10 @@ def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
 def most_that_holds(
     at_share: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
 ) -> tuple[float, tuple[Limit, ...]]:
-    """The largest share, up to HEADROOM_MOST_FRAC, at which a fleet holds, and the limits that it misses
-    HEADROOM_STEP_FRAC beyond it.
+    """The largest share of more traffic, or of longer steps, up to HEADROOM_MOST_FRAC, at which a fleet
+    holds, and the limits that it misses HEADROOM_STEP_FRAC beyond it.
 
-    `at_share` returns the oracle and the fleet at a share of strain. At `least_frac` the fleet is known to
-    hold.
+    `at_share` returns the oracle and the fleet at a share. At `least_frac` the fleet is known to hold.
     """
 
     def holds(frac: float) -> bool:
@@ -82,13 +81,16 @@ def most_that_holds(
         kept_frac, failed_frac = (middle, failed_frac) if holds(middle) else (kept_frac, middle)
     oracle, counts = at_share(failed_frac)
     failing = oracle.failing_loss(counts)
-    if failing is None:
+    if (
+        failing is None
+    ):  # It survives all losses and fails whole, or in scenarios; no limit is named for that.
         return kept_frac, ()
-    return kept_frac, tuple(line.limit for line in failing[0].judgement(failing[1]).missed)
+    failing_oracle, remaining = failing
+    return kept_frac, tuple(line.limit for line in failing_oracle.judge_whole(remaining).missed)
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
-    """The same oracle for the same requests in less time, or in more if `more_frac` is negative.
+    """The same oracle for the same requests in less time, or in more time if `more_frac` is negative.
 
     Calls with the same share have their answers in common.
     """

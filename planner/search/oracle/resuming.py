@@ -5,8 +5,9 @@ all that it depends on, with the number of requests that were simulated, because
 clock (work_clock.py). A resumed run starts from the beginning, but takes these answers from the file;
 therefore it ends with the same plan, byte for byte.
 
-A run writes the file when it has taken FROM_S, and again every EVERY_S: under another name, then renamed. A
-run that completes removes it. The file belongs to one question and one version of the code.
+A run writes the file when it has taken FIRST_WRITE_S, and again every WRITE_EVERY_S, each time under another
+name that is then changed to the file's. A run that completes removes the file. It belongs to one question and
+one version of the code.
 """
 
 from __future__ import annotations
@@ -31,34 +32,39 @@ from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.simulator.numba_compile import SOURCES
 from planner.traffic.trace import Trace
 
-NAME = "resume.json"
-FROM_S = 300.0  # The file is first written after this time. A shorter run can be repeated instead.
-EVERY_S = 60.0  # After that the file is written this often: what a killed run can lose.
+FILE_NAME = "resume.json"
+FIRST_WRITE_S = 300.0  # The file is first written after this time. A shorter run can be repeated instead.
+WRITE_EVERY_S = 60.0  # After that the file is written this often: what a killed run can lose.
 
 TrafficKey = str | tuple[Scenarios, int]
 """The traffic of a simulation: the digest of a trace, or a scenario by its number."""
 
-Query = tuple[tuple[object, ...], Slo, TrafficKey]
-"""What an answer depends on: the parts of the question that are simulated, the SLO, and the traffic."""
+AnswerKey = tuple[tuple[object, ...], Slo, TrafficKey]
+"""What an answer depends on: the setup (LLM, network, policies, step times and fleet), the SLO, and the
+traffic.
+"""
 
 _digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
 
 
-class Decided:
-    """The answers of one question's simulations, in the folder of its plan; safe for threads.
+class AnswerFile:
+    """The file of the answers of one question's simulations, in the folder of its plan; safe for threads.
 
-    In the file an answer has a name, which is a digest. Computing it takes longer than a short simulation, so
-    `add` keeps answers without names until the file is written: most runs end before. `look_up` computes
-    names only if a file was loaded.
+    In the file an answer has a name, which is a digest of its key. Computing the digest takes longer than a
+    short simulation, so `add` keeps answers without names until the file is written, and most runs end
+    before. `look_up` computes names only if a file was loaded.
     """
 
     def __init__(self, folder: Path, question: str) -> None:
-        self.path, self.question = folder / NAME, question
-        self.known_answers = 0  # how often `look_up` found an answer
+        """`question` is the digest of the question (`question_digest`)."""
+        self.path, self.question = folder / FILE_NAME, question
+        self.found_count = 0  # How often `look_up` found an answer.
         self._known: dict[str, tuple[bool, int]] = {}
-        self._unnamed: list[tuple[Query, tuple[bool, int]]] = []
+        self._unnamed: list[tuple[AnswerKey, tuple[bool, int]]] = []
         self._is_loaded = False
-        self._written_s = time.monotonic() + FROM_S - EVERY_S  # The first writing is due at FROM_S.
+        self._written_s = (
+            time.monotonic() + FIRST_WRITE_S - WRITE_EVERY_S
+        )  # The first writing is due at FIRST_WRITE_S.
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def load(self) -> None:
@@ -71,8 +77,8 @@ class Decided:
             answers = {str(name): (bool(holds), int(seen)) for name, (holds, seen) in rows.items()}
         except OSError:
             raise InputError(
-                f"--resume: there is no {self.path}; a run keeps it from {FROM_S / 60:g} minutes on, to its "
-                "end, so run without --resume"
+                f"--resume: there is no {self.path}; a run keeps it from {FIRST_WRITE_S / 60:g} minutes on, "
+                "to its end, so run without --resume"
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(f"--resume: {self.path} is damaged; run without --resume") from None
@@ -84,40 +90,40 @@ class Decided:
         self._known, self._is_loaded = answers, True
 
     def look_up(
-        self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo
+        self, setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo
     ) -> tuple[bool, int] | None:
         """Whether the SLO is kept, and how many requests the earlier run simulated to decide that; None if no
         loaded file has the answer.
         """
-        if not self._is_loaded or (name := answer_name(question, traffic, slo)) is None:
+        if not self._is_loaded or (name := answer_name(setup, traffic, slo)) is None:
             return None
         with self._lock:
             answer = self._known.get(name)
-            self.known_answers += answer is not None
+            self.found_count += answer is not None
         return answer
 
     def add(
-        self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo, *, holds: bool, seen: int
+        self, setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo, *, holds: bool, seen: int
     ) -> None:
         """Keep one more answer, `seen` being the number of simulated requests, and write the file if that is
         due. If the file cannot be written, the next writing tries again.
         """
         with self._lock:
-            self._unnamed.append(((question, slo, _traffic_key(traffic)), (holds, seen)))
-            if time.monotonic() < self._written_s + EVERY_S:
+            self._unnamed.append(((setup, slo, _traffic_key(traffic)), (holds, seen)))
+            if time.monotonic() < self._written_s + WRITE_EVERY_S:
                 return
             self._written_s = time.monotonic()
         with self._writing:  # Threads write one after another: an older text must not replace a newer one.
             with self._lock:
                 unnamed, self._unnamed = self._unnamed, []
-            named = {_name_of(*query): answer for query, answer in unnamed}
+            named = {_name_of(*key): answer for key, answer in unnamed}
             with self._lock:
                 self._known |= {name: answer for name, answer in named.items() if name is not None}
                 text = json.dumps({"question": self.question, "known": self._known})
             self._write(text)
 
     def _write(self, text: str) -> None:
-        """Write the file; if that fails, the next writing is due EVERY_S from now."""
+        """Write the file; if that fails, the next writing is due WRITE_EVERY_S from now."""
         try:
             write_file(self.path, text)
         except PlannerError:
@@ -129,17 +135,17 @@ class Decided:
             self.path.unlink(missing_ok=True)
 
 
-def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *question: object) -> str:
-    """A digest of a question (its document and further parts), its traffic, and this version of the code."""
+def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *settings: object) -> str:
+    """A digest of a question (its document and settings), its traffic, and this version of the code."""
     text = json.dumps(document, sort_keys=True, default=str)
-    return _digest(__version__, SOURCES, text, trace_digest(trace), seed, question)
+    return _digest(__version__, SOURCES, text, trace_digest(trace), seed, settings)
 
 
-def answer_name(question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> str | None:
-    """The digest under which an answer is kept; None if the `repr` of the question does not tell it from
-    others (`_is_incomplete`).
+def answer_name(setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> str | None:
+    """The digest under which an answer is kept; None if the `repr` of the setup does not tell it from others
+    (`_is_incomplete`).
     """
-    return _name_of(question, slo, _traffic_key(traffic))
+    return _name_of(setup, slo, _traffic_key(traffic))
 
 
 def _traffic_key(traffic: Trace | Scenario) -> TrafficKey:
@@ -147,9 +153,9 @@ def _traffic_key(traffic: Trace | Scenario) -> TrafficKey:
     return (traffic.source, traffic.number) if isinstance(traffic, Scenario) else trace_digest(traffic)
 
 
-def _name_of(question: tuple[object, ...], slo: Slo, traffic: TrafficKey) -> str | None:
+def _name_of(setup: tuple[object, ...], slo: Slo, traffic: TrafficKey) -> str | None:
     """As `answer_name`, for traffic by its key."""
-    text = repr((question, slo))
+    text = repr((setup, slo))
     if _is_incomplete(text):
         return None
     return _digest(text, traffic if isinstance(traffic, str) else _scenario_digest(*traffic))
@@ -161,10 +167,12 @@ def _is_incomplete(text: str) -> bool:
 
 
 def _scenario_digest(scenarios: Scenarios, number: int) -> str:
-    """A digest of what a scenario is drawn from, so that its requests need not be drawn."""
-    if scenarios.trace is None or _is_incomplete(words := scenarios.words()):
+    """A digest of what a scenario is drawn from, so that its requests need not be drawn. If `repr` does not
+    show all of that, the digest is of the drawn requests.
+    """
+    if _is_incomplete(text := scenarios.text_for_digest()):
         return trace_digest(scenarios[number].trace)
-    return _digest(words, number, trace_digest(scenarios.trace), scenarios.trace.coarse_s)
+    return _digest(text, number, trace_digest(scenarios.trace), scenarios.trace.coarse_s)
 
 
 def trace_digest(trace: Trace) -> str:

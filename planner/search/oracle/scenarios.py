@@ -48,6 +48,9 @@ SEARCH_MOST = 32
 TEST_BLOCK = 32
 # Scenarios of one kind stay in memory up to so many requests together, more than a test has.
 KEPT_REQUESTS = 7_000_000
+# These numbers end the seeds of draws beside a scenario's requests, so that each draws numbers of its own.
+STEP_TIME_STREAM = 1
+DRIFT_STREAM = 2
 LEAST_COPIES = 2  # Draws of fewer superposed copies are too much like the trace itself.
 
 
@@ -55,14 +58,14 @@ LEAST_COPIES = 2  # Draws of fewer superposed copies are too much like the trace
 class Scenario:
     """One of the scenarios of `source`. Its requests are drawn at the first access of `trace`.
 
-    `z` has the errors of the (prefill, decode) step times, in standard deviations above the median. `known`
-    caches the simulations of fleets in this scenario (`fleet_oracle.Answers.known`), so that they leave the
-    memory together with it.
+    `step_time_sigmas` has the errors of the (prefill, decode) step times, in standard deviations above the
+    median. `known` caches the simulations of fleets in this scenario (`fleet_oracle.Answers.known`), so that
+    they leave the memory together with it.
     """
 
     source: Scenarios
     number: int
-    z: tuple[float, float]
+    step_time_sigmas: tuple[float, float]
     known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
     _drawn: list[Trace] = field(default_factory=list, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -72,7 +75,7 @@ class Scenario:
         """The scenario's requests, drawn at the first access."""
         with self._lock:
             if not self._drawn:
-                self._drawn.append(self.source.drawn(self.number))
+                self._drawn.append(self.source.draw_requests(self.number))
             return self._drawn[0]
 
 
@@ -102,7 +105,7 @@ class Scenarios:
         with self._lock:
             if number in self._kept:
                 return self._kept[number]
-            scenario = Scenario(self, number, self._z(number))
+            scenario = Scenario(self, number, self._step_time_sigmas(number))
             if number < self.count or (len(self._kept) + 1) * self.requests <= KEPT_REQUESTS:
                 self._kept[number] = scenario
             return scenario
@@ -116,10 +119,10 @@ class Scenarios:
     def __setstate__(self, state: tuple[PlanQuestion, Trace, int, int, int, int, int]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def one_of(self, many: int) -> Scenarios:
-        """The same scenarios with one request in `many` of the requests here."""
-        requests = self.requests // many
-        return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, many)
+    def thinned(self, one_in: int) -> Scenarios:
+        """The same scenarios with one request in `one_in` of the requests here."""
+        requests = self.requests // one_in
+        return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, one_in)
 
     def with_more(self, more_frac: float) -> Scenarios:
         """The same scenarios with `more_frac` more traffic, on top of the growth that the task asks for."""
@@ -128,17 +131,17 @@ class Scenarios:
         growth_frac = (1 + safety.growth_frac) * (1 + more_frac) - 1
         return replace(self, task=replace(self.task, safety=replace(safety, growth_frac=growth_frac)))
 
-    def words(self) -> str:
-        """Everything that the scenarios are drawn from, beside the trace, as text for a digest."""
+    def text_for_digest(self) -> str:
+        """Everything that the scenarios are drawn from, beside the trace."""
         return repr((self.task, self.seed, self.kind, self.count, self.one_in))
 
-    def _z(self, number: int) -> tuple[float, float]:
+    def _step_time_sigmas(self, number: int) -> tuple[float, float]:
         """The step-time errors (prefill, decode) of a scenario, in standard deviations."""
         if number < self.count:
             rng, size, place = np.random.default_rng([self.seed, self.kind]), self.count, number
         else:
             block, place = divmod(number - self.count, TEST_BLOCK)
-            rng, size = np.random.default_rng([self.seed, self.kind, block, 1]), TEST_BLOCK
+            rng, size = np.random.default_rng([self.seed, self.kind, block, STEP_TIME_STREAM]), TEST_BLOCK
         # One of `size` equal parts of the distribution for each scenario, in a random order for each phase.
         parts = rng.permuted(np.tile(np.arange(size), (2, 1)), axis=1)
         # A search sees the middle of a part. A test draws from all of it, so that it is a fair sample.
@@ -147,15 +150,16 @@ class Scenarios:
         normal = NormalDist().inv_cdf
         return normal(float(prefill)), normal(float(decode))
 
-    def drawn(self, number: int) -> Trace:
+    def draw_requests(self, number: int) -> Trace:
         """Draw the requests of a scenario."""
         assert self.task.safety is not None
-        trace, drift_frac = self._drawn(number), self.task.safety.prefix_drift_frac
+        trace, drift_frac = self._draw_without_drift(number), self.task.safety.prefix_drift_frac
         if not drift_frac:
             return trace
-        return drift_popularity(trace, drift_frac, np.random.default_rng([self.seed, self.kind, number, 2]))
+        rng = np.random.default_rng([self.seed, self.kind, number, DRIFT_STREAM])
+        return drift_popularity(trace, drift_frac, rng)
 
-    def _drawn(self, number: int) -> Trace:
+    def _draw_without_drift(self, number: int) -> Trace:
         """Draw the requests of a scenario, with prefixes as popular as in the trace."""
         assert self.task.safety is not None
         rng = np.random.default_rng([self.seed, self.kind, number])
@@ -175,7 +179,7 @@ class Scenarios:
             trace = redraw_trace(trace, rng)
             if self.task.rate_rps is None and growth > 1:
                 task = replace(task, rate_rps=trace.rate_rps * growth)
-        return one_of(requested_traffic(trace, task, seed=seed)[0], self.one_in, rng)
+        return thin_trace(requested_traffic(trace, task, seed=seed)[0], self.one_in, rng)
 
 
 def next_block(number: int) -> int:
@@ -187,9 +191,9 @@ def next_block(number: int) -> int:
     return -(-number // TEST_BLOCK) * TEST_BLOCK
 
 
-def one_of(trace: Trace, many: int, rng: np.random.Generator) -> Trace:
-    """One request in `many`, drawn at random; sessions stay whole."""
-    return trace if many == 1 else rescale(trace, trace.rate_rps / many, scale="thin", rng=rng)
+def thin_trace(trace: Trace, one_in: int, rng: np.random.Generator) -> Trace:
+    """One request in `one_in`, drawn at random; sessions stay whole."""
+    return trace if one_in == 1 else rescale(trace, trace.rate_rps / one_in, scale="thin", rng=rng)
 
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:

@@ -154,7 +154,7 @@ class QueryRunner:
         """As `Replay.answer`, in this process or in a worker process."""
         if (crew := current_crew()) is None:
             with current_slot():
-                return self._here().answer(query)
+                return self._own_replay().answer(query)
         reference, key = _send_trace(crew, self._traffic)
         holds, seen = crew.start_item(_answer_in_worker, reference, (key, query, self._reused))()
         return bool(holds), int(seen)
@@ -168,7 +168,7 @@ class QueryRunner:
         verdict: Verdict = crew.start_item(_judge_in_worker, reference, query)()
         return verdict
 
-    def _here(self) -> Replay:
+    def _own_replay(self) -> Replay:
         """The `Replay` of this process, made when it is first needed."""
         with self._lock:
             if self._replay is None:
@@ -226,7 +226,7 @@ def _next_number() -> int:
 
 
 def _draw_in_worker(scenarios: Scenarios, number: int) -> Trace:
-    return scenarios.drawn(number)
+    return scenarios.draw_requests(number)
 
 
 def _judge_in_worker(trace: Trace, query: SimulationQuery) -> Verdict:

@@ -11,15 +11,13 @@ far longer than it usually needs.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner.search.oracle import deterministic_parallel
-from planner.search.oracle.deterministic_parallel import Meter
 from planner.search.oracle.stopping import USUAL_LIMIT_S, WORK_S
 
 EFFORT_S = 1.2e-6
@@ -35,7 +33,7 @@ class SafetyNet:
     """
 
     ends_s: float = math.inf
-    is_reached: bool = field(default=False)
+    is_reached: bool = False
 
     def check(self) -> bool:
         """Whether the time limit is reached now; it then stays reached."""
@@ -44,7 +42,6 @@ class SafetyNet:
 
 
 _net: ContextVar[SafetyNet | None] = ContextVar("net", default=None)
-_lock = threading.Lock()
 
 
 def now_s() -> float:
@@ -53,7 +50,7 @@ def now_s() -> float:
 
 
 def is_over(deadline: float) -> bool:
-    """Whether a deadline on the search's clock has passed, or the time limit of the wall clock is reached."""
+    """Whether a deadline [s] on the search's clock has passed, or the wall clock's time limit is reached."""
     net = _net.get()
     return (net is not None and net.check()) or now_s() >= deadline
 
@@ -72,8 +69,8 @@ def ended_by() -> str:
 def work_limit_s(time_limit_s: float) -> float:
     """How many seconds of the search's clock a question may take, for this time limit on the wall clock.
 
-    A limit up to USUAL_LIMIT_S allows WORK_S, and a longer one more in proportion; but no limit allows more
-    than its own seconds.
+    A limit up to USUAL_LIMIT_S allows WORK_S, and a longer one more in proportion. No limit allows more than
+    its own seconds, which the reference machine would need for that work.
     """
     return min(time_limit_s, max(WORK_S, time_limit_s * WORK_S / USUAL_LIMIT_S))
 
@@ -102,13 +99,11 @@ def time_limit(time_limit_s: float, *, grace: bool = False) -> Iterator[float]:
     if outer is not None:
         ends_s = max(ends_s, outer.ends_s) if grace else min(ends_s, outer.ends_s)
     inner = SafetyNet(ends_s)
-    net_token = _net.set(inner)
-    meter_token = None if deterministic_parallel.has_meter() else deterministic_parallel.use_meter(Meter())
+    token = _net.set(inner)
     try:
-        yield now_s() + work_limit_s(time_limit_s)
+        with deterministic_parallel.own_meter():
+            yield now_s() + work_limit_s(time_limit_s)
     finally:
         if outer is not None:
             outer.is_reached = outer.is_reached or inner.is_reached
-        if meter_token is not None:
-            meter_token.var.reset(meter_token)
-        _net.reset(net_token)
+        _net.reset(token)

@@ -64,7 +64,7 @@ def on_other_draws(
         requests = requested_traffic(trace, problem.task, seed=run_seed)[0] if number else drawn
         with_seed = with_policies(problem, replace(problem.oracle.policies, seed=run_seed))
         oracle = replace(with_seed.oracle, trace=requests, draws=(), answers=Answers())
-        verdict = oracle.verdict(oracle.fleet(best), record=True)[1]
+        verdict = oracle.simulate_and_judge(oracle.fleet(best), record=True)[1]
         return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
 
     verdicts = run_until_decided(OTHER_DRAWS, run, _most_runs(problem), goes_on)
@@ -83,7 +83,7 @@ def on_histories(
     def run(number: int) -> tuple[bool, Verdict]:
         rng = np.random.default_rng([seed, number])
         disturbed = replace(fleet, disturbances=interruptions(fleet, oracle.spot, end_s, rng))
-        verdict = oracle.verdict(disturbed, record=True)[1]
+        verdict = oracle.simulate_and_judge(disturbed, record=True)[1]
         return verdict.holds, verdict
 
     return run_until_decided(HISTORIES, run, _most_runs(problem), goes_on)

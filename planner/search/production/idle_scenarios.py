@@ -44,16 +44,23 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
     in_trace = judge_traffic(problem, problem.trace)
     # A scenario's z has the errors of its step times, of prefills and decodes (scenarios.py). If even the
     # slowest steps of all scenarios come near no limit, the scenarios need not be checked one by one.
-    slowest_z = max(scenario.z[0] for scenario in scenarios), max(scenario.z[1] for scenario in scenarios)
+    slowest_z = (
+        max(scenario.step_time_sigmas[0] for scenario in scenarios),
+        max(scenario.step_time_sigmas[1] for scenario in scenarios),
+    )
     if not _unreachable_limits(problem, tight_slo, slowest_z, in_trace):
         return None
     likely = [
-        scenario for scenario in scenarios if _unreachable_limits(problem, tight_slo, scenario.z, in_trace)
+        scenario
+        for scenario in scenarios
+        if _unreachable_limits(problem, tight_slo, scenario.step_time_sigmas, in_trace)
     ]
     if len(likely) <= allowed:
         return None
     misses = [
-        _unreachable_limits(problem, problem.slo, scenario.z, judge_traffic(problem, scenario.trace))
+        _unreachable_limits(
+            problem, problem.slo, scenario.step_time_sigmas, judge_traffic(problem, scenario.trace)
+        )
         for scenario in likely
     ]
     misses = [missed_limits for missed_limits in misses if missed_limits]

@@ -380,7 +380,7 @@ def _restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> 
 def _slowest_scenarios_first(problem: plan_problem.Problem) -> plan_problem.Problem:
     """The same problem with the scenarios of the longest steps first, which most failing fleets miss."""
     oracle = problem.oracle
-    scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.z))
+    scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.step_time_sigmas))
     return plan_problem.with_scenarios(problem, scenarios, oracle.may_miss)
 
 

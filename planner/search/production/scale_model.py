@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.scenarios import one_of
+from planner.search.oracle.scenarios import thin_trace
 from planner.search.problem.plan_problem import Problem, with_scenarios
 
 # A problem with at most this many requests needs no model: 8 million requests are then 40 simulations.
@@ -47,11 +47,11 @@ def build_scale_model(problem: Problem, paper: Counts) -> Problem:
         problem,
         oracle=replace(
             problem.oracle,
-            trace=one_of(problem.trace, downscale, np.random.default_rng(MODEL_SEED)),
+            trace=thin_trace(problem.trace, downscale, np.random.default_rng(MODEL_SEED)),
             downscale=downscale,
         ),
-        searched=problem.searched.one_of(downscale),
-        tested=problem.tested.one_of(downscale),
+        searched=problem.searched.thinned(downscale),
+        tested=problem.tested.thinned(downscale),
     )
 
 

@@ -32,13 +32,13 @@ from planner.search.oracle.fleet_counts import (
     Counts,
     Named,
     add_workers,
-    by_gpu,
     counts_named,
     counts_of,
     has_several_types,
     in_order,
     names_of,
     objective,
+    objective_by_gpu,
 )
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.headroom import find_headroom, holds_with
@@ -873,7 +873,11 @@ def _fleets_of_like_price(problem: Problem, paper: FleetSearch, best: Counts) ->
     counted = [count for _, count in best]
     names_listed = {names_of(best)}
     others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
-    prices = (objective, by_gpu, *((paid_whole_usd_per_h,) if problem.task.objective == "gpus" else ()))
+    prices = (
+        objective,
+        objective_by_gpu,
+        *((paid_whole_usd_per_h,) if problem.task.objective == "gpus" else ()),
+    )
     for counts in itertools.chain(others, _feasible_fleets(problem, paper)):
         is_near = all(abs(price(counts) - price(best)) <= LIKE_PRICE_FRAC * price(best) for price in prices)
         if names_of(counts) not in names_listed and is_near and problem.allows(counts):

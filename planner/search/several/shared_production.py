@@ -24,7 +24,7 @@ from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch
-from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
+from planner.search.oracle.deterministic_parallel import effort_spent, run_wave
 from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import EFFORT_S, is_over, now_s
@@ -279,7 +279,7 @@ def _choose_fleets(
     ]
     rows = shared_limits(limits)
     shared = cheapest(
-        designs, rows, run=side_by_side, out_of_time=lambda: is_over(master_deadline), progress=progress
+        designs, rows, run=run_wave, out_of_time=lambda: is_over(master_deadline), progress=progress
     )
     candidates = [fleets] if fleets is not None else []
     if shared.best is not None:
