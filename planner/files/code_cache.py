@@ -6,9 +6,10 @@ begins with the digest of the rest, so a damaged one is noticed and its code com
 written, one warning says so and each run compiles. Files of earlier versions of a source are deleted when a
 new one is written.
 
-The name of a file holds what its code depends on: the source file of the function, what it closes over, the
-types, Numba and Python, the processor, and whether indices are checked. Files are in the folder __pycache__
-beside the source or, if that cannot be written, in the user's cache folder. NUMBA_CACHE_DIR replaces both.
+The name of a file holds what its code depends on: the source file of the function, the version of all else
+that it uses, the types, Numba and Python, the processor, and whether indices are checked. Files are in the
+folder __pycache__ beside the source or, if that cannot be written, in the user's cache folder.
+NUMBA_CACHE_DIR replaces both.
 
 Of several processes that need the same code at once, one compiles it and the others wait for its file.
 """
@@ -50,25 +51,28 @@ _dumps: Any = serialize.dumps
 _rebuild: Any = compiler.CompileResult._rebuild
 
 
-def store_code(dispatcher: Any) -> Any:
-    """The same compiled function, with its machine code kept on disk."""
-    dispatcher._cache = CodeCache(dispatcher.py_func)
-    return dispatcher
+def cached_jit(*, version: str = "", **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit` with these options, and with machine code kept on disk.
 
-
-def cached_jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`numba.njit` with these options, and with machine code kept on disk."""
+    `version` is that of all else which the function depends on: code and constants of other files, and what
+    it closes over.
+    """
     jit = numba.njit(**options)
-    return lambda function: store_code(jit(function))
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = jit(function)
+        dispatcher._cache = CodeCache(function, version)
+        return dispatcher
+
+    return decorate
 
 
 class CodeCache(_Cache):
     """The stored code of one function, with the methods that Numba calls on a cache."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], version: str) -> None:
         source = Path(inspect.getfile(function))
-        closed_over = [cell.cell_contents for cell in function.__closure__ or ()]
-        self._source = hashlib.sha256(source.read_bytes() + repr(closed_over).encode()).hexdigest()[:16]
+        self._source = hashlib.sha256(source.read_bytes() + version.encode()).hexdigest()[:16]
         self._name = f"{source.stem}.{function.__name__}"
         self._beside = source.parent / "__pycache__"
 

@@ -25,7 +25,7 @@ from planner.simulator.caches import (
 )
 from planner.simulator.flips import flip
 from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, ZERO
-from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
+from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_has
 from planner.simulator.pointers import pointer_to
 from planner.simulator.predictions import note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
@@ -76,7 +76,7 @@ def _is_on_same_start(state, r):
     return state.workers[_worker_of(state, r)].epoch == state.requests[r].epoch
 
 
-@where_cached(lambda state, r, start, depth, tenant: None)
+@where_has("caches", lambda state, r, start, depth, tenant: None)
 def _new_prompt(state, r, start, depth, tenant):
     """Reset the record of the prompt on seat r, whose `depth` nodes are in the path table from `start` on."""
     prompt = state.caches.prompts[r]
@@ -87,7 +87,7 @@ def _new_prompt(state, r, start, depth, tenant):
     prompt.worker, prompt.next, prompt.prefix, prompt.queue_s = NONE, NONE, NONE, -1.0
 
 
-@where_cached(lambda state, w, r, time_s: ZERO)
+@where_has("caches", lambda state, w, r, time_s: ZERO)
 def _take_prefix(state, w, r, time_s):
     """Take the cached prefix of request r and return its tokens, as `batching.admit` does.
 
@@ -98,7 +98,7 @@ def _take_prefix(state, w, r, time_s):
     return hit
 
 
-@where_cached(lambda state, w, r, time_s: time_s)
+@where_has("caches", lambda state, w, r, time_s: time_s)
 def _admitted_s(state, w, r, time_s):
     """When request r was admitted, as if its worker had computed nothing else until `time_s`."""
     missed = state.requests[r].length_tokens - state.caches.prompts[r].expected_tokens
@@ -128,7 +128,7 @@ def _admit_request(state, r, time_s):
     request.computed_tokens = hit  # `keep_prefix` caches computed tokens, so for it all counted as computed.
 
 
-@where_cached(lambda state, limit: None)
+@where_has("caches", lambda state, limit: None)
 def _forget_window(state, limit):
     """Take the oldest `limit` requests, or all there are, out of e2's window."""
     caches = state.caches
@@ -284,76 +284,68 @@ def _forget_if_only_believed(state, node):
     return True
 
 
-def _compiled_entries(sources):
-    """The three compiled entries; `sources` is the version of the code that they are made of.
-
-    Each reads `sources`, which is above 0, so that it is part of the key under which its code is stored.
+@entry_jit
+def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
+    """Give seat r to a request of `inputs` and `outputs` tokens. The nodes of its prompt are `depth` rows of
+    the path table from `start` on.
     """
-
-    @entry_jit
-    def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
-        state = pointer_to(fields)
-        request = state.requests[r]
-        request.arrival_s = time_s if sources > 0 else 0.0
-        request.input_tokens, request.length_tokens, request.computed_tokens = inputs, inputs, 0
-        request.output_tokens = outputs
-        request.predicted_tokens = request.predicted_later_tokens = predicted_at_first(state, r)
-        request.prefill_worker, request.decode_worker, request.status = NONE, NONE, SEATED
-        _new_prompt(state, r, start, depth, tenant)
-
-    @entry_jit
-    def note_event(fields, event, r, number, time_s):
-        state = pointer_to(fields)
-        if event == SEND and sources > 0:
-            return _send_request(state, r, time_s)
-        if event == HAND_OFF:
-            return _hand_off(state, r, time_s)
-        if event == IS_HELD_BACK:
-            set_pools(state)
-            return np.int64(holds_back(state, FRONT, r))
-        if event == GO_DOWN:
-            _empty_worker(state, number, time_s)
-        elif event == FORGET:
-            _forget_window(state, number)
-        elif state.requests[r].status > SEATED:
-            if event == LEAVE:
-                _leave_worker(state, r, number, time_s)
-            elif _is_on_same_start(state, r):
-                if event == COMPUTE:
-                    _end_prompt(state, r, time_s)
-                elif event == GROW and state.requests[r].status >= COMPUTED:
-                    _grow_output(state, r, number, time_s)
-                elif event == ADMIT and state.requests[r].status == ROUTED:
-                    _admit_request(state, r, time_s)
-        return NONE
-
-    @entry_jit
-    def sweep_nodes(fields, users, touched, first, end, forgets, free_nodes):
-        state = pointer_to(fields)
-        count = 0
-        for node in range(first, end if sources > 0 else first):
-            may_forget = forgets > 1 or (forgets == 1 and touched[node] == 0)
-            if users[node] == 0 and (
-                _is_held_by_none(state, node) or (may_forget and _forget_if_only_believed(state, node))
-            ):
-                free_nodes[count] = node
-                count += 1
-            touched[node] = 0
-        return count
-
-    return take_seat, note_event, sweep_nodes
+    state = pointer_to(fields)
+    request = state.requests[r]
+    request.arrival_s = time_s
+    request.input_tokens, request.length_tokens, request.computed_tokens = inputs, inputs, 0
+    request.output_tokens = outputs
+    request.predicted_tokens = request.predicted_later_tokens = predicted_at_first(state, r)
+    request.prefill_worker, request.decode_worker, request.status = NONE, NONE, SEATED
+    _new_prompt(state, r, start, depth, tenant)
 
 
-take_seat, note_event, sweep_nodes = _compiled_entries(SOURCES)
-take_seat.__doc__ = (
-    "Give seat r to a request: its lengths, its tenant, and its `depth` nodes from `start` in the path table."
-)
-note_event.__doc__ = (
-    "Apply an event of the request on seat r, or of the worker `number`. Returns the worker that SEND or "
-    "HAND_OFF chose, and for IS_HELD_BACK whether the policy holds the request back."
-)
-sweep_nodes.__doc__ = """Write unused nodes from `first` up to `end` into `free_nodes`; returns how many.
+@entry_jit
+def note_event(fields, event, r, number, time_s):
+    """Apply an event of the request on seat r, or of the worker `number`.
 
-A node is unused if no request and no worker has it. With `forgets` 1 a node that workers are only believed
-to have also becomes unused, unless it was `touched` since the last sweep; with 2 in any case.
-"""
+    Returns the worker that SEND or HAND_OFF chose, and for IS_HELD_BACK whether the policy holds the request
+    back.
+    """
+    state = pointer_to(fields)
+    if event == SEND:
+        return _send_request(state, r, time_s)
+    if event == HAND_OFF:
+        return _hand_off(state, r, time_s)
+    if event == IS_HELD_BACK:
+        set_pools(state)
+        return np.int64(holds_back(state, FRONT, r))
+    if event == GO_DOWN:
+        _empty_worker(state, number, time_s)
+    elif event == FORGET:
+        _forget_window(state, number)
+    elif state.requests[r].status > SEATED:
+        if event == LEAVE:
+            _leave_worker(state, r, number, time_s)
+        elif _is_on_same_start(state, r):
+            if event == COMPUTE:
+                _end_prompt(state, r, time_s)
+            elif event == GROW and state.requests[r].status >= COMPUTED:
+                _grow_output(state, r, number, time_s)
+            elif event == ADMIT and state.requests[r].status == ROUTED:
+                _admit_request(state, r, time_s)
+    return NONE
+
+
+@entry_jit
+def sweep_nodes(fields, users, touched, first, end, forgets, free_nodes):
+    """Write unused nodes from `first` up to `end` into `free_nodes`; returns how many.
+
+    A node is unused if no request and no worker has it. With `forgets` 1 a node that workers are only
+    believed to have also becomes unused, unless it was `touched` since the last sweep; with 2 in any case.
+    """
+    state = pointer_to(fields)
+    count = 0
+    for node in range(first, end):
+        may_forget = forgets > 1 or (forgets == 1 and touched[node] == 0)
+        if users[node] == 0 and (
+            _is_held_by_none(state, node) or (may_forget and _forget_if_only_believed(state, node))
+        ):
+            free_nodes[count] = node
+            count += 1
+        touched[node] = 0
+    return count

@@ -7,7 +7,7 @@ into the slot used longest ago. An adapter that is not in the host's memory eith
 one used longest ago there makes way for it. An adapter of the step itself never makes way. (vLLM loads them
 in the order of a Python set, so which slots they get differs.)
 
-This module is compiled only for fleets with LoRA; for others each `where_lora` function is compiled as the
+This module is compiled only for fleets with LoRA; for others each `where_has` function is compiled as the
 lambda in its decorator. An adapter's number counts from 1; 0 is the LLM alone. State is in
 `adapter_layout.AdapterState`.
 """
@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from planner.simulator.adapter_layout import IN_STEP, LOADING, STAMP, fill_slots
 from planner.simulator.layout import NONE, READY, ZERO
-from planner.simulator.numba_compile import kernel_jit, where_lora
+from planner.simulator.numba_compile import kernel_jit, where_has
 from planner.simulator.queue_orders import leave, next_waiting
 from planner.simulator.queues import append, pop, put
 
 
-@where_lora(lambda state: False)
+@where_has("adapters", lambda state: False)
 def passes_over(state):
     """Whether a request may be admitted before others that arrived earlier and wait for a slot."""
     return True
 
 
-@where_lora(lambda state, w, r, by: None)
+@where_has("adapters", lambda state, w, r, by: None)
 def count_waiting(state, w, r, by):
     """Add `by` to the requests that wait on worker w for the adapter of request r."""
     state.adapters.waiting[w, state.adapters.adapter_of[r]] += by
@@ -47,7 +47,7 @@ def _add_to_step(state, r):
         adapters.numbers[IN_STEP] += 1
 
 
-@where_lora(lambda state, l: None)
+@where_has("adapters", lambda state, l: None)
 def note_running(state, l):
     """Begin a new step on lane l: its adapters so far are those of the requests that run there."""
     lane = state.lanes[l]
@@ -59,7 +59,7 @@ def note_running(state, l):
         _add_to_step(state, state.chunks[l, i].request)
 
 
-@where_lora(lambda state, r: None)
+@where_has("adapters", lambda state, r: None)
 def note_admitted(state, r):
     """Add the adapter of request r, which is admitted to the step that is being formed."""
     _add_to_step(state, r)
@@ -86,7 +86,7 @@ def _may_any_follow(state, w):
     return False
 
 
-@where_lora(lambda state, w: next_waiting(state, w))
+@where_has("adapters", lambda state, w: next_waiting(state, w))
 def next_with_slot(state, w):
     """The request that worker w prefills next: the first one with a slot; NONE if no waiting request has one.
 
@@ -102,7 +102,7 @@ def next_with_slot(state, w):
         append(state.requests, state.adapters.aside[0], ZERO, r)
 
 
-@where_lora(lambda state, w: None)
+@where_has("adapters", lambda state, w: None)
 def put_back(state, w):
     """Put requests that were set aside back into the queue, each where it was."""
     worker, aside = state.workers[w], state.adapters.aside[0]
@@ -111,7 +111,7 @@ def put_back(state, w):
         worker.first_waiting = put(state.requests, worker.first_waiting, r, state.requests[r].key)
 
 
-@where_lora(lambda state, w: state.workers[w].head[READY])
+@where_has("adapters", lambda state, w: state.workers[w].head[READY])
 def next_ready(state, w):
     """The first request with a slot of those whose KV is on worker w; those before it are set aside."""
     worker = state.workers[w]
@@ -121,7 +121,7 @@ def next_ready(state, w):
     return worker.head[READY]
 
 
-@where_lora(lambda state, w: None)
+@where_has("adapters", lambda state, w: None)
 def put_back_ready(state, w):
     """Put requests that were set aside back at the head of the list READY."""
     worker, aside = state.workers[w], state.adapters.aside[0]
@@ -184,7 +184,7 @@ def _bring_to_slot(state, w, a, kind):
     return seconds
 
 
-@where_lora(lambda state, l: 0.0)
+@where_has("adapters", lambda state, l: 0.0)
 def adapters_s(state, l):
     """Seconds that adapters add to the step that was formed on lane l, loads included (`models.lora`)."""
     note_running(state, l)
@@ -209,7 +209,7 @@ def adapters_s(state, l):
     return seconds + min(tokens * kind.visited_frac, float(active)) * kind.experts_s
 
 
-@where_lora(lambda state: False)
+@where_has("adapters", lambda state: False)
 def is_loading(state):
     """Whether the step formed last begins with a load, so that equal steps after it are shorter."""
     return state.adapters.numbers[LOADING] > 0
@@ -218,7 +218,7 @@ def is_loading(state):
 _fill_slots = kernel_jit(fill_slots)
 
 
-@where_lora(lambda state, w: None)
+@where_has("adapters", lambda state, w: None)
 def forget_adapters(state, w):
     """Forget the adapters of worker w, which is down: it comes back with those of its start."""
     adapters = state.adapters

@@ -85,14 +85,7 @@ from planner.simulator.layout import (
     UNKNOWN,
     ZERO,
 )
-from planner.simulator.numba_compile import (
-    kernel_jit,
-    small_jit,
-    where_cached,
-    where_offloaded,
-    where_ranked,
-    where_rare,
-)
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_has, where_rare
 from planner.simulator.offload import (
     begin_load,
     is_loaded,
@@ -288,7 +281,7 @@ def admits(state, l, r, step_blocks, time_s):
     return kind.admission == GREEDY or foreseen_blocks(state, lane.worker, r, time_s) <= kind.kv_blocks
 
 
-@where_cached(lambda state, w, r, time_s: None)
+@where_has("caches", lambda state, w, r, time_s: None)
 def _use_prefix(state, w, r, time_s):
     """Let request r use what worker w has cached of its prompt."""
     hit = take_prefix(state, w, r, time_s)
@@ -456,7 +449,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     put_aside_back(state, w)
 
 
-@where_offloaded(lambda state, l, r, nodes, step_blocks, time_s: False)
+@where_has("offload", lambda state, l, r, nodes, step_blocks, time_s: False)
 def _load_prefix(state, l, r, nodes, step_blocks, time_s):
     """Begin to load the next `nodes` nodes of the prefix of request r from CPU memory.
 
@@ -479,7 +472,7 @@ def _load_prefix(state, l, r, nodes, step_blocks, time_s):
     return True
 
 
-@where_offloaded(lambda state, l, longest, step_blocks, budget, time_s: budget)
+@where_has("offload", lambda state, l, longest, step_blocks, budget, time_s: budget)
 def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
     """Seat the requests whose load from CPU memory has ended, before those of the queue.
 
@@ -899,7 +892,7 @@ def _launch_alone(state, l, time_s, goes_on):
     set_time(state, l, end_s)
 
 
-@where_ranked(_launch_alone)
+@where_has("dp_ranks", _launch_alone)
 def _launch(state, l, time_s, goes_on):
     """Start the step that was formed on lane l.
 

@@ -47,7 +47,7 @@ from planner.simulator.cache_layout import (
     WINDOW_S,
 )
 from planner.simulator.layout import BLOCK, FRONT, NONE, ONE, ROUTING, ZERO
-from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 
 
 @small_jit
@@ -234,7 +234,7 @@ def _has_window(state, w, r, i):
     return taken <= kind.kv_blocks - worker.used_blocks
 
 
-@where_cached(lambda state, w, tokens: None)
+@where_has("caches", lambda state, w, tokens: None)
 def recycle_windows(state, w, tokens):
     """Count the blocks that the windows of `tokens` computed tokens take: those given back longest ago."""
     state.caches.workers[w].recycled_blocks += tokens * state.types[state.workers[w].type].recycled_blocks
@@ -264,7 +264,7 @@ def _last_whole_node(state, w, r, nodes):
     return e if e != NONE and caches.entries[e].is_cached else NONE
 
 
-@where_cached(lambda state, w, r: ZERO)
+@where_has("caches", lambda state, w, r: ZERO)
 def shared_blocks(state, w, r):
     """KV blocks that request r needs on worker w and that running requests use already."""
     caches = state.caches
@@ -351,7 +351,7 @@ def _reuse_left_blocks(state, w, r, most_blocks):
     return blocks
 
 
-@where_cached(lambda state, w, r: None)
+@where_has("caches", lambda state, w, r: None)
 def keep_prefix(state, w, r):
     """Cache the nodes of request r that the step being formed fills: others can use them from now on."""
     caches = state.caches
@@ -370,7 +370,7 @@ def keep_prefix(state, w, r):
         prompt.shared_nodes = i + 1
 
 
-@where_cached(lambda state, w, r: None)
+@where_has("caches", lambda state, w, r: None)
 def show_prefix(state, w, r):
     """Let the router learn of the full nodes of request r, of which another chunk is computed."""
     prompt = state.caches.prompts[r]
@@ -379,7 +379,7 @@ def show_prefix(state, w, r):
     prompt.shown_nodes = prompt.shared_nodes
 
 
-@where_cached(lambda state, w, r, cached_tokens: None)
+@where_has("caches", lambda state, w, r, cached_tokens: None)
 def release_prefix(state, w, r, cached_tokens):
     """Turn what request r, which has left worker w, has there into idle entries.
 
@@ -408,7 +408,7 @@ def release_prefix(state, w, r, cached_tokens):
     prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
-@where_cached(lambda state, w, node: None)
+@where_has("caches", lambda state, w, node: None)
 def pin_node(state, w, node):
     """Let worker w have a node and never evict it, as if it were always in use. The router knows."""
     caches = state.caches
@@ -425,14 +425,14 @@ def pin_node(state, w, node):
     caches.pinned[node, w // 64] |= worker_bit(w)
 
 
-@where_cached(lambda state, r: None)
+@where_has("caches", lambda state, r: None)
 def lose_prefix(state, r):
     """Forget what request r used of the cache of its worker, which went down."""
     prompt = state.caches.prompts[r]
     prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
-@where_cached(lambda state, w, coming, time_s: None)
+@where_has("caches", lambda state, w, coming, time_s: None)
 def evict_idle(state, w, coming, time_s):
     """Evict idle entries of worker w, the least recently used first, until the KV cache holds all blocks.
 
@@ -546,7 +546,7 @@ def read_notices(state, time_s, notices_to_leave):
         caches.numbers[NOTICES] -= 1
 
 
-@where_cached(lambda state, w, time_s: None)
+@where_has("caches", lambda state, w, time_s: None)
 def empty_cache(state, w, time_s):
     """Empty the cache of worker w, which goes down. The router knows at once."""
     caches = state.caches
@@ -627,7 +627,7 @@ def _count_wait(state, r, half, sign):
         prefix = state.caches.prefixes[prompt.prefix]
         prefix.wait_count[half] += sign
         prefix.wait_s[half] += sign * prompt.queue_s
-        if prefix.wait_count[half] == 0:  # Not what rounding has left.
+        if prefix.wait_count[half] == 0:  # No waits take no time, though rounding may have left some.
             prefix.wait_s[half] = 0.0
 
 
@@ -663,7 +663,7 @@ def forget_routed(state):
     prompt.worker = NONE
     cache.routed -= 1
     cache.prefill_s -= prompt.prefill_s
-    if cache.routed == 0:  # Not what rounding has left.
+    if cache.routed == 0:  # No prefills take no time, though rounding may have left some.
         cache.prefill_s = 0.0
     if prompt.output_tokens != NONE:
         cache.finished -= 1

@@ -27,7 +27,7 @@ from planner.simulator.layout import (
     UNFINISHED,
     ZERO,
 )
-from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_classed, where_rare
+from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_has, where_rare
 
 
 @small_jit
@@ -78,14 +78,14 @@ def in_window(state, time_s):
     return state.window[0] <= time_s <= state.window[1]
 
 
-@where_classed(lambda state, k, r: True)
+@where_has("classes", lambda state, k, r: True)
 def _limits_request(state, k, r):
     """Whether limit k counts request r: it is for all requests, or for its class."""
     of_class = state.limits[k].of_class
     return of_class == NONE or of_class == state.classes[r].of_class
 
 
-@where_classed(lambda state, k, l, sequences: sequences)
+@where_has("classes", lambda state, k, l, sequences: sequences)
 def _limited_decodes(state, k, l, sequences):
     """How many of the first `sequences` decodes of lane l limit k counts."""
     of_class = state.limits[k].of_class
@@ -275,7 +275,7 @@ def record_gap(state, w, start_s, gap_s, sequences):
     _record_gaps(state, w, NONE, start_s, gap_s, 0.0, ONE, sequences)
 
 
-@where_classed(lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
+@where_has("classes", lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
 def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
     """Record the gaps of the first `sequences` decodes of lane l once more, for each class with a limit on
     tbt.
@@ -308,7 +308,7 @@ def _record_gaps(state, w, of_class, start_s, first_s, growth_s, steps, sequence
     state.counters[RUNS] = k + 1
 
 
-@where_classed(lambda state, w, r, start_s, gap_s, gaps: None)
+@where_has("classes", lambda state, w, r, start_s, gap_s, gaps: None)
 def record_class_gaps(state, w, r, start_s, gap_s, gaps):
     """Record `gaps` gaps of request r once more, by class."""
     if len(state.runs) > 0 and state.classes[r].of_class != NONE:
@@ -326,7 +326,7 @@ def _count_together(state, of_class, tokens, time_s):
                     count_within(state, k, window_at(state, time_s), tokens, 0)
 
 
-@where_classed(lambda state, w, r, tokens, time_s: None)
+@where_has("classes", lambda state, w, r, tokens, time_s: None)
 def count_together_of_class(state, w, r, tokens, time_s):
     """Count `tokens` gaps of 0 s of request r against the limits of its class."""
     of_class = state.classes[r].of_class

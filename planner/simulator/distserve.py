@@ -24,7 +24,7 @@ import numpy as np
 from planner.simulator.counting import count_run, end_batch, first_token, is_over, record_gap, record_steps
 from planner.simulator.event_heap import next_arrival, next_time_s, schedule
 from planner.simulator.layout import BACK, DECODE, DONE, FRONT, INBOUND, NONE, ONE, PREFILL, RANK, ZERO, State
-from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, small_jit
+from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
 from planner.simulator.queues import append, pop
 from planner.simulator.routing import choose_worker
@@ -287,41 +287,30 @@ def _route_arrival(state, r, time_s):
     _enqueue(state, state.workers[w].first_lane, PREFILLS, r, time_s)
 
 
-def _compiled_entry(sources):
-    """The compiled `simulate_events`; `sources` is the version of the simulator's code (numba_compile.py)."""
-
-    @entry_jit
-    def simulate_events(fields, closed_loop, stop_early):
-        state = pointer_to(fields)
-        # That the function reads `sources` makes it part of the key of the stored code (numba_compile.py).
-        n = len(state.requests) if sources > 0 else 0
-        ranks = len(state.lanes)
-        while state.counters[DONE] < n:
-            time_s, r = next_time_s(state), next_arrival(state)
-            if r != NONE:
-                time_s = state.requests[r].arrival_s
-                _route_arrival(state, r, time_s)
-            elif time_s == np.inf:
-                return
-            elif state.heap[0] < ranks:
-                l = state.heap[0]
-                if state.lanes[l].run_steps > 0:
-                    _finish_batch(state, l, time_s)
-                _start_batch(state, l, time_s)
-            else:
-                r = state.heap[0] - ranks
-                schedule(state, state.heap[0], np.inf)
-                _end_hand_off(state, r, time_s)
-            if is_over(state, closed_loop, stop_early, time_s):
-                return
-
-    return simulate_events
-
-
-simulate_events = _compiled_entry(SOURCES)
-simulate_events.__doc__ = (
+@entry_jit
+def simulate_events(fields, closed_loop, stop_early):
     """Simulate until every request is done or, with `stop_early`, until a limit can no longer hold."""
-)
+    state = pointer_to(fields)
+    n = len(state.requests)
+    ranks = len(state.lanes)
+    while state.counters[DONE] < n:
+        time_s, r = next_time_s(state), next_arrival(state)
+        if r != NONE:
+            time_s = state.requests[r].arrival_s
+            _route_arrival(state, r, time_s)
+        elif time_s == np.inf:
+            return
+        elif state.heap[0] < ranks:
+            l = state.heap[0]
+            if state.lanes[l].run_steps > 0:
+                _finish_batch(state, l, time_s)
+            _start_batch(state, l, time_s)
+        else:
+            r = state.heap[0] - ranks
+            schedule(state, state.heap[0], np.inf)
+            _end_hand_off(state, r, time_s)
+        if is_over(state, closed_loop, stop_early, time_s):
+            return
 
 
 def simulate(state: State, *, closed_loop: int, stop_early: bool) -> None:

@@ -238,17 +238,16 @@ def simulate_elastic(
     changes nothing. Raises InputError for what cannot be simulated so: sessions, other engines than the
     stepwise one, pools that flip.
     """
-    _check_fleet(fleet, trace, pools)
-    _check_controller(controller)
-    largest, sizes = _largest_fleet(fleet, pools), _first_sizes(fleet, pools)
+    part = ElasticFleet(fleet, trace, pools, controller, tuple(limits), every_s)
+    part.check()
     runs = room_for_runs(trace) if record else 0
     while True:
-        state = elastic_state(largest, trace, sizes, limits=limits, every_s=every_s, runs=runs)
-        run = _Run(state, largest, pools, controller, Stock({}))
-        run_to_the_end([run], [sizes], stop_early=stop_early)
+        state = part.first_state(runs=runs)
+        run = _Run(state, part, Stock({}))
+        run_to_the_end([run], stop_early=stop_early)
         needed = int(state.counters[layout.RUNS])  # The run has written into `state`.
         if not record or needed <= runs:
-            return run.result(results(run.state, largest, trace, tuple(limits)))
+            return run.result()
         runs = needed
 
 
@@ -265,17 +264,15 @@ def simulate_in_windows(
     They are also counted in each window between two edges (`counted_in` and `violations_in`). Steps are not
     recorded.
     """
-    _check_fleet(fleet, trace, pools)
-    _check_controller(controller)
-    largest, sizes = _largest_fleet(fleet, pools), _first_sizes(fleet, pools)
-    state = elastic_state(largest, trace, sizes, limits=limits)
+    part = ElasticFleet(fleet, trace, pools, controller, tuple(limits))
+    part.check()
+    state = part.first_state()
     state.window[:] = edges_s[0], edges_s[-1]
     in_windows = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
     in_windows[:] = state.limits[:, None]
-    state = state._replace(edges_s=edges_s, in_windows=in_windows)
-    run = _Run(state, largest, pools, controller, Stock({}))
-    run_to_the_end([run], [sizes])
-    return run.result(results(run.state, largest, trace, tuple(limits)))
+    run = _Run(state._replace(edges_s=edges_s, in_windows=in_windows), part, Stock({}))
+    run_to_the_end([run])
+    return run.result()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,6 +286,63 @@ class ElasticFleet:
     limits: tuple[Limit, ...] = ()
     every_s: float | None = None
 
+    @property
+    def largest_fleet(self) -> Fleet:
+        """The fleet with as many workers as may ever be there at once; the kernel has records for all."""
+        return self.fleet.with_counts(pool.most for pool in self.pools)
+
+    @property
+    def first_sizes(self) -> list[int]:
+        """Workers of each pool at time zero."""
+        return [
+            pool.count if elastic.first is None else elastic.first
+            for pool, elastic in zip(self.fleet.pools, self.pools, strict=True)
+        ]
+
+    def first_state(self, *, runs: int = 0) -> State:
+        """The kernel's arrays at time zero, with room to record `runs` runs of steps."""
+        return elastic_state(
+            self.largest_fleet,
+            self.trace,
+            self.first_sizes,
+            limits=self.limits,
+            every_s=self.every_s,
+            runs=runs,
+        )
+
+    def check(self) -> None:
+        """Raise InputError for what cannot be simulated with pools that change."""
+        fleet, pools = self.fleet, self.pools
+        if len(pools) != len(fleet.pools):
+            raise InputError(f"{len(pools)} pools may change, must be those of the fleet: {len(fleet.pools)}")
+        for pool, elastic, first in zip(fleet.pools, pools, self.first_sizes, strict=True):
+            if not elastic.least <= first <= elastic.most:
+                raise InputError(
+                    f"pool {pool.name}: {first} workers at time zero, must be {elastic.least} to "
+                    f"{elastic.most}"
+                )
+        if engine_of(fleet) != STEPWISE:
+            raise InputError(
+                f"batching {fleet.policies.batching!r}: its engine knows no pools that change; choose vllm-v1"
+            )
+        if self.trace.after.size:
+            raise InputError(
+                f"{self.trace.name}: requests wait for others (column after), which is not simulated with "
+                "pools that change; drop the column"
+            )
+        if fleet.disturbances:
+            raise InputError(
+                "disturbances: workers of pools that change have no fixed numbers; leave them out, or give "
+                "the pools interruptions_per_h"
+            )
+        if POOLS[name := fleet.policies.pools].code != STATIC:
+            raise InputError(f"policies.pools is {name!r}, must be 'static' in a fleet whose pools change")
+        name = type(self.controller).__name__
+        if not self.controller.every_s > 0:
+            raise InputError(f"{name}: every_s is {self.controller.every_s}, must be > 0")
+        if not 0 <= self.controller.lag_s < math.inf:
+            raise InputError(f"{name}: lag_s is {self.controller.lag_s}, must be finite and >= 0")
+
 
 def simulate_together(parts: Sequence[ElasticFleet], stock: Mapping[str, int]) -> list[ElasticRun]:
     """One fleet or several, each with its own traffic and controller, that share the GPUs in `stock`.
@@ -297,29 +351,20 @@ def simulate_together(parts: Sequence[ElasticFleet], stock: Mapping[str, int]) -
     too few, the pool of a fleet that has the smallest share of the workers it wants goes first, and its
     others wait. Between fleets the one that has waited longest goes first.
     """
-    shared, runs, sizes = Stock(stock), [], []
+    shared = Stock(stock)
     for part in parts:
-        _check_fleet(part.fleet, part.trace, part.pools)
-        _check_controller(part.controller)
-        largest = _largest_fleet(part.fleet, part.pools)
-        sizes.append(_first_sizes(part.fleet, part.pools))
-        state = elastic_state(
-            largest, part.trace, sizes[-1], limits=part.limits, every_s=part.every_s, runs=0
-        )
-        runs.append(_Run(state, largest, part.pools, part.controller, shared))
-    run_to_the_end(runs, sizes)
-    return [
-        run.result(results(run.state, _largest_fleet(part.fleet, part.pools), part.trace, part.limits))
-        for run, part in zip(runs, parts, strict=True)
-    ]
+        part.check()
+    runs = [_Run(part.first_state(), part, shared) for part in parts]
+    run_to_the_end(runs)
+    return [run.result() for run in runs]
 
 
-def run_to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop_early: bool = False) -> None:
+def run_to_the_end(runs: Sequence[_Run], *, stop_early: bool = False) -> None:
     """Advance several runs together, each time the one whose next pause is first.
 
     So GPUs that one run gives back are there for the others from that moment on.
     """
-    simulations = [run.simulate_by_pauses(first, stop_early) for run, first in zip(runs, sizes, strict=True)]
+    simulations = [run.simulate_by_pauses(stop_early) for run in runs]
     pauses = [(next(simulation), i) for i, simulation in enumerate(simulations)]
     heapq.heapify(pauses)
     while pauses:
@@ -329,55 +374,6 @@ def run_to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop
         # A run that waited for GPUs may have been woken: it then pauses sooner than it announced.
         pauses = [(runs[k].pause_s(), k) for _, k in pauses]
         heapq.heapify(pauses)
-
-
-def _largest_fleet(fleet: Fleet, pools: Sequence[ElasticPool]) -> Fleet:
-    """The fleet with as many workers as may ever be there at once; the kernel has records for all of them."""
-    return fleet.with_counts(pool.most for pool in pools)
-
-
-def _first_sizes(fleet: Fleet, pools: Sequence[ElasticPool]) -> list[int]:
-    """Workers of each pool at time zero."""
-    return [
-        pool.count if elastic.first is None else elastic.first
-        for pool, elastic in zip(fleet.pools, pools, strict=True)
-    ]
-
-
-def _check_fleet(fleet: Fleet, trace: Trace, pools: Sequence[ElasticPool]) -> None:
-    """Raise InputError for what cannot be simulated with pools that change."""
-    if len(pools) != len(fleet.pools):
-        raise InputError(f"{len(pools)} pools may change, must be those of the fleet: {len(fleet.pools)}")
-    for pool, elastic, first in zip(fleet.pools, pools, _first_sizes(fleet, pools), strict=True):
-        if not elastic.least <= first <= elastic.most:
-            raise InputError(
-                f"pool {pool.name}: {first} workers at time zero, must be {elastic.least} to {elastic.most}"
-            )
-    if engine_of(fleet) != STEPWISE:
-        raise InputError(
-            f"batching {fleet.policies.batching!r}: its engine knows no pools that change; choose vllm-v1"
-        )
-    if trace.after.size:
-        raise InputError(
-            f"{trace.name}: requests wait for others (column after), which is not simulated with pools that "
-            "change; drop the column"
-        )
-    if fleet.disturbances:
-        raise InputError(
-            "disturbances: workers of pools that change have no fixed numbers; leave them out, or give the "
-            "pools interruptions_per_h"
-        )
-    if POOLS[name := fleet.policies.pools].code != STATIC:
-        raise InputError(f"policies.pools is {name!r}, must be 'static' in a fleet whose pools change")
-
-
-def _check_controller(controller: Controller) -> None:
-    """Raise InputError for times between decisions, or a lag, that no controller has."""
-    name = type(controller).__name__
-    if not controller.every_s > 0:
-        raise InputError(f"{name}: every_s is {controller.every_s}, must be > 0")
-    if not 0 <= controller.lag_s < math.inf:
-        raise InputError(f"{name}: lag_s is {controller.lag_s}, must be finite and >= 0")
 
 
 @dataclass(slots=True, eq=False)
@@ -412,9 +408,10 @@ class _Event(NamedTuple):
 class _Run:
     """One simulation: the kernel runs from one pause to the next, at which workers come and go."""
 
-    def __init__(
-        self, state: State, fleet: Fleet, pools: Sequence[ElasticPool], controller: Controller, stock: Stock
-    ) -> None:
+    def __init__(self, state: State, part: ElasticFleet, stock: Stock) -> None:
+        """`state` has the kernel's arrays at time zero (`ElasticFleet.first_state`)."""
+        fleet, pools, controller = part.largest_fleet, part.pools, part.controller
+        self.part, self.fleet = part, fleet
         self.stock, self.claims = stock, [stock.claims(pool) for pool in fleet.pools]
         self.pools, self.controller, self.seed = pools, controller, fleet.policies.seed
         self.timed = controller if isinstance(controller, TimedController) else None
@@ -457,12 +454,13 @@ class _Run:
             self.push(max(time_s - lag_s, self.now_s), _READS_METRICS)
         self.push(time_s, _DECIDES)
 
-    def simulate_by_pauses(self, sizes: Sequence[int], stop_early: bool) -> Iterator[float]:
+    def simulate_by_pauses(self, stop_early: bool) -> Iterator[float]:
         """Simulate from pause to pause; each time, the time of the next pause is yielded.
 
         Raises InputError if the stock has too few GPUs for the workers at time zero.
         """
-        for p, size in enumerate(sizes):
+        self.wanted = self.part.first_sizes
+        for p, size in enumerate(self.wanted):
             self.stock.take(self.claims[p], size)
             for slot in self.of_pool[p][:size]:
                 slot.phase = _READY
@@ -473,8 +471,7 @@ class _Run:
                     f"stock of {name}: the workers at time zero take {-free} more GPUs than there are; allow "
                     "more, or begin with fewer workers"
                 )
-        self.wanted = list(sizes)
-        self.controller.start(list(sizes))
+        self.controller.start(self.wanted)
         self.push(0.0, _READS_METRICS)
         self.plan_decisions(-math.inf)
         yield self.pause_s()
@@ -753,8 +750,9 @@ class _Run:
             self.has_look_planned = True
             self.push(time_s, _LOOKS_FOR_ROOM)
 
-    def result(self, simulation: Simulation) -> ElasticRun:
+    def result(self) -> ElasticRun:
         """What happened, with the lives of workers that are still there at the end."""
+        simulation = results(self.state, self.fleet, self.part.trace, self.part.limits)
         end_s = max(simulation.end_s, self.now_s, float(simulation.arrival_s[-1]))
         spans = [*self.spans, *(self.span(slot, end_s, end_s) for slot in self.slots if slot.phase != _OFF)]
         spans.sort(key=lambda span: (span.requested_s, span.worker))

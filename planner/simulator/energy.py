@@ -22,7 +22,7 @@ from planner.simulator.layout import run_seconds
 from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
-LEAST_WINDOW_S = 1e-9
+LEAST_WINDOW_S = 1e-9  # A window without length counts as this long, since energy is divided by its length.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +113,7 @@ def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats,
     """
     start_s, end_s = simulation.window_s
     if not end_s > start_s:
-        # All requests came at once, so the window lasts to their last token. Times are divided by its length.
+        # All requests came at once, so the window lasts to their last token.
         end_s = max(simulation.end_s, start_s + LEAST_WINDOW_S)
     runs = simulation.runs[is_engine_step(simulation)]
     starts_s, ends_s = runs["start_s"], runs["start_s"] + run_seconds(runs)

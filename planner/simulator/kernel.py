@@ -82,15 +82,7 @@ from planner.simulator.layout import (
     UP,
     ZERO,
 )
-from planner.simulator.numba_compile import (
-    SOURCES,
-    entry_jit,
-    kernel_jit,
-    small_jit,
-    where_cached,
-    where_ranked,
-    where_rare,
-)
+from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_has, where_rare
 from planner.simulator.offload import (
     forget_memory,
     is_loading_kv,
@@ -148,7 +140,7 @@ def _start_lanes(state, l, time_s):
     receive_late(state, state.lanes[l].worker, time_s)
 
 
-@where_ranked(_start_lanes)
+@where_has("dp_ranks", _start_lanes)
 def start_steps(state, l, time_s):
     """Start the next steps of the worker of lane l: on all of its idle lanes, or on all of its ranks."""
     w = state.lanes[l].worker
@@ -378,7 +370,7 @@ def _end_done_unordered(state, l, time_s):
     lane.next_finish_step = soonest
 
 
-@where_cached(_end_done_unordered)
+@where_has("caches", _end_done_unordered)
 def end_done(state, l, time_s):
     """End the decodes of lane l that have their last token, in order of admission.
 
@@ -461,7 +453,7 @@ def _end_lane(state, l, time_s):
         receive_handoffs(state, w, time_s, l)
 
 
-@where_ranked(_end_lane)
+@where_has("dp_ranks", _end_lane)
 def end_run(state, l, time_s):
     """End the current run of lane l, and those of the worker's other ranks."""
     first = state.lanes[l].worker
@@ -653,7 +645,7 @@ def _remove_drained(state, w, time_s):
         _empty_worker(state, v, time_s)
 
 
-@where_ranked(_take_rank_down)
+@where_has("dp_ranks", _take_rank_down)
 def _take_down(state, w, time_s):
     """Let worker w die with all of its ranks."""
     for v in range(w, w + state.dp_ranks[w].count):
@@ -722,90 +714,80 @@ def _apply_disturbance(state, disturbance, time_s, cause):
         state.counters[LIMBO] = NONE
 
 
-def _compiled_entry(sources):
-    """The compiled `simulate_events`; `sources` is the version of the simulator's code (numba_compile.py)."""
+@entry_jit
+def simulate_events(fields, closed_loop, stop_early):
+    """Simulate until every request is done; with `stop_early` until a limit is broken.
 
-    @entry_jit
-    def simulate_events(fields, closed_loop, stop_early):
-        state = pointer_to(fields)
-        # Always all requests. Numba's key of stored code has the values that a function closes over: it
-        # closes over `sources`, so that changed code is compiled anew.
-        n = len(state.requests) if sources > 0 else 0
-        # The next request by arrival; those that wait for others are skipped.
-        entered = state.counters[ENTERED]
-        cause, cause_s = np.int64(state.paused[0]), state.paused[1]  # The last event that was no arrival.
-        link = len(state.lanes)
-        following = state.counters[NEXT_DISTURBANCE]
-        if following < len(state.disturbances):
-            set_time(state, link + 1, state.disturbances[following].time_s)
-        front_end_s = state.policy[FRONT_END_S]
-        while state.counters[DONE] < n:
-            entity, time_s = state.heap[0], next_time_s(state)
-            starts = entity < link and state.lanes[entity].run_steps == 0
-            # The next arrival is of the soonest of three: a request by its own time, one that waited for
-            # another to finish (`freed`), and a prompt of which a server has made tokens (`reading`). It is
-            # caused if the event before it brought it about: steps that start at this moment then come first.
-            r, is_caused = entered, closed_loop > 0
-            is_released = entered < state.counters[RELEASED]
-            coming_s = state.requests[entered].arrival_s + front_end_s if is_released else np.inf
-            freed = state.counters[FREED]
-            if freed != NONE and state.requests[freed].key + front_end_s < coming_s:
-                coming_s = state.requests[freed].key + front_end_s
-                r, is_caused = freed, coming_s == cause_s
-            reading = state.counters[READING]
-            is_read = reading != NONE and state.requests[reading].key <= coming_s
-            if is_read:
-                coming_s, is_caused = state.requests[reading].key, False
-            is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts and is_caused))
-            if is_arrival and is_read:
-                time_s = coming_s
-                _end_reading(state, time_s)
-            elif is_arrival:
-                time_s = coming_s
-                if r == entered:
+    `closed_loop` > 0 keeps that many requests in flight: the next one arrives when one completes. At a PAUSE
+    it returns early. Called again it goes on as if it had not paused, with the disturbances it finds then.
+    """
+    state = pointer_to(fields)
+    n = len(state.requests)
+    # The next request by arrival; those that wait for others are skipped.
+    entered = state.counters[ENTERED]
+    cause, cause_s = np.int64(state.paused[0]), state.paused[1]  # The last event that was no arrival.
+    link = len(state.lanes)
+    following = state.counters[NEXT_DISTURBANCE]
+    if following < len(state.disturbances):
+        set_time(state, link + 1, state.disturbances[following].time_s)
+    front_end_s = state.policy[FRONT_END_S]
+    while state.counters[DONE] < n:
+        entity, time_s = state.heap[0], next_time_s(state)
+        starts = entity < link and state.lanes[entity].run_steps == 0
+        # The next arrival is of the soonest of three: a request by its own time, one that waited for
+        # another to finish (`freed`), and a prompt of which a server has made tokens (`reading`). It is
+        # caused if the event before it brought it about: steps that start at this moment then come first.
+        r, is_caused = entered, closed_loop > 0
+        is_released = entered < state.counters[RELEASED]
+        coming_s = state.requests[entered].arrival_s + front_end_s if is_released else np.inf
+        freed = state.counters[FREED]
+        if freed != NONE and state.requests[freed].key + front_end_s < coming_s:
+            coming_s = state.requests[freed].key + front_end_s
+            r, is_caused = freed, coming_s == cause_s
+        reading = state.counters[READING]
+        is_read = reading != NONE and state.requests[reading].key <= coming_s
+        if is_read:
+            coming_s, is_caused = state.requests[reading].key, False
+        is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts and is_caused))
+        if is_arrival and is_read:
+            time_s = coming_s
+            _end_reading(state, time_s)
+        elif is_arrival:
+            time_s = coming_s
+            if r == entered:
+                entered += 1
+                while entered < n and len(state.after) > 0 and state.after[entered].parents != 0:
                     entered += 1
-                    while entered < n and len(state.after) > 0 and state.after[entered].parents != 0:
-                        entered += 1
-                    state.counters[ENTERED] = entered
-                else:
-                    state.counters[FREED] = without_root(state.requests, freed)
-                arrive(state, r, time_s, cause if is_caused else NONE)
-            elif time_s == np.inf:
-                return  # Nothing will ever happen again: every worker is down.
-            elif starts:
-                start_steps(state, entity, time_s)
-            elif entity == link:
-                end_hand_off(state, end_transfer(state, time_s), time_s)
-            elif entity > link:
-                if _apply_next_disturbance(state, time_s):
-                    state.paused[0], state.paused[1] = cause, cause_s
-                    return
+                state.counters[ENTERED] = entered
             else:
-                end_run(state, entity, time_s)
-                # The lane's next step starts at once, unless other events of this moment come first.
-                is_next = not is_released or closed_loop > 0
-                is_next = is_next or state.requests[entered].arrival_s + front_end_s > time_s
-                if is_next and is_alone(state, time_s):
-                    start_steps(state, entity, time_s)
-                else:
-                    set_time(state, entity, time_s)
-            if state.counters[LOST] != NONE:
-                route_lost(state, time_s, entity)
-            if state.counters[HELD] != NONE:
-                send_held(state, time_s, entity)
-            if not is_arrival:
-                cause, cause_s = entity, time_s
-            if stop_early and closed_loop == 0 and len(state.after) == 0:
-                see_late(state, time_s)
-            if is_over(state, closed_loop, stop_early, time_s):
+                state.counters[FREED] = without_root(state.requests, freed)
+            arrive(state, r, time_s, cause if is_caused else NONE)
+        elif time_s == np.inf:
+            return  # Nothing will ever happen again: every worker is down.
+        elif starts:
+            start_steps(state, entity, time_s)
+        elif entity == link:
+            end_hand_off(state, end_transfer(state, time_s), time_s)
+        elif entity > link:
+            if _apply_next_disturbance(state, time_s):
+                state.paused[0], state.paused[1] = cause, cause_s
                 return
-
-    return simulate_events
-
-
-simulate_events = _compiled_entry(SOURCES)
-simulate_events.__doc__ = """Simulate until every request is done; with `stop_early` until a limit is broken.
-
-`closed_loop` > 0 keeps that many requests in flight: the next one arrives when one completes. At a PAUSE it
-returns early, and called again it goes on as if it had not paused, with the disturbances it finds then.
-"""
+        else:
+            end_run(state, entity, time_s)
+            # The lane's next step starts at once, unless other events of this moment come first.
+            is_next = not is_released or closed_loop > 0
+            is_next = is_next or state.requests[entered].arrival_s + front_end_s > time_s
+            if is_next and is_alone(state, time_s):
+                start_steps(state, entity, time_s)
+            else:
+                set_time(state, entity, time_s)
+        if state.counters[LOST] != NONE:
+            route_lost(state, time_s, entity)
+        if state.counters[HELD] != NONE:
+            send_held(state, time_s, entity)
+        if not is_arrival:
+            cause, cause_s = entity, time_s
+        if stop_early and closed_loop == 0 and len(state.after) == 0:
+            see_late(state, time_s)
+        if is_over(state, closed_loop, stop_early, time_s):
+            return

@@ -85,13 +85,13 @@ class _ChooseLibrary(LoweringPass):
 
 @register_pass(mutates_CFG=False, analysis_only=False)
 class _ChooseFunction(_ChooseLibrary):
-    _name = "choose_part"
+    _name = "choose_function"
     library_class = LinkedFunction
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
 class _ChooseProgram(_ChooseLibrary):
-    _name = "choose_whole"
+    _name = "choose_program"
     library_class = LinkedProgram
 
 
@@ -99,7 +99,7 @@ class _ChooseProgram(_ChooseLibrary):
 class _AnnounceFunction(LoweringPass):
     """Make an inner function known to the functions that call it, as lowering does with compiled ones."""
 
-    _name = "announce_part"
+    _name = "announce_function"
 
     def __init__(self):
         LoweringPass.__init__(self)
@@ -170,7 +170,7 @@ def _passes(state):
     return passes
 
 
-class PartCompiler(compiler.CompilerBase):
+class FunctionCompiler(compiler.CompilerBase):
     """Compiles functions that only compiled functions call."""
 
     def define_pipelines(self):
@@ -181,7 +181,7 @@ class PartCompiler(compiler.CompilerBase):
         return [passes]
 
 
-class WholeCompiler(compiler.CompilerBase):
+class ProgramCompiler(compiler.CompilerBase):
     """Compiles functions that Python calls.
 
     Python's search for garbage is off meanwhile: it took a tenth of the time.

@@ -31,8 +31,8 @@ not leave while a worker loads it, until that worker forms its next step. The st
 asynchronous scheduling a worker looks into it when a step begins, not when it was formed, and so finds what
 others have stored in between.
 
-This module is compiled only for fleets with such memory. For others each `where_offloaded` function is
-compiled as the lambda in its decorator. The memory of worker w is the entries of the caches under worker
+This module is compiled only for fleets with such memory. For others each `where_has` function is compiled as
+the lambda in its decorator. The memory of worker w is the entries of the caches under worker
 number W + w (a shared store's are under W). There `refs` counts the loads of a node, and `is_cached` marks
 the nodes of an offer.
 """
@@ -53,7 +53,7 @@ from planner.simulator.caches import (
     unlist_idle,
 )
 from planner.simulator.layout import NONE, ONE, ZERO
-from planner.simulator.numba_compile import kernel_jit, small_jit, where_offloaded
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.offload_layout import ASIDE, LEFT, LOADING
 from planner.simulator.queue_orders import leave
 from planner.simulator.queues import append, pop, put
@@ -65,19 +65,19 @@ def _memory_number(state, w):
     return len(state.workers) + state.offload.memories[w].store
 
 
-@where_offloaded(lambda state: False)
+@where_has("offload", lambda state: False)
 def may_be_passed(state):
     """Whether a request may be admitted before others that arrived earlier: while these wait for a load."""
     return True
 
 
-@where_offloaded(lambda state, w: False)
+@where_has("offload", lambda state, w: False)
 def is_loading_kv(state, w):
     """Whether a request on worker w waits for a load. Its steps are then simulated one by one."""
     return state.offload.memories[w].head[LOADING] != NONE
 
 
-@where_offloaded(lambda state, w: ZERO)
+@where_has("offload", lambda state, w: ZERO)
 def loading_count(state, w):
     """How many requests wait for a load on worker w."""
     count, r = ZERO, state.offload.memories[w].head[LOADING]
@@ -87,7 +87,7 @@ def loading_count(state, w):
     return count
 
 
-@where_offloaded(lambda state, w, time_s: np.inf)
+@where_has("offload", lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
     """When the next load of which worker w does not know yet ends, at least `time_s`; or infinity."""
     offload, soonest = state.offload, np.inf
@@ -99,7 +99,7 @@ def next_load_s(state, w, time_s):
     return soonest
 
 
-@where_offloaded(lambda state, w, time_s: None)
+@where_has("offload", lambda state, w, time_s: None)
 def note_ended_loads(state, w, time_s):
     """Let worker w, which forms a step, learn of loads that ended by `time_s`.
 
@@ -133,7 +133,7 @@ def _count_loads(state, w, r, by):
         caches.entries[find_entry(state, _memory_number(state, w), node_at(state, r, i))].refs += by
 
 
-@where_offloaded(lambda state, w, r: ZERO)
+@where_has("offload", lambda state, w, r: ZERO)
 def nodes_to_load(state, w, r):
     """How many nodes of request r are in CPU memory, after those that worker w has cached on the GPU.
 
@@ -160,14 +160,14 @@ def nodes_to_load(state, w, r):
     return NONE if is_under_way and not state.offload.memories[w].is_shared else i - first
 
 
-@where_offloaded(lambda state, w, r: None)
+@where_has("offload", lambda state, w, r: None)
 def pass_over(state, w, r):
     """Set request r, which is next, aside for the step that is being formed."""
     leave(state, w, r)
     append(state.requests, state.offload.memories[w], ASIDE, r)
 
 
-@where_offloaded(lambda state, w: None)
+@where_has("offload", lambda state, w: None)
 def put_aside_back(state, w):
     """Put the requests that were passed over back into the queue, each where it was."""
     worker, memory = state.workers[w], state.offload.memories[w]
@@ -250,7 +250,7 @@ def _unlist_in_memory(state, w, e):
     unlist_idle(state, _memory_number(state, w), e)
 
 
-@where_offloaded(lambda state, r: None)
+@where_has("offload", lambda state, r: None)
 def note_no_load(state, r):
     """Note that nothing is loaded for request r, which is admitted: its `loaded_tokens` become 0.
 
@@ -267,7 +267,7 @@ def _note_used_nodes(load, first, end):
     load.last_seen = max(load.last_seen, end)
 
 
-@where_offloaded(lambda state, l: None)
+@where_has("offload", lambda state, l: None)
 def store_step(state, l):
     """Store the new nodes of prompts in the step that is formed on lane l; then use those of requests that
     left.
@@ -280,7 +280,7 @@ def store_step(state, l):
         _use_most_recently(state, w, pop(state.offload.loads, memory, LEFT))
 
 
-@where_offloaded(lambda state, l: None)
+@where_has("offload", lambda state, l: None)
 def store_ended_step(state, l):
     """Store the new nodes of prompts in the step of lane l that has ended, if the store is shared."""
     if state.offload.memories[state.lanes[l].worker].is_shared:
@@ -369,20 +369,20 @@ def _use_most_recently(state, w, r):
             _list_in_memory(state, w, e)
 
 
-@where_offloaded(lambda state, w, r: None)
+@where_has("offload", lambda state, w, r: None)
 def leave_memory(state, w, r):
     """Let nodes of request r, which has left worker w, count as used after the stores of the next step."""
     append(state.offload.loads, state.offload.memories[w], LEFT, r)
 
 
-@where_offloaded(lambda state, r: None)
+@where_has("offload", lambda state, r: None)
 def start_anew(state, r):
     """Forget what request r, which has lost its worker, had stored or loaded there."""
     load = state.offload.loads[r]
     load.nodes, load.stored, load.first_seen, load.last_seen = ZERO, ZERO, NONE, ZERO
 
 
-@where_offloaded(lambda state, w: None)
+@where_has("offload", lambda state, w: None)
 def forget_memory(state, w):
     """Empty the CPU memory of worker w, which goes down; requests that wait for a load have nothing computed.
 
@@ -408,7 +408,7 @@ def forget_memory(state, w):
         r = state.requests[r].next
 
 
-@where_offloaded(lambda state, w: NONE)
+@where_has("offload", lambda state, w: NONE)
 def pop_loading(state, w):
     """Take one of the requests that wait for a load on worker w out of its list; NONE if it is empty."""
     memory = state.offload.memories[w]

@@ -10,7 +10,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.simulator.caches import pin_node
 from planner.simulator.layout import DECODE, State
-from planner.simulator.numba_compile import SOURCES, entry_jit
+from planner.simulator.numba_compile import entry_jit
 from planner.simulator.pointers import pointer_to
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace
@@ -75,18 +75,9 @@ def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
     return nodes_of_prefixes
 
 
-def _compiled_pin_nodes(sources):
-    """The function that Python calls, compiled for this state of the sources (`numba_compile.SOURCES`)."""
-
-    @entry_jit
-    def pin_nodes(fields, w, nodes):
-        state = pointer_to(fields)
-        for node in nodes:
-            if sources > 0:  # Always so: closed over, `sources` is part of the key of the stored code.
-                pin_node(state, w, np.int64(node))
-
-    return pin_nodes
-
-
-pin_nodes = _compiled_pin_nodes(SOURCES)
-pin_nodes.__doc__ = "Worker w holds these nodes, a path from the root, from now on."
+@entry_jit
+def pin_nodes(fields, w, nodes):
+    """Let worker w hold these nodes, a path from the root, from now on."""
+    state = pointer_to(fields)
+    for node in nodes:
+        pin_node(state, w, np.int64(node))

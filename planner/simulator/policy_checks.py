@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from planner.errors import InputError
-from planner.fleet import Fleet, Policies
+from planner.fleet import Fleet, Policies, WorkerType
 from planner.models.kv_offload import is_common
 from planner.models.parallelism import MAX_PP
 from planner.policies import (
@@ -99,6 +99,16 @@ def _require_usual(where: str, policies: Policies, *names: str) -> None:
             raise InputError(f"{where}: needs {name} {usual}, found {value!r}")
 
 
+def _require_one_rank(where: str, worker: WorkerType) -> None:
+    """Raise InputError for a worker with pipeline stages or data-parallel ranks."""
+    if worker.pp > 1:
+        raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker.pp}")
+    if worker.dp > 1:
+        raise InputError(
+            f"{where}: is not simulated with data-parallel ranks, must be dp 1, found {worker.dp}"
+        )
+
+
 def _check_places(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for policies that are not simulated with a `network.topology`."""
     topology, policies = fleet.network.topology, fleet.policies
@@ -134,7 +144,7 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
         where = f"{pool.name}: speculative"
         _require_vllm(where, batching)
         _require_usual(where, fleet.policies, "admission")
-        if worker.pp > 1:
+        if worker.pp > 1:  # Ranks draft each for itself.
             raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker.pp}")
         if worker.form is not None:
             raise InputError(
@@ -179,15 +189,7 @@ def _check_lora(fleet: Fleet, batching: Batching) -> None:
     if QUEUE[policies.queue].needs_caches:
         raise InputError(f"lora: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt")
     for pool in fleet.running_pools:
-        if pool.type.pp > 1:
-            raise InputError(
-                f"{pool.name}: lora: is not simulated in pipelines, must be pp 1, found {pool.type.pp}"
-            )
-        if pool.type.dp > 1:
-            raise InputError(
-                f"{pool.name}: lora: is not simulated with data-parallel ranks, must be dp 1, found "
-                f"{pool.type.dp}"
-            )
+        _require_one_rank(f"{pool.name}: lora", pool.type)
         if pool.type.speculation is not None:
             raise InputError(f"{pool.name}: lora: is not simulated with speculative; drop one of the two")
 
@@ -214,9 +216,7 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
         )
     for pool in fleet.running_pools:
         kind = pool.type
-        for name, degree in (("in pipelines, must be pp", kind.pp), ("with ranks, must be dp", kind.dp)):
-            if degree > 1:
-                raise InputError(f"{pool.name}: {where}: is not simulated {name} 1, found {degree}")
+        _require_one_rank(f"{pool.name}: {where}", kind)
         for name, setting in (("lora", kind.lora), ("speculative", kind.speculation)):
             if setting is not None:
                 raise InputError(f"{pool.name}: {where}: is not simulated with {name}; drop one of the two")

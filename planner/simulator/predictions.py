@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.layout import GAMMA, HEARTBEAT_S, NEXT_BEAT_S, ONE, ZERO
-from planner.simulator.numba_compile import kernel_jit, small_jit, where_predicted
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 
 
 @kernel_jit
@@ -47,7 +47,7 @@ def _mean_longer(table, input_tokens, generated):
     return generated + ONE  # No output was longer: one token more.
 
 
-@where_predicted(lambda state, r: state.requests[r].output_tokens)
+@where_has("outputs", lambda state, r: state.requests[r].output_tokens)
 def predicted_at_first(state, r):
     """The predicted output of a request at its arrival; `output_tokens` is the most that it may have."""
     request = state.requests[r]
@@ -56,7 +56,9 @@ def predicted_at_first(state, r):
     return min(_mean_longer(state.outputs, request.input_tokens, ZERO), request.output_tokens)
 
 
-@where_predicted(lambda state, r, generated: max(state.requests[r].predicted_later_tokens, generated + 1))
+@where_has(
+    "outputs", lambda state, r, generated: max(state.requests[r].predicted_later_tokens, generated + 1)
+)
 def _new_prediction(state, r, generated):
     """A prediction above `generated` tokens: the mean of longer outputs, renewed while it is too short."""
     request = state.requests[r]
@@ -79,7 +81,7 @@ def renew_prediction(state, w, r, generated):
     request.predicted_tokens = later
 
 
-@where_predicted(lambda state, w, r, generated: None)
+@where_has("outputs", lambda state, w, r, generated: None)
 def outlive_if_longer(state, w, r, generated):
     """Renew the prediction of request r if it has as many tokens as predicted.
 

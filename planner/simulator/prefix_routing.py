@@ -59,7 +59,7 @@ from planner.simulator.caches import (
     worker_bit,
 )
 from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, SIZE, ZERO
-from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.routing import choose_worker, fits_worker
 from planner.simulator.slots import blocks_of
 from planner.simulator.step_times import UNBOUNDED
@@ -75,7 +75,7 @@ def _lowest_bit(typing_context, word):
     return types.int64(types.uint64), codegen
 
 
-@where_cached(lambda state, r, time_s: choose_worker(state, FRONT, r, time_s))
+@where_has("caches", lambda state, r, time_s: choose_worker(state, FRONT, r, time_s))
 def route_by_prefix(state, r, time_s):
     """The worker for request r, which has nothing computed; NONE if it fits on none.
 
@@ -106,7 +106,7 @@ def route_by_prefix(state, r, time_s):
     return w
 
 
-@where_cached(lambda state, r: ZERO)
+@where_has("caches", lambda state, r: ZERO)
 def expected_tokens(state, r):
     """Tokens of request r that the router believes its worker to have."""
     return state.caches.prompts[r].expected_tokens

@@ -33,7 +33,7 @@ from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WE
 from planner.simulator.caches import cached_nodes, note_output
 from planner.simulator.counting import steps_reaching
 from planner.simulator.layout import FRONT, NONE, ROUTING
-from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.queues import without_root
 
 TURN_TOKENS = 2.0**22  # More tokens than any prompt has, so that the cached prefix orders within a turn.
@@ -45,7 +45,7 @@ def _uses_turns(state, w):
     return state.types[state.workers[w].type].queue_order == TURNS
 
 
-@where_cached(lambda state, w, r: None)
+@where_has("caches", lambda state, w, r: None)
 def assign_turn(state, w, r):
     """Give request r, sent to worker w, its place in dlpm-turns: by turn, then by longest cached prefix."""
     if not _uses_turns(state, w):
@@ -62,7 +62,7 @@ def assign_turn(state, w, r):
     prompt.place = (turn + 1.0) * TURN_TOKENS - 1.0 - min(prompt.expected_tokens, TURN_TOKENS - 1.0)
 
 
-@where_cached(lambda state, w, r: None)
+@where_has("caches", lambda state, w, r: None)
 def begin_turn(state, w, r):
     """Begin the turn of request r, which worker w admits: no later request gets an earlier turn."""
     if _uses_turns(state, w):
@@ -70,7 +70,7 @@ def begin_turn(state, w, r):
         cache.turn = max(cache.turn, np.floor(state.caches.prompts[r].place / TURN_TOKENS))
 
 
-@where_cached(lambda state, w, r, is_first: None)
+@where_has("caches", lambda state, w, r, is_first: None)
 def line_up(state, w, r, is_first):
     """Put request r at the end of worker w's list of waiting prompts, or before all others (`is_first`)."""
     worker, request = state.workers[w], state.requests[r]
@@ -121,7 +121,7 @@ def _leave_plain_queue(state, w, r):
     worker.first_waiting = without_root(state.requests, r)
 
 
-@where_cached(_leave_plain_queue)
+@where_has("caches", _leave_plain_queue)
 def leave(state, w, r):
     """Take request r, which is next on worker w, out of the queue."""
     worker, request = state.workers[w], state.requests[r]
@@ -144,7 +144,7 @@ def leave(state, w, r):
         state.caches.group_turns[w, prompt.group] -= 1
 
 
-@where_cached(lambda state, w: False)
+@where_has("caches", lambda state, w: False)
 def may_reorder(state, w):
     """Whether a step of decodes may change which prompt of worker w is next, and a seat is free for it."""
     worker = state.workers[w]
@@ -152,7 +152,7 @@ def may_reorder(state, w):
     return kind.queue_order > EDF and worker.waiting > 0 and worker.running < kind.seats
 
 
-@where_cached(lambda state, w: state.workers[w].first_waiting)
+@where_has("caches", lambda state, w: state.workers[w].first_waiting)
 def next_waiting(state, w):
     """The request whose prompt worker w computes next; NONE if no request may be next."""
     worker = state.workers[w]
@@ -252,14 +252,14 @@ def charge_prompt(state, w, r):
         _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND_WEIGHT] * missed)
 
 
-@where_cached(lambda state, w, r: None)
+@where_has("caches", lambda state, w, r: None)
 def charge_token(state, w, r):
     """Charge the tenant of request r for its first token, or the first one after a preemption."""
     if _charges_service(state, w):
         _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
 
 
-@where_cached(lambda state, l, steps: None)
+@where_has("caches", lambda state, l, steps: None)
 def charge_tokens(state, l, steps):
     """Charge the tokens of the run of lane l, which ends after `steps` steps, that are not charged yet."""
     if _charges_service(state, state.lanes[l].worker):
@@ -267,7 +267,7 @@ def charge_tokens(state, l, steps):
         state.caches.charged[l] = 0
 
 
-@where_cached(lambda state, w, time_s: None)
+@where_has("caches", lambda state, w, time_s: None)
 def charge_running(state, w, time_s):
     """Charge the tokens that worker w has made so far of its run, in the middle of which a request comes."""
     if not _charges_service(state, w):
@@ -290,7 +290,7 @@ def _charge_up_to(state, l, steps):
         _charge(state, lane.worker, caches.prompts[state.slots[l, slot].request].tenant, service)
 
 
-@where_cached(lambda state, r: None)
+@where_has("caches", lambda state, r: None)
 def charge_output(state, r):
     """Charge the output of request r, which is finished, for d2lpm and dlpm-turns; e2's window learns its
     length.

@@ -18,28 +18,28 @@ import numpy as np
 
 from planner.simulator.counting import end_batch
 from planner.simulator.layout import NONE, ONE
-from planner.simulator.numba_compile import where_ranked
+from planner.simulator.numba_compile import where_has
 
 
-@where_ranked(lambda state, w: state.workers[w].first_lane)
+@where_has("dp_ranks", lambda state, w: state.workers[w].first_lane)
 def event_lane(state, w):
     """The lane that has the events of worker w: its own first one, or that of its first rank."""
     return state.workers[state.dp_ranks[w].first].first_lane
 
 
-@where_ranked(lambda state, w: True)
+@where_has("dp_ranks", lambda state, w: True)
 def leads(state, w):
     """Whether routers see worker w; of several ranks they see only the first."""
     return state.dp_ranks[w].first == w
 
 
-@where_ranked(lambda state, w: ONE)
+@where_has("dp_ranks", lambda state, w: ONE)
 def rank_count(state, w):
     """How many ranks the worker has that rank w belongs to."""
     return state.dp_ranks[w].count
 
 
-@where_ranked(lambda state, w: False)
+@where_has("dp_ranks", lambda state, w: False)
 def runs_empty(state, w):
     """Whether w is a rank that takes part in the steps under way with an empty batch."""
     lane = state.lanes[state.workers[w].first_lane]  # 0 decodes unless it decodes.
@@ -50,7 +50,7 @@ def runs_empty(state, w):
     )
 
 
-@where_ranked(lambda state, w: w)
+@where_has("dp_ranks", lambda state, w: w)
 def rank_for_new(state, w):
     """The rank of worker w that takes a new request."""
     if w == NONE:  # No worker was chosen.
@@ -65,7 +65,7 @@ def rank_for_new(state, w):
     return best
 
 
-@where_ranked(lambda state, w, steps: None)
+@where_has("dp_ranks", lambda state, w, steps: None)
 def shorten_ranks(state, w, steps):
     """Set the steps of the run of rank w and of the worker's other ranks."""
     first = state.dp_ranks[w].first
@@ -73,7 +73,7 @@ def shorten_ranks(state, w, steps):
         state.lanes[state.workers[v].first_lane].run_steps = steps
 
 
-@where_ranked(lambda state, w, time_s: False)
+@where_has("dp_ranks", lambda state, w, time_s: False)
 def end_empty(state, w, time_s):
     """End the run of w if it is one of empty batches; True if it was."""
     if not runs_empty(state, w):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.simulator.layout import FINISHED, HELD, LEAVING, LIMBO, NONE, UNFINISHED, State
-from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit
+from planner.simulator.numba_compile import entry_jit, kernel_jit
 from planner.simulator.slots import blocks_of_run
 
 Floats = npt.NDArray[np.float64]
@@ -23,7 +23,8 @@ Ints = npt.NDArray[np.int64]
 WAITING, RUNNING, ARRIVED, FINISHED_HERE, INPUT, OUTPUT, TTFTS, TPOTS, OUTPUTS, KV_SHARES = range(10)
 TTFT_SUM, TPOT_SUM, KV_SUM = range(3)
 COUNTS, SUMS = 10, 3
-# Indices: how many requests are under way, and how many arrived up to the last reading.
+# Indices into `numbers` (`_read`): how many requests are under way, and how many had arrived at the last
+# reading.
 OPEN, SEEN = range(2)
 # Bits of a request's mark: its arrival at the first worker, its first token, its hand-off have been counted.
 HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF = 1, 2, 4
@@ -109,41 +110,32 @@ def _heap_size(requests, root, scratch):
     return number
 
 
-def _compiled_read(sources):
-    """The function that Python calls, compiled for this state of the sources (`numba_compile.SOURCES`)."""
+@entry_jit
+def _read(records, lists, pools, results, entered, time_s):
+    """Fill `results` = (counts (P, COUNTS), sums (P, SUMS)), and return how many requests are in limbo,
+    when `entered` requests have arrived.
 
-    @entry_jit
-    def read(records, lists, pools, results, entered, time_s):
-        """Fill `results` = (counts (P, COUNTS), sums (P, SUMS)), and return how many requests are in limbo,
-        when `entered` requests have arrived.
-
-        `records` are (requests, workers, lanes, types, counters) of the state. `lists` are remembered from
-        one reading to the next: (requests under way, marks, numbers, scratch). `pools` are (the pool of each
-        worker, 1 for each prefill pool).
-        """
-        requests, counters = records[0], records[4]
-        under_way, marks, numbers, scratch = lists
-        # A value that the function closes over is part of the key of Numba's cache.
-        results[0][:] = 0 * sources
-        results[1][:] = 0.0
-        _count_gauges(records, pools[0], results, time_s)
-        last, still_under_way = numbers[OPEN], 0
-        for r in range(numbers[SEEN], entered):
-            under_way[last] = r
-            last += 1
-        for i in range(last):
-            r = under_way[i]
-            marks[r] = _count_request(requests[r], marks[r], pools, results)
-            if requests[r].status == UNFINISHED:
-                under_way[still_under_way] = r
-                still_under_way += 1
-        numbers[OPEN], numbers[SEEN] = still_under_way, entered
-        return _heap_size(requests, counters[LIMBO], scratch) + _heap_size(requests, counters[HELD], scratch)
-
-    return read
-
-
-_read = _compiled_read(SOURCES)
+    `records` are (requests, workers, lanes, types, counters) of the state. `lists` are remembered from
+    one reading to the next: (requests under way, marks, numbers, scratch). `pools` are (the pool of each
+    worker, 1 for each prefill pool).
+    """
+    requests, counters = records[0], records[4]
+    under_way, marks, numbers, scratch = lists
+    results[0][:] = 0
+    results[1][:] = 0.0
+    _count_gauges(records, pools[0], results, time_s)
+    last, still_under_way = numbers[OPEN], 0
+    for r in range(numbers[SEEN], entered):
+        under_way[last] = r
+        last += 1
+    for i in range(last):
+        r = under_way[i]
+        marks[r] = _count_request(requests[r], marks[r], pools, results)
+        if requests[r].status == UNFINISHED:
+            under_way[still_under_way] = r
+            still_under_way += 1
+    numbers[OPEN], numbers[SEEN] = still_under_way, entered
+    return _heap_size(requests, counters[LIMBO], scratch) + _heap_size(requests, counters[HELD], scratch)
 
 
 class Counting:

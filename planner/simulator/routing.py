@@ -330,8 +330,10 @@ def _report_loads(state, time_s):
 @small_jit
 def _had_room(state, w, need, blocks, is_strict):
     """Whether worker w can hold `need` blocks and, if `is_strict`, last reported `blocks` free ones."""
-    if not fits_worker(state, w, need) or not is_strict:
-        return fits_worker(state, w, need)
+    if not fits_worker(state, w, need):
+        return False
+    if not is_strict:
+        return True
     worker = state.workers[w]
     kind = state.types[worker.type]
     new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
@@ -371,8 +373,10 @@ def _lowest_score_by_lot(state, pool, need):
 @kernel_jit
 def _has_room_now(state, w, need, blocks, is_strict, time_s):
     """Whether worker w can hold `need` blocks and, if `is_strict`, has `blocks` free ones now."""
-    if not fits_worker(state, w, need) or not is_strict:
-        return fits_worker(state, w, need)
+    if not fits_worker(state, w, need):
+        return False
+    if not is_strict:
+        return True
     worker = state.workers[w]
     kind, lane = state.types[worker.type], state.lanes[worker.first_lane]
     new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks

@@ -160,17 +160,11 @@ def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
     return values[first:end] if mask[first:end].all() else values[mask]
 
 
-def _values_s(simulation: Simulation, metric: Metric) -> Floats:
-    """The value of every request (n,), for tbt its longest gap; NaN where a request never got that far."""
-    return METRICS[metric].values_s(simulation)
-
-
 def request_values_s(simulation: Simulation, metric: Metric, limit: Limit | None = None) -> Floats:
-    """The measured requests' values of a metric; infinite where a request never got that far.
-
-    With `limit` only requests of its class count.
+    """The measured requests' values of a metric, for tbt their longest gaps; infinite where a request never
+    got that far. With `limit` only requests of its class count.
     """
-    values_s = _values_s(simulation, metric)
+    values_s = METRICS[metric].values_s(simulation)
     mask = _measured_with_value(simulation, metric, limit)
     chosen_s = chosen(values_s, mask)
     # A view is copied, because its array belongs to the simulation.
@@ -506,7 +500,7 @@ def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     """Which of all requests (n,) are served and keep all limits at once (tbt: in their longest gap)."""
     kept = simulation.status == FINISHED
     for limit in slo.limits:
-        is_late = _values_s(simulation, limit.metric) > limit.limit_s
+        is_late = METRICS[limit.metric].values_s(simulation) > limit.limit_s
         kept &= ~(is_late if limit.selector is None else is_late & simulation.of_limit(limit))
     return np.asarray(kept)
 

@@ -6,8 +6,8 @@ decode of a lane. All decodes of a lane advance by a step together, so a slot ha
 which its request ends (`finish_step`), and its KV tokens are `context_offset` plus the lane's steps.
 
 Rows of `state.workers` are ranks: a worker with data-parallel ranks has several. Letters: w a rank, l a lane,
-r a request. Functions under @kernel_jit are compiled; @where_ranked(f), @where_classed(f) and @where_rare(f)
-take f in their place in the compiled form for ordinary fleets (kernel_variants.py).
+r a request. Functions under @kernel_jit are compiled; where_has(field, f) and where_rare(f) put f in their
+place in the compiled form for fleets that do not need them (numba_compile.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from planner.simulator.layout import (
     UNFINISHED,
     ZERO,
 )
-from planner.simulator.numba_compile import kernel_jit, small_jit, where_classed, where_ranked, where_rare
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_has, where_rare
 from planner.simulator.offload import leave_memory
 from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import charge_output, line_up
@@ -135,7 +135,7 @@ def _add_load_alone(state, w, pending_tokens, requests, prompt_tokens):
     state.lowest[pool, group] = min(state.lowest[pool, group], state.score[w])
 
 
-@where_ranked(_add_load_alone)
+@where_has("dp_ranks", _add_load_alone)
 def add_load(state, w, pending_tokens, requests, prompt_tokens):
     """Add to the load of rank w that the router sees: pending prompt tokens, requests, their prompt tokens.
 
@@ -363,7 +363,7 @@ def depart_late(state, w):
         depart_now(state, w, pop(state.requests, worker, LEAVING))
 
 
-@where_classed(lambda state, r: 0.0)
+@where_has("classes", lambda state, r: 0.0)
 def _due_s(state, r):
     """Seconds after its arrival at which request r is due, for the queue edf."""
     return state.classes[r].due_s

@@ -63,7 +63,7 @@ from planner.simulator.layout import (
     ZERO,
     State,
 )
-from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, small_jit
+from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
 from planner.simulator.slots import (
     add_chunk,
@@ -790,62 +790,52 @@ def _reject_unfinished(state):
             reject_request(state, r)
 
 
-def _compiled_entry(sources):
-    """The compiled `simulate_events`; `sources` is the version of the simulator's code (numba_compile.py)."""
+@entry_jit
+def simulate_events(fields, closed_loop, stop_early):
+    """Simulate until every request is done; with `stop_early` until a limit is broken.
 
-    @entry_jit
-    def simulate_events(fields, closed_loop, stop_early):
-        state = pointer_to(fields)
-        # Always all requests. Numba's key of stored code has the values that a function closes over: it
-        # closes over `sources`, so that changed code is compiled anew.
-        n = len(state.requests) if sources > 0 else 0
-        machines, marks = len(state.workers), state.marks
-        # Events are of entities: a machine's batch ends, below `machines`; a transfer of request r ends or
-        # tries again, machines + r; a disturbance, machines + n.
-        while state.counters[DONE] < n:
-            if marks[NEEDS_LONGER_QUEUES]:
-                return True
-            time_s, r = next_time_s(state), next_arrival(state)
-            if r != NONE:
-                time_s = state.requests[r].arrival_s
-                if route(state, r, time_s):
-                    _deliver(state, state.requests[r].prefill_worker, 2 * r, time_s)
-            elif _is_stuck(state):
-                _reject_unfinished(state)
-            elif state.heap[0] < machines:
-                w = state.heap[0]
-                _finish_batch(state, w, time_s)
-                _start_batch(state, w, time_s)
-            elif state.heap[0] == machines + n:
-                # A disturbance may put all that is not done, prompts and tokens, into one queue.
-                if _may_overflow(state, 2 * (state.counters[ENTERED] - state.counters[DONE])):
-                    marks[NEEDS_LONGER_QUEUES] = 1
-                else:
-                    _apply_disturbance(state, time_s)
+    True if a queue is about to overflow: lengthen the queues and call it again; it goes on where it stopped.
+    """
+    state = pointer_to(fields)
+    n = len(state.requests)
+    machines, marks = len(state.workers), state.marks
+    # Events are of entities: a machine's batch ends, below `machines`; a transfer of request r ends or
+    # tries again, machines + r; a disturbance, machines + n.
+    while state.counters[DONE] < n:
+        if marks[NEEDS_LONGER_QUEUES]:
+            return True
+        time_s, r = next_time_s(state), next_arrival(state)
+        if r != NONE:
+            time_s = state.requests[r].arrival_s
+            if route(state, r, time_s):
+                _deliver(state, state.requests[r].prefill_worker, 2 * r, time_s)
+        elif _is_stuck(state):
+            _reject_unfinished(state)
+        elif state.heap[0] < machines:
+            w = state.heap[0]
+            _finish_batch(state, w, time_s)
+            _start_batch(state, w, time_s)
+        elif state.heap[0] == machines + n:
+            # A disturbance may put all that is not done, prompts and tokens, into one queue.
+            if _may_overflow(state, 2 * (state.counters[ENTERED] - state.counters[DONE])):
+                marks[NEEDS_LONGER_QUEUES] = 1
             else:
-                r = state.heap[0] - machines
-                schedule(state, state.heap[0], np.inf)
-                if state.tasks[r].is_sent:
-                    source = state.requests[r].prefill_worker
-                    _release_prompt_kv(state, source, r)
-                    _deliver(state, state.requests[r].decode_worker, 2 * r + 1, time_s)
-                    if _offer_freed_memory(state, source, time_s):
-                        _start_batch(state, source, time_s)
-                else:
-                    marks[RETRYING] -= 1
-                    _send_kv(state, r, time_s)
-            if is_over(state, closed_loop, stop_early, time_s):
-                return False
-        return False
-
-    return simulate_events
-
-
-simulate_events = _compiled_entry(SOURCES)
-simulate_events.__doc__ = """Simulate until every request is done; with `stop_early` until a limit is broken.
-
-True if a queue is about to overflow: lengthen the queues and call it again; it goes on where it stopped.
-"""
+                _apply_disturbance(state, time_s)
+        else:
+            r = state.heap[0] - machines
+            schedule(state, state.heap[0], np.inf)
+            if state.tasks[r].is_sent:
+                source = state.requests[r].prefill_worker
+                _release_prompt_kv(state, source, r)
+                _deliver(state, state.requests[r].decode_worker, 2 * r + 1, time_s)
+                if _offer_freed_memory(state, source, time_s):
+                    _start_batch(state, source, time_s)
+            else:
+                marks[RETRYING] -= 1
+                _send_kv(state, r, time_s)
+        if is_over(state, closed_loop, stop_early, time_s):
+            return False
+    return False
 
 
 def simulate(state: State, *, adds: bool, moves: bool, closed_loop: int, stop_early: bool) -> None:

@@ -20,7 +20,7 @@ SOURCE = """
 from planner.files.code_cache import cached_jit
 
 def scaled_by(factor):
-    @cached_jit(nogil=True)
+    @cached_jit(version=str(factor), nogil=True)
     def scaled(x):
         return factor * x
     return scaled
@@ -51,7 +51,7 @@ def kept(folder: Path) -> list[Path]:
     return sorted(folder.glob("__pycache__/numba-*/*"))
 
 
-def test_code_is_made_once_per_types_and_what_is_closed_over(tmp_path: Path) -> None:
+def test_code_is_made_once_per_types_and_version(tmp_path: Path) -> None:
     assert module(tmp_path).scaled_by(3)(2) == 6
     again = module(tmp_path).scaled_by(3)
     assert again(2) == 6 and dict(again.stats.cache_hits) and not again.stats.cache_misses

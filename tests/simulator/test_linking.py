@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from planner.simulator.linking import LinkedFunction, LinkedProgram, PartCompiler, WholeCompiler
+from planner.simulator.linking import FunctionCompiler, LinkedFunction, LinkedProgram, ProgramCompiler
 from planner.simulator.numba_compile import kernel_jit, small_jit
 
 _jit: Any = njit
@@ -23,7 +23,7 @@ def _at(values, i):  # type: ignore[no-untyped-def]
     return _square(values[i])
 
 
-@_jit(pipeline_class=PartCompiler)
+@_jit(pipeline_class=FunctionCompiler)
 def _sum(values, power):  # type: ignore[no-untyped-def]
     total = 0.0
     for i in range(len(values)):
@@ -31,7 +31,7 @@ def _sum(values, power):  # type: ignore[no-untyped-def]
     return total // power
 
 
-@_jit(pipeline_class=WholeCompiler)
+@_jit(pipeline_class=ProgramCompiler)
 def _whole(values, power):  # type: ignore[no-untyped-def]
     return _sum(values, power) + _at(values, 0)
 
