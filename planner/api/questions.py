@@ -14,7 +14,7 @@ from planner.documents.several_llms_question import SHARED, parse_entries
 from planner.documents.task import PlanQuestion, parse_task, with_config
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml, to_yaml
-from planner.files.document_values import nearest_names
+from planner.files.document_values import did_you_mean
 
 UNNAMED = Path("slo.yaml")  # Error messages give this name to a question that is in no file.
 
@@ -180,7 +180,7 @@ def _check_key_exists(document: Mapping[str, Any], path: str, where: str) -> Non
     for key in spelled_keys(document, path):
         if not isinstance(section, Mapping) or key not in section:
             keys = list(section) if isinstance(section, Mapping) else []
-            nearest = nearest_names(key, keys, 1)
-            advice = f"did you mean {nearest[0]!r}? " if nearest else ""
-            raise InputError(f"{where}: there is no {key!r} to take out; {advice}Found: {', '.join(keys)}")
+            raise InputError(
+                f"{where}: there is no {key!r} to take out; {did_you_mean(key, keys)}Found: {', '.join(keys)}"
+            )
         section = section[key]

@@ -840,7 +840,7 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
     if name == EACH_TARGET:
         return None, True
     if name not in ROUTERS_OF:
-        advice = did_you_mean(name, {**TARGET_WORDS, **{target: target for target in ROUTERS_OF}})
+        advice = did_you_mean(name, (*TARGET_WORDS, *ROUTERS_OF), TARGET_WORDS)
         raise InputError(
             f"{section.path_of('target')}: no deployment target {name[:100]!r}; {advice}There are "
             f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"

@@ -46,8 +46,8 @@ from planner.files.document_values import (
     check_mapping,
     check_number,
     check_rows,
+    did_you_mean,
     is_number,
-    nearest_names,
     read_positive,
     read_share,
     refused_value,
@@ -265,11 +265,9 @@ def _named_task(traffic: Section, tasks: Mapping[str, TaskRow]) -> TaskRow | Non
         return None
     name = traffic.plain_text("task")
     if name not in tasks:
-        hint = nearest_names(name, tasks, 1)
-        advice = f"did you mean {hint[0]!r}? " if hint else ""
         raise InputError(
-            f"{traffic.path_of('task')}: {name[:100]!r} is no row of catalogs/tasks.yaml; {advice}"
-            f"There are {', '.join(tasks)}"
+            f"{traffic.path_of('task')}: {name[:100]!r} is no row of catalogs/tasks.yaml; "
+            f"{did_you_mean(name, tasks)}There are {', '.join(tasks)}"
         )
     return tasks[name]
 

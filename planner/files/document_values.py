@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from planner.errors import InputError
@@ -92,10 +93,15 @@ def nearest_names(name: object, known: Collection[str], count: int = 3) -> list[
     return [lower[match] for match in near]
 
 
-def did_you_mean(name: object, meant: Mapping[str, str]) -> str:
-    """ "did you mean 'fleet: gpus'? " by the key of `meant` that is most like the name; empty if none is."""
-    hint = nearest_names(name, meant, 1)
-    return f"did you mean {meant[hint[0]]!r}? " if hint else ""
+def did_you_mean(
+    name: object, known: Collection[str], shown: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """ "did you mean 'gpus'? " by the known name that is most like `name`; empty if none is.
+
+    `shown` has what to show for a known name in its place: `{"gpus": "fleet: gpus"}`.
+    """
+    hint = nearest_names(name, known, 1)
+    return f"did you mean {shown.get(hint[0], hint[0])!r}? " if hint else ""
 
 
 def refuse_unknown(
@@ -112,7 +118,8 @@ def refuse_unknown(
         if key not in known:
             places = {**(elsewhere or {}), **{name: name for name in known}}
             raise InputError(
-                f"{where}: unknown key {str(key)!r}; {did_you_mean(key, places)}Valid: {', '.join(known)}"
+                f"{where}: unknown key {str(key)!r}; {did_you_mean(key, places, places)}Valid: "
+                f"{', '.join(known)}"
             )
 
 

@@ -121,7 +121,7 @@ class Rendered:
 def check_target(target: str) -> None:
     """Raise InputError unless it is a target, or "all"."""
     if target not in (*TARGETS, "all"):
-        advice = did_you_mean(target, {**TARGET_WORDS, **{name: name for name in TARGETS}})
+        advice = did_you_mean(target, (*TARGET_WORDS, *TARGETS), TARGET_WORDS)
         raise InputError(
             f"target: no deployment target {target[:100]!r}; {advice}There are all, {', '.join(TARGETS)}"
         )

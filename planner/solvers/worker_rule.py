@@ -1,10 +1,10 @@
 """Aladdin's rule for the number of workers, N = ceil(k5 r + c5), and when to fit it anew.
 
-The rule is fitted to pairs (arrival rate, workers that sufficed) with a rate above some R. Below it too few
-requests arrive in a heartbeat of the controller to represent the traffic's lengths (eq. 7 of
-arXiv:2405.06856). The paper asks for change-point detection without saying which. `SeriesLevel` is Page's
-two-sided CUSUM (Biometrika 1954) in its self-starting form (Hawkins, The Statistician 1987), which takes one
-heartbeat after the other.
+The rule is fitted to pairs (arrival rate, workers that sufficed). The paper leaves out rates below some R, at
+which too few requests arrive in a heartbeat of the controller to represent the traffic's lengths (eq. 7 of
+arXiv:2405.06856); the pairs here come from simulations of enough requests. The paper asks for change-point
+detection without saying which. `SeriesLevel` is Page's two-sided CUSUM (Biometrika 1954) in its self-starting
+form (Hawkins, The Statistician 1987), which takes one heartbeat after the other.
 """
 
 from __future__ import annotations
@@ -25,39 +25,36 @@ LEAST_ABOVE = 1e-6  # The fitted line is at least so much above the counts minus
 
 @dataclass(frozen=True, slots=True)
 class WorkerRule:
-    """N = ceil(slope r + offset); the offset may be < 0. Rates below `least_rps` count as `least_rps`."""
+    """N = ceil(slope r + offset); the offset may be < 0."""
 
     slope_workers_per_rps: float
     offset_workers: float
-    least_rps: float
 
     def workers(self, rate_rps: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Workers at these rates, at least one."""
-        rate = np.maximum(np.asarray(rate_rps, float), self.least_rps)
-        line = self.slope_workers_per_rps * rate + self.offset_workers
+        line = self.slope_workers_per_rps * np.asarray(rate_rps, float) + self.offset_workers
         workers: npt.NDArray[np.int64] = np.maximum(np.ceil(line - ROUNDING), 1).astype(np.int64)
         return workers
 
 
-def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike, *, least_rps: float = 0.0) -> WorkerRule:
-    """Fit the rule by least squares to the pairs with rate > `least_rps`. Then the line is raised until the
-    rule gives no fewer workers than any of these pairs.
+def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike) -> WorkerRule:
+    """Fit the rule by least squares to the pairs with a rate above 0. Then the line is raised until the rule
+    gives no fewer workers than any of these pairs.
 
     Counts were rounded up, so on average they are half a worker above the line. That half is subtracted
     first.
     """
     rate, count = np.asarray(rate_rps, float), np.asarray(workers, float)
-    used = rate > least_rps
+    used = rate > 0
     if rate.shape != count.shape or len(np.unique(rate[used])) < 2:
         raise InputError(
-            f"the worker rule needs pairs at two rates above {least_rps:g} requests/s, "
-            f"found {len(np.unique(rate[used]))}"
+            f"the worker rule needs pairs at two rates above 0, found {len(np.unique(rate[used]))}"
         )
     slope, offset = np.polyfit(rate[used], count[used] - 0.5, 1)
     slope = max(float(slope), 0.0)
     # ceil(line) >= count if the line is above count - 1.
     offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + LEAST_ABOVE)
-    return WorkerRule(slope, offset, least_rps)
+    return WorkerRule(slope, offset)
 
 
 class SeriesLevel:

@@ -28,9 +28,9 @@ def change_points(
 def test_a_planted_rule_is_recovered(seed: int) -> None:
     """N = ceil(k r + c) at 300 rates: slope within 1 %, offset within a tenth of a worker."""
     rng = np.random.default_rng(seed)
-    planted = WorkerRule(rng.uniform(0.2, 2), rng.uniform(-2, 4), 10.0)
+    planted = WorkerRule(rng.uniform(0.2, 2), rng.uniform(-2, 4))
     rate = rng.uniform(10, 200, 300)
-    found = fit_worker_rule(rate, planted.workers(rate), least_rps=10.0)
+    found = fit_worker_rule(rate, planted.workers(rate))
     assert found.slope_workers_per_rps == pytest.approx(planted.slope_workers_per_rps, rel=0.01)
     assert found.offset_workers == pytest.approx(planted.offset_workers, abs=0.3)
     assert np.abs(found.workers(rate) - planted.workers(rate)).max() <= 1
@@ -45,14 +45,14 @@ def test_the_rule_gives_no_fewer_workers_than_any_pair() -> None:
 
 
 def test_the_rule_by_hand() -> None:
-    """2 r + 1: 3.0 workers at 1 request/s, 3.2 at 1.1; below R = 1 what it says at 1."""
-    rule = WorkerRule(2.0, 1.0, 1.0)
-    assert rule.workers([0.0, 1.0, 1.1]).tolist() == [3, 3, 4]
+    """2 r + 1: 1 worker at 0, 3.0 at 1 request/s, 3.2 at 1.1."""
+    rule = WorkerRule(2.0, 1.0)
+    assert rule.workers([0.0, 1.0, 1.1]).tolist() == [1, 3, 4]
 
 
 def test_one_rate_is_no_line() -> None:
-    with pytest.raises(InputError, match="pairs at two rates above 5"):
-        fit_worker_rule([1, 6, 6], [1, 2, 3], least_rps=5)
+    with pytest.raises(InputError, match="pairs at two rates above 0, found 1"):
+        fit_worker_rule([0, 6, 6], [1, 2, 3])
 
 
 def test_planted_shifts_are_noticed_soon_and_rarely_others() -> None:

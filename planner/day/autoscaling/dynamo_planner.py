@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from planner.day.autoscaling.autoscaler import Autoscaler, Document
 from planner.day.autoscaling.scale_targets import ScaleTarget
-from planner.day.controllers.dynamo_load import THRESHOLDS
+from planner.day.controllers.dynamo_load import THRESHOLDS, ScalingThresholds
 from planner.errors import InputError
 from planner.manifests import dynamo
 
@@ -23,8 +23,6 @@ BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
 CONTROLLERS = (BY_LOAD, BY_SLA)
 PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # Dynamo's names by ours.
 LOAD_EVERY_S, SLA_EVERY_S = 5, 180  # Dynamo's times between decisions by load and by SLA.
-# Parameters of the controller, in the order of THRESHOLDS (controllers/dynamo_load.py).
-_THRESHOLD_NAMES = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
 
 
 def planner_component(
@@ -122,11 +120,10 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
             "every_s", LOAD_EVERY_S, least=1, most=86_400
         ),
     }
-    if all(autoscaler.parameters.get(name) is None for name in _THRESHOLD_NAMES):
+    if all(autoscaler.parameters.get(name) is None for name in ScalingThresholds._fields):
         return load_config
     queue_up, queue_down, kv_up, kv_down = (
-        autoscaler.read_number(name, usual)
-        for name, usual in zip(_THRESHOLD_NAMES, THRESHOLDS[optimize], strict=True)
+        autoscaler.read_number(name, usual) for name, usual in THRESHOLDS[optimize]._asdict().items()
     )
     if not 0 <= kv_down < kv_up <= 1:
         raise InputError(

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.knowledge import Knowledge, is_before_traffic, mean_of
+from planner.day.controllers.knowledge import Knowledge, is_before_traffic, mean_lengths
 from planner.day.controllers.settings import NUMBER, SECONDS, WHOLE, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
 from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, SeriesLevel, WorkerRule, fit_worker_rule
@@ -66,8 +66,7 @@ class Aladdin:
         if is_before_traffic(reading):
             return list(self.sizes_at_start)
         self.rate = self._with_value(self.rate, self.knowledge.rate_rps(reading))
-        pools = range(len(self.knowledge.pools))
-        tokens = mean_of(reading.input_tokens, pools) + mean_of(reading.output_tokens, pools)
+        tokens = sum(mean_lengths(reading))
         if not math.isnan(tokens):
             before = self.length
             self.length = self._with_value(before, tokens)
@@ -81,5 +80,5 @@ class Aladdin:
         """What the rule asks for if requests are `longer` times as long as those it was fitted on."""
         if self.rate.mean <= 0:
             return 0
-        scaled = WorkerRule(rule.slope_workers_per_rps * longer, rule.offset_workers, rule.least_rps)
+        scaled = WorkerRule(rule.slope_workers_per_rps * longer, rule.offset_workers)
         return int(scaled.workers([self.rate.mean])[0])

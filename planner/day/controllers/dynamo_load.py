@@ -16,14 +16,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.day.controllers.knowledge import MIXED, PREFILL, Knowledge, is_before_traffic, mean_of
 from planner.day.controllers.settings import NAME, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
 
-# Queued prompt tokens as shares of the longest context, up and down; then KV in use, up and down.
-THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1)}
+
+class ScalingThresholds(NamedTuple):
+    """Loads per worker above which a pool gains a worker (`up`) and below which it loses one (`down`).
+
+    `prefill` are queued prompt tokens as a share of the longest context, `kv` the share of the KV cache in
+    use or queued for. The fields are named as those of `DynamoSettings`.
+    """
+
+    prefill_up_frac: float
+    prefill_down_frac: float
+    kv_up_frac: float
+    kv_down_frac: float
+
+
+THRESHOLDS = {  # Dynamo's own, by `optimization_target`.
+    "throughput": ScalingThresholds(1.0, 0.1, 1.0, 0.6),
+    "latency": ScalingThresholds(0.1, 0.0, 0.4, 0.1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,41 +61,39 @@ class DynamoSettings(ControllerSettings):
     lag_s: float = settings_field(1.0, SECONDS, "age of the metrics", most=600.0)
 
     def check(self) -> None:
-        prefill_up, prefill_down, kv_up, kv_down = self.scaling_thresholds
-        if prefill_up <= prefill_down or kv_up <= kv_down:
+        at = self.thresholds
+        if at.prefill_up_frac <= at.prefill_down_frac or at.kv_up_frac <= at.kv_down_frac:
             raise InputError(
-                f"up thresholds must be above down thresholds: prefill {prefill_up:g} and {prefill_down:g}, "
-                f"kv {kv_up:g} and {kv_down:g}"
+                f"up thresholds must be above down thresholds: prefill {at.prefill_up_frac:g} and "
+                f"{at.prefill_down_frac:g}, kv {at.kv_up_frac:g} and {at.kv_down_frac:g}"
             )
 
     @property
-    def scaling_thresholds(self) -> tuple[float, float, float, float]:
-        """Prefill up and down, KV up and down."""
-        given = (self.prefill_up_frac, self.prefill_down_frac, self.kv_up_frac, self.kv_down_frac)
-        prefill_up, prefill_down, kv_up, kv_down = (
-            default if value is None else value
-            for value, default in zip(given, THRESHOLDS[self.optimize], strict=True)
+    def thresholds(self) -> ScalingThresholds:
+        """The thresholds that are set, and Dynamo's for the others."""
+        given = {name: getattr(self, name) for name in ScalingThresholds._fields}
+        return THRESHOLDS[self.optimize]._replace(
+            **{name: value for name, value in given.items() if value is not None}
         )
-        return prefill_up, prefill_down, kv_up, kv_down
 
 
 def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int) -> int:
     """The next size of a prefill pool of `workers`, each of which has queued prompt tokens of `queued_share`
     times the longest context.
     """
-    up, down, _, _ = settings.scaling_thresholds
-    if queued_share >= up:
+    down_frac = settings.thresholds.prefill_down_frac
+    if queued_share >= settings.thresholds.prefill_up_frac:
         return workers + 1
-    is_idle = queued_share < down or queued_share == down == 0  # At a threshold of 0 an empty queue is idle.
+    # No queue is below a threshold of 0, so an empty one counts as below.
+    is_idle = queued_share < down_frac or queued_share == down_frac == 0
     return workers - 1 if workers > 1 and is_idle else workers
 
 
 def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> int:
     """The next size of a pool of `workers`, with `kv_share` of their KV cache in use or queued for."""
-    _, _, up, down = settings.scaling_thresholds
-    if kv_share > up:
+    if kv_share > settings.thresholds.kv_up_frac:
         return workers + 1
-    return workers - 1 if workers > 1 and kv_share < down else workers
+    return workers - 1 if workers > 1 and kv_share < settings.thresholds.kv_down_frac else workers
 
 
 class Dynamo:

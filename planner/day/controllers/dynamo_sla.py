@@ -28,12 +28,13 @@ from planner.day.controllers.knowledge import (
     Knowledge,
     is_before_traffic,
     least_whole,
+    mean_lengths,
     mean_of,
 )
 from planner.day.controllers.settings import FLAG, NAME, SECONDS, ControllerSettings, settings_field
+from planner.domain import ROUNDING
 from planner.simulator.elastic import MetricsReading
-
-ROUNDING = 1e-9  # A batch that is whole but for rounding counts as whole.
+from planner.units import DAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class DynamoSlaSettings(ControllerSettings):
         "constant", NAME, "forecast of the next interval", choices=("constant", "seasonal")
     )
     corrected: bool = settings_field(True, FLAG, "correction factors; later versions have none")
-    season_s: float = settings_field(86400.0, SECONDS, "period of the seasonal predictor", least=600.0)
+    season_s: float = settings_field(DAY_S, SECONDS, "period of the seasonal predictor", least=600.0)
     every_s: float = settings_field(180.0, SECONDS, "throughput_adjustment_interval", least=10.0, most=7200.0)
     lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
 
@@ -98,6 +99,7 @@ def _largest_batch(engine: EngineProfile, context_tokens: float, itl_s: float, p
     most = engine.most_sequences(context_tokens)
     if per_sequence_s <= 0:  # A batch of any size takes as long.
         return most
+    # A batch that is whole but for rounding counts as whole.
     return max(min(math.floor((itl_s - engine.decode_s) / per_sequence_s + ROUNDING), most), 1)
 
 
@@ -133,11 +135,9 @@ class DynamoSla:
             return list(self.current)
         rate_rps = self.knowledge.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
-        pools = range(len(self.current))
-        seen = ForecastLoad(
-            rate_rps, mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools)
-        )
-        ttft_s, itl_s = mean_of(reading.ttft_s, pools), mean_of(reading.tpot_s, self.decoding_pools)
+        seen = ForecastLoad(rate_rps, *mean_lengths(reading))
+        ttft_s = mean_of(reading.ttft_s, range(len(self.current)))
+        itl_s = mean_of(reading.tpot_s, self.decoding_pools)
         # No request finished in the interval.
         if any(map(math.isnan, (seen.input_tokens, seen.output_tokens, ttft_s, itl_s))):
             if reading.limbo:  # Requests wait because a pool is empty.

@@ -7,14 +7,14 @@ no forecast of the last `hold_s` needs more.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.day.controllers.forecasting import RateForecast
-from planner.day.controllers.knowledge import Knowledge, is_before_traffic, least_whole
+from planner.day.controllers.knowledge import Knowledge, RecentMaximum, is_before_traffic, least_whole
 from planner.day.controllers.settings import NUMBER, SECONDS, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
+from planner.units import DAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +24,14 @@ class ForecastSettings(ControllerSettings):
     per_worker_rps: float | None = settings_field(
         None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-3
     )
-    ahead_s: float = settings_field(300.0, SECONDS, "how far ahead it looks", most=86400.0)
+    ahead_s: float = settings_field(300.0, SECONDS, "how far ahead it looks", most=DAY_S)
     hold_s: float = settings_field(
-        300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=86400.0
+        300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=DAY_S
     )
-    season_s: float = settings_field(86400.0, SECONDS, "period of the traffic", least=600.0)
+    season_s: float = settings_field(DAY_S, SECONDS, "period of the traffic", least=600.0)
     bucket_s: float = settings_field(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
     every_s: float = settings_field(60.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
     lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
-
-
-class RecentMaximum:
-    """The largest size of each pool that was decided during the last `hold_s`."""
-
-    def __init__(self, hold_s: float) -> None:
-        self.hold_s = hold_s
-        self.sizes_at: deque[tuple[float, list[int]]] = deque()
-
-    def add(self, time_s: float, sizes: list[int]) -> list[int]:
-        """Add a decision; returns the largest sizes (P,) of the last `hold_s`, this decision included."""
-        self.sizes_at.append((time_s, sizes))
-        while self.sizes_at[0][0] <= time_s - self.hold_s and len(self.sizes_at) > 1:
-            self.sizes_at.popleft()
-        return [max(each) for each in zip(*(sizes for _, sizes in self.sizes_at), strict=True)]
 
 
 class Forecast:

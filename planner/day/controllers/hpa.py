@@ -137,12 +137,11 @@ PolicyKind = Literal["pods", "percent"]
 class Direction:
     """`scaleUp` or `scaleDown`: the stabilisation window, and policies (kind, value, period in s).
 
-    The policy that allows the largest change counts, or with `is_least` the one that allows the smallest.
+    The policy that allows the largest change counts (`selectPolicy: Max`).
     """
 
     window_s: float
     policies: tuple[tuple[PolicyKind, float, float], ...]
-    is_least: bool = False
 
 
 @dataclass(slots=True)
@@ -179,7 +178,7 @@ class Behaviour:
         self.recommended, self.added, self.removed = [(0.0, size)], [], []
 
     def decide(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
-        """The size that follows from `desired` now, which is remembered for later stabilisation windows."""
+        """The size that follows from `desired` now. `desired` is kept for later stabilisation windows."""
         size = self.limit_change(time_s, current, self.stabilise(time_s, current, desired), pool)
         if size > current:
             self.added.append((time_s, size - current))
@@ -209,15 +208,13 @@ class Behaviour:
                 limits.append(
                     size_before + value if kind == "pods" else math.ceil(size_before * (1 + value / 100))
                 )
-            limit = int(min(limits) if self.up.is_least else max(limits))
-            desired = min(desired, max(limit, current))
+            desired = min(desired, max(int(max(limits)), current))
         elif desired < current and self.down.policies:
             limits = []
             for kind, value, period_s in self.down.policies:
                 size_before = current - self._changed(time_s, period_s)
                 limits.append(size_before - value if kind == "pods" else int(size_before * (1 - value / 100)))
-            limit = int(max(limits) if self.down.is_least else min(limits))
-            desired = max(desired, min(limit, current))
+            desired = max(desired, min(int(min(limits)), current))
         return min(max(desired, pool.least), pool.most)
 
     def _changed(self, time_s: float, period_s: float) -> int:

@@ -17,13 +17,11 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from planner.day.controllers.knowledge import Knowledge
+from planner.day.controllers.knowledge import Knowledge, RecentMaximum, least_whole
 from planner.day.controllers.scaler_metrics import METRICS
 from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
-
-ROUNDING = 1e-9  # Taken off before workers are rounded up, so that a rounding error adds none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +93,10 @@ class Knative:
         self.stable = WindowMean(settings.window_s)
         self.panic = WindowMean(settings.window_s * settings.panic_window_frac)
         # A new autoscaler of more than one worker panics, so that it keeps them for a stable window.
-        self.panic_s: float | None = 0.0 if size > 1 else None  # When panic began, or was renewed.
+        # When the panic window last asked for so much more; None outside a panic.
+        self.panic_s: float | None = 0.0 if size > 1 else None
         self.panic_size = size if size > 1 else 0  # The largest size of this panic.
-        self.recent_sizes: deque[tuple[float, int]] = deque()
+        self.recent_maximum = RecentMaximum(self.settings.down_delay_s)
         self.woken_s = 0.0  # When the pool last left zero.
         self.idle_s: float | None = None  # Since when there has been nothing to do.
 
@@ -112,11 +111,11 @@ class Knative:
 
     def workers_for_means(self, time_s: float, ready: int, stable: float, panic: float) -> int:
         """The number of workers for the mean concurrencies `stable` and `panic` of the two windows."""
-        settings, workers = self.settings, max(ready, 1)  # As Knative does where none is ready.
+        settings, workers = self.settings, max(ready, 1)  # Where none is ready Knative counts one.
         target = settings.target * settings.utilization_frac
         most = math.ceil(settings.max_up_rate * workers)
         least = math.floor(workers / settings.max_down_rate)
-        for_stable, for_panic = math.ceil(stable / target - ROUNDING), math.ceil(panic / target - ROUNDING)
+        for_stable, for_panic = least_whole(stable / target), least_whole(panic / target)
         if for_panic / workers >= settings.panic_threshold_frac:
             self.panic_s = time_s
         elif self.panic_s is not None and time_s > self.panic_s + settings.window_s:
@@ -124,16 +123,8 @@ class Knative:
         size, in_panic = (min(max(wanted, least), most) for wanted in (for_stable, for_panic))
         if self.panic_s is not None:
             self.panic_size = size = max(size, in_panic, self.panic_size)
-        return self._largest_recent(time_s, size)
-
-    def _largest_recent(self, time_s: float, size: int) -> int:
-        """The largest size of the last `down_delay_s`."""
-        if not self.settings.down_delay_s:
-            return size
-        self.recent_sizes.append((time_s, size))
-        while self.recent_sizes[0][0] <= time_s - self.settings.down_delay_s:
-            self.recent_sizes.popleft()
-        return max(each for _, each in self.recent_sizes)
+        (size,) = self.recent_maximum.add(time_s, [size])
+        return size
 
     def _to_zero(self, time_s: float, wanted: int) -> int:
         """The size for `wanted` workers, where a pool that is to go to zero does so in steps (kpa/scaler.go):

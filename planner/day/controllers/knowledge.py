@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.fleet import Role
 from planner.simulator.elastic import ElasticPool, Floats, Ints, MetricsReading
@@ -52,7 +54,7 @@ class CapacityTable:
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]
         else:
-            sizes = np.ceil(self.sizes[-1] * (rate_rps / self.rates_rps[-1]) - 1e-9).astype(np.int64)
+            sizes = np.ceil(self.sizes[-1] * (rate_rps / self.rates_rps[-1]) - ROUNDING).astype(np.int64)
         return sizes
 
 
@@ -269,6 +271,28 @@ def mean_of(numbers: Floats, pools: Sequence[int]) -> float:
     return sum(known_values) / len(known_values) if known_values else math.nan
 
 
+def mean_lengths(reading: MetricsReading) -> tuple[float, float]:
+    """The mean tokens of prompts and of outputs over all pools; NaN where no request has ended."""
+    pools = range(len(reading.ready))
+    return mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools)
+
+
 def least_whole(value: float) -> int:
     """Round up, but not for a rounding error."""
-    return math.ceil(value - 1e-9)
+    return math.ceil(value - ROUNDING)
+
+
+class RecentMaximum:
+    """The largest size of each pool that was decided during the last `hold_s`."""
+
+    def __init__(self, hold_s: float) -> None:
+        self.hold_s = hold_s
+        self.sizes_at: deque[tuple[float, list[int]]] = deque()
+
+    def add(self, time_s: float, sizes: list[int]) -> list[int]:
+        """Add a decision; returns the largest sizes (P,) of the last `hold_s`, this decision included."""
+        self.sizes_at.append((time_s, sizes))
+        # The decision of now stays even if `hold_s` is 0.
+        while self.sizes_at[0][0] <= time_s - self.hold_s and len(self.sizes_at) > 1:
+            self.sizes_at.popleft()
+        return [max(each) for each in zip(*(sizes for _, sizes in self.sizes_at), strict=True)]

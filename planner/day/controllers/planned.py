@@ -23,11 +23,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.day.controllers.forecast import RecentMaximum
 from planner.day.controllers.forecasting import RateForecast
-from planner.day.controllers.knowledge import Knowledge, LoadRule, is_before_traffic, mean_of, peak_load
+from planner.day.controllers.knowledge import (
+    Knowledge,
+    LoadRule,
+    RecentMaximum,
+    is_before_traffic,
+    mean_lengths,
+    peak_load,
+)
 from planner.day.controllers.settings import FLAG, NAME, SECONDS, SHARE, ControllerSettings, settings_field
+from planner.domain import ROUNDING
 from planner.simulator.elastic import MetricsReading
+from planner.units import DAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +47,20 @@ class FleetplanSettings(ControllerSettings):
         0.0, SHARE, "by load: never fewer workers than so many of earlier windows needed", most=1.0
     )
     hold_s: float = settings_field(
-        300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=86400.0
+        300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=DAY_S
     )
     drain_s: float = settings_field(
         10.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
     )
     memory_s: float | None = settings_field(
-        None, SECONDS, "the load is of the last so long; none: a window of the SLO", most=86400.0
+        None, SECONDS, "the load is of the last so long; none: a window of the SLO", most=DAY_S
     )
     by: str = settings_field(
         "load", NAME, "what its rules are over; load only where the plan has them", choices=("load", "rate")
     )
     fill: bool = settings_field(True, FLAG, "use the idle GPUs of nodes that are sold whole")
-    ahead_s: float | None = settings_field(
-        None, SECONDS, "how far ahead; none: start-up + every", most=86400.0
-    )
-    season_s: float = settings_field(86400.0, SECONDS, "period of the traffic", least=600.0)
+    ahead_s: float | None = settings_field(None, SECONDS, "how far ahead; none: start-up + every", most=DAY_S)
+    season_s: float = settings_field(DAY_S, SECONDS, "period of the traffic", least=600.0)
     bucket_s: float = settings_field(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
     every_s: float = settings_field(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
     lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
@@ -95,8 +101,7 @@ class Fleetplan:
         else:
             self.forecast.add(reading.time_s, reading.interval_s, now_rps)
             present_rps = max(now_rps, self.forecast.mean_rps(settings.bucket_s))
-        pools = range(len(self.knowledge.pools))
-        mean_tokens = (mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools))
+        mean_tokens = mean_lengths(reading)
         self.mean_tokens = mean_tokens if not math.isnan(sum(mean_tokens)) else self.mean_tokens
         backlog_rps = self._backlog_rps(reading)
         sizes = []
@@ -158,7 +163,7 @@ class RecentWork:
         assert self.rule is not None
         self.open_s += interval_s
         self.open_work += interval_s * work_per_s
-        if self.open_s >= self.rule.span_s - 1e-9:  # Intervals add up to a span but for rounding.
+        if self.open_s >= self.rule.span_s - ROUNDING:  # Intervals add up to a span but for rounding.
             self.spans.append((time_s, self.open_work / self.open_s))
             self.open_s = self.open_work = 0.0
         while self.spans and self.spans[0][0] <= time_s - self.memory_s:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from planner.errors import InputError
-from planner.files.document_values import nearest_names, show_value
+from planner.files.document_values import did_you_mean, show_value
 from planner.simulator.elastic import MetricsReading
 
 
 @dataclass(frozen=True, slots=True)
 class ScalerMetric:
-    """A gauge of a pool: its exported names, a description, its usual target per worker."""
+    """A gauge of a pool: the names under which vLLM exports it, and the usual target per worker."""
 
     name: str
     exported: tuple[str, ...]
@@ -76,8 +76,6 @@ def read_metric(value: object, where: str) -> str:
     """Our name of a metric, from our name or the exported one. Raises InputError for other names."""
     if isinstance(value, str) and (value in METRICS or value in _BY_EXPORT):
         return _BY_EXPORT.get(value, value)
-    names = (*METRICS, *_BY_EXPORT)
-    hint = nearest_names(value, names, 1)
-    advice = f"did you mean {hint[0]!r}? " if hint else ""
+    advice = did_you_mean(value, (*METRICS, *_BY_EXPORT))
     metric_words = ", ".join(f"{row.name} ({' + '.join(row.exported)})" for row in METRICS.values())
     raise InputError(f"{where}: no engine exports {show_value(value)}; {advice}Exported: {metric_words}")

@@ -84,13 +84,12 @@ class Parameter:
         return document_values.check_number(value, where)
 
     def check(self, value: Any, where: str) -> None:
-        """Raise InputError unless it is in range."""
+        """Raise InputError for a value out of the parameter's range."""
         if value is None or self.unit in (LIST, FLAG):
             return
         if self.choices:
             if value not in self.choices:
-                hint = document_values.nearest_names(value, self.choices, 1)
-                advice = f"did you mean {hint[0]!r}? " if hint else ""
+                advice = document_values.did_you_mean(value, self.choices)
                 raise InputError(
                     f"{where}: {advice}expected {self.range}, found {document_values.show_value(value)}"
                 )

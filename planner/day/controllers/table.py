@@ -298,8 +298,7 @@ def parse_controller(
     a metric that no engine exports.
     """
     if not isinstance(name, str) or name not in CONTROLLERS:
-        hint = document_values.nearest_names(name, CONTROLLERS, 1)
-        advice = f"did you mean {hint[0]!r}? " if hint else ""
+        advice = document_values.did_you_mean(name, CONTROLLERS)
         raise InputError(
             f"{where}: unknown controller {document_values.show_value(name)}; {advice}Valid: "
             f"{', '.join(CONTROLLERS)}"

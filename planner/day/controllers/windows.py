@@ -33,7 +33,7 @@ class Window:
         days = "" if len(self.days) == len(DAYS) else f" on {', '.join(DAYS[day] for day in self.days)}"
         return f"{format_clock(self.begin_s)} to {format_clock(self.end_s)} {workers}{days}"
 
-    def holds(self, week_s: float) -> bool:
+    def contains(self, week_s: float) -> bool:
         """Whether the window contains this time of the week (seconds since Monday 0:00)."""
         day, time_s = int(week_s // DAY_S) % 7, week_s % DAY_S
         if self.begin_s < self.end_s:
@@ -55,7 +55,7 @@ def format_clock(second: float) -> str:
 def workers_at(windows: tuple[Window, ...], knowledge: Knowledge, time_s: float) -> list[int]:
     """The workers of each pool (P,) at a time: the most of all windows that contain it, or 0."""
     # `clock_s` is the time of the week at the beginning of the run.
-    now = [each for each in windows if each.holds(knowledge.clock_s + time_s)]
+    now = [each for each in windows if each.contains(knowledge.clock_s + time_s)]
     return [max((each.workers_of(i) for each in now), default=0) for i in range(len(knowledge.pools))]
 
 

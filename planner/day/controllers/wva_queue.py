@@ -34,16 +34,16 @@ from planner.day.controllers.knowledge import (
     Knowledge,
     is_before_traffic,
     least_whole,
-    mean_of,
+    mean_lengths,
 )
 from planner.day.controllers.settings import NUMBER, settings_field
 from planner.day.controllers.wva import HpaFollowed, WvaRules
 from planner.fleet import Role
 from planner.simulator.elastic import Floats, MetricsReading
 
-# EDGE and QUEUE_PER_SEAT are constants of the original. Rates are searched from EDGE mu(1) to (1 - EDGE)
-# mu(N).
-EDGE = 0.001
+# EDGE_FRAC and QUEUE_PER_SEAT are constants of the original. At rate 0, and from mu(N) on, the chain has no
+# means to compare, so rates are searched from EDGE_FRAC mu(1) to (1 - EDGE_FRAC) mu(N).
+EDGE_FRAC = 0.001
 QUEUE_PER_SEAT = 10  # Q / N: so many requests may wait for each seat.
 RATE_TOLERANCE = 1e-6  # The relative error of a root search, far below what a worker more or less shows.
 KEPT_RATES = 4096  # Rates of so many (pool, lengths) are kept, since each takes a root search.
@@ -64,10 +64,10 @@ class QueueTimes:
     output_tokens: float  # out; 1 for a prefill worker.
 
     @property
-    def decodes(self) -> float:
-        """Decode steps of a request; the prompt's step gives the first token, where there is one.
+    def decode_steps(self) -> float:
+        """Decode steps of a request, one per output token but the first, which the prompt's step gives.
 
-        The original counts one step for an answer of one token without a prompt.
+        A decode worker has no prompts; the original still counts a step for an answer of one token there.
         """
         return 1.0 if not self.input_tokens and self.output_tokens == 1 else self.output_tokens - 1
 
@@ -98,9 +98,9 @@ class QueueModel:
         self.times = times
         n = np.arange(1, times.seats + 1, dtype=float)
         per_prompt = times.gamma + times.delta * times.input_tokens * n if times.input_tokens else 0.0
-        rates = n / (per_prompt + times.decodes * (times.alpha + times.beta * n))
-        self.least_rps = float(rates[0]) * EDGE * 1000
-        self.most_rps = float(rates[-1]) * (1 - EDGE) * 1000
+        rates = n / (per_prompt + times.decode_steps * (times.alpha + times.beta * n))
+        self.least_rps = float(rates[0]) * EDGE_FRAC * 1000
+        self.most_rps = float(rates[-1]) * (1 - EDGE_FRAC) * 1000
         served = np.concatenate([np.log(rates), np.full(times.queue, math.log(rates[-1]))])
         self._states: Floats = np.arange(len(served) + 1, dtype=float)
         self._log_served: Floats = np.concatenate([[0.0], np.cumsum(served)])
@@ -131,8 +131,8 @@ class QueueModel:
     def _batch(self, serve_ms: float) -> float:
         """n*, the batch whose service takes `serve_ms`, between 0 and N; N if all batches take as long."""
         times = self.times
-        fixed_ms = times.alpha * times.decodes + (times.gamma if times.input_tokens else 0.0)
-        slope_ms = times.beta * times.decodes + times.delta * times.input_tokens
+        fixed_ms = times.alpha * times.decode_steps + (times.gamma if times.input_tokens else 0.0)
+        slope_ms = times.beta * times.decode_steps + times.delta * times.input_tokens
         if not slope_ms:
             return float(times.seats)
         return min(max((serve_ms - fixed_ms) / slope_ms, 0.0), float(times.seats))
@@ -209,9 +209,8 @@ class WvaQueue(HpaFollowed):
             return list(self.current)
         self.arrived += self.knowledge.rate_rps(reading) * reading.interval_s
         self.counted_s += reading.interval_s
-        pools = range(len(self.knowledge.pools))
-        lengths = (mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools))
-        self.lengths = lengths if not any(math.isnan(each) for each in lengths) else self.lengths
+        lengths = mean_lengths(reading)
+        self.lengths = lengths if not math.isnan(sum(lengths)) else self.lengths
         return super().sizes(reading)
 
     def optimal_sizes(self, reading: MetricsReading) -> list[int]:
@@ -219,7 +218,7 @@ class WvaQueue(HpaFollowed):
         rate_rps = self.arrived / self.counted_s * self.settings.margin
         self.arrived = self.counted_s = 0.0
         wanted = list(self.current)
-        if any(math.isnan(each) for each in self.lengths):
+        if math.isnan(sum(self.lengths)):
             return wanted
         prompt, answer = (max(round(each), 1) for each in self.lengths)
         for role in dict.fromkeys(self.knowledge.roles):

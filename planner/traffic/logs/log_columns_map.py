@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import InputError, TraceError
-from planner.files.document_values import nearest_names, show_value
+from planner.files.document_values import did_you_mean, show_value
 from planner.traffic.logs.times import (
     NS_PER,
     LogClock,
@@ -153,10 +153,9 @@ def parse_columns(written: str | Mapping[str, Any], where: str = "--map") -> Col
     units: dict[str, str] = {}
     for role, value in written.items():
         if role not in ROLES:
-            hint = nearest_names(role, ROLES, 1)
-            advice = f"did you mean {hint[0]!r}? " if hint else ""
             raise InputError(
-                f"{where}: {show_value(role)} is no part of a log; {advice}Valid: {', '.join(ROLES)}"
+                f"{where}: {show_value(role)} is no part of a log; {did_you_mean(role, ROLES)}Valid: "
+                f"{', '.join(ROLES)}"
             )
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{where}: {role}: expected the name of a column, found {show_value(value)}")

@@ -116,13 +116,13 @@ def test_rates_of_change(case: int) -> None:
     assert behaviour.limit_change(0.0, current, desired, ElasticPool(0.0, least, most)) == replicas
 
 
-def test_the_policy_that_changes_least() -> None:
-    """Of 2 pods and 50 %: from 1 up to 2, from 5 down to 3."""
+def test_the_policy_that_changes_most() -> None:
+    """Of 2 pods and 50 %: from 1 up to 3, from 5 down to 2."""
     both: tuple[tuple[PolicyKind, float, float], ...] = (("pods", 2, 60), ("percent", 50, 60))
-    behaviour = Behaviour(Direction(300, both, is_least=True), Direction(300, both, is_least=True))
+    behaviour = Behaviour(Direction(300, both), Direction(300, both))
     limits = ElasticPool(0.0, 0, 99)
-    assert behaviour.limit_change(0.0, 1, 99, limits) == 2
-    assert behaviour.limit_change(0.0, 5, 0, limits) == 3
+    assert behaviour.limit_change(0.0, 1, 99, limits) == 3
+    assert behaviour.limit_change(0.0, 5, 0, limits) == 2
 
 
 # TestNormalizeDesiredReplicas: recommendations (seconds ago, replicas), desired -> stabilised, from above

@@ -60,8 +60,8 @@ def test_cron_windows_of_its_own_tests() -> None:
     )
     thursday = read_windows([{"from": "0:00", "to": "23:59", "workers": 10, "days": ["thu"]}], "cron")[0]
     for hour in range(168):
-        assert any(each.holds(3600.0 * hour + 1) for each in even) == (hour % 2 == 0)
-        assert thursday.holds(3600.0 * hour + 1) == (hour // 24 == 3)
+        assert any(each.contains(3600.0 * hour + 1) for each in even) == (hour % 2 == 0)
+        assert thursday.contains(3600.0 * hour + 1) == (hour // 24 == 3)
 
 
 def test_a_cron_trigger_is_a_metric_of_the_hpa() -> None:
@@ -77,7 +77,7 @@ def test_a_cron_trigger_is_a_metric_of_the_hpa() -> None:
 
 def test_windows_over_midnight_and_the_days_they_begin_on() -> None:
     night = Window(22 * 3600.0, 6 * 3600.0, (3,), days=(4,))  # Friday night
-    week = [night.holds(3600.0 * hour) for hour in range(168)]
+    week = [night.contains(3600.0 * hour) for hour in range(168)]
     assert [hour for hour in range(168) if week[hour]] == list(range(4 * 24 + 22, 5 * 24 + 6))
 
 

@@ -124,7 +124,7 @@ def test_replicas() -> None:
 
 def test_prefill_and_decode_workers_keep_their_phase() -> None:
     own = knowledge(("prefill", "decode"), engines=(ENGINE, ENGINE), ttft_s=0.5, tpot_s=0.015)
-    assert times_of(ENGINE, "prefill", 500, 100).decodes == 0.0
+    assert times_of(ENGINE, "prefill", 500, 100).decode_steps == 0.0
     assert times_of(ENGINE, "decode", 500, 100).prefill_ms(8) == 0.0
     controller = parse_controller("wva-queue", {"up_window": "0 s"})(own)
     controller.start([1, 1])
