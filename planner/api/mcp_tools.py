@@ -21,7 +21,7 @@ DETAILS = ("facts", "alternatives", "placement", "network")
 DETAILS_OF_CERTIFICATE = (
     "refuted",
     "neighbours",
-    "around",
+    "robustness",
     "repeats",
     "shadow_prices",
     "universe",

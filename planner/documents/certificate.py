@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from planner.documents import facts
-from planner.documents.robustness_facts import Around
+from planner.documents.robustness_facts import FleetRobustness
 from planner.domain import FleetLimit, Limit
 from planner.fleet import Fleet
 from planner.solvers.repeats import Interval, Repeats
@@ -69,7 +69,8 @@ class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
     All fields are about the cheapest fleet on paper (traffic and step times as they are written), except
-    `answers`, `scenarios_drawn`, `around`, `commitments`, `repeats` and `routers`, which are about the plan.
+    `answers`, `scenarios_drawn`, `robustness`, `commitments`, `repeats` and `routers`: they are about the
+    plan.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
@@ -112,7 +113,8 @@ class Certificate:
     # The price on each target that does not keep the plan, where it was requested.
     for_targets: tuple[facts.ForTargets, ...] = ()
     commitments: tuple[facts.Commitment, ...] = ()  # The bill by each term, where there is more than one.
-    around: Around | None = None  # How the plan fares around its own point; None unless requested.
+    # How the plan does with other traffic and other numbers of workers; None unless requested.
+    robustness: FleetRobustness | None = None
 
     def find_answer(self, name: facts.AnswerName) -> facts.Answered | None:
         """The answer of this name; None if it was not requested."""
@@ -169,7 +171,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
         **{name: [say(fact) for fact in getattr(certificate, name)] for name in IN_SENTENCES},
         "answers": [plain_values(answer) for answer in certificate.answers],
         "commitments": [plain_values(each) for each in certificate.commitments],
-        "around": None if certificate.around is None else plain_values(certificate.around),
+        "robustness": None if certificate.robustness is None else plain_values(certificate.robustness),
         "futures": None if certificate.scenarios_drawn is None else plain_values(certificate.scenarios_drawn),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
         "routers": [{**plain_values(each), "keeps": each.keeps} for each in certificate.routers],
@@ -228,22 +230,32 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     Raises LookupError, TypeError or ValueError if `row` or `values` is not what this module writes.
     """
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
-    # Older certificates lack `for_targets`, `around`, or fields of `around` and `routers`. An `around` whose
-    # missing fields have no default here is left out.
-    around = row.get("around")
-    if around is not None:
-        around = {"is_out_of_time": False, **around}
-        if not {written_key(each.name) for each in fields(Around)} <= around.keys():
-            around = None
+    # Older certificates lack `for_targets` or fields of `routers`.
     given = {
         "for_targets": [],
         **row,
         **facts_by_name,
         "level0": math.inf if row["level0"] is None else row["level0"],
-        "around": around,
+        "robustness": _robustness_row(row),
         "routers": [{"kept_in": None, "passes": True, **each} for each in row["routers"]],
     }
     return dataclass_of(Certificate, given, "certificate")
+
+
+def _robustness_row(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The values of `robustness`. Older certificates call it `around`, and its part `headroom` there `ends`.
+
+    None where an older certificate has no such values, or lacks one for which there is no default.
+    """
+    written = row.get("robustness", row.get("around"))
+    if written is None:
+        return None
+    robustness = {"is_out_of_time": False, **written}
+    if not {written_key(each.name) for each in fields(FleetRobustness)} <= robustness.keys():
+        return None
+    return robustness | {
+        "left_out": ["headroom" if part == "ends" else part for part in robustness["left_out"]]
+    }
 
 
 def read_warnings(sentences: Any, values: Any) -> tuple[facts.Warned, ...]:

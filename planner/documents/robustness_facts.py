@@ -1,7 +1,7 @@
-"""How the plan fares around its own point: fewer and more workers, more traffic, what breaks it.
+"""How robust a plan's fleet is: with fewer and more workers, with more traffic, and what breaks it.
 
-The search computes these facts (search/evidence/robustness.py), certificate.json has them as `around`, and
-the report draws them.
+The search computes these facts (search/evidence/robustness.py), certificate.json has them as `robustness`,
+and the report draws them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from planner.domain import Limit
 
 Strain = Literal["traffic", "steps", "prompts"]
 """What grows: the rate of requests, the time of each step, or the length of each prompt."""
-Part = Literal["workers", "traffic", "prompts", "losses", "ends"]
-"""A part of the study around a plan: `at_workers`, `more_traffic`, prompts in `holds`, `losses`, and how much
-traffic or slower steps end the SLO (the rest of `holds`)."""
+RobustnessPart = Literal["workers", "traffic", "prompts", "losses", "headroom"]
+"""A part of `FleetRobustness`: its `at_workers`, `more_traffic`, prompts in `holds`, `losses`, and headroom
+for traffic and longer steps, which is the rest of `holds`."""
 # The first screen says whether the plan's fleet carries this much more traffic.
 MORE_FRAC = 0.2
 
@@ -101,12 +101,12 @@ class PriceTurns:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """All that is known of the plan's surroundings.
+class FleetRobustness:
+    """How the plan's fleet does where workers, traffic, steps, prompts or prices differ from the plan's.
 
     `scenario_count` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0: only
     the traffic as written counts. `more_traffic` is None if not simulated. `left_out` names the parts for
-    which the time was too short, or that take more requests than may be simulated around a plan in any time;
+    which the time was too short, or that take more requests than may be simulated for them in any time;
     `is_out_of_time` says that the time was over for one of them.
     """
 
@@ -119,5 +119,5 @@ class Around:
     losses: tuple[Lost, ...]
     prices: tuple[PriceTurns, ...]
     simulations: int
-    left_out: tuple[Part, ...] = ()
+    left_out: tuple[RobustnessPart, ...] = ()
     is_out_of_time: bool = False

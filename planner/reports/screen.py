@@ -28,7 +28,7 @@ from planner.documents.facts import (
     SpotSpare,
     TooFewKept,
 )
-from planner.documents.robustness_facts import MORE_FRAC, Around, AtWorkers, HeadroomFact, Lost
+from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, Lost
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
@@ -216,9 +216,9 @@ def headroom_of(plan: Plan) -> Headroom | None:
     answer = planned_answer(plan)
     if answer is not None and answer.headroom is not None:
         return answer.headroom
-    if plan.certificate.around is None:
+    if plan.certificate.robustness is None:
         return None
-    frac_of = {each.strain: each.frac for each in plan.certificate.around.holds}
+    frac_of = {each.strain: each.frac for each in plan.certificate.robustness.holds}
     if not {"steps", "traffic"} <= frac_of.keys():
         return None
     return Headroom(steps_frac=frac_of["steps"], traffic_frac=frac_of["traffic"])
@@ -497,7 +497,7 @@ STATUS_WORDS = {
 def holds_of(plan: Plan) -> list[HeadroomFact]:
     """The headroom of the plan for each strain, as far as it is known. What is missed beyond is not known for
     a headroom that comes from the plan's answer."""
-    room, values = headroom_of(plan), plan.certificate.around
+    room, values = headroom_of(plan), plan.certificate.robustness
     if values is not None and values.holds:
         return list(values.holds)
     if room is None:
@@ -508,7 +508,7 @@ def holds_of(plan: Plan) -> list[HeadroomFact]:
 def breaks_first(plan: Plan) -> Glance:
     """The loss of a worker that the plan does not stand, if there is one; else the strain (more traffic,
     longer steps or prompts) of which it stands the smallest increase."""
-    robustness, headroom = plan.certificate.around, holds_of(plan)
+    robustness, headroom = plan.certificate.robustness, holds_of(plan)
     if not headroom:
         if not_for_production(plan):
             return Glance("Breaks first", "not simulated", "this plan is not for production")
@@ -535,7 +535,7 @@ def _more_traffic(plan: Plan, questions: NextQuestions) -> Glance:
     """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for that traffic would be. If it
     does not, the command that prices a fleet which does.
     """
-    robustness, name = plan.certificate.around, more_traffic_name(growth_frac_of(plan))
+    robustness, name = plan.certificate.robustness, more_traffic_name(growth_frac_of(plan))
     if plan.throughput is not None:
         rate = f"{plan.throughput.rate_rps:g} requests/s"
         kept_text = "is kept in enough scenarios" if plan.certificate.answers else "holds"
@@ -655,7 +655,7 @@ def why_title(plan: Plan) -> str:
 
 def why(plan: Plan) -> list[str]:
     """Why nothing cheaper is planned, in a few sentences."""
-    certificate, robustness = plan.certificate, plan.certificate.around
+    certificate, robustness = plan.certificate, plan.certificate.robustness
     text = []
     fewer = None if robustness is None else _fewer(plan, robustness)
     tested = None if certificate.scenarios_drawn is None else certificate.scenarios_drawn.fewer
@@ -710,7 +710,7 @@ def _workers(plan: Plan) -> tuple[Any, ...]:
     return () if answer is None else answer.workers
 
 
-def _fewer(plan: Plan, robustness: Around) -> AtWorkers | None:
+def _fewer(plan: Plan, robustness: FleetRobustness) -> AtWorkers | None:
     """The largest simulated fleet with fewer workers than the plan's; None if there is none, or if it too is
     kept in enough scenarios.
     """
@@ -747,7 +747,7 @@ class Breaks:
 
 def breaks(plan: Plan) -> list[Breaks]:
     """What breaks the plan, the smallest increase first."""
-    robustness = plan.certificate.around
+    robustness = plan.certificate.robustness
     if robustness is None:
         return sorted((_strained(plan, each) for each in holds_of(plan)), key=lambda each: each.frac)
     rows = [_strained(plan, each) for each in robustness.holds]

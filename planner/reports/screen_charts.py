@@ -49,7 +49,7 @@ def attainment(plan: Plan) -> Figure | None:
     """Share within each limit against the number of workers, with a band over the scenarios."""
     import altair as alt
 
-    robustness = plan.certificate.around
+    robustness = plan.certificate.robustness
     if robustness is None or len(robustness.at_workers) < 2:
         return None
     names = [screen.limit_text(share.limit) for share in robustness.at_workers[0].shares]
@@ -111,7 +111,7 @@ def attainment(plan: Plan) -> Figure | None:
 
 def _attainment_caption(rows: Sequence[AtWorkers], plan: Plan) -> str:
     """The caption for fleets of growing numbers of workers; with several pools it lists their counts."""
-    robustness = plan.certificate.around
+    robustness = plan.certificate.robustness
     assert robustness is not None
     workers = ""
     if len(robustness.pools) > 1:

@@ -10,13 +10,13 @@ from planner.reports.fact_sentences import capitalised
 from planner.reports.page import chart, headline, unbroken
 from planner.search.evidence.plan import Plan
 
-# The parts of the study around a plan (planner/documents/robustness_facts.py) that may be left out, in words.
+# What is said of a part of `FleetRobustness` that was left out.
 PARTS_TEXT = {
     "workers": "SLO attainment by number of workers",
     "traffic": "more traffic in scenarios",
     "prompts": "longer prompts",
     "losses": "the loss of a worker",
-    "ends": "headroom: how much more traffic and how much longer steps it stands",
+    "headroom": "headroom: how much more traffic and how much longer steps it stands",
 }
 
 
@@ -62,7 +62,7 @@ def _card(card: screen.Card) -> str:
 def charts(plan: Plan) -> str:
     """The charts in the order in which they are read, and what there was no time for."""
     drawn = "".join(chart(figure) for figure in screen_charts.figures(plan))
-    robustness = plan.certificate.around
+    robustness = plan.certificate.robustness
     if robustness is None:
         text = "What fewer workers and more traffic would do was not simulated with this plan: plan again."
     elif robustness.left_out:

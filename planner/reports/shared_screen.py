@@ -105,7 +105,7 @@ def _smallest_share_that_breaks(plan: Plan) -> float:
 def _more_traffic(plan: SharedPlan) -> Glance:
     """Whether every LLM's fleet carries MORE_FRAC more of its traffic, as its own plan has simulated."""
     more_traffic_by_llm = {
-        llm: None if llm_plan.certificate.around is None else llm_plan.certificate.around.more_traffic
+        llm: None if llm_plan.certificate.robustness is None else llm_plan.certificate.robustness.more_traffic
         for llm, llm_plan in plan.plans.items()
     }
     growths = {growth_frac_of(llm_plan) for llm_plan in plan.plans.values()}
@@ -249,7 +249,7 @@ def fragment(plan: SharedPlan) -> str:
 
 def _left_out(plan: SharedPlan) -> str:
     """A note for each reason why simulations around a plan were left out, with the LLMs concerned."""
-    around = {name: each.certificate.around for name, each in plan.plans.items()}
+    robustness_of = {name: each.certificate.robustness for name, each in plan.plans.items()}
     notes = []
     for is_out_of_time, why in (
         (True, "for want of time; raise --time-limit"),
@@ -257,7 +257,7 @@ def _left_out(plan: SharedPlan) -> str:
     ):
         names = [
             name
-            for name, each in around.items()
+            for name, each in robustness_of.items()
             if each is not None and each.left_out and each.is_out_of_time == is_out_of_time
         ]
         if names:

@@ -29,7 +29,7 @@ import pulp
 
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, PlannerError
-from planner.solvers.backend import Engine, SolverOutcome, run_highs, whole_value
+from planner.solvers.backend import SolverOutcome, run_highs, whole_value
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,7 +62,7 @@ class Allocation:
     is_optimal: bool
 
 
-def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine = "highs") -> Allocation:
+def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
     """Solve the model above. If the time limit ends it, the answer is feasible and `is_optimal` is False.
 
     Raises InfeasibleError: "latency" for a bucket that no type serves, "capacity" for too small a stock.
@@ -77,14 +77,14 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine =
             relaxation="an SLO or a type with which some worker serves it",
         )
     problem, n, x = _formulate(instance)
-    outcome = run_highs(problem, time_limit_s=time_limit_s, engine=engine)
+    outcome = run_highs(problem, time_limit_s=time_limit_s)
     if outcome.status == "infeasible":
         raise _stock_error(instance, time_limit_s)
     if outcome.status == "optimal":
         return _allocation(instance, n, x, outcome)
     # The time ended first. The relaxation gives a bound, and its counts if the solver has found none.
     relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
-    relaxation = run_highs(relaxed, engine=engine)
+    relaxation = run_highs(relaxed)
     if relaxation.status == "infeasible":
         raise _stock_error(instance, time_limit_s)
     if outcome.bound is None or (relaxation.bound or 0.0) > outcome.bound:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from browsing import chromium, need_browser
-from plans import a_plan, an_around
+from plans import a_plan, a_robustness
 from shares import some
 
 from planner.reports import report
@@ -32,7 +32,7 @@ Open = Callable[..., Any]
 def opened(tmp_path: Path) -> Iterator[Open]:
     """Opens the report of a plan with a hostile name, under a policy that forbids all but its own script."""
     plan = a_plan()
-    plan = replace(plan, certificate=replace(plan.certificate, around=an_around()))
+    plan = replace(plan, certificate=replace(plan.certificate, robustness=a_robustness()))
     pools = (replace(plan.fleet.pools[0], name=EVIL), *plan.fleet.pools[1:])
     page = report.render_report(replace(plan, fleet=replace(plan.fleet, pools=pools)))
     head = '<meta charset="utf-8">'

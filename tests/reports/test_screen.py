@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from plans import LIMITS, a_plan, a_simulation, a_trace, an_around, mixed, pairs
+from plans import LIMITS, a_plan, a_robustness, a_simulation, a_trace, mixed, pairs
 
 from planner.documents.certificate import Throughput, certificate_document, read_certificate
 from planner.documents.facts import (
@@ -26,7 +26,7 @@ from planner.documents.facts import (
     Workers,
 )
 from planner.documents.fleet_file import FLEET_KEYS, PLAN_KEYS
-from planner.documents.robustness_facts import Around, HeadroomFact, Lost, Made, MoreTraffic
+from planner.documents.robustness_facts import FleetRobustness, HeadroomFact, Lost, Made, MoreTraffic
 from planner.domain import Selector
 from planner.models.spread import Factor, StepTimeSpread
 from planner.reports import answer_sentences, curves, drawing, report, screen, screen_charts
@@ -51,7 +51,7 @@ def answered() -> Plan:
         ),
     )
     paid = tuple(replace(each, paid_usd_per_h=each.value) for each in answers)
-    return replace(plan, certificate=replace(plan.certificate, answers=paid, around=an_around()))
+    return replace(plan, certificate=replace(plan.certificate, answers=paid, robustness=a_robustness()))
 
 
 def test_the_verdict_says_what_to_buy_what_it_costs_and_how_far_it_holds() -> None:
@@ -177,8 +177,10 @@ def test_more_traffic_has_a_price_only_where_this_fleet_carries_it(
     """A fifth more than 10 % more is 1.1 x 1.2 = 32 % more, and the row is called so."""
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, growth_frac, True, 32)
-    around = replace(an_around(), more_traffic=more)
-    plan = replace(plan, certificate=replace(plan.certificate, around=around, scenarios_drawn=futures))
+    robustness = replace(a_robustness(), more_traffic=more)
+    plan = replace(
+        plan, certificate=replace(plan.certificate, robustness=robustness, scenarios_drawn=futures)
+    )
     name = "32 % more traffic" if growth_frac else "20 % more traffic"
     (found,) = [each for each in screen.glance(plan) if each.name == name]
     assert (found.value, found.note) == (value, note)
@@ -201,19 +203,23 @@ def test_the_growth_that_was_asked_for_is_named_wherever_scenarios_are() -> None
 def test_a_fleet_that_stands_all_that_is_simulated_is_not_said_to_break_there() -> None:
     plan = answered()
     holds = tuple(HeadroomFact(strain, 1.0, ()) for strain in ("traffic", "steps"))
-    around = replace(an_around(), holds=holds, losses=())
-    (first,) = [each for each in screen.glance(with_around(plan, around)) if each.name == "Breaks first"]
+    robustness = replace(a_robustness(), holds=holds, losses=())
+    (first,) = [
+        each for each in screen.glance(with_robustness(plan, robustness)) if each.name == "Breaks first"
+    ]
     twice = "it holds to twice the traffic and twice the step time, the most simulated"
     assert (first.value, first.note) == ("nothing simulated", f"as written {twice}")
-    lost = replace(around, losses=(Lost("dec", 1, False, ()),))
-    (first,) = [each for each in screen.glance(with_around(plan, lost)) if each.name == "Breaks first"]
+    lost = replace(robustness, losses=(Lost("dec", 1, False, ()),))
+    (first,) = [each for each in screen.glance(with_robustness(plan, lost)) if each.name == "Breaks first"]
     assert first.note == f"as written, then no such worker is left; with all workers {twice}"
 
 
 def test_what_breaks_first_names_its_class() -> None:
     plan, of_chat = answered(), replace(LIMITS[0], selector=Selector("chat", tenants=("chat",)))
-    around = replace(an_around(), holds=(HeadroomFact("traffic", 0.12, (of_chat,)),), losses=())
-    (first,) = [each for each in screen.glance(with_around(plan, around)) if each.name == "Breaks first"]
+    robustness = replace(a_robustness(), holds=(HeadroomFact("traffic", 0.12, (of_chat,)),), losses=())
+    (first,) = [
+        each for each in screen.glance(with_robustness(plan, robustness)) if each.name == "Breaks first"
+    ]
     assert first.note == "as written, beyond that TTFT p90 of chat is missed"
 
 
@@ -225,8 +231,8 @@ def test_a_plan_for_each_target_can_be_read_again() -> None:
     assert "for_targets" in keys and keys <= {*FLEET_KEYS, *PLAN_KEYS}
 
 
-def with_around(plan: Plan, around: Around) -> Plan:
-    return replace(plan, certificate=replace(plan.certificate, around=around))
+def with_robustness(plan: Plan, robustness: FleetRobustness) -> Plan:
+    return replace(plan, certificate=replace(plan.certificate, robustness=robustness))
 
 
 def test_commitments_stand_beside_on_demand() -> None:
@@ -304,8 +310,10 @@ def test_an_answer_that_is_the_plan_is_said_to_be() -> None:
 
 def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:
     plan = answered()
-    around = replace(an_around(), losses=tuple(replace(lost, holds=True) for lost in an_around().losses))
-    plan = replace(plan, certificate=replace(plan.certificate, around=around))
+    robustness = replace(
+        a_robustness(), losses=tuple(replace(lost, holds=True) for lost in a_robustness().losses)
+    )
+    plan = replace(plan, certificate=replace(plan.certificate, robustness=robustness))
     (first,) = [each for each in screen.glance(plan) if each.name == "Breaks first"]
     assert (first.value, first.note) == (
         "+9.0 % step time",
@@ -340,7 +348,7 @@ def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
 def test_why_not_cheaper_quotes_the_whole_test_of_a_worker_fewer(
     kept: int, scenario_count: int, why_refused: str
 ) -> None:
-    """Where that fleet was tested, not the first ten scenarios of the study around the plan."""
+    """Where that fleet was tested, not the first ten scenarios of the plan's robustness."""
     plan = answered()
     kept_in = KeptIn(kept, scenario_count, 0.85, 0.95, "open", False)
     drawn = ScenariosDrawn("blocks", 20.0, 0.0, True, 32, fewer=FewerTested((4, 2), kept_in, 0.9))
@@ -404,12 +412,17 @@ def test_a_page_of_an_older_certificate_says_what_was_not_simulated() -> None:
     plan = answered()
     document = json.loads(json.dumps(plain(certificate_document(plan.certificate, sentence))))
     values = json.loads(certificate_json(plan))["facts"]
-    assert read_certificate(document, values).around == an_around()
-    del document["around"]["more_traffic"]
-    assert read_certificate(document, values).around is None
-    del document["around"]
+    assert read_certificate(document, values).robustness == a_robustness()
+    # The key and the name of the headroom of earlier versions.
+    older = {key: value for key, value in document.items() if key != "robustness"}
+    older["around"] = document["robustness"] | {"left_out": ["prompts", "ends"]}
+    robustness = read_certificate(older, values).robustness
+    assert robustness == replace(a_robustness(), left_out=("prompts", "headroom"))
+    del document["robustness"]["more_traffic"]
+    assert read_certificate(document, values).robustness is None
+    del document["robustness"]
     old = replace(plan, certificate=read_certificate(document, values))
-    assert old.certificate.around is None
+    assert old.certificate.robustness is None
     page = report.render_report(old)
     assert "was not simulated with this plan" in page and "191 of 200 scenarios" in page
 
@@ -422,10 +435,10 @@ def test_the_page_says_when_and_by_which_version_it_was_made() -> None:
 
 def test_what_there_was_no_time_for_is_said() -> None:
     plan = answered()
-    around = replace(an_around(), more_traffic=None, left_out=("traffic",))
+    robustness = replace(a_robustness(), more_traffic=None, left_out=("traffic",))
     for is_out_of_time, why in ((True, "the time was over"), (False, "it takes too many requests")):
-        known = replace(around, is_out_of_time=is_out_of_time)
-        page = report.render_report(replace(plan, certificate=replace(plan.certificate, around=known)))
+        known = replace(robustness, is_out_of_time=is_out_of_time)
+        page = report.render_report(replace(plan, certificate=replace(plan.certificate, robustness=known)))
         assert f"Not simulated, as {why}: more traffic in scenarios." in page
         assert ("--time-limit" in page.partition("Not simulated, as")[2][:200]) == is_out_of_time
 
@@ -442,8 +455,10 @@ def test_pages_name_a_page_where_a_terminal_names_a_command() -> None:
     """The app told its reader to type `plan what-if --change`."""
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 0.0, True, 32)
-    around = replace(an_around(), more_traffic=MoreTraffic(False, 12, 18))
-    plan = replace(plan, certificate=replace(plan.certificate, around=around, scenarios_drawn=futures))
+    robustness = replace(a_robustness(), more_traffic=MoreTraffic(False, 12, 18))
+    plan = replace(
+        plan, certificate=replace(plan.certificate, robustness=robustness, scenarios_drawn=futures)
+    )
     notes = {each.name: each.note for each in screen.glance(plan, screen.BY_PAGE)}
     assert notes["20 % more traffic"].endswith(
         "too few; the page What if, by the key safety.growth=20 %, says what it costs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plans import a_plan, a_simulation, a_trace, an_around, mixed
+from plans import a_plan, a_robustness, a_simulation, a_trace, mixed
 
 from planner.documents.facts import Answered, Headroom, KeptIn, Outcome, UnderRouter
 from planner.documents.robustness_facts import HeadroomFact, MoreTraffic
@@ -24,12 +24,12 @@ def one(holds: tuple[HeadroomFact, ...], more: MoreTraffic | None) -> Plan:
     fleet, trace = mixed(), a_trace(200)
     plan = a_plan()
     plan = replace(plan, fleet=fleet, trace=trace, simulation=a_simulation(fleet, trace), placement=None)
-    around = replace(an_around(), holds=holds, losses=(), prices=(), more_traffic=more)
+    robustness = replace(a_robustness(), holds=holds, losses=(), prices=(), more_traffic=more)
     answers = (
         Answered("on-paper", (), 23.92, 23.92, KEPT, Headroom(0.0, 0.0)),
         Answered("production", (), 23.92, 23.92, KEPT, Headroom(holds[1].frac, holds[0].frac)),
     )
-    return replace(plan, certificate=replace(plan.certificate, answers=answers, around=around))
+    return replace(plan, certificate=replace(plan.certificate, answers=answers, robustness=robustness))
 
 
 CARRIED, TOO_MUCH = MoreTraffic(True, 28, 28), MoreTraffic(False, 12, 18)
@@ -122,7 +122,7 @@ def test_more_traffic_costs_nothing_only_where_every_fleet_carries_it(
 
 def test_what_was_not_simulated_of_one_is_not_said_of_all() -> None:
     plan = shared()
-    bare = replace(plan.plans["chat"], certificate=replace(plan.plans["chat"].certificate, around=None))
+    bare = replace(plan.plans["chat"], certificate=replace(plan.plans["chat"].certificate, robustness=None))
     some = replace(plan, plans={**plan.plans, "chat": bare})
     assert shared_screen.glance(some)[2].value == "not simulated, as it takes long"
     assert [figure.name for figure in shared_screen.figures(some)] == ["llms", "breaks"]

@@ -53,10 +53,10 @@ def test_wherever_the_time_ends_there_is_a_plan_or_one_line(
             assert not found  # what has found a fleet finds it with more time too
             continue
         found.append(plan)
-        around = plan.certificate.around
-        assert plan.verdict.holds and around is not None
+        robustness = plan.certificate.robustness
+        assert plan.verdict.holds and robustness is not None
         if plan.fleet != whole.fleet:
             assert plan.status == "best found"
         if plan.status == "best found":
-            assert around.left_out
+            assert robustness.left_out
     assert found and any(plan.status == "best found" for plan in found)

@@ -63,14 +63,14 @@ class TwoRoutes:
     def study(self) -> Study:
         return Study(self.drawn.trace, self.drawn.catalog, time_limit_s=math.inf)
 
-    def plan(self, *changes: str, around: bool = False) -> Plan:
+    def plan(self, *changes: str, robustness: bool = False) -> Plan:
         """As the command `plan` makes it, with what nobody planned before."""
         return certify.plan(
             self.task(*changes),
             self.drawn.trace,
             self.drawn.catalog,
             time_limit_s=math.inf,
-            conditions=Conditions(adds_robustness=around),
+            conditions=Conditions(adds_robustness=robustness),
         )
 
     def value(self, *changes: str) -> float:
@@ -182,7 +182,7 @@ def more_traffic(asked: TwoRoutes) -> list[str]:
     much, and where it has the same fleet, that is kept in as many scenarios. Where it says that it is
     carried, on paper, a plan at that rate by a faster clock costs no more.
     """
-    made = asked.plan(around=True)
+    made = asked.plan(robustness=True)
     name = screen.more_traffic_name(screen.growth_frac_of(made))
     (shown,) = [each for each in screen.glance(made) if each.name == name]
     paid_usd_per_h = made.bill.usd_per_h
@@ -194,10 +194,10 @@ def more_traffic(asked: TwoRoutes) -> list[str]:
         raise NoPriceError
     more = asked.plan("safety.growth=20 %")
     wrong = _same("20 % more traffic", paid_usd_per_h, lambda: more.bill.usd_per_h)
-    around, answer = made.certificate.around, more.certificate.find_answer("production")
-    assert around is not None and around.more_traffic is not None
+    robustness, answer = made.certificate.robustness, more.certificate.find_answer("production")
+    assert robustness is not None and robustness.more_traffic is not None
     if answer is not None and answer.kept_in is not None and more.fleet == made.fleet:
-        kept = around.more_traffic.kept, around.more_traffic.scenario_count
+        kept = robustness.more_traffic.kept, robustness.more_traffic.scenario_count
         if kept != (answer.kept_in.kept, answer.kept_in.scenario_count):
             wrong.append(f"kept in {kept}, plan: {answer.kept_in}")
     return wrong

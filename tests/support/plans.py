@@ -21,8 +21,8 @@ from planner.documents.facts import (
     Remarked,
 )
 from planner.documents.robustness_facts import (
-    Around,
     AtWorkers,
+    FleetRobustness,
     HeadroomFact,
     Lost,
     MoreTraffic,
@@ -108,7 +108,7 @@ def a_simulation(fleet: Fleet, trace: Trace) -> Simulation:
     )
 
 
-def an_around() -> Around:
+def a_robustness() -> FleetRobustness:
     """Of `pairs`: 6 workers are too few; a fifth more traffic is kept in 12 of 18 scenarios; the loss of
     a decode worker breaks it.
     """
@@ -120,7 +120,7 @@ def an_around() -> Around:
             (Share(LIMITS[0], 0.2, needed_frac, 0.95, 1.0), Share(LIMITS[1], 0.99, 0.99, 1.0, 1.0)),
         )
 
-    return Around(
+    return FleetRobustness(
         scenario_count=10,
         may_miss=1,
         pools=("pre", "dec"),

@@ -6,8 +6,6 @@ controller. The table PAIRS says which controller can be written for which targe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from planner import manifests
 from planner.day.autoscaling import (
     cronjobs,
@@ -102,35 +100,28 @@ def find_refusal(controller: str, target: str) -> str:
     )
 
 
-def render(
-    fleet: Fleet,
-    max_model_len: int,
-    target: str,
-    autoscaler: Autoscaler,
-    under: Sequence[manifests.RouterRow] = (),
-) -> dict[str, str]:
+def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler) -> dict[str, str]:
     """The content of every file, by its path in the folder of manifests.
 
-    These are the target's own files, the controller's, and README.md. `under` are the routers of other
-    fleets, as in `manifests.render`. Raises InputError if there is no such pair, or if a parameter of the
-    controller cannot be said in its manifest.
+    These are the target's own files, the controller's, and README.md. Raises InputError if there is no such
+    pair, or if a parameter of the controller cannot be said in its manifest.
     """
     if refusal := find_refusal(autoscaler.controller, target):
         raise InputError(refusal)
     if autoscaler.controller == "static":
         fleet = at_beginning(fleet, autoscaler)
-        return manifests.render(fleet, max_model_len, target, under).files
+        return manifests.render(fleet, max_model_len, target).files
     if sglang_engine.serves(fleet):
         raise InputError(f"{autoscaler.controller}: reads the metrics of vLLM, and the plan counts on SGLang")
     if autoscaler.controller in ("hpa", "keda", "knative") and target == "ray-serve":
         ray_serve_autoscaler.check(autoscaler)
     fleet = with_all_pools(fleet, autoscaler)
-    files = dict(manifests.render(fleet, max_model_len, target, under).files)
+    files = dict(manifests.render(fleet, max_model_len, target).files)
     readme = files.pop("README.md")
     scale_targets = find_scale_targets(fleet, target, autoscaler)
     if autoscaler.controller == "knative" and target == "kserve":
         # Knative's services replace all files of the target, and Knative routes by itself.
-        files, readme = {}, _without(readme, "kserve", "Under each router")
+        files, readme = {}, _without(readme, "kserve")
     else:
         files = scalable_pools.scale_pools(files, target, scale_targets, fleet, max_model_len, autoscaler)
     written = _write_beside_target(fleet, max_model_len, target, autoscaler, scale_targets)
@@ -216,10 +207,10 @@ def _write_readme(
     return "\n".join(lines) + "\n"
 
 
-def _without(readme: str, *headings: str) -> str:
-    """The README without the sections of these headings."""
+def _without(readme: str, heading: str) -> str:
+    """The README without the section of this heading."""
     first, *sections = readme.split("\n## ")
-    others = [section for section in sections if section.split("\n", 1)[0] not in headings]
+    others = [section for section in sections if section.split("\n", 1)[0] != heading]
     return "\n## ".join([first, *others]).rstrip("\n") + "\n"
 
 

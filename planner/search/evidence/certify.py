@@ -174,13 +174,13 @@ def add_robustness(plan: Plan, searched: tuple[Problem, FleetSearch], production
     (robustness.py), as far as the time that is left allows.
     """
     problem, paper = searched
-    problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "around"))
+    problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "robustness"))
     best = paper.best if production is None else production.best
     loss_proof = None if production is None else production.with_loss
     priced = [] if loss_proof is None else [("with a loss", problem.oracle.fleet(loss_proof))]
     priced += priced_alternatives(plan.alternatives) if plan.certificate.objective == "cost" else []
     robustness = find_robustness(problem, best, priced)
-    return replace(plan, certificate=replace(plan.certificate, around=robustness))
+    return replace(plan, certificate=replace(plan.certificate, robustness=robustness))
 
 
 def _plan_most_traffic(

@@ -3,7 +3,7 @@
     workers   the plan's pools in their proportion, with fewer and more workers, in scenarios of its test
     traffic   whether the plan's fleet would pass its test with MORE_FRAC more traffic (what another fleet for
               that traffic costs is not computed here)
-    ends      how much more traffic, or how much longer steps, the fleet can bear before it misses the SLO
+    headroom  how much more traffic, or how much longer steps, the fleet can bear before it misses the SLO
     prompts   how much longer all prompts may be
     losses    what the loss of a worker breaks
     prices    from which price of a GPU on another fleet is cheaper
@@ -25,13 +25,13 @@ from planner.documents.certificate import Alternative
 from planner.documents.facts import Remarked
 from planner.documents.robustness_facts import (
     MORE_FRAC,
-    Around,
     AtWorkers,
+    FleetRobustness,
     HeadroomFact,
     Lost,
     MoreTraffic,
-    Part,
     PriceTurns,
+    RobustnessPart,
     Share,
 )
 from planner.domain import ROUNDING, Limit
@@ -72,7 +72,9 @@ MOST_TIMES = 1.5
 MOST_PRICE_RISE_FRAC = 1.0
 
 
-def find_robustness(problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()) -> Around:
+def find_robustness(
+    problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()
+) -> FleetRobustness:
     """The figures above for a plan's fleet `best`; `priced` are labelled fleets to compare prices with."""
     return _RobustnessSearch(problem, best, tuple(priced)).run()
 
@@ -84,14 +86,14 @@ class _RobustnessSearch:
     problem: Problem
     best: Counts
     priced: tuple[tuple[str, Fleet], ...]
-    left_out: list[Part] = field(default_factory=list)
+    left_out: list[RobustnessPart] = field(default_factory=list)
     is_out_of_time: bool = False  # Whether a part is left out because the time was over.
     oracles: list[Oracle] = field(default_factory=list)  # One for each scenario; without scenarios just one.
     may_miss: int = 0  # How many of these scenarios the fleet may miss by `safety: kept_in`.
     spent: float = 0.0  # Simulated requests, of those that `_budget_requests` allows.
     simulations: int = 0
 
-    def run(self) -> Around:
+    def run(self) -> FleetRobustness:
         """Compute all parts that the time and the budget allow."""
         problem = self.problem
         as_written = problem.oracle.as_written()
@@ -103,12 +105,12 @@ class _RobustnessSearch:
             self.oracles = [as_written.in_scenario(tested[i]) for i in range(scenarios)]
         if problem.task.safety is not None:
             self.may_miss = int((1 - problem.task.safety.kept_in_frac) * scenarios + ROUNDING)
-        headroom_facts = self._in_time("ends", self._find_headroom) or ()
+        headroom_facts = self._in_time("headroom", self._find_headroom) or ()
         losses = self._in_time("losses", self._find_losses) or ()
         prompts = self._in_time("prompts", self._find_longest_prompts) or ()
         at_workers = self._in_time("workers", self._find_at_workers) or ()
         more_traffic = self._in_time("traffic", lambda: self._find_more_traffic(headroom_facts))
-        return Around(
+        return FleetRobustness(
             scenario_count=0 if tested is None else scenarios,
             may_miss=self.may_miss,
             pools=tuple(pool.name for pool in problem.oracle.fleet(self.best).running_pools),
@@ -141,7 +143,7 @@ class _RobustnessSearch:
         """How many requests all simulations but those of more traffic may have."""
         return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
 
-    def _may_go_on(self, part: Part, requests: float) -> bool:
+    def _may_go_on(self, part: RobustnessPart, requests: float) -> bool:
         """Whether the clock and the budget allow this many requests; else the part is noted as left out."""
         if self.problem.out_of_time():
             self.is_out_of_time = True
@@ -151,7 +153,7 @@ class _RobustnessSearch:
             self.left_out.append(part)
         return False
 
-    def _in_time(self, part: Part, find: Callable[[], Value]) -> Value | None:
+    def _in_time(self, part: RobustnessPart, find: Callable[[], Value]) -> Value | None:
         """The result of `find`, or None, with the part noted as left out, where the time ends first."""
         try:
             return find()

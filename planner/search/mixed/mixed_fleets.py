@@ -176,7 +176,7 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
     options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
     shares = _shares_by_work(problem, level0, beyond_stock, options)
     shown = f"fleets of up to four worker types; {problem.best_in_words(objective(best))}"
-    problem.progress(Stage(shown, "beyond"))
+    problem.progress(Stage(shown, "mixed fleets"))
     less_where_late = {
         option.name: shares[option.name] / (BREAKS_GAPS_RATIO if _rank_by_gaps(problem, option)[0] else 1)
         for option in options

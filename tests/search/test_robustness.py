@@ -1,4 +1,4 @@
-"""What holds around a plan: numbers of workers in proportion, the fewest that hold, turns of prices."""
+"""How robust a plan is: numbers of workers in proportion, the fewest that hold, turns of prices."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_a_plan_with_a_spare_worker_stands_the_loss_of_any_one() -> None:
     found = plan(
         question(spare=1), traffic(requests=200), CATALOG, conditions=Conditions(adds_robustness=True)
     )
-    around = found.certificate.around
-    assert around is not None and len(around.losses) == len(found.fleet.running_pools)
-    assert all(lost.holds for lost in around.losses)
+    robustness = found.certificate.robustness
+    assert robustness is not None and len(robustness.losses) == len(found.fleet.running_pools)
+    assert all(lost.holds for lost in robustness.losses)
 
 
 @pytest.mark.parametrize(("safety", "warned"), [({"kept_in": 0.9}, 1), ("none", 0)])
