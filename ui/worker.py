@@ -87,7 +87,8 @@ Files = dict[str, str | bytes]
 Send = Callable[[Document], None]
 
 SLIDERS_S = 20.0  # The simulations behind the sliders are cut short after so long.
-WATCHED = ("plan.yaml", "certificate.json", "requests.csv")  # The files of a plan that `plan watch` reads.
+# The files of a plan that `plan watch` reads; the last one is of traffic with prefixes or sessions only.
+WATCHED = ("plan.yaml", "certificate.json", "requests.csv", "traffic.jsonl")
 MOST_TENANTS = 20  # Rows of the table of tenants.
 # A plan of so few requests takes a second or two, once the simulator is compiled, which may take minutes.
 WARM_UP_REQUESTS, WARM_UP_LIMIT_S = 60, 600.0
@@ -536,7 +537,7 @@ def _watch(request: Request, send: Send) -> tuple[Document, Files]:
     """One look at live metrics, held against the files of a plan, as `plan watch --once` does."""
     send({"phase": "reading the plan"})
     with TemporaryDirectory() as folder, zipfile.ZipFile(request["plan"]) as packed:
-        for name in WATCHED:
+        for name in set(WATCHED).intersection(packed.namelist()):
             packed.extract(name, folder)
         send({"phase": "looking at the metrics"})
         result = watch_api.watch(

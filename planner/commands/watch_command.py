@@ -58,7 +58,7 @@ def watch(
 
     With --slo, the plan's question, a drift triggers a new search, which says what it would change; with
     --out its fleet is written as replanned-fleet.yaml. Exit code of --once: 0 inside the plan (or less to
-    do), 6 drifted but it still holds, 5 the SLO is missed, or there is more traffic than the plan carries.
+    do), 6 drifted but it holds or may, 5 the SLO is missed, or there is surely more traffic than it carries.
     """
     from planner.api.watch_api import MetricsSource, read_planned
     from planner.files.checked_files import check_output_directory

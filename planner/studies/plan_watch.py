@@ -33,11 +33,13 @@ from planner.fleet import Fleet
 from planner.importers.prometheus_range import SampledHistogram
 from planner.importers.vllm_metrics import LiveTraffic
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.solvers.drift import Alarm, find_alarms
 from planner.studies.replanning import Replan, replan
 from planner.studies.what_if import Study
 from planner.traffic.scaling import rescale, sped_up
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace, judged_span_s
 
 Floats = npt.NDArray[np.float64]
@@ -59,6 +61,8 @@ _SIGMAS_95 = 1.96  # Half of a 95 % interval, in standard deviations.
 _LEAST_FREEDOM = 8
 _TESTS_EACH = 2  # The tests of each quantity: for a rise and for a fall.
 FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
+NO_CLASSES = "engines count the requests of all classes together"
+NO_HISTOGRAM = "the engines' metrics have no histogram of it"
 _LEAST_VARIANCE = 1e-6  # c^2 is never 0: equal lengths would make every deviation an alarm.
 
 
@@ -95,8 +99,8 @@ class LiveDrift:
     """A live quantity beside the plan's: whether it has left the plan's levels, and since when.
 
     `since_s` and `noticed_s` are Unix times [s], and None while it is within the plan. `now` is its mean
-    since `since_s`, or of the last hour without a drift. `low_frac` and `high_frac` are the 95 % interval of
-    `change_frac`. `is_up` says that it left the plan's levels upwards.
+    since `since_s`; without a drift that of the last hour, or since the last drift ended. `low_frac` and
+    `high_frac` are the 95 % interval of `change_frac`. `is_up` says that it left the plan's levels upwards.
     """
 
     what: str
@@ -132,7 +136,8 @@ class LatencyLine:
     """A limit of the SLO with its live percentile.
 
     The percentile lies above `low_s` and at or below `high_s`, two edges of a histogram's buckets. `is_kept`
-    is None if the limit lies between these, or if fewer than FEWEST_REQUESTS were counted.
+    is None if the limit lies between these, if fewer than FEWEST_REQUESTS were counted, or if the engines'
+    metrics cannot say: then `unknown_because` is the reason, and nothing is counted.
     """
 
     limit: Limit
@@ -141,11 +146,13 @@ class LatencyLine:
     high_s: float
     planned_s: float | None
     is_kept: bool | None
+    unknown_because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveHeadroom:
-    """The headroom with live lengths: the plan keeps its SLO up to `until_rps`; `now_rps` is the live rate.
+    """The headroom with live lengths: the plan keeps its SLO up to `until_rps`; `now_rps` is the live rate,
+    and `least_rps` the lower end of its 95 % interval.
 
     `is_at_most` is True if the plan held at the highest simulated rate, and may hold beyond it. `input_frac`
     and `output_frac` say how much longer prompts and outputs are than planned, as shares.
@@ -153,6 +160,7 @@ class LiveHeadroom:
 
     until_rps: float
     now_rps: float
+    least_rps: float
     is_at_most: bool
     input_frac: float
     output_frac: float
@@ -161,6 +169,11 @@ class LiveHeadroom:
     def headroom_frac(self) -> float:
         """The share of additional traffic that the plan carries; negative if the live rate is too high."""
         return self.until_rps / self.now_rps - 1 if self.now_rps > 0 else math.inf
+
+    @property
+    def is_surely_exceeded(self) -> bool:
+        """Whether even the lower end of the live rate's interval is more than the plan carries."""
+        return self.least_rps > self.until_rps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,14 +195,25 @@ class WatchedPlan:
         """The state in one word: "missed", "outgrown", "drifted" or "inside".
 
         In this order: a limit of the SLO is missed now; the traffic has drifted so far that the plan would
-        miss one; it has drifted, and the plan still holds; it has not drifted, or has become easier.
+        surely miss one; it has drifted otherwise; it has not drifted, or has become easier.
         """
         if self.missed:
             return "missed"
         harder = any(drift.is_harder for drift in self.drifts)
-        if harder and self.holds.headroom_frac < 0:
+        if harder and self.holds.is_surely_exceeded:
             return "outgrown"
         return "drifted" if harder else "inside"
+
+    @property
+    def is_exceeded(self) -> bool | None:
+        """Whether the traffic is more than the plan carries; None if it seems to be, but not for certain.
+
+        That is certain only after a drift to more work, as the interval of a rate alone is wrong in one of
+        twenty looks.
+        """
+        if self.holds.is_surely_exceeded and any(drift.is_harder for drift in self.drifts):
+            return True
+        return None if self.holds.headroom_frac < 0 else False
 
     @property
     def plan_holds(self) -> bool:
@@ -339,7 +363,12 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
     # A rise and a fall can both be active; the one that began later is the present state.
     current = max(active, key=lambda pair: pair[0].began, default=None)
     recent = max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1)
-    first = max(len(values) - recent, 0) if current is None else current[0].began
+    if current is not None:
+        first = current[0].began
+    else:
+        # What came before the end of a drift is the traffic of that drift.
+        ends = [alarm.ended for rows in by_side.values() for alarm in rows if alarm.ended is not None]
+        first = max(len(values) - recent, 0, *ends)
     now, half = _live_mean(amounts[first:], exposure[first:], dispersion * ref.variance, ref)
     change_frac = now / ref.mean - 1
     return LiveDrift(
@@ -402,11 +431,14 @@ def latency_lines(
 ) -> tuple[LatencyLine, ...]:
     """Each limit of the SLO against the live histogram of the last `recent` windows.
 
-    `planned_s` are the simulated values of the limits. Limits whose metric has no histogram are left out.
+    `planned_s` are the simulated values of the limits. Engines count the requests of all classes together, so
+    a limit for one class is not known, and neither is one whose metric has no histogram.
     """
     lines = []
     for limit, planned in zip(limits, planned_s, strict=True):
-        if limit.metric not in latency:
+        if limit.selector is not None or limit.metric not in latency:
+            why = NO_HISTOGRAM if limit.selector is None else NO_CLASSES
+            lines.append(LatencyLine(limit, 0.0, math.nan, math.nan, planned, None, why))
             continue
         whole = latency[limit.metric]
         counts = np.nan_to_num(whole.counts[-recent:]).sum(axis=0)
@@ -490,23 +522,49 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
 class Planned:
     """A plan, and the references of its traffic.
 
-    `carried` remembers results of `most_carried_traffic`, by the factors on prompt and output lengths,
-    because each takes several simulations.
+    `carried` remembers the results of `_carried_rate`, by the factors on prompt and output lengths, because
+    each takes several simulations.
     """
 
     written: WrittenPlan
     references: Mapping[str, Reference]
     hit_frac: float | None
-    carried: dict[tuple[float, float], float] = field(default_factory=dict)
+    carried: dict[tuple[float, float], tuple[float, float]] = field(default_factory=dict)
 
 
 def read_expectations(written: WrittenPlan) -> Planned:
     """The references of a plan folder.
 
-    A plan with prefixes is simulated again for its share of cached tokens, which the folder does not have.
+    A plan with prefixes is simulated again for its share of cached tokens, which the folder does not have,
+    and one whose requests wait for answers for the times at which they arrive.
     """
-    hits = simulate(written.fleet, written.trace).token_hit_frac if written.trace.has_prefixes else None
-    return Planned(written, plan_references(written.trace, hits), hits)
+    trace, hit_frac = written.trace, None
+    if trace.has_prefixes or trace.after.size:
+        simulation = simulate(written.fleet, trace)
+        hit_frac = simulation.token_hit_frac if trace.has_prefixes else None
+        trace = arrived_requests(trace, simulation)
+    return Planned(written, plan_references(trace, hit_frac), hit_frac)
+
+
+def arrived_requests(trace: Trace, simulation: Simulation) -> Trace:
+    """The requests of a trace as a simulated fleet gets them, while the traffic lasts; the trace itself if no
+    request waits for another.
+
+    Left out is the warm-up, and the end: what comes after the last session has begun and the first one, such
+    as that of an agent that has no task left, has ended.
+    """
+    if not trace.after.size:
+        return trace
+    session, arrival_s = session_numbers(trace), simulation.arrival_s
+    begins_s, ends_s = np.full(session.max() + 1, np.inf), np.full(session.max() + 1, -np.inf)
+    has_arrived = np.isfinite(arrival_s)
+    np.minimum.at(begins_s, session[has_arrived], arrival_s[has_arrived])
+    np.maximum.at(ends_s, session[has_arrived], arrival_s[has_arrived])
+    has_begun = np.isfinite(begins_s)
+    until_s = max(begins_s[has_begun].max(), ends_s[has_begun].min())
+    inside = np.flatnonzero((arrival_s >= simulation.window_s[0]) & (arrival_s <= until_s))
+    in_order = inside[np.argsort(arrival_s[inside], kind="stable")]
+    return Trace(trace.name, arrival_s[in_order], trace.input_tokens[in_order], trace.output_tokens[in_order])
 
 
 def drifts_of(refs: Mapping[str, Reference], live: LiveTraffic) -> tuple[LiveDrift, ...]:
@@ -560,18 +618,30 @@ def _live_headroom(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadro
     prompts, outputs = length_factors(drifts)
     factors = round(prompts, 2), round(outputs, 2)
     if factors not in plan.carried:
-        written = plan.written
-        plan.carried[factors] = most_carried_traffic(
-            written.fleet, written, stretch_lengths(written.trace, *factors)
-        )
-    factor, rate = plan.carried[factors], plan.references["rate"]
+        plan.carried[factors] = _carried_rate(plan, stretch_lengths(plan.written.trace, *factors))
+    factor, until_rps = plan.carried[factors]
+    rate = drifts["rate"]
     return LiveHeadroom(
-        until_rps=factor * busiest_rps(rate),
-        now_rps=drifts["rate"].now,
+        until_rps=until_rps,
+        now_rps=rate.now,
+        least_rps=rate.planned * (1 + rate.low_frac),
         is_at_most=factor >= 1 + HEADROOM_MOST_FRAC,
         input_frac=factors[0] - 1,
         output_frac=factors[1] - 1,
     )
+
+
+def _carried_rate(plan: Planned, trace: Trace) -> tuple[float, float]:
+    """The factor of `most_carried_traffic` on `trace`, and the plan's busiest rate at that factor."""
+    written, rate = plan.written, plan.references["rate"]
+    factor = most_carried_traffic(written.fleet, written, trace)
+    more_frac = factor
+    if trace.after.size and factor > 0:
+        # Who waits for answers does not send requests as much faster as the clock goes.
+        faster_trace = sped_up(trace, factor)
+        arrived = arrived_requests(faster_trace, simulate(written.fleet, faster_trace))
+        more_frac = arrived.rate_rps / rate.mean
+    return factor, more_frac * busiest_rps(rate)
 
 
 def busiest_rps(rate: Reference) -> float:

@@ -15,7 +15,7 @@ from planner.manifests.monitoring import HEADROOM, HOLDS
 from planner.reports.words import describe, usd
 from planner.studies.plan_watch import FEWEST_REQUESTS, RECENT_S, LatencyLine, LiveDrift, WatchedPlan
 from planner.studies.replanning import Replan
-from planner.units import finite_or_none, show_s
+from planner.units import counted, finite_or_none, show_s
 
 # The quantities that may drift: the name in sentences, and the unit.
 WHAT = {
@@ -26,12 +26,12 @@ WHAT = {
 }
 _UP_AND_DOWN = {"rate": ("more", "less"), "prompt": ("longer", "shorter"), "output": ("longer", "shorter")}
 GAUGES: Mapping[str, str] = {
-    HOLDS: "1 while the plan holds: SLO kept, and live traffic is within what it carries",
+    HOLDS: "1 while the plan holds: no limit missed, and live traffic is not surely more than it carries",
     HEADROOM: "how much more traffic of the present lengths the plan carries, as a share",
     "fleetplan_holds_until_rps": "requests per second up to which the plan keeps its SLO",
     "fleetplan_drifted": "1 where a quantity has left what the plan was made for",
     "fleetplan_drift_frac": "a quantity relative to what was planned, less 1",
-    "fleetplan_slo_kept": "1 kept, 0 missed, NaN between two buckets or too few requests",
+    "fleetplan_slo_kept": "1 kept, 0 missed, NaN where the metrics do not say",
     "fleetplan_watched_timestamp_seconds": "end of the last window that was watched",
 }
 
@@ -58,7 +58,9 @@ def _headline(watched: WatchedPlan) -> str:
     until = f"the plan holds until {at_least}{holds.until_rps:.3g} req/s (now {holds.now_rps:.3g})"
     if holds.input_frac or holds.output_frac:
         until += " at these lengths"
-    if holds.headroom_frac < 0:
+    if watched.is_exceeded is None and not watched.missed:
+        until += ": more than it carries, but not for certain"
+    elif holds.headroom_frac < 0:
         until = (
             f"the plan no longer holds: it does until {holds.until_rps:.3g} req/s, now {holds.now_rps:.3g}"
         )
@@ -105,7 +107,7 @@ def _drift_line(drift: LiveDrift) -> str:
 def _inside_text(drift: LiveDrift) -> str:
     """A quantity that is within the plan, with the drifts that it came back from."""
     name, unit = WHAT[drift.what]
-    past = f", drifted {len(drift.past)} times and came back" if drift.past else ""
+    past = f", drifted {counted(len(drift.past), 'time')} and came back" if drift.past else ""
     if math.isnan(drift.now):
         return f"{name}: nothing in the last hour"
     planned = f"planned {drift.planned:,.4g}{_levels_text(drift)}"
@@ -123,10 +125,14 @@ def _interval_text(drift: LiveDrift) -> str:
 
 def _latency_line(line: LatencyLine) -> str:
     """The sentence on one line of the SLO as it is kept now."""
-    verdict = {True: "kept", False: "MISSED", None: "not known"}[line.is_kept]
+    if line.unknown_because:
+        predicted = "" if line.planned_s is None else f"predicted {show_s(line.planned_s)}: "
+        limit = f"{line.limit.name} <= {show_s(line.limit.limit_s)}"
+        return f"{limit}: {predicted}not known ({line.unknown_because})"
     if not line.requests:
         return f"{line.limit.name}: nothing counted in the last hour"
     between = f"{show_s(line.low_s)} to {show_s(line.high_s) if math.isfinite(line.high_s) else 'more'}"
+    verdict = {True: "kept", False: "MISSED", None: "not known"}[line.is_kept]
     planned = "" if line.planned_s is None else f", predicted {show_s(line.planned_s)}"
     why = ""
     if line.is_kept is None:
@@ -169,6 +175,7 @@ def watch_document(watched: WatchedPlan) -> dict[str, Any]:
         "now_rps": finite_or_none(holds.now_rps),
         "headroom_traffic_frac": finite_or_none(holds.headroom_frac),
         "is_at_most_tried": holds.is_at_most,
+        "is_exceeded": watched.is_exceeded,
         "drift": [
             {
                 "what": drift.what,
@@ -195,6 +202,7 @@ def watch_document(watched: WatchedPlan) -> dict[str, Any]:
                 "predicted_s": line.planned_s,
                 "requests": line.requests,
                 "is_kept": line.is_kept,
+                **({"unknown_because": line.unknown_because} if line.unknown_because else {}),
             }
             for line in watched.latencies
         ],

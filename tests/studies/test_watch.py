@@ -23,12 +23,17 @@ from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import read_fleet
 from planner.documents.plan_folder import read_written
-from planner.domain import Limit
+from planner.documents.traffic_description import parse_description
+from planner.domain import Limit, Selector
 from planner.errors import InputError
+from planner.files.document_values import Section
 from planner.importers.prometheus_range import Floats, SampledHistogram
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge
+from planner.studies import watch_words
 from planner.studies.plan_watch import (
+    LiveDrift,
+    LiveHeadroom,
     Planned,
     Reference,
     WatchedPlan,
@@ -40,6 +45,7 @@ from planner.studies.plan_watch import (
     read_expectations,
     stretch_lengths,
 )
+from planner.traffic.described import draw_requests
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
 
@@ -157,11 +163,72 @@ def test_percentiles_lie_in_buckets() -> None:
         Limit("tbt", 0.5, 1),
     ]
     kept = latency_lines(limits, [0.4, None, None, None], {"ttft": whole}, 60)
-    assert [(line.low_s, line.high_s, line.is_kept) for line in kept] == [
+    assert [(line.low_s, line.high_s, line.is_kept) for line in kept[:3]] == [
         (0.0, 0.5, True),
         (0.5, 1.0, None),
         (1.0, np.inf, False),
     ]
+    assert kept[3].is_kept is None and "no histogram" in kept[3].unknown_because
+
+
+def test_a_limit_of_one_class_is_not_judged_by_all_requests() -> None:
+    """All 100 requests take more than 1 s; how many of them are of the class nobody counted."""
+    counts = np.array([[0.0, 0.0, 100.0]])
+    whole = SampledHistogram(np.array([0.5, 1.0, np.inf]), counts, np.array([100.0]), np.array([400.0]))
+    limit = Limit("ttft", 0.9, 1.0, Selector("chat", tenants=("chat",)))
+    (line,) = latency_lines([limit], [0.4], {"ttft": whole}, 60)
+    assert line.is_kept is None and "all classes together" in line.unknown_because
+
+
+def test_now_begins_where_the_last_drift_ended() -> None:
+    """An hour of twice the traffic, then 15 minutes as planned: those say how it is now."""
+    ref = fit_reference("rate", np.full(600, 360.0), np.full(600, 60.0), None)
+    live = np.concatenate([np.full(30, 360.0), np.full(60, 720.0), np.full(15, 360.0)])
+    drift = drift_of(ref, live, np.full(105, 60.0), edges(105), 6)
+    assert not drift.is_drift and len(drift.past) == 1
+    assert drift.now == pytest.approx(6.0)
+    assert "drifted 1 time and came back" in watch_words._inside_text(drift)
+
+
+@pytest.mark.parametrize(
+    ("interval_frac", "is_drift", "status", "is_exceeded", "words"),
+    [
+        (0.02, True, "outgrown", True, "no longer holds"),
+        (0.3, True, "drifted", None, "more than it carries, but not for certain"),
+        (0.02, False, "inside", None, "more than it carries, but not for certain"),
+    ],
+)
+def test_more_than_a_plan_carries_is_certain_or_not(
+    known: Planned, interval_frac: float, is_drift: bool, status: str, is_exceeded: bool | None, words: str
+) -> None:
+    """10 requests/s now, the plan holds until 9; the interval, or a drift not yet found, leaves it open."""
+    low_frac, high_frac = 10 / 6 * (1 - interval_frac) - 1, 10 / 6 * (1 + interval_frac) - 1
+    since_s = 0.0 if is_drift else None
+    drift = LiveDrift("rate", 6.0, 5.9, 6.1, 10.0, low_frac, high_frac, 1.0, since_s, since_s, True)
+    holds = LiveHeadroom(9.0, 10.0, 6.0 * (1 + low_frac), False, 0.0, 0.0)
+    watched = WatchedPlan(SimpleNamespace(), (drift,), (), holds, (None, None))  # type: ignore[arg-type]
+    assert (watched.status, watched.is_exceeded) == (status, is_exceeded)
+    assert words in watch_words._headline(watched)
+
+
+def test_traffic_that_waits_for_answers_is_compared_as_it_arrives(known: Planned, tmp_path: Path) -> None:
+    """Agents' nominal arrivals are more than twice as frequent as those that their answers let happen."""
+    document = {"agents": {"count": 12, "turns": 6, "tool": "2 s"}, "input": 400, "output": 150}
+
+    def agents(seed: int) -> Trace:
+        section = Section(document | {"duration": "20 min"}, "traffic")
+        described = parse_description(section, read_catalog().tasks)
+        assert described is not None
+        return draw_requests(described, seed=seed)
+
+    plan = read_expectations(replace(known.written, trace=agents(0)))
+    simulated = simulate(known.written.fleet, agents(1))
+    assert plan.references["rate"].mean < agents(0).rate_rps / 2
+    source = watch_api.MetricsSource((metrics(plan, agents(1), tmp_path / "live.json"),))
+    watched = watch_api.look_once(plan, source).watched
+    rate = watched.drifts[0]
+    assert not rate.is_harder, watched.drifts
+    assert rate.now == pytest.approx(len(simulated.arrival_s) / np.nanmax(simulated.arrival_s), rel=0.2)
 
 
 def test_how_far_a_plan_holds_is_simulated(known: Planned) -> None:

@@ -1160,6 +1160,24 @@ def test_live_metrics_are_held_against_the_plan(folder: Path, tmp_path: Path) ->
     assert named == {WHAT[drift.what][0] for drift in told.watched.drifts}
 
 
+@pytest.mark.parametrize("extra", [(), ("traffic.jsonl",)])
+def test_a_plan_is_watched_with_its_sessions_and_prefixes(
+    extra: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stand in traffic.jsonl; by requests.csv alone no request waits and no prompt is cached."""
+    names = {"plan.yaml", "certificate.json", "requests.csv", *extra}
+    (tmp_path / "plan.zip").write_bytes(pack(dict.fromkeys([*names, "page.html"], b"")))
+
+    def see_folder(folder: str, *_: Any, **__: Any) -> None:
+        assert {path.name for path in Path(folder).iterdir()} == names
+        raise InputError("seen")
+
+    monkeypatch.setattr("planner.api.watch_api.watch", see_folder)
+    settings = dict.fromkeys(("places", "replans", "window", "step", "model", "match", "question"))
+    with pytest.raises(InputError, match="seen"):
+        worker.run("watch", {"plan": str(tmp_path / "plan.zip"), **settings})
+
+
 def _written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path

@@ -22,6 +22,7 @@ STANDINGS = {
     "outgrown": ("Outgrown", "red"),
     "missed": ("The SLO is missed", "red"),
 }
+PERHAPS_TOO_MUCH = "Perhaps more than the plan carries", "orange"
 
 
 def page() -> None:
@@ -123,7 +124,8 @@ def _start(session: Session, saved: SavedPlan, form: Document) -> None:
 
 def _show(answer: Document, last: Document) -> None:
     """Draw the last look: how the plan stands, and what drifted. `last` is what `_start` keeps of it."""
-    name, colour = STANDINGS[answer["status"]]
+    is_open = answer["status"] != "missed" and answer.get("is_exceeded", False) is None
+    name, colour = PERHAPS_TOO_MUCH if is_open else STANDINGS[answer["status"]]
     st.header("Answer")
     st.badge(name, color=colour)  # type: ignore[arg-type]  # The colour is one of Streamlit's.
     st.subheader(draw.escaped(answer["headline"][:1].upper() + answer["headline"][1:]))
