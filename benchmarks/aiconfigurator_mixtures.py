@@ -35,7 +35,7 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.reports.words import describe
 from planner.search.evidence.certify import plan
 from planner.traffic.scaling import rescale
@@ -60,7 +60,9 @@ class Recommended:
     def fleet(self, catalog: Catalog) -> Fleet:
         llm, gpu, seqs = catalog.llm(self.llm), catalog.gpu(GPU), AIC_MAX_NUM_SEQS
         tokens = AIC_MAX_NUM_BATCHED_TOKENS
-        kv_tokens = kv_cache_tokens(llm, gpu, self.tp, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+        kv_tokens = worker_memory(
+            llm, gpu, self.tp, max_num_batched_tokens=tokens, max_num_seqs=seqs
+        ).kv_tokens
         latency = catalog.step_latency(llm, gpu, self.tp, ep=self.ep)
         engine = question(catalog, self.llm, "p99").engine
         worker = WorkerType(

@@ -26,7 +26,7 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.reports.fact_sentences import sentence
 from planner.reports.words import describe
 from planner.search.evidence.certify import plan
@@ -83,7 +83,7 @@ def aiconfigurator_fleet(catalog: Catalog, workers: int, *, routing: str = "jsq"
     """Mixed TP 4 workers with the flags of AIConfigurator's vLLM rule, on our step times and KV cache."""
     llm, gpu = catalog.llm(LLM), catalog.gpu(GPU)
     tokens, seqs = AIC_MAX_NUM_BATCHED_TOKENS, AIC_MAX_NUM_SEQS
-    kv_tokens = kv_cache_tokens(llm, gpu, TP, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+    kv_tokens = worker_memory(llm, gpu, TP, max_num_batched_tokens=tokens, max_num_seqs=seqs).kv_tokens
     worker = WorkerType(gpu, TP, catalog.step_latency(llm, gpu, TP), kv_tokens, tokens, seqs).with_llm(llm)
     return Fleet(llm, (Pool("mixed", "mixed", worker, workers),), Policies(routing=routing))
 

@@ -37,7 +37,7 @@ from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.models.foreign_forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.papers import distserve_search
 from planner.papers.goodput import Goodput, Traffic, find_goodput, poisson_traffic
 from planner.simulator.replay import simulate
@@ -115,7 +115,7 @@ def instances(document: Mapping[str, Any], llm: Llm, gpu: Gpu, *, memory: bool) 
         prefill, small, large = (tuple(ms / 1000 for ms in rows[k]) for k in ("prefill", "small", "large"))
         form = DistServeSteps(prefill, small, large, 95, 1e-3, 2e-3, 1e-7)
         for pp, tokens in by_pp.items():
-            kv_tokens = kv_cache_tokens(llm, gpu, tp, pp) if memory else ENDLESS_TOKENS
+            kv_tokens = worker_memory(llm, gpu, tp, pp).kv_tokens if memory else ENDLESS_TOKENS
             if kv_tokens:
                 types.append(WorkerType(gpu, tp, NO_FIT, kv_tokens, tokens, 10_000, pp, form))
     return types

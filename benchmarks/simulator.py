@@ -35,7 +35,7 @@ import numpy as np
 from planner.documents.catalog import read_catalog
 from planner.domain import Limit
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_spec, svg_of
 from planner.simulator.replay import simulate
 from planner.traffic.scaling import rescale
@@ -72,7 +72,7 @@ def fleet_of(workers: int) -> Fleet:
     catalog = read_catalog()
     llm, gpu = catalog.llm("meta-llama/Llama-3.1-70B"), catalog.gpu("h100-80g")
     latency = catalog.step_latency(llm, gpu, TP)
-    worker_type = WorkerType(gpu, TP, latency, kv_cache_tokens(llm, gpu, TP), 2048, 256)
+    worker_type = WorkerType(gpu, TP, latency, worker_memory(llm, gpu, TP).kv_tokens, 2048, 256)
     return Fleet(llm, (Pool("h100", "mixed", worker_type, workers),))
 
 

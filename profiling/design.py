@@ -34,7 +34,7 @@ ONE_PROMPT_FRAC, NO_CACHE_FRAC = 0.6, 0.4  # Of the prefills: with one prompt, a
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """What one step of an engine may hold."""
 
     step_tokens: int  # The engine's max_num_batched_tokens.
@@ -72,7 +72,7 @@ class Limits:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
-def corners(limits: Limits) -> list[StepShape]:
+def corners(limits: StepLimits) -> list[StepShape]:
     """The ends of every range: tokens, cached prefix, batch and context, alone and together."""
     most_new = min(limits.step_tokens, limits.context_tokens - 1)
     context = limits.context_tokens - ROOM_TOKENS
@@ -95,14 +95,14 @@ def corners(limits: Limits) -> list[StepShape]:
     return _distinct(shrunk for step in steps if (shrunk := _shrunk(step, limits)) is not None)
 
 
-def start(limits: Limits, steps: int, seed: int) -> list[StepShape]:
+def start_design(limits: StepLimits, steps: int, seed: int) -> list[StepShape]:
     """The corners, then a Sobol sequence, `steps` in all or a few more."""
     first = corners(limits)
     rest = candidates(limits, max(steps - len(first), 0), seed)
     return _distinct([*first, *rest])
 
 
-def candidates(limits: Limits, steps: int, seed: int) -> list[StepShape]:
+def candidates(limits: StepLimits, steps: int, seed: int) -> list[StepShape]:
     """Steps that spread over all that `limits` hold, a third of each kind, by a scrambled Sobol sequence."""
     spread_steps: list[StepShape] = []
     if steps <= 0:
@@ -139,7 +139,7 @@ def _between(low: int, high: int, u: float) -> int:
     return round(float(np.exp(np.log(low) + u * (np.log(max(high, low)) - np.log(low)))))
 
 
-def _shrunk(step: StepShape, limits: Limits) -> StepShape | None:
+def _shrunk(step: StepShape, limits: StepLimits) -> StepShape | None:
     """The step with its largest part made smaller again and again until `limits` hold it; None if they never
     do.
     """
@@ -175,24 +175,16 @@ def _distinct(steps: Iterable[StepShape]) -> list[StepShape]:
     return list(dict.fromkeys(steps))
 
 
-def features(steps: Sequence[StepShape]) -> Array:
+def step_columns(steps: Sequence[StepShape]) -> Array:
     """N, A_p, D, K, P of each step (n, 5), as `planner.models.latency` defines them."""
-    return np.array(
-        [
-            (
-                step.prompts * step.new + step.decodes,
-                step.prompts * step.new * (step.cached + (step.new + 1) / 2),
-                step.decodes,
-                step.decodes * step.context,
-                step.prompts,
-            )
-            for step in steps
-        ],
-        dtype=float,
-    )
+    sums = np.array([step.column_sums for step in steps], dtype=float).reshape(-1, 6)
+    prompts, new, _, pairs, decodes, kv_tokens = sums.T
+    return np.column_stack([new + decodes, pairs, decodes, kv_tokens, prompts])
 
 
-def ensemble(X: Array, y: Array, rng: np.random.Generator, *, members: int = ENSEMBLE) -> list[StepLatency]:
+def bootstrap_fits(
+    X: Array, y: Array, rng: np.random.Generator, *, members: int = ENSEMBLE
+) -> list[StepLatency]:
     """Fits to `members` bootstraps of the rows X (n, 5), y (n,). A bootstrap that cannot be fitted (all rows
     of one size) is drawn again. Raises InputError where fewer than two of four times as many can.
     """
@@ -218,7 +210,7 @@ def disagreement(fits: Sequence[StepLatency], X: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StepChoice:
     """The step to measure next, how far the fits disagree on it, and on the worst candidate."""
 
     step: StepShape
@@ -226,7 +218,7 @@ class Choice:
     worst_frac: float
 
 
-def choose(
+def choose_step(
     X: Array,
     y: Array,
     unseen: Sequence[StepShape],
@@ -234,18 +226,18 @@ def choose(
     *,
     repeats: float,
     overhead_s: float,
-) -> Choice:
+) -> StepChoice:
     """The most informative of the steps `unseen`, given the rows (X, y) measured so far.
 
     Measuring a step costs `overhead_s` and `repeats` times what the fits predict for it.
     """
-    unseen_X = features(unseen)
-    disagreement_frac, mean_s = disagreement(ensemble(X, y, rng), unseen_X)
+    unseen_X = step_columns(unseen)
+    disagreement_frac, mean_s = disagreement(bootstrap_fits(X, y, rng), unseen_X)
     if len(y) % EXPLORE == 0:
         pick = int(_distance(unseen_X, X).argmax())
     else:
         pick = int((disagreement_frac / (overhead_s + repeats * mean_s)).argmax())
-    return Choice(unseen[pick], float(disagreement_frac[pick]), float(disagreement_frac.max()))
+    return StepChoice(unseen[pick], float(disagreement_frac[pick]), float(disagreement_frac.max()))
 
 
 def _distance(unseen: Array, X: Array) -> Array:

@@ -37,7 +37,7 @@ import numpy as np
 from planner.errors import InputError
 from planner.models.step_tables import StepShape
 from profiling.config import read_config, sharded, text_of
-from profiling.design import Limits
+from profiling.design import StepLimits
 from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.modules import ATTENTION, REST, ModuleTimes
 from profiling.power import GpuPower
@@ -149,7 +149,7 @@ class VllmEngine:
         scheduler = self._core.scheduler
         cache = self._core.vllm_config.cache_config
         blocks, block = int(cache.num_gpu_blocks), int(scheduler.block_size)
-        self.limits = Limits(
+        self.limits = StepLimits(
             step_tokens=int(scheduler.max_num_scheduled_tokens),
             sequences=int(scheduler.max_num_running_reqs),
             context_tokens=int(self._core.vllm_config.model_config.max_model_len),
@@ -175,24 +175,6 @@ class VllmEngine:
         finally:
             self._clear()
         return replace(repeats.result(), operators_s=operators_s)
-
-    def run_after_prefix(self, step: StepShape, *, is_hit: bool) -> TimedRun:
-        """One prefill of `step` after its prefix has been computed. If `is_hit` the prompt begins with that
-        prefix and finds it in the cache. Otherwise another prompt is marked as computed up to there, as
-        `measure` does. Tests compare the two.
-        """
-        prefix = self._prompt(step.cached)
-        self._add(prefix, computed=0)
-        while self._core.scheduler.has_unfinished_requests():
-            self._step()
-        self._clear()
-        if is_hit:
-            self._add([*prefix, *self._prompt(step.new)], computed=0)
-        else:
-            self._add(self._prompt(step.cached + step.new), computed=step.cached)
-        run = self._step()
-        self._clear()
-        return run
 
     def close(self) -> None:
         self._core.shutdown()

@@ -71,7 +71,7 @@ MORE_COLUMNS = (
 # Keys of the header that must agree before a run adds rows to a table.
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
 START_STEPS, MOST_STEPS = 36, 5000  # Steps of the start design, and of a whole table.
-# `design.choose` fits the table several times. If these fits differ by less than AGREED_FRAC on every
+# `design.choose_step` fits the table several times. If these fits differ by less than AGREED_FRAC on every
 # candidate, AGREED_TIMES in a row with other candidates each time, the profile ends early: more rows would
 # teach nothing.
 AGREED_FRAC, AGREED_TIMES = 0.004, 3
@@ -107,13 +107,13 @@ class Budget:
     clock: Callable[[], float] = time.monotonic
 
 
-PLAIN = Subject()
+DEFAULT_SUBJECT = Subject()
 
 
 def profile(
     config: Path | str,
     out: Path,
-    subject: Subject = PLAIN,
+    subject: Subject = DEFAULT_SUBJECT,
     *,
     budget_s: float = 600.0,
     seed: int = 0,
@@ -130,8 +130,8 @@ def profile(
     started_s = time.monotonic()
     check_output_file(out)
     catalog = catalog or read_catalog()
-    folder, llm, name = _llm(config, catalog)
-    engine, tp = _engine(subject.engine), subject.tp
+    folder, llm, name = _read_llm(config, catalog)
+    engine, tp = _engine_name(subject.engine), subject.tp
     power_meter = open_gpu()
     made_on = machine.describe()
     gpu_name = subject.gpu or machine.catalog_name(made_on["device"], catalog)
@@ -219,7 +219,9 @@ def measure_into(
     spent_s = float(earlier.steps.spent_s.sum()) if earlier is not None else 0.0
     done = _measured_steps(earlier) if earlier is not None else []
     refused: list[StepShape] = []
-    start_steps = [step for step in design.start(meter.limits, START_STEPS, seed) if step not in set(done)]
+    start_steps = [
+        step for step in design.start_design(meter.limits, START_STEPS, seed) if step not in set(done)
+    ]
     agreed_times = 0
     # The shortest time of the reference so far.
     quiet_s = min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
@@ -235,7 +237,7 @@ def measure_into(
             # Other candidates each time, the same in every run with this seed.
             drawn = design.candidates(meter.limits, design.CANDIDATES, seed + 1 + len(done) + len(refused))
             candidates = [step for step in drawn if step not in tried]
-            choice = design.choose(
+            choice = design.choose_step(
                 table.X,
                 table.y,
                 candidates,
@@ -364,16 +366,16 @@ def _all_reduce_note(
     return f"not measured; added to t_s from the roofline of {gpu.name}"
 
 
-def _engine(engine: str) -> str:
-    """What is meant by `--engine`: "auto" is vLLM where it is installed. Raises InputError for
-    other names.
+def _engine_name(engine: str) -> str:
+    """The engine that `--engine` means: "auto" is vLLM where it is installed. Raises InputError for other
+    names.
     """
     if engine not in ("auto", "vllm", "torch"):
         raise InputError(f"--engine: expected auto, vllm or torch, found {engine!r}")
     return ("vllm" if is_installed() else "torch") if engine == "auto" else engine
 
 
-def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
+def _read_llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
     """The file or folder, the LLM, None for one that our formulas do not know, and its name for the table:
     that of a catalog row of the same shape, else the path. Raises InputError where there is none.
     """

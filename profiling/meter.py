@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from planner.errors import PlannerError
-from planner.models.step_tables import ALL_REDUCE, StepShape, operator_column
-from profiling.design import Limits
+from planner.models.step_tables import ALL_REDUCE, COLUMNS, StepShape, operator_column
+from profiling.design import StepLimits
 from profiling.power import LEAST_WINDOW_S, GpuPower, PowerSampler
 
 SETTLED_FRAC = 0.03  # Enough repeats: their interquartile range is at most this share of the median.
@@ -63,16 +63,11 @@ class StepMeasurement:
 
     def row(self, all_reduce_s: float = 0.0) -> dict[str, float | int | str]:
         """The row of a step table (`planner.models.step_tables`), with all-reduces added to the time."""
-        prompts, new, cached, decodes, context = self.step
         return {
-            "n_prefill": prompts,
-            "prefill_tokens": prompts * new,
-            "cached_tokens": prompts * cached,
-            "prefill_pairs": prompts * new * (cached + (new + 1) / 2),
-            "n_decode": decodes,
-            "kv_tokens": decodes * self.context_tokens,
+            **dict(zip(COLUMNS, self.step.column_sums, strict=False)),  # All but the last, `t_s`.
+            "kv_tokens": self.step.decodes * self.context_tokens,  # As measured, not as asked for.
             "t_s": digits(self.t_s + all_reduce_s),
-            "context_tokens": context,
+            "context_tokens": self.step.context,
             "host_s": digits(self.host_s),
             "repeats": self.repeats,
             "spread_frac": round(self.spread_frac, 4),
@@ -95,7 +90,7 @@ class StepMeasurement:
 class StepMeter(Protocol):
     """What times steps: a vLLM engine, or torch operators."""
 
-    limits: Limits
+    limits: StepLimits
     host_s_meaning: str  # How `host_s` was measured, for the header of the table.
     operators: tuple[str, ...]  # Operators that it times alone too.
 

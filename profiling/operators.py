@@ -28,7 +28,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.models.step_tables import StepShape
 from profiling.config import read_config, sharded, text_of
-from profiling.design import Limits
+from profiling.design import StepLimits
 from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.power import GpuPower
 
@@ -65,7 +65,7 @@ def _call_untimed(_: str, call: Callable[[], Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecoderShape:
     """A decoder LLM, as one rank has it: its layers, and their sizes in numbers of elements."""
 
     layers: int
@@ -85,14 +85,14 @@ class Shape:
         return attention + (3 if self.gated else 2) * self.hidden * self.ffn
 
 
-def shape_of(config: dict[str, Any], where: str) -> Shape:
+def shape_of(config: dict[str, Any], where: str) -> DecoderShape:
     """The shape of a dense decoder, from its (sharded) config.json. Raises InputError for other LLMs."""
     text = text_of(config)
     if int(text.get("num_local_experts") or text.get("num_experts") or 1) > 1 or text.get("kv_lora_rank"):
         raise InputError(f"{where}: experts and latent attention need a real engine; use --engine vllm")
     try:
         heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
-        return Shape(
+        return DecoderShape(
             layers=int(text["num_hidden_layers"]),
             hidden=hidden,
             heads=heads,
@@ -145,7 +145,7 @@ class TorchOperators:
         context = min(max_model_len, shape.context_tokens)
         if kv_tokens is None:
             kv_tokens = self._room_tokens(max_num_seqs * context)
-        self.limits = Limits(max_num_batched_tokens, max_num_seqs, context, kv_tokens, block_tokens=1)
+        self.limits = StepLimits(max_num_batched_tokens, max_num_seqs, context, kv_tokens, block_tokens=1)
         self.host_s_meaning = f"0: kernels alone, {self.layers_run} of {shape.layers} layers run" + (
             ", CUDA graphs" if self._is_cuda else ""
         )

@@ -87,7 +87,7 @@ BOUNDS = {
 
 
 @dataclass(frozen=True)
-class Table:
+class KernelTable:
     """Kernel times of an LLM on GPUs: X (n, 5) as `planner.models.latency` defines it, y (n,) seconds."""
 
     llm: Llm
@@ -108,7 +108,7 @@ class Table:
         return roofline(self.llm, self.gpu, self.tp, efficiency=efficiency).step_s(*self.X.T)
 
 
-def tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[Table]:
+def read_tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[KernelTable]:
     """Kernel times of LLMS with weights in these formats, on each of GPUS and at each TP degree that holds
     them.
     """
@@ -122,10 +122,10 @@ def tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[Table]:
         except InputError:  # AIConfigurator has not timed the kernels of this LLM on this GPU.
             continue
         chosen = rng.permutation(len(table.y))[:STEPS_PER_TABLE]
-        yield Table(llm, gpu, tp, table.X[chosen], table.y[chosen])
+        yield KernelTable(llm, gpu, tp, table.X[chosen], table.y[chosen])
 
 
-def fit_efficiency(some: Sequence[Table]) -> Efficiency:
+def fit_efficiency(some: Sequence[KernelTable]) -> Efficiency:
     """The efficiencies with the least squares of log errors on these tables, to three digits. In w4a16 only
     the kernels of experts were measured; there the fields of other kernels keep the file's values, which are
     those of bf16.
@@ -148,8 +148,8 @@ def fit_efficiency(some: Sequence[Table]) -> Efficiency:
     return replace(current, **{n: float(f"{x:.3g}") for n, x in zip(names, best.tolist(), strict=True)})
 
 
-def errors(
-    some: Sequence[Table], efficiency_of: Callable[[Table], Efficiency]
+def mean_errors(
+    some: Sequence[KernelTable], efficiency_of: Callable[[KernelTable], Efficiency]
 ) -> dict[tuple[str, str], list[float]]:
     """The mean relative error of each table, by class of LLM ("dense", "mixture") and kind of step."""
     errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -164,7 +164,7 @@ def errors(
     return errors_by_kind
 
 
-def line(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
+def markdown_row(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
     """A row of the Markdown table: mean and, in brackets, largest error over the tables, in percent."""
     cells = [
         f"{100 * np.mean(errors_by_kind[of, kind]):.1f} ({100 * np.max(errors_by_kind[of, kind]):.0f})"
@@ -176,25 +176,27 @@ def line(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
     return f"| {title} | {' | '.join(cells)} |\n"
 
 
-def report(title: str, mine: Sequence[Table], *, by_llm: bool) -> tuple[dict[str, object], str]:
+def calibration_row(
+    title: str, mine: Sequence[KernelTable], *, by_llm: bool
+) -> tuple[dict[str, object], str]:
     """The row of catalogs/roofline.yaml for these tables, and lines of its errors: over all tables, over each
     GPU's, and over tables predicted by a fit to all other chips. `by_llm` adds the same for all other LLMs.
     """
     efficiency = fit_efficiency(mine)
-    text = line(f"{title}, all", errors(mine, lambda _: efficiency))
+    text = markdown_row(f"{title}, all", mean_errors(mine, lambda _: efficiency))
     for name in dict.fromkeys(table.gpu.name for table in mine):
-        text += line(
-            f"{title}, {name}", errors([t for t in mine if t.gpu.name == name], lambda _: efficiency)
+        text += markdown_row(
+            f"{title}, {name}", mean_errors([t for t in mine if t.gpu.name == name], lambda _: efficiency)
         )
     without = {
         chip: fit_efficiency([t for t in mine if t.chip != chip]) for chip in {table.chip for table in mine}
     }
-    unseen = errors(mine, lambda table: without[table.chip])
-    text += line(f"{title}, GPU unseen", unseen)
+    unseen = mean_errors(mine, lambda table: without[table.chip])
+    text += markdown_row(f"{title}, GPU unseen", unseen)
     if by_llm:
         llms = {table.llm.name: table.llm for table in mine}
         others = {name: fit_efficiency([t for t in mine if t.llm.name != name]) for name in llms}
-        text += line(f"{title}, LLM unseen", errors(mine, lambda table: others[table.llm.name]))
+        text += markdown_row(f"{title}, LLM unseen", mean_errors(mine, lambda table: others[table.llm.name]))
     unseen_errors = {
         of: {kind: round(float(np.mean(unseen[of, kind])), 3) for kind in ("prefill", "decode")}
         for of in ("dense", "mixture")
@@ -210,7 +212,7 @@ def main() -> int:
     args = parser.parse_args()
     catalog, rows, lines = read_catalog(), {}, ""
     for name in args.rows:
-        rows[name], text = report(name, list(tables(catalog, ROWS[name])), by_llm=args.llms)
+        rows[name], text = calibration_row(name, list(read_tables(catalog, ROWS[name])), by_llm=args.llms)
         lines += text
     sys.stdout.write(f"{to_yaml(rows)}\n{lines}")
     return 0

@@ -159,7 +159,7 @@ def _document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, A
     return fit_document(llm.name, gpu.name, fits, source=source, date=date, command=COMMAND)
 
 
-def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str, dict[str, Any]]:
+def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str, dict[str, Any]]:
     """Every file of catalogs/latency by its name, except those of KEPT_LLMS on KEPT_GPUS; those of Splitwise
     only with its table `splitwise`.
     """
@@ -223,7 +223,7 @@ def main() -> int:
             sys.stdout.write(fitted_all_reduces(read_catalog()))
         if args.out is None:
             return 0
-        documents = shipped(read_catalog(), args.splitwise, date=args.date)
+        documents = shipped_documents(read_catalog(), args.splitwise, date=args.date)
         write_files(args.out, {name: to_yaml(document) for name, document in documents.items()})
     except PlannerError as error:
         sys.stderr.write(f"profiling.shipped: {error}\n")

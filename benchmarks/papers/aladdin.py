@@ -35,7 +35,7 @@ from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
@@ -264,7 +264,7 @@ def table3() -> None:
             for tp in (1, 2, 4):
                 steps = CATALOG.step_latency(llm, gpu, tp)
                 own = replace(steps, h_s=steps.h_s + host_s + 4 * llm.layers * (tp - 1) * hop_s)
-                rows.append(WorkerType(gpu, tp, own, kv_cache_tokens(llm, gpu, tp), 2048, 256))
+                rows.append(WorkerType(gpu, tp, own, worker_memory(llm, gpu, tp).kv_tokens, 2048, 256))
             try:
                 return {size.gpus: size for size in worker_sizes_of(rows, inputs, outputs, t)}
             except InfeasibleError:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from planner.documents.catalog import read_catalog
 from planner.fleet import WorkerType
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 def worker(llm: str, gpu: str, tp: int, *, budget: int, seats: int = 256) -> WorkerType:
     """With the catalog's step times and the memory model's KV cache."""
     shape, card = CATALOG.llm(llm), CATALOG.gpu(gpu)
-    kv_tokens = kv_cache_tokens(shape, card, tp)
+    kv_tokens = worker_memory(shape, card, tp).kv_tokens
     return WorkerType(card, tp, CATALOG.step_latency(shape, card, tp), kv_tokens, budget, seats).with_llm(
         shape
     )

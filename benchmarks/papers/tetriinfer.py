@@ -33,11 +33,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.papers.common import CATALOG, Ints, log_normal, worker
+from benchmarks.papers.prompt_words import PromptWords, best_accuracy, made_prompts
 from planner.fleet import Fleet, Network, Policies, Pool
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
-from profiling.prompt_words import PromptWords, best_accuracy, made_prompts
 
 Floats = npt.NDArray[np.float64]
 LLM, N, SEEDS = "opt-13b", 128, 10

@@ -95,8 +95,8 @@ def fit_table(
     # `plan profile` measures the host separately, and writes its times to an engines.yaml beside the table.
     has_separate_host = "engines" in about and host_overhead_s is None
     if has_separate_host:
-        slowdown, admission_s = (float(about.get(key, 0.0)) for key in ("slowdown", "admission_s"))
-        table = without_host(table, slowdown=slowdown or 1.0, admission_s=admission_s)
+        slowdown, admission_s = float(about.get("slowdown", 1.0)), float(about.get("admission_s", 0.0))
+        table = without_host(table, slowdown=slowdown, admission_s=admission_s)
     llm, gpu, tp = foreign_fields.read_setup(
         stated, catalog, where, llm=about.get("llm"), gpu=about.get("gpu"), tp=about.get("tp")
     )

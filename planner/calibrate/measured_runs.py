@@ -30,7 +30,7 @@ from planner.importers.benchmark_runs import MeasuredRun
 from planner.models.engine import Engine, vllm_version_of
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import Served, kv_cache_tokens
+from planner.models.memory import Served, worker_memory
 from planner.models.step_tables import StepTable
 from planner.parallel import executors
 from planner.simulator import simulate
@@ -43,6 +43,7 @@ SIGMA = 0.05  # The prior of sigma. It counts as SIGMA_POINTS measurements.
 SIGMA_POINTS = 2.0
 SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these seeds.
 ROUNDS = 3  # The factors are fitted so often, each time with the sigma of the fit before.
+MOST_TRIALS = 30  # Of the factors, in one round: each trial simulates all runs several times.
 # Derivatives with respect to z are differences over these steps. Simulated percentiles jump where requests
 # change their order, so runs need a large step; step times are smooth.
 RUN_STEP = 0.05
@@ -217,7 +218,7 @@ def _fit_factors(
             ftol=1e-6,
             jac="3-point",
             diff_step=step,
-            max_nfev=30,
+            max_nfev=MOST_TRIALS,
         )
         z = np.asarray(solution.x)
         squares = float(np.sum((log_errors(z) * weights) ** 2))
@@ -356,14 +357,14 @@ def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], r
 
 def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
     """KV tokens of the measured engine by the memory model; raises InputError where the LLM does not fit."""
-    kv_tokens = kv_cache_tokens(
+    kv_tokens = worker_memory(
         engine.llm,
         engine.gpu,
         engine.tp,
         max_num_batched_tokens=budget,
         max_num_seqs=seats,
         served=Served(vllm_version_of(engine.version)),
-    )
+    ).kv_tokens
     if kv_tokens == 0:
         raise InputError(f"{engine.llm.name} does not fit {engine.tp} x {engine.gpu.name}; is --tp right?")
     return kv_tokens

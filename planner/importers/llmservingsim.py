@@ -39,7 +39,7 @@ from planner.files.text_tables import read_csv, read_number_column
 from planner.importers import foreign_fields
 from planner.importers.foreign_fields import StatedSetup
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.models.parallelism import tp_s
 from planner.models.step_tables import COLUMNS, NOT_INCLUDED, StepShape, StepTable
 
@@ -177,7 +177,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
     tables, unknown = _read_tables(paths)
     profile = _build_profile(tables, llm, gpu, tp)
-    kv_tokens = kv_cache_tokens(llm, gpu, tp)
+    kv_tokens = worker_memory(llm, gpu, tp).kv_tokens
     drawn = islice(profile.steps(np.random.default_rng(0)), DRAWN_STEPS)
     rows = [(*step.column_sums, profile.step_s(step)) for step in drawn if step.kv_tokens <= kv_tokens]
     if not rows:

@@ -53,7 +53,7 @@ from planner.importers.silicon_config import BOUNDING_TOKENS
 from planner.importers.silicon_experts import Milliseconds, dispatch_ms, expert_split, operation_ms
 from planner.importers.silicon_sparse import shares_index
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.models.parallelism import mixed_kv_s, tp_s
 from planner.models.step_tables import COLUMNS, StepShape, StepTable
 
@@ -148,7 +148,7 @@ def silicon_table(
     """
     if why := why_not_covered(llm, gpu, folder):
         raise InputError(f"{llm.name} on {gpu.name}: {why}")
-    kv_tokens = kv_cache_tokens(llm, gpu, tp, dp=dp)
+    kv_tokens = worker_memory(llm, gpu, tp, dp=dp).kv_tokens
     fitting = [
         step
         for step in (step_grid() if steps is None else steps)

@@ -106,10 +106,12 @@ class Memory:
 
     @property
     def kv_tokens(self) -> int:
-        """The KV tokens of the worker in whole blocks: every GPU holds its own heads of all tokens."""
+        """The KV tokens of the worker, or of each of its ranks, in whole blocks: each GPU has its own heads
+        of all tokens. 0 if the weights do not fit.
+        """
         lasting_bytes = self.kv_bytes - self.step_bytes
         blocks = math.floor(lasting_bytes / self.kv_bytes_per_token / KV_BLOCK_TOKENS)
-        return max(blocks, 0) * KV_BLOCK_TOKENS  # Below 0 where the weights do not fit.
+        return max(blocks, 0) * KV_BLOCK_TOKENS
 
 
 def worker_memory(
@@ -268,33 +270,9 @@ def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
     return tuple(least + (pp - 1 - longer_stages <= stage < pp - 1) for stage in range(pp))
 
 
-def kv_cache_tokens(
-    llm: Llm,
-    gpu: Gpu,
-    tp: int,
-    pp: int = 1,
-    *,
-    max_num_batched_tokens: int = 8192,
-    max_num_seqs: int = 256,
-    dp: int = 1,
-    served: Served = SERVED_TODAY,
-) -> int:
-    """The KV tokens of one worker, or of each of its ranks, in whole blocks; 0 if its weights do not fit."""
-    return worker_memory(
-        llm,
-        gpu,
-        tp,
-        pp,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        dp=dp,
-        served=served,
-    ).kv_tokens
-
-
 def fits_memory(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS, dp: int = 1) -> bool:
     """Whether a worker holds the weights and at least this many KV tokens, with vLLM's usual settings."""
-    return kv_cache_tokens(llm, gpu, tp, dp=dp) >= least_kv_tokens
+    return worker_memory(llm, gpu, tp, dp=dp).kv_tokens >= least_kv_tokens
 
 
 def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:

@@ -114,7 +114,7 @@ def step_utilisations(
     """Utilisation of compute and of memory bandwidth, as the module defines them, in a step of N tokens whose
     decodes attend to K tokens.
     """
-    gpu_seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)  # Never divide by 0.
+    gpu_seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)  # Nothing is divided by 0.
     kv_copies = max(1.0, gpus / llm.kv_heads)  # With more GPUs than KV heads every GPU reads a copy of one.
     kv_bytes = np.asarray(kv_tokens) * llm.kv_bytes_per_token * kv_copies
     flops = 2 * llm.active_parameters * np.asarray(tokens, dtype=float)

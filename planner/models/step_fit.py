@@ -182,7 +182,7 @@ def _design_columns(X: Array, cached: Array, knots: Array) -> Array:
 
 def _solve_nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:
     """The coefficients >= 0 of the columns that fit `seconds` best in weighted least squares."""
-    # Pairs reach 1e9 and prompts 8, so columns are scaled before solving.
+    # Pairs reach 1e9 and prompts 8, so columns are scaled before solving; the least scale is for those of 0.
     scale = np.maximum(columns.max(axis=0), 1e-30)
     most = 100 * columns.shape[1]  # Rounds: nnls needs more than its default of 3 a column.
     solution, _ = nnls(columns / scale * weight[:, None], seconds * weight, maxiter=most)

@@ -36,7 +36,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.foreign_forms import DistServeSteps
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, Steady, Traffic, find_goodput
 from planner.search.level0.one_pool import Bounded, Search
@@ -132,9 +132,9 @@ def instance_types(
         for pp in range(1, min(MAX_PP, llm.layers, nodes * gpu.gpus_per_node // tp) + 1):
             if llm.layers % pp:
                 continue
-            kv_tokens = kv_cache_tokens(
+            kv_tokens = worker_memory(
                 llm, gpu, tp, pp, max_num_batched_tokens=STEP_TOKENS, max_num_seqs=max_num_seqs
-            )
+            ).kv_tokens
             if kv_tokens:
                 latency = add_pipeline(catalog.step_latency(llm, gpu, tp), llm, gpu, tp, pp)
                 worker_type = WorkerType(

@@ -18,7 +18,7 @@ from planner.documents.task import PlanQuestion
 from planner.domain import Gpu, Metric
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Network, Policies, WorkerType
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.papers import distserve_search, splitwise_search, vidur_search
 from planner.papers.goodput import Steady, bisect_highest, find_goodput, poisson_traffic
 from planner.search.problem.options import OBJECTIVE_UNITS, weight
@@ -429,9 +429,9 @@ def _own_links(network: Network) -> Network:
 def _machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
     """A whole machine as one worker with TP over all of its GPUs, as Splitwise has it."""
     llm = catalog.llm(task.llm)
-    kv_tokens = kv_cache_tokens(
+    kv_tokens = worker_memory(
         llm, gpu, tp, max_num_batched_tokens=MACHINE_BUDGET_TOKENS, max_num_seqs=MACHINE_SEATS
-    )
+    ).kv_tokens
     if not kv_tokens:
         raise InputError(f"{llm.name} does not fit a machine of {tp} x {gpu.name}; take larger GPUs")
     latency = catalog.step_latency(llm, gpu, tp)

@@ -32,7 +32,7 @@ from planner.domain import Gpu, Metric
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, find_goodput
 from planner.simulator.layout import FINISHED
@@ -128,9 +128,9 @@ def configurations(
                 latency = add_pipeline(catalog.step_latency(llm, gpu, tp), llm, gpu, tp, pp)
                 for budget in space.budgets:
                     for seats in space.seats:
-                        kv_tokens = kv_cache_tokens(
+                        kv_tokens = worker_memory(
                             llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=seats
-                        )
+                        ).kv_tokens
                         # A step must hold a token of every sequence.
                         if kv_tokens < max(least_kv_tokens, 1) or budget < seats:
                             continue

@@ -518,6 +518,7 @@ class _RayCrew:
         with self._ray_errors_as_ours():  # Check the versions on every node with CPUs.
             versions = deciding_versions()
             check = ray.remote(max_retries=TRIES - 1)(_check_versions)
+            # `soft`: a node that is gone meanwhile is left out, and any other checks itself twice.
             strategies = [On(node["NodeID"], soft=True) for node in nodes if node["Resources"].get("CPU")]
             ray.get([check.options(scheduling_strategy=each).remote(versions) for each in strategies])
 

@@ -19,7 +19,6 @@ from planner.models.memory import (
     Served,
     active_weight_bytes,
     fits_memory,
-    kv_cache_tokens,
     stage_layers,
     stage_memory,
     worker_memory,
@@ -67,7 +66,7 @@ def test_kv_heads_are_copied_once_tp_exceeds_them() -> None:
 def test_weights_that_do_not_fit_leave_no_kv() -> None:
     """141 GB of weights on one GPU of 80 GiB."""
     assert worker_memory(LLAMA_70B, card(80 * GIB), 1).kv_bytes < 0
-    assert kv_cache_tokens(LLAMA_70B, card(80 * GIB), 1) == 0
+    assert worker_memory(LLAMA_70B, card(80 * GIB), 1).kv_tokens == 0
     assert not fits_memory(LLAMA_70B, card(80 * GIB), 1)
     assert fits_memory(LLAMA_70B, card(80 * GIB), 4)
 
@@ -199,8 +198,8 @@ def test_a_thousand_rows_to_sample_take_gigabytes() -> None:
 
 def test_an_8_bit_kv_cache_holds_twice_the_tokens() -> None:
     narrow = dataclasses.replace(LLAMA_8B, kv_dtype_bytes=1.0)
-    assert kv_cache_tokens(narrow, card(80 * GIB), 1) == pytest.approx(
-        2 * kv_cache_tokens(LLAMA_8B, card(80 * GIB), 1), abs=16
+    assert worker_memory(narrow, card(80 * GIB), 1).kv_tokens == pytest.approx(
+        2 * worker_memory(LLAMA_8B, card(80 * GIB), 1).kv_tokens, abs=16
     )
     with pytest.raises(CatalogError, match="kv_dtype_bytes is 0, must be > 0"):
         dataclasses.replace(LLAMA_8B, kv_dtype_bytes=0)

@@ -22,10 +22,10 @@ from planner.runtime.engine_log import read_step_logs
 from planner.runtime.fake_engine import FakeEngine, _Request
 from planner.runtime.step_log import StepLog, hook_core
 from profiling import design
-from profiling.design import Limits
+from profiling.design import StepLimits
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm" / "config.json"
-LIMITS = Limits(step_tokens=512, sequences=32, context_tokens=2048, kv_tokens=64_000, block_tokens=16)
+LIMITS = StepLimits(step_tokens=512, sequences=32, context_tokens=2048, kv_tokens=64_000, block_tokens=16)
 TRUTH = StepLatency(
     knots_tokens=(1, 64, 512),
     f_s=(0.004, 0.005, 0.03),
@@ -50,7 +50,7 @@ ABOUT = {
 
 def prepared(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, Any]:
     """One run of 3 s at 70 % of the capacity for prompts of 200 to 400 tokens and answers of 5 to 15."""
-    steps = design.start(LIMITS, 60, 0)
+    steps = design.start_design(LIMITS, 60, 0)
     new, cached, context = (
         np.array([getattr(s, name) for s in steps]) for name in ("new", "cached", "context")
     )

@@ -23,7 +23,7 @@ from planner.models.step_tables import COLUMNS, StepShape, read_step_table
 from profiling import design
 from profiling.collectives import Collectives, all_reduces
 from profiling.config import sharded
-from profiling.design import Limits
+from profiling.design import StepLimits
 from profiling.machine import catalog_name, describe
 from profiling.measure import Budget, measure_into, summary
 from profiling.meter import StepMeasurement, StepNotRunError, StepRepeats, TimedRun
@@ -31,7 +31,7 @@ from profiling.power import GpuPower, PowerSampler
 from profiling.vllm_install import is_installed
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
-LIMITS = Limits(step_tokens=2048, sequences=64, context_tokens=8192, kv_tokens=200_000, block_tokens=16)
+LIMITS = StepLimits(step_tokens=2048, sequences=64, context_tokens=8192, kv_tokens=200_000, block_tokens=16)
 TRUTH = StepLatency(
     knots_tokens=(1, 64, 2048),
     f_s=(0.008, 0.009, 0.09),
@@ -60,7 +60,7 @@ class FakeMeter:
 
     def __init__(
         self,
-        limits: Limits = LIMITS,
+        limits: StepLimits = LIMITS,
         *,
         noise_frac: float = 0.0,
         disturbed: Callable[[int], bool] = lambda _: False,
@@ -77,7 +77,7 @@ class FakeMeter:
         assert self.limits.hold(step)
         self.calls += 1
         self.asked.append(step)
-        t_s = float(TRUTH.step_s(*design.features([step])[0]))
+        t_s = float(TRUTH.step_s(*design.step_columns([step])[0]))
         t_s *= 1 + self.noise_frac * self.rng.normal()
         if self.disturbed(self.calls):
             t_s *= 10
@@ -96,14 +96,14 @@ def rows(path: Path) -> list[str]:
 def test_every_planned_step_is_one_the_engine_can_run(seed: int) -> None:
     """Whatever the limits; and a start design has all three kinds in near equal shares."""
     rng = np.random.default_rng(seed)
-    limits = Limits(
+    limits = StepLimits(
         step_tokens=int(2 ** rng.uniform(4, 14)),
         sequences=int(2 ** rng.uniform(1, 9)),
         context_tokens=int(2 ** rng.uniform(7.5, 16)),
         kv_tokens=int(2 ** rng.uniform(10, 21)),
         block_tokens=int(rng.choice([1, 16, 128])),
     )
-    planned = [*design.start(limits, 36, seed), *design.candidates(limits, 100, seed)]
+    planned = [*design.start_design(limits, 36, seed), *design.candidates(limits, 100, seed)]
     assert all(limits.hold(step) for step in planned)
     kinds = [(step.prompts > 0, step.decodes > 0) for step in design.candidates(limits, 90, seed)]
     assert min(kinds.count(kind) for kind in ((True, False), (False, True), (True, True))) >= 25
@@ -111,7 +111,7 @@ def test_every_planned_step_is_one_the_engine_can_run(seed: int) -> None:
 
 def test_the_start_design_holds_the_ends_of_every_range() -> None:
     """So that no later prediction within the limits is an extrapolation in tokens, batch or context."""
-    planned = design.start(LIMITS, 36, seed=0)
+    planned = design.start_design(LIMITS, 36, seed=0)
     tokens = [step.prompts * step.new + step.decodes for step in planned]
     assert (min(tokens), max(tokens)) == (1, LIMITS.step_tokens)
     assert max(step.decodes for step in planned) == LIMITS.sequences
@@ -126,10 +126,10 @@ def test_the_next_step_is_where_the_fits_disagree() -> None:
     rng = np.random.default_rng(1)
     measured = [StepShape(1, n, 0, 0, 0) for n in (1, 8, 32, 128, 256, 512, 1024, 2048)]
     measured += [StepShape(0, 0, 0, d, 40 if d % 3 else 400) for d in (1, 2, 4, 6, 8, 12, 16, 32, 48, 64, 3)]
-    X = design.features(measured)
+    X = design.step_columns(measured)
     y = np.asarray(TRUTH.step_s(*X.T)) * (1 + 0.03 * rng.normal(size=len(X)))
     among = [StepShape(1, 300, 0, 0, 0), StepShape(0, 0, 0, 12, 40), StepShape(0, 0, 0, 20, 8000)]
-    chosen = design.choose(X, y, among, np.random.default_rng(2), repeats=4, overhead_s=1.0)
+    chosen = design.choose_step(X, y, among, np.random.default_rng(2), repeats=4, overhead_s=1.0)
     assert chosen.step == among[2]
     assert chosen.disagreement_frac == chosen.worst_frac > 0.03
 
@@ -140,11 +140,11 @@ def test_of_two_steps_as_uncertain_the_cheaper_is_measured() -> None:
     """
     rng = np.random.default_rng(3)
     measured = [StepShape(0, 0, 0, d, 40 if d % 3 else 400) for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)]
-    X = design.features(measured)
+    X = design.step_columns(measured)
     y = np.asarray(TRUTH.step_s(*X.T)) * (1 + 0.002 * rng.normal(size=len(X)))
     among = [StepShape(0, 0, 0, 64, 8000), StepShape(0, 0, 0, 32, 8000)]
-    cheap = design.choose(X, y, among, np.random.default_rng(0), repeats=1e6, overhead_s=0.0)
-    free = design.choose(X, y, among, np.random.default_rng(0), repeats=0.0, overhead_s=1.0)
+    cheap = design.choose_step(X, y, among, np.random.default_rng(0), repeats=1e6, overhead_s=0.0)
+    free = design.choose_step(X, y, among, np.random.default_rng(0), repeats=0.0, overhead_s=1.0)
     assert (cheap.step, free.step) == (among[1], among[0])
 
 
@@ -153,7 +153,7 @@ def test_a_profile_recovers_the_planted_step_times(tmp_path: Path) -> None:
     meter = FakeMeter(noise_frac=0.02)
     table = measure_into(tmp_path / "t.csv", meter, HEADER, Budget(30, clock=meter.clock))
     fit = PiecewiseLinearStepLatency(beyond="extrapolate").fit(table.X, table.y)
-    unseen = design.features(design.candidates(LIMITS, 200, seed=99))
+    unseen = design.step_columns(design.candidates(LIMITS, 200, seed=99))
     error = np.abs(fit.predict(unseen) / TRUTH.step_s(*unseen.T) - 1)
     assert error.mean() < 0.02
     assert error[(unseen[:, 2] > 0) & (unseen[:, 4] > 0)].mean() < 0.02
@@ -175,7 +175,7 @@ def test_no_budget_for_a_single_step_is_an_error(tmp_path: Path) -> None:
 def test_noiseless_measuring_ends_before_the_budget(tmp_path: Path) -> None:
     """Fits to a formula of their own form agree exactly once every coefficient is seen: of short contexts
     after 40 rows, of longer ones after a thousand."""
-    meter = FakeMeter(Limits(2048, 16, 1024, 20_000, 16))
+    meter = FakeMeter(StepLimits(2048, 16, 1024, 20_000, 16))
     said: list[str] = []
     measure_into(tmp_path / "t.csv", meter, HEADER, Budget(1e5, clock=meter.clock), progress=said.append)
     assert "done early" in said[-1] and meter.now_s < 1e4
@@ -272,7 +272,7 @@ def test_steps_the_engine_refuses_are_left_out(tmp_path: Path) -> None:
                 raise StepNotRunError("no")
             return super().measure(step, quick=quick)
 
-    small = Limits(step_tokens=64, sequences=4, context_tokens=256, kv_tokens=4096, block_tokens=16)
+    small = StepLimits(step_tokens=64, sequences=4, context_tokens=256, kv_tokens=4096, block_tokens=16)
     meter = Picky(small, noise_frac=0.05)
     with pytest.raises(InputError, match="were refused"):
         measure_into(tmp_path / "t.csv", meter, HEADER, Budget(1e4, clock=meter.clock))

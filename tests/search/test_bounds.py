@@ -16,7 +16,7 @@ from planner.errors import BoundError
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import certify_plan, plan
 from planner.search.evidence.findings import few_keep_all_warnings, list_warnings
@@ -44,7 +44,7 @@ def question(slo: dict[str, object], gpus: object, *, llm: str = LLM, **more: ob
 
 def a_pool(name: str, role: Role, gpu: str, tp: int, *, llm: str = LLM, budget: int = 2048) -> Pool:
     card, served = CATALOG.gpu(gpu), CATALOG.llm(llm)
-    kv_tokens = kv_cache_tokens(served, card, tp, max_num_batched_tokens=budget)
+    kv_tokens = worker_memory(served, card, tp, max_num_batched_tokens=budget).kv_tokens
     return Pool(
         name, role, WorkerType(card, tp, CATALOG.step_latency(served, card, tp), kv_tokens, budget, 256), 1
     )

@@ -16,7 +16,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.facts import PinsPlaced
 from planner.documents.slo import parse_slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.reports.fact_sentences import sentence
 from planner.search.mixed.polished_pins import find_lighter_fleet
 from planner.search.oracle.fleet_counts import SAME_PRICE
@@ -146,7 +146,7 @@ def test_what_sessions_hit_beside_the_pins_is_planned_too(worker: WorkerType, kv
 def test_on_mooncakes_traces_hits_are_planned_within_three_points(name: str) -> None:
     """Llama-3.1-8B on 8 and 16 H100, where caches hold a small part of what comes again."""
     trace, gpu = read_trace(TRACES / f"mooncake_{name}_trace.jsonl.gz", seed=0), CATALOG.gpu("h100-80g")
-    kv_tokens = kv_cache_tokens(LLM, gpu, 1)
+    kv_tokens = worker_memory(LLM, gpu, 1).kv_tokens
     kind = WorkerType(gpu, 1, CATALOG.step_latency(LLM, gpu, 1), kv_tokens, 2048, 256).with_llm(LLM)
     pinning = Pinning(trace)
     for count in (8, 16):

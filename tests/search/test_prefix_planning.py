@@ -14,7 +14,7 @@ from planner.documents.slo import parse_slo
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES, QUEUE, ROUTING
 from planner.reports.fact_sentences import sentences
 from planner.reports.output import render
@@ -43,7 +43,9 @@ def catalog() -> Catalog:
 @pytest.fixture(scope="module")
 def worker(catalog: Catalog) -> WorkerType:
     llm, gpu = catalog.llm(LLM), catalog.gpu("l40s-48g")
-    return WorkerType(gpu, 1, catalog.step_latency(llm, gpu, 1), kv_cache_tokens(llm, gpu, 1), 2048, 256)
+    return WorkerType(
+        gpu, 1, catalog.step_latency(llm, gpu, 1), worker_memory(llm, gpu, 1).kv_tokens, 2048, 256
+    )
 
 
 @pytest.fixture(scope="module")

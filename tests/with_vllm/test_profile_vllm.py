@@ -16,7 +16,7 @@ from planner.models.step_tables import StepShape, StepTable
 from profiling import design, measure
 from profiling.engine import VllmEngine
 from profiling.measure import Budget, measure_into, summary
-from profiling.meter import StepNotRunError
+from profiling.meter import StepNotRunError, TimedRun
 from profiling.vllm_install import is_cpu_build, is_installed
 
 if not is_installed():
@@ -88,12 +88,31 @@ def test_a_step_over_the_token_budget_is_not_taken_for_it(engine: VllmEngine) ->
         engine.measure(StepShape(2, 400, 0, 0, 0))
 
 
+def run_after_prefix(engine: VllmEngine, step: StepShape, *, is_hit: bool) -> TimedRun:
+    """One prefill of `step` after its prefix has been computed. If `is_hit` the prompt begins with that
+    prefix and finds it in the cache. Otherwise another prompt is marked as computed up to there, as `measure`
+    does.
+    """
+    prefix = engine._prompt(step.cached)
+    engine._add(prefix, computed=0)
+    while engine._core.scheduler.has_unfinished_requests():
+        engine._step()
+    engine._clear()
+    if is_hit:
+        engine._add([*prefix, *engine._prompt(step.new)], computed=0)
+    else:
+        engine._add(engine._prompt(step.cached + step.new), computed=step.cached)
+    run = engine._step()
+    engine._clear()
+    return run
+
+
 def test_a_prefix_said_to_be_cached_costs_what_a_cached_prefix_costs(
     engine: VllmEngine, say: Callable[[str], None]
 ) -> None:
     """Against real prefix cache hits, in turns: the scheduler reports the same step, and the times agree."""
     step = StepShape(1, 128, 1024, 0, 0)
-    turns = [[engine.run_after_prefix(step, is_hit=is_hit) for is_hit in (True, False)] for _ in range(12)]
+    turns = [[run_after_prefix(engine, step, is_hit=is_hit) for is_hit in (True, False)] for _ in range(12)]
     assert all(ran.requests == ((128, 1024),) for turn in turns for ran in turn)
     hit_s, said_s = np.median([[ran.t_s for ran in turn] for turn in turns[2:]], axis=0)
     say(f"128 tokens after 1024 cached ones: {1e3 * hit_s:.2f} ms on a hit, {1e3 * said_s:.2f} ms as said")
@@ -110,7 +129,7 @@ def test_the_profile_predicts_steps_it_has_not_seen(
         measured, quiet_s = measure._measure_undisturbed(engine, step, quiet_s)
         assert measured.discarded == 0
         unseen.append(measured)
-    X = design.features([m.step for m in unseen])
+    X = design.step_columns([m.step for m in unseen])
     y = np.array([m.t_s for m in unseen])
     errors = errors_by_regime(X, y, fit.predict(X))
     say(f"profile: {summary(table)}")

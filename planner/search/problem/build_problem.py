@@ -13,7 +13,7 @@ from planner.domain import SPOT, Gpu, Limit, Slo, row_of
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import worker_memory
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
@@ -235,7 +235,7 @@ def _in_seconds(
     if task.slowdowns is None:
         return task.slo, None
     gpu = catalog.gpu(task.slowdowns.gpu)
-    kv_tokens = kv_cache_tokens(llm, gpu, task.slowdowns.tp)
+    kv_tokens = worker_memory(llm, gpu, task.slowdowns.tp).kv_tokens
     if kv_tokens == 0:
         raise InputError(
             f"{llm.name} does not fit the SLO's reference worker, {gpu.name} tp{task.slowdowns.tp}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.papers.prompt_words import TASKS, PromptWords, best_accuracy, made_prompts
 from planner.models.output_length import bucket_of
-from profiling.prompt_words import TASKS, PromptWords, best_accuracy, made_prompts
 
 
 @pytest.mark.slow
