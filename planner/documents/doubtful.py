@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from planner.documents.catalog import Catalog
 from planner.domain import Limit, Slo
 from planner.models.lora import Lora
+from planner.traffic.agents import NOMINAL_TOKEN_S
 from planner.traffic.classes import select_requests
 from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
@@ -40,6 +43,7 @@ def traffic_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     """What is doubtful in an SLO on the requests that are simulated."""
     yield from percentile_doubts(slo, trace)
     yield from deadline_doubts(slo, trace)
+    yield from gap_doubts(slo, trace)
 
 
 def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
@@ -65,6 +69,21 @@ def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
                 f"{show_s(patience_s)} of it, a tenth of the traffic, or a backlog could go unseen; a trace "
                 f"of {show_s(10 * longest.limit_s)} uses it in full"
             )
+
+
+def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+    """Limits on gaps between tokens where most gaps come after the last arrival, when none is judged."""
+    limits = [limit for limit in slo.limits if limit.metric_row.is_of_gaps]
+    gaps = trace.output_tokens - 1
+    gaps_while_arriving = np.minimum((trace.arrival_s[-1] - trace.arrival_s) / NOMINAL_TOKEN_S, gaps)
+    # Where requests wait for answers, the traffic lasts as long as they do.
+    if trace.after.size or gaps_while_arriving.sum() * 2 >= gaps.sum():
+        return
+    for limit in limits:
+        yield (
+            f"slo: {limit.name}: gaps are judged while requests arrive, for {show_s(trace.duration_s)}, and "
+            "most gaps of these answers come later; longer traffic has them judged"
+        )
 
 
 def percentile_doubts(slo: Slo, trace: Trace) -> Iterator[str]:

@@ -14,7 +14,7 @@ from plans import CATALOG
 from simulations import make_trace
 
 from planner.documents.catalog import UNCHECKED_BY_DEFAULT, read_catalog
-from planner.documents.doubtful import deadline_doubts, llm_doubts, percentile_doubts
+from planner.documents.doubtful import deadline_doubts, gap_doubts, llm_doubts, percentile_doubts
 from planner.documents.llm_config import llm_from_config
 from planner.documents.task import parse_task
 from planner.domain import Limit
@@ -124,6 +124,16 @@ def test_a_deadline_that_short_traffic_cannot_use_is_said() -> None:
         assert not said or re.search(
             r"may wait about 6.0\d? min of it.*a trace of 5.0\d? h uses it", said[0]
         ), said
+
+
+@pytest.mark.parametrize(("seconds", "is_doubted"), [(1.0, True), (60.0, False)])
+def test_gaps_that_come_after_the_traffic_are_not_kept_in_silence(seconds: float, is_doubted: bool) -> None:
+    """Answers of 4 s: of two requests within a second no gap was judged, and 1 ms was called kept."""
+    traffic = make_trace(np.linspace(0.0, seconds, 21), np.full(21, 9), np.full(21, 200))
+    slo = parse_task(QUESTION | {"slo": {"tbt": {"p99": "1 ms"}, "ttft": {"p90": "1 s"}}}, CATALOG).slo
+    assert [("tbt p99: gaps are judged while" in each) for each in gap_doubts(slo, traffic)] == (
+        [True] if is_doubted else []
+    )
 
 
 def test_requests_to_several_llms_are_not_one_in_silence() -> None:
