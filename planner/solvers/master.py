@@ -91,13 +91,19 @@ class Option:
         return f"{self.role} {self.type.name}"
 
 
+def gpu_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
+    """The price of the GPUs of these workers, without idle GPUs of nodes."""
+    return sum(worker.price_usd_per_h * count for worker, count in workers)
+
+
 def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
     """The price of these workers. Where nodes are sold whole it includes the idle GPUs of the fewest nodes
     that hold the workers.
     """
     present = [(worker, count) for worker, count in workers if count]
-    by_gpu = sum(worker.price_usd_per_h * count for worker, count in present)
-    return by_gpu + idle_usd_per_h((node_of(worker.gpu), worker.gpus * count) for worker, count in present)
+    return gpu_usd_per_h(present) + idle_usd_per_h(
+        (node_of(worker.gpu), worker.gpus * count) for worker, count in present
+    )
 
 
 @dataclass(frozen=True, slots=True)

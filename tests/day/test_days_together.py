@@ -14,7 +14,7 @@ import pytest
 import fleetplan
 from planner.day import day_api, several_llms_day
 from planner.day.day_api import JointDayResult
-from planner.day.day_study import terms_of
+from planner.day.day_study import DayAnswer, terms_of
 from planner.day.search.several_llms_runs import joint_terms
 from planner.documents.several_llms_question import SeveralLlmsQuestion
 from planner.errors import InputError
@@ -125,6 +125,22 @@ def test_all_llms_together_keep_the_stock_at_every_moment(found: JointDayResult)
         assert row.usd == pytest.approx(sum(part.usd for part in row.parts))
         assert not row.keeps or row.usd >= answer.optimum.day.usd * (1 - 1e-9)
         assert not row.keeps or row.usd >= answer.optimum.proved_usd * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("billing", ["second", "day"])
+def test_llms_that_share_a_node_pay_it_once_in_the_bound_too(billing: str) -> None:
+    """One node of 8 holds all workers of both LLMs. The bound counted a node for each."""
+    whole = question(8)
+    whole["fleet"]["sold_as"] = {"l40s-48g": "node"}
+    whole["day"] |= {"controllers": "static", "billing": billing}
+    traces = {"chat": traffic(late=False), "code": traffic(late=True)}
+    both = {"chat": STANDING, "code": STANDING}
+    answer = fleetplan.day(whole, traces, standing=both, time_limit_s=60).answer
+    assert not isinstance(answer, DayAnswer) and answer.optimum is not None
+    assert answer.optimum.proved_usd <= answer.optimum.day.usd <= answer.static.usd
+    assert answer.optimum.proved_usd == pytest.approx(
+        answer.optimum.day.usd, rel=0.01
+    )  # One node throughout.
 
 
 def test_with_gpus_enough_the_optimum_is_that_of_each_alone() -> None:

@@ -25,7 +25,7 @@ from planner.simulator.replay import judged_windows_s
 from planner.simulator.simulation import STATUS
 from planner.simulator.slo_verdict import judge, missed_windows
 from planner.simulator.timetable import Timetable
-from planner.solvers.master import Option, paid_usd_per_h
+from planner.solvers.master import Option, gpu_usd_per_h, paid_usd_per_h
 from planner.solvers.paid_work import LeastPaid, LeastWorkers, least_paid
 from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd, lives_within_stock
 from planner.solvers.whole_nodes import node_of
@@ -137,17 +137,21 @@ class DayRuns:
         end = int(np.searchsorted(edges_s, self.windows_s[window + 1] + self.reach_s))
         return range(own.stop, max(end, own.stop))
 
-    def least_paid(self) -> LeastPaid:
-        """A lower bound on what any controller pays for this day (solvers/paid_work.py)."""
+    def least_paid(self, *, shares_nodes: bool = False) -> LeastPaid:
+        """A lower bound on what any controller pays for this day (solvers/paid_work.py).
+
+        With `shares_nodes` other LLMs have workers on the same nodes, so workers count by the GPU.
+        """
         pools = list(zip(self.fleet.pools, self.given_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
         # A lower bound takes the cheapest and the fastest start of all pools that can prefill.
         prefilling = [(pool, each) for pool, each in pools if pool.role != "decode"]
         starts_s = [each.start_s for _, each in prefilling]
         starts_s += [each.warm_start_s for _, each in prefilling if each.warm]
+        usd_per_h_of = gpu_usd_per_h if shares_nodes else paid_usd_per_h
         least_workers = LeastWorkers(
-            usd_per_h=paid_usd_per_h((pool.type, each.least) for pool, each in pools),
-            prefill_usd_per_h=min(paid_usd_per_h([(pool.type, 1)]) for pool, _ in prefilling),
+            usd_per_h=usd_per_h_of((pool.type, each.least) for pool, each in pools),
+            prefill_usd_per_h=min(usd_per_h_of([(pool.type, 1)]) for pool, _ in prefilling),
             start_s=min(starts_s),
         )
         is_cached = self.fleet.policies.prefix_cache

@@ -15,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.day.search.day_runs import DayRun, DayRuns
+from planner.domain import ROUNDING
 from planner.errors import InputError
+from planner.solvers.master import paid_usd_per_h
 from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
+from planner.units import HOUR_S
 
 Ints = npt.NDArray[np.int64]
 # The traffic of one LLM may end earlier than that of another by at most this share of the longest traffic:
@@ -86,12 +89,20 @@ class JointRuns:
         return self._llm_and_window[window][1] == 0
 
     def least_paid(self) -> LeastPaid:
-        """The sum of what the LLMs pay at least, because each LLM's work is done by its own workers. Where
-        GPUs are paid all day, it is at least what the busiest window takes all day. The bound at single
-        moments is not known for the sum, so its arrays are empty.
+        """The sum of what the LLMs pay at least, because each LLM's work is done by its own workers, and no
+        less than the nodes of the least workers of all. Where GPUs are paid all day, it is at least what the
+        busiest window takes all day. The bound at single moments is not known for the sum, so its arrays are
+        empty.
         """
-        each_llm = [runs.least_paid() for runs in self.each]
-        total_usd, of_slo_usd = sum(llm.usd for llm in each_llm), sum(llm.of_slo_usd for llm in each_llm)
+        each_llm = [runs.least_paid(shares_nodes=True) for runs in self.each]
+        least_usd_per_h = paid_usd_per_h(
+            (pool.type, given.least)
+            for runs in self.each
+            for pool, given in zip(runs.fleet.pools, runs.given_pools, strict=True)
+        )
+        least_usd = least_usd_per_h * float(self.terms.edges_s[-1]) / HOUR_S * (1 - ROUNDING)
+        total_usd = max(sum(llm.usd for llm in each_llm), least_usd)
+        of_slo_usd = max(sum(llm.of_slo_usd for llm in each_llm), least_usd)
         if self.terms.is_paid_all_day:
             all_day_usd = _busiest_usd_per_s(each_llm) * float(self.terms.edges_s[-1])
             total_usd, of_slo_usd = max(total_usd, all_day_usd), max(of_slo_usd, all_day_usd)
