@@ -1,8 +1,8 @@
 """From the inputs of the page Day to the section `day` of slo.yaml and the command, and back.
 
 A form has an entry for every input of the page (ui/views/day.py, where labels say what each is). Spans are
-in seconds; `train`, a share of the traffic, and `missed`, the share of the SLO's windows that may be missed,
-are in %; None is an empty input. The entry `parameters` has the parameters of controllers, which have no
+in seconds; `train_percent` is a share of the traffic, `missed_percent` the share of the SLO's windows that
+may be missed; None is an empty input. The entry `parameters` has the parameters of controllers, which have no
 input, so that nothing is lost. If `start_s` is given, `storage` and `image` do not count.
 """
 
@@ -16,12 +16,16 @@ from typing import Any
 
 from planner.day.controllers.table import CONTROLLERS
 from planner.day.day_settings import ALL_FLEETS, BILLED_S, USUAL_IMAGE, USUAL_STORAGE, DaySection, parse_day
-from ui.question import Form
+from ui.question import Form, in_unit
 from ui.store import Document
 
 USUAL_LIMIT_S = 120  # It is the default of `plan day --time-limit`.
 SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
 """Key of the section -> entry of the form, for those that are spans."""
+OLD_ENTRIES = {
+    "train": "train_percent",
+    "missed": "missed_percent",
+}  # Names in forms that were stored before.
 NO_IMAGE = "none"  # The nodes have the image already.
 STATIC = "static"
 OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # The static fleet always runs.
@@ -40,7 +44,7 @@ def form_of_section(given: object) -> Form:
         "controllers": [each.row.name for each in section.controllers if each.row.name != STATIC],
         "parameters": parameters,
         "every_s": section.every_s,
-        "train": percent_of(section.train_frac) or None,  # No training is an empty input.
+        "train_percent": in_unit(section.train_frac, 100) or None,  # No training is an empty input.
         "start_s": section.start_s,
         "storage": section.storage,
         "image": NO_IMAGE if section.image is None else section.image,
@@ -51,15 +55,15 @@ def form_of_section(given: object) -> Form:
         "least": section.least if section.is_least_given else None,
         "most": section.most,
         "missed_usd": section.missed_usd,
-        "missed": None if section.missed_frac is None else percent_of(section.missed_frac),
+        "missed_percent": in_unit(section.missed_frac, 100),
         "optimum": section.optimum,
         "fleets": section.fleets,
     }
 
 
-def percent_of(frac: float) -> float:
-    """A share in %, without digits that only the multiplication made."""
-    return float(f"{100 * frac:.12g}")
+def restore_form(stored: Mapping[str, Any]) -> Form:
+    """A stored form, perhaps of an earlier version, with the entries of today."""
+    return form_of_section(None) | {OLD_ENTRIES.get(name, name): value for name, value in stored.items()}
 
 
 def section(form: Mapping[str, Any]) -> Document:
@@ -69,14 +73,14 @@ def section(form: Mapping[str, Any]) -> Document:
     settings: Document = {"controllers": with_parameters if any(with_parameters.values()) else names}
     spans = {key: form[name] for key, name in SPANS.items()}
     settings |= {key: f"{value:.12g} s" for key, value in spans.items() if value is not None}
-    if form["train"]:
-        settings["train"] = f"{form['train']:.12g} %"
+    if form["train_percent"]:
+        settings["train"] = f"{form['train_percent']:.12g} %"
     settings |= {key: form[key] for key in ("billing", "least", "most") if form[key] is not None}
     settings |= {"warm": form["warm"]} if form["warm"] else {}
     if form["missed_usd"] is not None:
         settings["missed_window"] = form["missed_usd"]
-    if form["missed"] is not None:
-        settings["missed"] = f"{form['missed']:.12g} %"
+    if form["missed_percent"] is not None:
+        settings["missed"] = f"{form['missed_percent']:.12g} %"
     settings |= {} if form["optimum"] else {"optimum": False}
     settings |= {} if form["fleets"] == ALL_FLEETS else {"fleets": form["fleets"]}
     if "start" not in settings:  # Else the start-up time is given, and does not follow from these two.

@@ -43,8 +43,10 @@ SCALES = {
     "thin": "fewer users (thin)",
 }
 SEED = "Draws what is random: shifted copies of a trace, spread stamps, samples of workers."  # A help text.
-# Arguments of a number input that may stay empty, and of one for a percentage.
-EMPTY: dict[str, Any] = {"min_value": 0.001, "value": None, "format": "%g"}
+# Arguments of a number input that may stay empty, and of one for a percentage. A limit or a rate of 0 makes
+# no sense, so the least value is a small one.
+LEAST_VALUE = 0.001
+EMPTY: dict[str, Any] = {"min_value": LEAST_VALUE, "value": None, "format": "%g"}
 SHARE: dict[str, Any] = {"min_value": 0.0, "max_value": 100.0, "step": 1.0, "format": "%g"}
 # Inputs of described traffic, beside its rate.
 DESCRIPTION = ("task", "input_mean", "input_p95", "output_mean", "output_p95", "burst_cv", "duration_min")
@@ -370,7 +372,7 @@ def _terms(row: Mapping[str, Any], place: str) -> Form:
 
 
 def slo(session: Session, place: str = "ask") -> Form:
-    """The inputs for the limits. A preset fills them; who then changes one has limits of their own."""
+    """The inputs for the limits. A preset fills them; a change of one makes them the user's own limits."""
     presets = [question.OWN_LIMITS, *session.catalog.slos]
 
     def take_preset() -> None:
@@ -378,7 +380,7 @@ def slo(session: Session, place: str = "ask") -> Form:
         for name, value in (question.form_of_preset(preset) or {} if preset else {}).items():
             st.session_state[f"{place}_{name}"] = value
 
-    def own_limits() -> None:
+    def take_own_limits() -> None:
         st.session_state[f"{place}_preset"] = question.OWN_LIMITS
 
     chosen: Form = {
@@ -394,12 +396,12 @@ def slo(session: Session, place: str = "ask") -> Form:
     for metric in question.INPUT_METRICS:
         name, share = st.columns([3, 2], vertical_alignment="bottom")
         with name:
-            chosen[f"{metric}_ms"] = _limit(metric, unit, place, own_limits, is_relative=is_relative)
+            chosen[f"{metric}_ms"] = _limit(metric, unit, place, take_own_limits, is_relative=is_relative)
         chosen[f"{metric}_percentile"] = share.selectbox(
             f"{METRICS[metric].abbreviation} percentile",
             question.PERCENTILES,
             key=f"{place}_{metric}_percentile",
-            on_change=own_limits,
+            on_change=take_own_limits,
             disabled=is_relative,
             accept_new_options=True,
         )
@@ -410,7 +412,7 @@ def slo(session: Session, place: str = "ask") -> Form:
         key=f"{place}_attainment",
         placeholder="no limit",
         disabled=is_relative,
-        on_change=own_limits,
+        on_change=take_own_limits,
         **EMPTY,
     )
     return chosen
@@ -424,12 +426,12 @@ def _limit(
 
     def take_value() -> None:
         value = st.session_state[f"{place}_{metric}_{unit}"]
-        st.session_state[key] = None if value is None else float(f"{factor * value:.12g}")
+        st.session_state[key] = question.in_unit(value, factor)
         changed()
 
     ms = st.session_state[key]
     if unit != "ms":
-        st.session_state[f"{place}_{metric}_{unit}"] = None if ms is None else float(f"{ms / factor:.12g}")
+        st.session_state[f"{place}_{metric}_{unit}"] = question.in_unit(ms, 1 / factor)
         st.session_state[key] = ms  # Streamlit forgets the value of an input that is not drawn.
     limit_ms: float | None = st.number_input(
         f"{METRICS[metric].name.capitalize()} ({METRICS[metric].abbreviation}) at most [{unit}]",
@@ -438,7 +440,7 @@ def _limit(
         key=f"{place}_{metric}_{unit}",
         placeholder="no limit",
         disabled=is_relative,
-        **(EMPTY | {"min_value": 0.001 / factor}),
+        **(EMPTY | {"min_value": LEAST_VALUE / factor}),
     )
     return limit_ms if unit == "ms" else ms
 
@@ -554,7 +556,7 @@ def engines(place: str = "ask") -> Form:
     }
     chosen["bandwidth"] = st.number_input(
         "Network between workers [GB/s]",
-        min_value=0.001,
+        min_value=LEAST_VALUE,
         format="%g",
         key=f"{place}_bandwidth",
         help="Over it, prefill workers hand the KV cache of a prompt to decode workers.",

@@ -33,42 +33,44 @@ WITH_SPARE = True  # Tests go without the spare process.
 Message = dict[str, Any]
 # Messages of ui/worker.py: the last one of a job that succeeded, and the keys of those that come before.
 DONE: Message = {"done": True}
-WHILE_IT_WORKS = {"phase", "standing", "first"}
+WHILE_IT_WORKS = {"phase", "search", "first"}
 State = Literal["running", "done", "failed", "cancelled"]
 
 
 @dataclass(slots=True)
 class Job:
-    """A job and how far it is. `key` names its result in the store. `standing` has numbers of the search
-    (`SearchProgress`), costs in `unit`; `first` is an answer that is there before the whole one; `limit_s` is
-    how long the job may take, where that is known.
+    """A job and how far it is. `key` names its result in the store. `search_progress` has numbers of the
+    search (`SearchProgress`), costs in `unit`; `first` is an answer that is there before the whole one;
+    `limit_s` is how long the job may take, where that is known. `began_s` and `ended_s` are of the monotonic
+    clock.
     """
 
     kind: str
     key: str
     state: State = "running"
     phase: str = "starting"
-    standing: dict[str, Any] | None = None
+    search_progress: dict[str, Any] | None = None
     first: dict[str, Any] | None = None
     error: str = ""
     limit_s: float | None = None
     unit: str = ""
     guess: str = ""  # The likely column map after an UnsureError.
     is_our_bug: bool = False
-    began: float = field(default_factory=time.monotonic)
-    ended: float | None = None
+    began_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
     process: subprocess.Popen[str] | None = None
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def elapsed_s(self) -> float:
-        return (self.ended or time.monotonic()) - self.began
+        return (self.ended_s or time.monotonic()) - self.began_s
 
     def end(self, state: State, error: str = "", *, is_our_bug: bool = False) -> None:
         """End the job. Only the first call counts: a process may die later because it was cancelled."""
         if self.over.is_set():
             return
-        self.state, self.error, self.is_our_bug, self.ended = state, error, is_our_bug, time.monotonic()
+        self.state, self.error, self.is_our_bug = state, error, is_our_bug
+        self.ended_s = time.monotonic()
         self.over.set()
 
 
@@ -102,7 +104,8 @@ class Jobs:
         self.cancel(session, place)
         self._jobs[session, place] = job
         document = self.store.document(job.key)
-        # The time limit ended that search: on a less busy machine it may find more.
+        # A result "best found" is computed again: its search was ended by the time limit, and may find more
+        # on a less busy machine.
         if document is not None and document.get("status") != "best found":
             then(job)
             job.end("done")
@@ -163,7 +166,7 @@ class Jobs:
                         answer = message
                         break
                     job.phase = message.get("phase", job.phase)
-                    job.standing = message.get("standing", job.standing)
+                    job.search_progress = message.get("search", job.search_progress)
                     job.first = message.get("first", job.first)
                 if answer == DONE and not job.over.is_set():
                     document = json.loads((Path(folder) / "document.json").read_text())

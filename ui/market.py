@@ -23,7 +23,8 @@ QUANTITIES = {
     "power": ("Power [W]", "w", "W"),
     "start": ("Start [min]", "s", "min"),
 }
-MADE_UP: Document = {
+# Where there is no plan, the page begins with these figures; they are made up.
+EXAMPLE_MARKET: Document = {
     "gpus": {"h100-80g": {"on_demand": "2.99 usd/h"}},
     "capacity": [
         {
@@ -41,23 +42,23 @@ MADE_UP: Document = {
 def gpus_text(row: Mapping[str, Any]) -> str:
     """The GPUs of a worker: '8 × h100-80g + 4 × a100-80g'."""
     gpu = row.get("gpu", "")
-    on = gpu if isinstance(gpu, Mapping) else {gpu: row.get("gpus", 1)}
-    return " + ".join(f"{count} × {name}" for name, count in on.items())
+    count_of = gpu if isinstance(gpu, Mapping) else {gpu: row.get("gpus", 1)}
+    return " + ".join(f"{count} × {name}" for name, count in count_of.items())
 
 
 def parse_gpus(text: str) -> Document:
     """The keys of schedule.yaml for a text of `gpus_text`. Any other text becomes the name of a GPU, which
     the reader of schedule.yaml then refuses.
     """
-    on: dict[str, int] = Counter()
+    count_of: dict[str, int] = Counter()
     for part in text.split("+"):
         count, times, name = part.strip().partition(" × ")
         if not (times and count.strip().isdigit()):
             return {"gpu": text.strip()}
-        on[name.strip()] += int(count)
-    if len(on) > 1:
-        return {"gpu": dict(on)}
-    ((name, gpus),) = on.items()
+        count_of[name.strip()] += int(count)
+    if len(count_of) > 1:
+        return {"gpu": dict(count_of)}
+    ((name, gpus),) = count_of.items()
     return {"gpu": name, "gpus": gpus}
 
 
@@ -114,7 +115,7 @@ def shape_hours(
     return rows
 
 
-def table(rows: Sequence[Document]) -> str:
+def demand_csv(rows: Sequence[Document]) -> str:
     """Rows of `shape_hours` as the text of demand.csv."""
     head = list(rows[0]) if rows else ["window"]
     return "".join(f"{','.join(map(str, line))}\n" for line in (head, *(row.values() for row in rows)))

@@ -29,12 +29,11 @@ from ui.store import Document, SavedPlan, Store
 
 FOLDER_VARIABLE, CATALOG_VARIABLE = "FLEETPLAN_UI_FOLDER", "FLEETPLAN_UI_CATALOG"
 DEFAULT_FOLDER = "plans"
-POLL_S = 1.0  # A running job is looked at so often.
+POLL_S = 1.0  # The page of a running job is drawn again after this time.
 RELOAD_S = 2.0  # A closed tab is known to be gone after this time.
-COUNTS = ("stock", "owned")  # These inputs of a GPU are counts; the others are prices.
+COUNTS = ("stock", "owned")  # The inputs of a GPU that are counts; its others are prices.
 COOKIE = "fleetplan_session"
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
-# What a page says after a cancelled job.
 CANCELLED = "Cancelled. Nothing is running any more."
 SHORT_S = 120.0  # A page waits this long for a short job.
 
@@ -108,7 +107,7 @@ class Session:
 
     def plan_shown(self) -> tuple[SavedPlan, Document] | None:
         """The plan this session looks at, and its result."""
-        saved = self.store.current(self.id)
+        saved = self.store.current_plan(self.id)
         shown = self.store.document(saved.result) if saved else None
         if saved is None or shown is None:
             return None
@@ -293,10 +292,10 @@ def _progress(session: Session, place: str) -> None:
         st.rerun()
     box = st.empty()
     with box.container(border=True):
-        phase = job.phase.partition("; best")[0]  # The best fleet so far stands below, in `_standing`.
+        phase = job.phase.partition("; best")[0]  # `_search_text` shows the best fleet so far below.
         st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(phase)}")
         if job.limit_s:
-            progress_text = _standing(job) if job.kind == "plan" else None
+            progress_text = _search_text(job) if job.kind == "plan" else None
             st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=progress_text)
         is_cancelled = st.button("Cancel", key=f"cancel_{place}")
     if is_cancelled:
@@ -312,16 +311,18 @@ def show_span_of(job: Job) -> str:
     return f"{job.elapsed_s:.0f} s, at most {left_s:.0f} s left"
 
 
-def _standing(job: Job) -> str:
-    """The value of the best fleet so far, the bound and the number of simulations. Only the number, once the
-    answer on paper stands below, and for the objective throughput, whose rate is in the phase.
+def _search_text(job: Job) -> str:
+    """The value of the best fleet so far, the bound and the number of simulations.
+
+    Only the number is shown once the answer on paper is on the screen, and for the objective throughput,
+    where the phase names the rate.
     """
-    if job.standing is None:
+    if job.search_progress is None:
         return "no fleet was simulated yet"
     if job.first is not None or not job.unit:
-        return f"{job.standing['simulations']:,} simulations"
-    best, bound, unit = job.standing["best"], job.standing["bound"], job.unit
+        return f"{job.search_progress['simulations']:,} simulations"
+    best, bound, unit = job.search_progress["best"], job.search_progress["bound"], job.unit
     progress_text = "no fleet found yet" if best is None else f"best fleet on paper so far {best:,.2f}{unit}"
     if bound is not None:
         progress_text += f", none below {bound:,.2f}{unit}"
-    return f"{progress_text}; {job.standing['simulations']:,} simulations"
+    return f"{progress_text}; {job.search_progress['simulations']:,} simulations"

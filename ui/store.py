@@ -1,8 +1,8 @@
 """What the app keeps between reloads: one SQLite file and the uploaded traces, in a folder of the user's.
 
-sessions   one browser's question as its inputs stand, and the plan it looks at
-pages      the inputs of its other pages
-plans      every plan that was made, with its question; `result` leads to what was computed
+sessions   the inputs of one browser's page Plan (`asked`), and the plan it looks at
+pages      documents of its other pages: their inputs, and where their latest answers are
+plans      every plan that was made, with its inputs (`asked`); `result` is the key of what was computed
 results    what a job computed, by the hash of all that it was computed from
 traces     uploads, by the hash of their content, under traces/HASH/NAME; so are config.json files of LLMs
 """
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 FILE = "fleetplan.sqlite"
 SAMPLES = "samples"
-_BUSY_S = 20.0  # A write waits so long for that of another process.
+_BUSY_S = 20.0  # How long a write waits for the write of another process.
 _SCHEMA = """
 pragma journal_mode = wal;
 create table if not exists sessions (id text primary key, asked text, plan text);
@@ -116,20 +116,21 @@ class Store:
                 (old, new),
             )
 
-    def kept(self, session: str, page: str) -> Document | None:
-        """The inputs of a page other than Plan as this session left them; None if it has not opened it."""
+    def page_document(self, session: str, page: str) -> Document | None:
+        """What a page other than Plan last kept under the name `page`; None if that is nothing."""
         with self._open() as db:
             row = db.execute(
                 "select inputs from pages where session = ? and page = ?", (session, page)
             ).fetchone()
         return json.loads(row[0]) if row else None
 
-    def keep(self, session: str, page: str, inputs: Document) -> None:
-        """Keep the inputs of a page other than Plan."""
+    def keep_page_document(self, session: str, page: str, document: Document) -> None:
+        """Keep the inputs of a page other than Plan, or where its latest answer is."""
         with self._open() as db:
-            db.execute("insert or replace into pages values (?, ?, ?)", (session, page, json.dumps(inputs)))
+            row = session, page, json.dumps(document)
+            db.execute("insert or replace into pages values (?, ?, ?)", row)
 
-    def current(self, session: str) -> SavedPlan | None:
+    def current_plan(self, session: str) -> SavedPlan | None:
         """The plan this session looks at."""
         with self._open() as db:
             row = db.execute("select plan from sessions where id = ?", (session,)).fetchone()

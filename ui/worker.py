@@ -1,7 +1,7 @@
 """What runs outside the app's own process: `python -m ui.worker` does one job after another.
 
 It loads the planner, warms the compiled simulator while it waits, reads requests (lines of JSON) from stdin
-and answers on stdout in lines of JSON: {"phase": ...} and {"standing": ...} while it works, {"first": ...}
+and answers on stdout in lines of JSON: {"phase": ...} and {"search": ...} while it works, {"first": ...}
 for an answer that is there before the whole one; then {"done": true} once document.json and files.zip are in
 the folder of the request, {"error": ...} for what the user can mend, or {"crash": traceback}. When stdin
 ends, the app is gone, and so are we.
@@ -71,7 +71,6 @@ from planner.search.problem.plan_problem import OnPaper, Problem, SearchProgress
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
-from planner.slo_metrics import METRICS
 from planner.studies import fleet_comparison, pareto_frontier, pareto_page, prefix_study, sliders, what_if
 from planner.studies.what_if import Study
 from planner.traffic.described import Description
@@ -86,13 +85,14 @@ Document = dict[str, Any]
 Files = dict[str, str | bytes]
 Send = Callable[[Document], None]
 
-SLIDERS_S = 20.0  # The simulations behind the sliders are cut short after so long.
+SLIDERS_S = 20.0  # The time limit of the simulations behind the sliders; a page waits for them.
 # The files of a plan that `plan watch` reads; the last one is of traffic with prefixes or sessions only.
 WATCHED = ("plan.yaml", "certificate.json", "requests.csv", "traffic.jsonl")
 MOST_TENANTS = 20  # Rows of the table of tenants.
 # A plan of so few requests takes a second or two, once the simulator is compiled, which may take minutes.
 WARM_UP_REQUESTS, WARM_UP_LIMIT_S = 60, 600.0
-MOST_REMEMBERED = 10_000_000  # A process forgets old questions beyond this many requests.
+# A study with more requests than this is not used again, because its traces and simulations fill the memory.
+MOST_REMEMBERED = 10_000_000
 _REMEMBERED: dict[tuple[object, ...], Study] = {}
 """The study of the last traffic of this process, by its file, change time, size, reading and seed. It keeps
 the trace and the simulations made with it.
@@ -195,7 +195,7 @@ def _send_first_answer(send: Send) -> OnPaper:
 
 def _watch_search(send: Send) -> Watch:
     """A function for the search, which sends the numbers of its progress."""
-    return lambda standing: send({"standing": _progress_numbers(standing)})
+    return lambda progress: send({"search": _progress_numbers(progress)})
 
 
 def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
@@ -237,13 +237,13 @@ def _make_plan(request: Request, send: Send) -> Plan:
     return answer_question(question, study, watch=_watch_search(send), on_paper=_send_first_answer(send)).plan
 
 
-def _progress_numbers(standing: SearchProgress) -> Document:
+def _progress_numbers(progress: SearchProgress) -> Document:
     """The numbers for the progress bar; the fleet is left out, because it is large."""
-    return {name: getattr(standing, name) for name in ("best", "bound", "simulations")}
+    return {name: getattr(progress, name) for name in ("best", "bound", "simulations")}
 
 
 def _sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
-    """Around a plan: what may be wrong, and what each limit costs, as `plan sensitivity` says it."""
+    """Whether a plan holds with other steps, traffic and prices, and what each limit costs."""
     study = _study(request, send)
     before = study.ask(parse_task(request["question"], study.catalog))
     return {
@@ -262,9 +262,9 @@ def _study(request: Request, send: Send) -> Study:
     """The study of this traffic, which earlier questions of this process may have filled."""
     catalog, path = _catalog(request), request["trace"]
     question = request["question"]
-    described, how = parse_task(question, catalog).described, repr(reading_of(question))
+    described, reading = parse_task(question, catalog).described, repr(reading_of(question))
     file_key = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
-    traffic_key = (*file_key, how, repr(described), request["seed"])
+    traffic_key = (*file_key, reading, repr(described), request["seed"])
     study = _REMEMBERED.get(traffic_key)
     if study is None or study.catalog != catalog or study.cached_requests > MOST_REMEMBERED:
         send({"phase": "reading the traffic"})
@@ -401,17 +401,6 @@ def _compare(request: Request, send: Send) -> tuple[Document, Files]:
     comparison = simulating.compare(
         fleets, trace, slo, traffic=traffic, catalog=catalog, seed=request["seed"]
     ).comparison
-    limits = slo.limits if slo else ()
-    pictures = []
-    for metric in fleet_comparison.CHARTED_METRICS:
-        curves = {
-            row.variant.name: row.curves[metric] for row in comparison.rows[: fleet_comparison.MOST_CURVES]
-        }
-        if any((curve.value_s > 0).any() for curve in curves.values()):
-            of_metric = [limit for limit in limits if limit.metric == metric]
-            chart = charts.comparison_chart(curves, metric, of_metric)
-            caption = f"Distribution of the {METRICS[metric].name}: further left is sooner."
-            pictures.append(_picture(chart, caption))
     document = {
         "verdict": fleet_comparison.comparison_summary(comparison),
         "notes": comparison.notes,
@@ -419,7 +408,7 @@ def _compare(request: Request, send: Send) -> tuple[Document, Files]:
             ("", *(row.variant.name for row in comparison.rows)),
             [(label, *cells) for label, cells in fleet_comparison.comparison_lines(comparison)],
         ),
-        "charts": pictures,
+        "charts": _pictures(fleet_comparison.draw_latencies(comparison)),
     }
     return document, dict(fleet_comparison.render_comparison(comparison))
 

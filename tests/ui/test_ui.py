@@ -324,9 +324,9 @@ def test_what_is_kept_is_there_again_and_belongs_to_its_session(tmp_path: Path) 
     plan = store.add_plan(ANNA, "mine", {"rate": 3.5}, "key")
     again = Store(tmp_path / "new" / "folder")
     assert again.stored_form(ANNA) == {"rate": 3.5} and again.stored_form(BERT) is None
-    current = again.current(ANNA)
+    current = again.current_plan(ANNA)
     assert current is not None and current.id == plan
-    assert again.current(BERT) is None and again.plans(BERT) == [] and len(again.plans()) == 1
+    assert again.current_plan(BERT) is None and again.plans(BERT) == [] and len(again.plans()) == 1
     assert again.files("key") == {"plan.yaml": b"a: 1\n"}
 
 
@@ -335,7 +335,7 @@ def test_a_result_is_forgotten_with_the_last_plan_that_has_it(tmp_path: Path) ->
     store.keep_result("key", {}, pack({}))
     first, second = (store.add_plan(owner, "x", {}, "key") for owner in (ANNA, BERT))
     store.delete_plan(first)
-    assert store.document("key") == {} and store.current(ANNA) is None
+    assert store.document("key") == {} and store.current_plan(ANNA) is None
     store.delete_plan(second)
     assert store.document("key") is None
 
@@ -512,7 +512,7 @@ def test_the_command_shown_gives_the_same_files(
 ) -> None:
     at = planned()
     store = Store(folder)
-    current = store.current(ANNA)
+    current = store.current_plan(ANNA)
     assert current is not None
     files = store.files(current.result)
     monkeypatch.chdir(tmp_path)
@@ -619,7 +619,7 @@ def test_what_if_puts_the_new_plan_beside_the_old_and_keeps_it_when_asked(folder
     name, before, after, _ = tables(at)[0][0]
     assert name == "USD/h" and float(after) <= float(before)
     at.button(key="keep_what_if").click().run()
-    kept = Store(folder).current("f" * 32)
+    kept = Store(folder).current_plan("f" * 32)
     assert kept is not None and kept.form["rate"] == RATE_RPS / 2 and "2 instead of 4" in kept.name
 
 
@@ -781,7 +781,7 @@ def test_two_llms_are_planned_in_the_app_as_by_the_command(
     verdict = next(str(part.value) for part in again.html if "class=verdict" in str(part.value))
     assert "chat" in verdict and "code" in verdict
     assert any("no shared limit binds" in line for line in shown(again.markdown))
-    kept = Store(folder).kept("5" * 32, "several result")
+    kept = Store(folder).page_document("5" * 32, "several result")
     assert kept is not None
     files = Store(folder).files(kept["result"])
     monkeypatch.chdir(tmp_path)
@@ -1025,7 +1025,10 @@ def test_the_command_shown_gives_the_same_day(
     at.file_uploader(key="day_upload_slo").upload("slo.yaml", OWN_DAY.encode()).run()
     at.file_uploader(key="day_upload").upload("day.csv", a_day()).run()
     assert at.multiselect(key="day_controllers").value == ["hpa", "keda"]
-    assert (at.number_input(key="day_start_s").value, at.number_input(key="day_train").value) == (20.0, 40.0)
+    assert (at.number_input(key="day_start_s").value, at.number_input(key="day_train_percent").value) == (
+        20.0,
+        40.0,
+    )
     at.number_input(key="day_time_limit").set_value(1000)  # a busy machine is slow, not wrong
     at.button(key="day_start").click().run()
     assert not at.exception and not at.error, shown(at.error)
@@ -1035,7 +1038,7 @@ def test_the_command_shown_gives_the_same_day(
     assert {row[0] for row in tables(again)[-1]} == {"optimum", "static", "hpa", "keda"}
     names = {button.label for button in again.download_button}
     assert names >= {f"Download {name}" for name in ("day.html", "day.csv", "windows.csv", "manifests.zip")}
-    kept = Store(folder).kept(owner, "day result")
+    kept = Store(folder).page_document(owner, "day result")
     assert kept is not None
     files = Store(folder).files(kept["result"])
     asked = yaml.safe_load(files["slo.yaml"])
@@ -1075,7 +1078,7 @@ def test_a_day_begins_with_the_plan_whose_fleet_stands(folder: Path, monkeypatch
     at.button(key="day_start").click().run()
     assert not at.exception and not at.error
     store = Store(folder)
-    kept, plan = store.kept(owner, "day result"), store.current(owner)
+    kept, plan = store.page_document(owner, "day result"), store.current_plan(owner)
     assert kept is not None and plan is not None and "--fleet plan.yaml --time-limit 1 " in kept["command"]
     assert store.files(kept["result"], "plan.yaml") == store.files(plan.result, "plan.yaml")
     document = store.document(kept["result"])
@@ -1115,7 +1118,7 @@ def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
     assert "class=verdict>Buy " in first["html"] and "On paper" in first["html"]
     assert "of 49 futures" not in first["html"] and "Step times estimated" in first["html"]
     assert first["tables"]["fleet"][1] and first["tables"]["slo"][1][0][-1].endswith("kept")
-    assert any("standing" in message for message in told)
+    assert any("search" in message for message in told)
     alone: list[dict[str, Any]] = []
     worker._make_plan({**request, "question": asked | {"safety": "none"}}, alone.append)
     assert not any("first" in message for message in alone)
@@ -1140,7 +1143,7 @@ def test_live_metrics_are_held_against_the_plan(folder: Path, tmp_path: Path) ->
     assert "plan first" in text_of(opened("watch", "e1" * 16))
     on_paper("e2" * 16, changes=H100_ALONE, rate_rps=RATE_RPS)
     store = Store(folder)
-    plan = store.current("e2" * 16)
+    plan = store.current_plan("e2" * 16)
     assert plan is not None
     for name, content in store.files(plan.result).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -1324,7 +1327,7 @@ def test_a_session_begins_with_a_copy_and_a_link_with_its_plan(tmp_path: Path) -
     store.copy_session(ANNA, BERT)
     store.keep_form(BERT, {"rate": 6.0})
     assert (store.stored_form(ANNA), store.stored_form(BERT)) == ({"rate": 5.0}, {"rate": 6.0})
-    assert store.current(BERT) == store.plan(plan) and trace in store.traces(BERT)
+    assert store.current_plan(BERT) == store.plan(plan) and trace in store.traces(BERT)
 
 
 def test_a_week_is_written_in_a_few_figures() -> None:

@@ -22,7 +22,8 @@ PAGE, RESULT = "day", "day result"  # Where the store keeps the page's inputs, a
 PLACE = "day"  # The place of its inputs (ui/inputs.py).
 PLAN, INPUTS, FILE = "the plan", "the inputs of Plan", "a slo.yaml"  # Where the question comes from.
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json", "slo.yaml")
-EMPTY: dict[str, Any] = {"min_value": 0.0, "value": None, "format": "%g"}
+# Arguments of a number input that may stay empty, or be 0.
+EMPTY: dict[str, Any] = inputs.EMPTY | {"min_value": 0.0}
 
 
 def page() -> None:
@@ -49,9 +50,9 @@ def _current_form(session: Session) -> Form:
     """The inputs as they were left on this page, else those of the plan, else those of the page Plan."""
     restored = st.session_state.pop("day_restore", None)
     if restored is not None or "day" not in st.session_state:
-        saved = session.store.kept(session.id, PAGE)
+        saved = session.store.page_document(session.id, PAGE)
         if restored is None and saved is not None and (saved["source"] != PLAN or session.plan_shown()):
-            restored = days.form_of_section(None) | saved
+            restored = days.restore_form(saved)
         st.session_state.day = restored or _form_of_source(session, PLAN if session.plan_shown() else INPUTS)
         set_widgets(st.session_state.day, PLACE)
     shown: Form = st.session_state.day
@@ -126,7 +127,7 @@ def _choose(session: Session, form: Form) -> Form:
         lambda typed: _again(_form_of_source(session, FILE, typed, chosen)),
     )
     if chosen != st.session_state.day:
-        session.store.keep(session.id, PAGE, chosen)
+        session.store.keep_page_document(session.id, PAGE, chosen)
         st.session_state.day = chosen
     return chosen
 
@@ -220,7 +221,7 @@ def _limits() -> Form:
         ),
         "drain_s": st.number_input(
             "Stopped at the latest after [s]",
-            min_value=0.001,
+            min_value=inputs.LEAST_VALUE,
             value=None,
             format="%g",
             key=f"{PLACE}_drain_s",
@@ -239,20 +240,20 @@ def _search() -> Form:
             help="Where the best is chosen. Empty: as much as one costs with what stands all day.",
             **(EMPTY | {"placeholder": "as usual"}),
         ),
-        "missed": st.number_input(
+        "missed_percent": st.number_input(
             "Or windows that may be missed [%]",
             max_value=100.0,
-            key=f"{PLACE}_missed",
+            key=f"{PLACE}_missed_percent",
             help="The best is then the cheapest that misses no more; leave what one counts empty.",
             **(EMPTY | {"placeholder": "none"}),
         ),
-        "train": st.number_input(
+        "train_percent": st.number_input(
             "Train on the first [%] of the traffic",
             min_value=5.0,
             max_value=95.0,
             value=None,
             format="%g",
-            key=f"{PLACE}_train",
+            key=f"{PLACE}_train_percent",
             placeholder="no training",
             help="Parameters are chosen there; the rest of the traffic judges.",
         ),
@@ -266,7 +267,7 @@ def _search() -> Form:
         ),
         "every_s": st.number_input(
             "The optimum changes sizes every [s]",
-            min_value=0.001,
+            min_value=inputs.LEAST_VALUE,
             value=None,
             format="%g",
             key=f"{PLACE}_every_s",
@@ -318,7 +319,7 @@ def _start(session: Session, form: Form) -> None:
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
-        store.keep(owner, RESULT, {"result": job.key, "command": text})
+        store.keep_page_document(owner, RESULT, {"result": job.key, "command": text})
 
     try:
         request = _request(session, form)
@@ -332,7 +333,7 @@ def _start(session: Session, form: Form) -> None:
 
 def _answer(session: Session, form: Form) -> None:
     job = session.jobs.find(session.id, PAGE)
-    saved = session.store.kept(session.id, RESULT)
+    saved = session.store.page_document(session.id, RESULT)
     answer = session.store.document(saved["result"]) if saved else None
     if job is None and answer is None:
         st.info("None yet: press Run.")
@@ -349,14 +350,14 @@ def _last(session: Session, form: Form, saved: Document, answer: Document) -> No
     job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
         st.caption("The last answer of this session:")
-    elif not _is_of(session, form, saved["result"]):
+    elif not _answers_inputs(session, form, saved["result"]):
         st.warning("This answer is of other inputs than those that stand now; press Run for theirs.")
     _result(answer)
     st.header("Downloads")
     draw.day_downloads(session.store, saved["result"], NAMES, saved["command"])
 
 
-def _is_of(session: Session, form: Form, key: str) -> bool:
+def _answers_inputs(session: Session, form: Form, key: str) -> bool:
     """Whether a result answers the current inputs."""
     try:
         return result_key("day", _request(session, form)) == key

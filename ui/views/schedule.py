@@ -28,11 +28,11 @@ def page() -> None:
     st.title("Schedule", anchor=False)
     st.write("Which workers to reserve, and which to start and stop over the day, at the lowest cost.")
     st.page_link("views/day.py", label="Day: the plan's fleet simulated over a day, under controllers")
-    saved: Document = session.store.kept(session.id, PAGE) or {}
+    saved: Document = session.store.page_document(session.id, PAGE) or {}
     form = _inputs(_base(session, saved))
     demand, window = _demand(session, form, saved)
     typed = demand.get("demand") if demand.get("is_typed") else None
-    session.store.keep(session.id, PAGE, {"market": form, "demand": typed, "window": window})
+    session.store.keep_page_document(session.id, PAGE, {"market": form, "demand": typed, "window": window})
     options = _options()
     _text(form)
     if st.button("Schedule", type="primary", key="schedule_start"):
@@ -75,7 +75,7 @@ def _base(session: Session, saved: Document) -> Document:
             help="A fleet of several pools counts as one kind of worker, with all its GPUs.",
         )
     base: Document = st.session_state.schedule_base
-    if base == market.MADE_UP:
+    if base == market.EXAMPLE_MARKET:
         st.caption("Made-up figures to start from; with a plan, begin with its workers.")
     return base
 
@@ -97,7 +97,7 @@ def _of_plans(session: Session, plans: Sequence[str]) -> Document:
             draw.error(error)
             continue
         planned.append((document, task))
-    return planned_market.schedule_document(planned, session.catalog) if planned else market.MADE_UP
+    return planned_market.schedule_document(planned, session.catalog) if planned else market.EXAMPLE_MARKET
 
 
 def _inputs(base: Document) -> Document:
@@ -243,7 +243,10 @@ def _demand(session: Session, form: Document, saved: Document) -> tuple[Document
     if "schedule_demand" not in st.session_state or st.session_state.schedule_demand[0] != llms:
         text = saved.get("demand") or ""
         fits = text.partition("\n")[0].split(",")[1:] == llms
-        st.session_state.schedule_demand = (llms, text if fits else market.table(market.example_demand(form)))
+        st.session_state.schedule_demand = (
+            llms,
+            text if fits else market.demand_csv(market.example_demand(form)),
+        )
     written = st.session_state.schedule_demand[1]
     typed = st.text_area(
         "Requests/s in every window: a row each, a column per LLM",
@@ -274,7 +277,7 @@ def _shape(form: Document, llms: Sequence[str]) -> None:
         if st.button("Fill the rows", key="shape_fill"):
             days = market.WEEK_DAYS if span == "a week" else 1
             rows = market.shape_hours(peaks, days=days, night_frac=night_frac, weekend_frac=weekend_frac)
-            st.session_state.schedule_demand = (llms, market.table(rows))
+            st.session_state.schedule_demand = (llms, market.demand_csv(rows))
             st.rerun()
 
 

@@ -47,7 +47,7 @@ def _current_form(session: Session) -> Form:
     """
     restored = st.session_state.pop("several_restore", None)
     if restored is not None or "several" not in st.session_state:
-        stored = restored or session.store.kept(session.id, PAGE)
+        stored = restored or session.store.page_document(session.id, PAGE)
         traces = session.store.traces(session.id)
         form = (
             together.restore_form(stored, session.catalog)
@@ -97,7 +97,7 @@ def _choose(session: Session, form: Form) -> Form:
         ),
     )
     if chosen != st.session_state.several:
-        session.store.keep(session.id, PAGE, chosen)
+        session.store.keep_page_document(session.id, PAGE, chosen)
         st.session_state.several = chosen
     return chosen
 
@@ -153,7 +153,7 @@ def _start(session: Session, form: Form) -> None:
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
-        store.keep(owner, RESULT, {"asked": form, "result": job.key})
+        store.keep_page_document(owner, RESULT, {"asked": form, "result": job.key})
 
     try:
         # Of the first LLM's trace the job makes no use: it reads `traces`.
@@ -172,7 +172,7 @@ def _start(session: Session, form: Form) -> None:
 
 def _answer(session: Session) -> None:
     job = session.jobs.find(session.id, PAGE)
-    saved = session.store.kept(session.id, RESULT)
+    saved = session.store.page_document(session.id, RESULT)
     answer = session.store.document(saved["result"]) if saved else None
     if job is None and answer is None:
         st.info("None yet: press Plan together.")

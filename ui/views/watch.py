@@ -16,7 +16,7 @@ from ui.store import Document, SavedPlan
 
 PAGE, RESULT = "watch", "watch result"
 FILE, SERVER = "a file", "a Prometheus"
-STANDINGS = {
+STATUS_BADGES = {
     "inside": ("Inside the plan", "green"),
     "drifted": ("Drifted; the plan still holds", "orange"),
     "outgrown": ("Outgrown", "red"),
@@ -44,7 +44,7 @@ def page() -> None:
     job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
         follow_job(session, PAGE)
-    last = session.store.kept(session.id, RESULT)
+    last = session.store.page_document(session.id, RESULT)
     answer = session.store.document(last["result"]) if last else None
     if last is not None and answer is not None:
         _show(answer, last)
@@ -103,7 +103,7 @@ def _start(session: Session, saved: SavedPlan, form: Document) -> None:
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
-        store.keep(
+        store.keep_page_document(
             owner, RESULT, {"result": job.key, "plan": saved.name, "at": time.strftime("%Y-%m-%d %H:%M")}
         )
 
@@ -125,7 +125,7 @@ def _start(session: Session, saved: SavedPlan, form: Document) -> None:
 def _show(answer: Document, last: Document) -> None:
     """Draw the last look: how the plan stands, and what drifted. `last` is what `_start` keeps of it."""
     is_open = answer["status"] != "missed" and answer.get("is_exceeded", False) is None
-    name, colour = PERHAPS_TOO_MUCH if is_open else STANDINGS[answer["status"]]
+    name, colour = PERHAPS_TOO_MUCH if is_open else STATUS_BADGES[answer["status"]]
     st.header("Answer")
     st.badge(name, color=colour)  # type: ignore[arg-type]  # The colour is one of Streamlit's.
     st.subheader(draw.escaped(answer["headline"][:1].upper() + answer["headline"][1:]))
