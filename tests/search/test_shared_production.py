@@ -18,9 +18,10 @@ from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed import mixed_fleets
+from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import with_search_scenarios
-from planner.search.several import several_llms
+from planner.search.several import several_llms, shared_production
 from planner.search.several.several_llms import plan_together
 from planner.search.several.shared_plan import SharedPlan
 from planner.solvers.master import FleetLimits
@@ -118,6 +119,39 @@ def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both() 
         if one[1] + other[1] <= SCARCE["a100-80g"] and one[2] + other[2] <= SCARCE["h100-80g"]
     )
     assert found.value <= least * 1.01  # of about one price the one that holds furthest
+
+
+def test_prefill_pools_that_miss_ttft_alone_are_tried_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule LEADS may be wrong. In the joint search it is made wrong for every prefill pool: the answer,
+    which has one, stays.
+    """
+    fleet = {"gpus": {"a100-80g": 18, "h100-80g": 3}, "max_num_batched_tokens": 2048, **SINGLY}
+    parts = []
+    for seed, rate_rps, ttft, tbt in ((863, 20.7, "1 s", "80 ms"), (814, 36.6, "500 ms", "40 ms")):
+        document = {
+            "llm": "meta-llama/Llama-3.1-8B",
+            "slo": {"ttft": {"p99": ttft}, "tbt": {"p99": tbt}},
+            "traffic": {"rate": rate_rps},
+            "fleet": fleet,
+            "engine": "none",
+            "safety": {"kept_in": 0.9},
+        }
+        trace = traffic(seed, requests=80, rate_rps=5.0)
+        parts.append(LlmQuestion(f"of-{seed}", parse_task(document, CATALOG), trace))
+    asked = SeveralLlmsQuestion(tuple(parts), (), ())
+    expected = plan_together(asked, CATALOG, time_limit_s=LONG_S)
+    choose = shared_production._choose_fleets
+
+    def choose_where_leads_is_wrong(*args: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(Oracle, "prefill_meets_ttft_alone", lambda self, fleets: [False] * len(fleets))
+            return choose(*args)
+
+    monkeypatch.setattr(shared_production, "_choose_fleets", choose_where_leads_is_wrong)
+    found = plan_together(asked, CATALOG, time_limit_s=LONG_S)
+    assert not how(found).is_each and how(found).is_exact
+    assert "prefill" in {pool.role for one in found.plans.values() for pool in one.fleet.pools}
+    assert found.value == pytest.approx(expected.value)
 
 
 @pytest.mark.slow

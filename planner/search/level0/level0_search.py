@@ -256,13 +256,19 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
     return search
 
 
-def designs_of(problem: Problem, level0: Level0) -> list[Design]:
-    """All designs of level 0 with what its search has learned of them, for a search that starts from that."""
+def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) -> list[Design]:
+    """All designs of level 0 with what its search has learned of them, for a search that starts from that.
+
+    Without `pools_alone` the search takes nothing from simulations of a pool by itself: a prefill pool that
+    misses TTFT alone may keep it in a pair, if few requests decide (pruning_rules.LEADS).
+    """
     oracle, search = problem.oracle, Search(problem.limits)
-    for item in level0.with_role("prefill"):
-        if (learned := level0.search.learned.get(item.option.name)) is not None:
-            search.learned[item.option.name] = replace(learned)
-    prefill_alone = None if problem.trace.after.size else oracle.prefill_meets_ttft_alone
+    prefill_alone = None
+    if pools_alone and not problem.trace.after.size:
+        prefill_alone = oracle.prefill_meets_ttft_alone
+        for item in level0.with_role("prefill"):
+            if (learned := level0.search.learned.get(item.option.name)) is not None:
+                search.learned[item.option.name] = replace(learned)
     designs = [
         Design((DesignPool(item, search),), oracle.holds, search) for item in level0.with_role("mixed")
     ]

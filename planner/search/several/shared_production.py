@@ -15,6 +15,7 @@ plan states nothing about all LLMs keeping theirs at the same time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from planner.documents.facts import KeptIn, NoneTogether, ProductionShared
 from planner.domain import ROUNDING
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
+from planner.search.level0.designs import Design
 from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent, run_wave
@@ -273,14 +275,31 @@ def _choose_fleets(
     # EFFORT_S (work_clock.py).
     most_effort = effort_spent() + len(llms) * MOST_SEARCH_REQUESTS
     master_deadline = min(deadline, EFFORT_S * most_effort)
-    designs = [
-        designs_of(problem, llm.on_paper.alone.level0)
-        for problem, llm in zip(known_problems, llms, strict=True)
-    ]
     rows = shared_limits(limits)
-    shared = cheapest(
-        designs, rows, run=run_wave, out_of_time=lambda: is_over(master_deadline), progress=progress
-    )
+
+    def find_below(value: float, *, pools_alone: bool) -> tuple[list[list[Design]], Cheapest]:
+        designs = [
+            designs_of(problem, llm.on_paper.alone.level0, pools_alone=pools_alone)
+            for problem, llm in zip(known_problems, llms, strict=True)
+        ]
+        return designs, cheapest(
+            designs,
+            rows,
+            below=value,
+            run=run_wave,
+            out_of_time=lambda: is_over(master_deadline),
+            progress=progress,
+        )
+
+    designs, shared = find_below(math.inf, pools_alone=True)
+    # Most prefill pools that miss TTFT alone miss it in every pair too, which makes the first search short.
+    # The second one finds the pairs for which that is not so: it begins with the verdicts of the first, and
+    # with its value as the upper bound.
+    _, cheaper = find_below(shared.value, pools_alone=False)
+    rounds = shared.rounds + cheaper.rounds
+    if cheaper.best is not None:
+        shared = cheaper
+    shared = replace(shared, bound=min(shared.value, cheaper.bound), is_exact=cheaper.is_exact, rounds=rounds)
     candidates = [fleets] if fleets is not None else []
     if shared.best is not None:
         candidates.append([design.counts(vector) for design, vector in shared.best])
