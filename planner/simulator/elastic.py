@@ -277,7 +277,11 @@ def simulate_in_windows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticFleet:
-    """One of several fleets with its own traffic and controller, as in `simulate_elastic`."""
+    """One of several fleets with its own traffic and controller, as in `simulate_elastic`.
+
+    Until `until_s` its controller resizes it even if all of its requests are done, as the GPUs that it gives
+    back may be wanted by the other fleets, and are paid no longer.
+    """
 
     fleet: Fleet
     trace: Trace
@@ -285,6 +289,7 @@ class ElasticFleet:
     controller: Controller
     limits: tuple[Limit, ...] = ()
     every_s: float | None = None
+    until_s: float = 0.0
 
     @property
     def largest_fleet(self) -> Fleet:
@@ -476,17 +481,29 @@ class _Run:
         self.plan_decisions(-math.inf)
         yield self.pause_s()
         while self.advance(stop_early):
-            kind = self.events[0].kind
-            while self.events and self.events[0].time_s <= self.now_s and self.events[0].kind != _IS_READY:
-                if self.events[0].kind != kind and self.rows:
-                    break  # The kernel first carries out what has happened, so that later events see it.
-                event = heapq.heappop(self.events)
-                kind = event.kind
-                self.carry_out(event)
+            self.carry_out_events()
             if self.is_stuck():
                 break
             yield self.pause_s()
         self.end_drained()
+        # No request is left for the kernel to advance: only the lives of workers go on.
+        while not stop_early and (pause_s := self.pause_s()) < self.part.until_s:
+            self.now_s = max(self.now_s, pause_s)
+            self.rows.clear()
+            self.carry_out_events()
+            self.end_drained()
+            yield self.pause_s()
+        self.now_s = max(self.now_s, self.part.until_s)
+
+    def carry_out_events(self) -> None:
+        """Carry out what is planned for now, one kind of event after another."""
+        kind = self.events[0].kind
+        while self.events and self.events[0].time_s <= self.now_s and self.events[0].kind != _IS_READY:
+            if self.events[0].kind != kind and self.rows:
+                break  # The kernel first carries out what has happened, so that later events see it.
+            event = heapq.heappop(self.events)
+            kind = event.kind
+            self.carry_out(event)
 
     def plan_decisions(self, time_s: float) -> None:
         """Add the decisions after `time_s` up to `lag_s` ahead, as their readings come that much sooner."""

@@ -92,6 +92,25 @@ def test_what_is_paid_is_what_is_held(tmp_path: Path) -> None:
     assert told.held_gpus[0] == pytest.approx([1, 1, 1 + 10 / 60, 2])
 
 
+def test_an_llm_whose_traffic_ends_is_paid_no_longer_and_frees_its_gpus(tmp_path: Path) -> None:
+    """chat has traffic for the first two of six minutes and the moment after them; code then takes its GPU.
+    By hand: 2 USD/h for code's first worker, for chat's half the time, and for code's second one from 10 s
+    before the fifth minute on. chat's worker was paid, and held the second of two GPUs, to the end.
+    """
+    frame = traffic(6, busy=120, seed=1)
+    more = pd.DataFrame(
+        {"arrival_s": np.linspace(240.5, 359.5, 240), "input_tokens": 10, "output_tokens": 10}
+    )
+    frame = pd.concat([frame, more]).sort_values("arrival_s", ignore_index=True)
+    sold = market(tmp_path, rate="2.1 req/s", stock=2, llms=("chat", "code"))
+    sold["gpus"]["a100-80g"].pop("reserved")
+    told = asked(sold, chat=traffic(2, busy=120), code=frame).simulated
+    assert told is not None and told.added == 0
+    assert told.schedule.workers.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 2, 2]]
+    assert told.held_gpus[0] == pytest.approx([2, 2, 2, 1 + 10 / 60, 2, 2])
+    assert told.on_demand_usd_per_h == pytest.approx(2 * (180 + 360 + 130) / 360)
+
+
 def test_llms_share_the_stock(tmp_path: Path) -> None:
     """Both want two in the busy minutes, of three GPUs: what cannot be mended is said."""
     sold = market(tmp_path, stock=3, llms=("chat", "code"))

@@ -249,7 +249,8 @@ def _simulate(
         elastic = [replace(pool.elastic, first=size) for pool, size in zip(pools, first_sizes, strict=True)]
         fleet = replace(next(iter(llm.units.values())), pools=tuple(pool.pool for pool in pools))
         every_s = llm.slo.every_s or demand.window_s
-        fleets.append(ElasticFleet(fleet, llm.trace, elastic, timetable, llm.slo.limits, every_s))
+        end_s = firm.shape[1] * demand.window_s
+        fleets.append(ElasticFleet(fleet, llm.trace, elastic, timetable, llm.slo.limits, every_s, end_s))
         pools_by_llm.append(pools)
     stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
     runs = simulate_together(fleets, stock)
