@@ -119,12 +119,12 @@ def read_fleet(
     that is a whole question of one LLM.
     """
     catalog_rows = read_catalog(catalog)
+    file = plan_file(fleet) if isinstance(fleet, str | Path) else Path("fleet")
     if isinstance(fleet, str | Path):
-        given = plan_file(fleet)
-        file = given if given.is_file() else Path(fleet)
         document = _in_question(read_yaml(file), slo, catalog_rows)
-        return fleets.parse_fleet(document, file, catalog_rows, policies=policies)
-    if not isinstance(fleet, Mapping):
+    elif isinstance(fleet, Mapping):
+        document = _in_question(fleet, slo, catalog_rows)
+    else:
         # The result of a plan has its fleet as an attribute.
         own_fleet = fleet if isinstance(fleet, Fleet) else getattr(fleet, "fleet", None)
         if not isinstance(own_fleet, Fleet):
@@ -134,15 +134,12 @@ def read_fleet(
         if not policies:
             return own_fleet
         document = fleets.fleet_document(own_fleet)
-        return fleets.parse_fleet(document, Path("fleet"), catalog_rows, policies=policies)
-    document = _in_question(fleet, slo, catalog_rows)
-    return fleets.parse_fleet(document, Path("fleet"), catalog_rows, policies=policies)
+    return fleets.parse_fleet(document, file, catalog_rows, policies=policies)
 
 
 def fleet_file_doubts(fleet: str | Path, of_file: Fleet) -> list[str]:
     """What is doubtful in the file, or the folder of a plan, from which `of_file` was read."""
-    given = plan_file(fleet)
-    file = given if given.is_file() else Path(fleet)
+    file = plan_file(fleet)
     doubt = fleets.changed_plan_doubt(read_yaml(file), file, of_file)
     return [doubt] if doubt else []
 

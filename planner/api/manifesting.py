@@ -103,8 +103,6 @@ def manifests(
 def _document_of(plan: FleetLike) -> tuple[Section, Path]:
     """What a plan.yaml or fleet.yaml says, and its path or what errors name in its place."""
     if isinstance(plan, str | Path):
-        # A path may be a plan's folder, whose plan.yaml is read, or the file itself.
-        in_folder = plan_file(plan)
-        file = in_folder if in_folder.is_file() else Path(plan)
+        file = plan_file(plan)
         return read_yaml(file), file
     return (plan if isinstance(plan, Mapping) else {}), Path("fleet")

@@ -73,16 +73,20 @@ def plan(
     of wall time. If one is used up, the best fleet so far is returned, with the status "best found".
     """
     report = shown_progress(progress)
-    if isinstance(slo, SeveralLlmsQuestion):
+
+    def plan_llms(questions: SeveralLlmsQuestion, catalog_rows: Catalog) -> SharedPlan:
         shared = plan_together(
-            slo,
-            read_catalog(catalog),
+            questions,
+            catalog_rows,
             seed=seed,
             time_limit_s=time_limit_s,
             progress=report,
             adds_robustness=True,
         )
-        return SharedPlanResult(_say_classes_not_compared(simulate_routers_of_each(shared, slo), slo))
+        return _say_classes_not_compared(simulate_routers_of_each(shared, questions), questions)
+
+    if isinstance(slo, SeveralLlmsQuestion):
+        return SharedPlanResult(plan_llms(slo, read_catalog(catalog)))
     question = read_task(slo, catalog, **keys)
     command = _equivalent_command(
         question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove)
@@ -91,16 +95,7 @@ def plan(
         for name, is_set in (("explain", explain), ("prove", prove)):
             if is_set:
                 raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
-        questions = questions_of(question, trace)
-        shared = plan_together(
-            questions,
-            question.catalog,
-            seed=seed,
-            time_limit_s=time_limit_s,
-            progress=report,
-            adds_robustness=True,
-        )
-        shared = _say_classes_not_compared(simulate_routers_of_each(shared, questions), questions)
+        shared = plan_llms(questions_of(question, trace), question.catalog)
         return SharedPlanResult(shared, question, command)
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
@@ -138,15 +133,17 @@ def answer_question(
     if is_too_long(task, study.trace, study.work_limit_s):
         answer = _by_parts(task, study, explain=explain, prove=prove, watch=watch, on_paper=on_paper)
     else:
-        answer = _plan_and_compare(study, task, prove=prove, watch=watch, on_paper=on_paper)
+        answer = beside_each_gpu(study, task, prove=prove, watch=watch, on_paper=on_paper)
+        answer = compare_separate_fleets(answer, study, task)
         answer = explain_plan(answer, study, task) if explain else answer
     if task.plans_each_target:
 
         def planned_for(target: str) -> Plan:
             study.progress(f"a plan for {target}")
             alone = question.replace({"deploy": {"target": target}, "fleet.per_gpu": False})
-            anew = replace(study, answers=study.answers.fresh())
-            return answer_question(alone, anew, prove=prove).plan
+            # The cached simulations are of the first plan's routing.
+            own_study = replace(study, answers=study.answers.fresh())
+            return answer_question(alone, own_study, prove=prove).plan
 
         answer = plan_each_target(answer, planned_for)
     return PlanResult(answer, question)
@@ -239,19 +236,6 @@ def beside_each_gpu(
         return answer
     with time_limit(study.left_s):
         return add_each_gpu(study, task, answer, seconds=study.work_limit_s)
-
-
-def _plan_and_compare(
-    study: Study,
-    task: PlanQuestion,
-    *,
-    prove: bool = False,
-    watch: Watch = ignore_progress,
-    on_paper: OnPaper = ignore_paper_answer,
-) -> Plan:
-    """The plan beside the best fleet of each GPU type alone and a fleet for each class of the SLO."""
-    plan = beside_each_gpu(study, task, prove=prove, watch=watch, on_paper=on_paper)
-    return compare_separate_fleets(plan, study, task)
 
 
 def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:

@@ -130,11 +130,8 @@ def replace(task: Any, changes: Mapping[str, Any] | str, value: Any = None) -> T
     `task` is what `read_task` takes, or a plan that `plan` found, whose question it changes. Several values
     at once: replace(task, {"slo.ttft.p90": "3 s", "objective": "power"}).
     """
-    question = task.question if hasattr(task, "question") else read_task(task)  # Only plans have a question.
-    if question is None:
-        raise InputError(
-            "replace: this plan was read back, and does not hold its question; give its slo.yaml"
-        )
+    # A plan has a question, which its own `replace` changes.
+    question = task if hasattr(task, "question") else read_task(task)
     replaced: TaskDocument = question.replace({changes: value} if isinstance(changes, str) else changes)
     return replaced
 

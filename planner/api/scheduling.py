@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from planner.api.inputs import TraceLike, read_fleet, read_trace
+from planner.api.inputs import Section, TraceLike, read_fleet, read_trace
 from planner.api.questions import read_task
 from planner.api.results import Result
 from planner.documents import markets, planned_market
@@ -24,9 +24,6 @@ from planner.solvers import reserved_schedule as solver
 from planner.solvers.reserved_schedule import Demand, Market
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import quantity
-
-if TYPE_CHECKING:
-    from planner.api.inputs import Section
 
 MarketLike: TypeAlias = "Market | Section | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"

@@ -35,7 +35,7 @@ from planner.traffic.trace import spread_stamps
 from planner.units import quantity
 
 QuestionLike = TaskDocument | inputs.Section | str | Path
-PLAN_TIME_LIMIT_S = 120.0  # The default for each plan that `pareto` and `replan` make.
+PLAN_TIME_LIMIT_S = 120.0  # The time limit of each plan that these functions make; by default or always.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -207,7 +207,7 @@ def what_if(
     *,
     catalog: CatalogLike = None,
     seed: int = 0,
-    time_limit_s: float = 120.0,
+    time_limit_s: float = PLAN_TIME_LIMIT_S,
     progress: MaybeProgress = None,
     **keys: Unpack[TaskKeys],
 ) -> WhatIfResult:
@@ -229,7 +229,7 @@ def what_if(
 
 
 def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
-    """What-if on the trace of a study, which was read before."""
+    """What `what_if` gives, on the trace of a study, which was read before."""
     try:
         before = study.ask(question.task())
     except InfeasibleError as error:
@@ -247,7 +247,7 @@ def sensitivity(
     by: str | float = "10 %",
     catalog: CatalogLike = None,
     seed: int = 0,
-    time_limit_s: float = 120.0,
+    time_limit_s: float = PLAN_TIME_LIMIT_S,
     progress: MaybeProgress = None,
     **keys: Unpack[TaskKeys],
 ) -> SensitivityResult:
@@ -267,7 +267,7 @@ def share_of(by: str | float, where: str) -> float:
 
 
 def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> SensitivityResult:
-    """Sensitivity on the trace of a study, which was read before."""
+    """What `sensitivity` gives, on the trace of a study, which was read before."""
     before = study.ask(question.task())
     changed = tuple(what_if_study.sensitivity(study, before, by_frac=by_frac))
     return SensitivityResult(before, changed, what_if_study.headroom(study, before))
@@ -326,7 +326,8 @@ def replan(
         inputs.plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None
     )
     horizon_h = quantity(horizon, "s", where="horizon") / 3600
-    return replan_in(study, question, running, planned_on, (horizon_h, start_usd, stop_usd))
+    terms = replanning.ReplanTerms(horizon_h, start_usd, stop_usd)
+    return replan_in(study, question, running, planned_on, terms)
 
 
 def replan_in(
@@ -334,17 +335,14 @@ def replan_in(
     question: TaskDocument,
     running: Fleet,
     planned_on: Path | None,
-    terms: tuple[float, float, float],
+    terms: replanning.ReplanTerms,
 ) -> ReplanResult:
-    """Replanning on the trace of a study, which was read before.
+    """What `replan` gives, on the trace of a study, which was read before.
 
-    `terms` are the horizon in hours, and what a start and a stop of a worker cost in USD.
+    `planned_on` is where the requests lie that the running fleet was planned on, if there are some.
     """
-    horizon_h, start_usd, stop_usd = terms
     task = question.task()
-    answer = replanning.replan(
-        study, task, running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd
-    )
+    answer = replanning.replan(study, task, running, terms)
     drift = None
     if planned_on is not None and planned_on.exists():
         before = spread_stamps(inputs.read_trace(planned_on), seed=0)

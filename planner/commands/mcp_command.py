@@ -12,9 +12,9 @@ from planner import __version__
 from planner.errors import InputError, PlannerError
 from planner.files.document_values import refuse_unknown, show_value
 
-# What an argument of a tool may be, by its annotation: Python's types, and in words.
 NO_VALUE = type(None)
-KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+# The types of values that an argument with this annotation may have, and what a client is told to give.
+ARGUMENT_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "Document": ((dict,), "an object"),
     "Document | str": ((dict, str), "an object, or the path of a file or folder"),
     "Document | str | None": ((dict, str, NO_VALUE), "an object, or the path of a file or folder"),
@@ -84,14 +84,15 @@ def check_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     parameters = inspect.signature(tool).parameters
     refuse_unknown(arguments, parameters, "arguments")
     for name, parameter in parameters.items():
-        kinds, what = KINDS[str(parameter.annotation)]
+        allowed, wanted = ARGUMENT_TYPES[str(parameter.annotation)]
         if name not in arguments:
             if parameter.default is inspect.Parameter.empty:
-                raise InputError(f"{name}: is missing; give {what}")
-        elif not isinstance(arguments[name], kinds) or (
-            isinstance(arguments[name], bool) and bool not in kinds
+                raise InputError(f"{name}: is missing; give {wanted}")
+        # To Python a bool is an int, which is not what a client means.
+        elif not isinstance(arguments[name], allowed) or (
+            isinstance(arguments[name], bool) and bool not in allowed
         ):
-            raise InputError(f"{name}: expected {what}, found {show_value(arguments[name])}")
+            raise InputError(f"{name}: expected {wanted}, found {show_value(arguments[name])}")
 
 
 def _schema_reader(name: str) -> Callable[[], str]:

@@ -29,7 +29,7 @@ def replan(
     horizon: Annotated[str, typer.Option("--horizon", help="How long the new fleet is to run.")] = "24 h",
     start_cost: Annotated[
         float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
-    ] = 1.0,
+    ] = 1.0,  # As replanning.USUAL_START_USD, whose import would slow every command down.
     stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
     out: Annotated[Path | None, shared_options.out_file("Write the new fleet as a fleet.yaml.")] = None,
     catalog: shared_options.CatalogOption = None,
@@ -50,6 +50,7 @@ def replan(
     from planner.api.studying import replan_in
     from planner.documents.catalog import read_catalog
     from planner.files import checked_files
+    from planner.studies.replanning import ReplanTerms
 
     for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
         if not 0 <= usd < MOST_USD:
@@ -65,7 +66,7 @@ def replan(
         running = read_fleet(file, catalog_rows, slo=task)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         planned_on = file.parent / "requests.csv"
-        result = replan_in(study, task, running, planned_on, (horizon_h, start_cost, stop_cost))
+        result = replan_in(study, task, running, planned_on, ReplanTerms(horizon_h, start_cost, stop_cost))
         if out is not None:
             result.save(out)
     answer_document = result.to_dict()

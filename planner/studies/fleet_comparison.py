@@ -197,6 +197,7 @@ def compare_fleets(
 
 
 def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Variant) -> VariantRow:
+    """Simulate one variant; `shared` are the requests, SLO, seed and scenarios of all variants."""
     requests, slo, seed, scenarios = shared
     simulated = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()

@@ -122,7 +122,7 @@ def find_frontier(
             ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
         corner, corner_limit = walk.corner(answer, corner_limit, tightest)
-        level0_search = answer.search_result.level0.search
+        level0_search = answer.search_result.level0.search  # Without a best fleet its value is infinite.
         level0 = (
             level0_search.value
             if level0_search.best is None
@@ -164,11 +164,10 @@ def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierSt
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The functions and the range with which `find_frontier` walks along an axis.
+    """The functions and the default range with which `find_frontier` walks along an axis.
 
     `task` gives the question at a limit. `corner` takes a fleet's answer, the limit of its plan and the
-    tightest limit; it gives the corner, and the next limit to plan at. `low` and `high` are the default
-    range.
+    tightest limit; it gives the corner, and the next limit to plan at. `low` and `high` bound the range.
     """
 
     name: str
@@ -239,10 +238,10 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
     return _Walk(limit.name, "s", limit.limit_s, limit.limit_s / 2, 2 * limit.limit_s, at, corner)
 
 
-def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], float]) -> _Walk:
+def _amount_walk(task: PlanQuestion, name: str, key: str, amount_of: Callable[[Fleet], float]) -> _Walk:
     """The walk over power or cost.
 
-    `key` is the field of this limit in the question, and `of` gives the power or the cost of a fleet.
+    `key` is the field of this limit in the question, and `amount_of` gives the power or the cost of a fleet.
     """
 
     def at(amount: float) -> PlanQuestion:
@@ -250,7 +249,8 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], 
         return replace(task, **limit)
 
     def corner(answer: StudyAnswer, _: float, __: float) -> tuple[float, float]:
-        return of(answer.fleet), of(answer.fleet) * (1 - NEXT_FRAC)
+        amount = amount_of(answer.fleet)
+        return amount, amount * (1 - NEXT_FRAC)
 
     return _Walk(name, UNITS[name], getattr(task, key), LEAST_AMOUNT, math.inf, at, corner)
 

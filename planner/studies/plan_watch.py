@@ -36,7 +36,7 @@ from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.solvers.drift import Alarm, find_alarms
-from planner.studies.replanning import Replan, replan
+from planner.studies.replanning import Replan, ReplanTerms, replan
 from planner.studies.what_if import Study
 from planner.traffic.scaling import rescale, sped_up
 from planner.traffic.sessions import session_numbers
@@ -667,4 +667,4 @@ def replan_now(study: Study, task: PlanQuestion, plan: Planned, horizon_h: float
     already scaled and cut by them. Raises what `replanning.replan` raises.
     """
     current_task = replace(task, rate_rps=None, window="whole")
-    return replan(study, current_task, plan.written.fleet, horizon_h=horizon_h, start_usd=1.0, stop_usd=0.0)
+    return replan(study, current_task, plan.written.fleet, ReplanTerms(horizon_h))

@@ -64,13 +64,19 @@ FEWEST_TRIES = 24
 MOST_TRIES = 400
 
 
+# The costs of starting and of stopping a worker, where a user gives none. A start that costs something keeps
+# what runs where another fleet is hardly cheaper.
+USUAL_START_USD = 1.0
+USUAL_STOP_USD = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ReplanTerms:
     """The horizon of the new fleet, and the costs of starting and of stopping a worker."""
 
     horizon_h: float
-    start_usd: float
-    stop_usd: float
+    start_usd: float = USUAL_START_USD
+    stop_usd: float = USUAL_STOP_USD
 
     def __post_init__(self) -> None:
         if not self.horizon_h > 0 or min(self.start_usd, self.stop_usd) < 0:
@@ -128,17 +134,13 @@ class Replan:
         return self.is_exhausted and not self.assumed
 
 
-def replan(
-    study: Study, task: PlanQuestion, current: Fleet, *, horizon_h: float, start_usd: float, stop_usd: float
-) -> Replan:
+def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms) -> Replan:
     """Solve the model of the module's docstring, with `current` as the running fleet.
 
-    `start_usd` and `stop_usd` are the costs of starting and of stopping one worker. Raises InfeasibleError if
-    no fleet within the limits keeps the SLO.
+    Raises InfeasibleError if no fleet within the limits keeps the SLO.
     """
     if task.objective != "cost":
         raise InputError(f"objective: a replan is about cost, found {task.objective}")
-    terms = ReplanTerms(horizon_h, start_usd, stop_usd)
     scratch = study.ask(task, (current,))
     running, gone_pools = _running_options(scratch.problem, current)
     gone = sum(pool.count for pool in gone_pools)
@@ -334,7 +336,7 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
     for pool in current.running_pools:
         name = pool.type.gpu.name
         if (gpu := next((gpus[each] for each in _gpu_names(name) if each in gpus), None)) is None:
-            gone += [pool]
+            gone.append(pool)
         else:
             moved = replace(pool.type, gpu=gpu)
             worker = types.get(moved.name) or moved  # A running type need not be one that is searched.

@@ -49,7 +49,7 @@ class SeedsQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedRun:
-    """One run: its `outcome.Outcome.summary`, and the text of its requests.csv if the caller wants that."""
+    """One run: its `SimulatedOutcome.summary`, and the text of its requests.csv if the caller wants that."""
 
     seed: int
     summary: output.Document

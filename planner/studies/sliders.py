@@ -63,10 +63,10 @@ class Sliders:
 
 def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: float) -> Sliders:
     """Simulate a fleet and its neighbours; an SLO for every window is judged over the whole trace."""
-    until = time.monotonic() + time_limit_s
+    until_s = time.monotonic() + time_limit_s  # On the monotonic clock.
     whole_slo = replace(slo, every_s=None)
     traces = [sped_up(trace, factor) for factor in TRAFFIC]
-    sizes = [_simulate_fleet(neighbour, traces, whole_slo, until) for neighbour in _neighbour_fleets(fleet)]
+    sizes = [_simulate_fleet(neighbour, traces, whole_slo, until_s) for neighbour in _neighbour_fleets(fleet)]
     order = sorted(range(len(sizes)), key=lambda k: sizes[k].usd_per_h)
     plan_index = next(k for k, size in enumerate(sizes) if size.text == describe(fleet))
     return Sliders(
@@ -75,7 +75,7 @@ def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: f
         rate_rps=trace.rate_rps,
         limits=tuple(limit_text(limit) for limit in slo.limits),
         wanted_frac=tuple(limit.percentile_frac for limit in slo.limits),
-        is_whole=time.monotonic() < until,
+        is_whole=time.monotonic() < until_s,
     )
 
 
@@ -92,7 +92,7 @@ def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
     return list(fleets.values())
 
 
-def _simulate_fleet(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until: float) -> SizeVerdicts:
+def _simulate_fleet(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until_s: float) -> SizeVerdicts:
     """Simulate one fleet at every factor on steps and traffic, as long as there is time."""
     shape = (len(TRAFFIC), len(STEPS), len(LIMITS))
     kept_frac, holds = np.full((*shape, len(slo.limits)), np.nan), np.zeros(shape, dtype=bool)
@@ -101,7 +101,7 @@ def _simulate_fleet(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until: floa
             replace(pool, type=pool.type.with_longer_steps(factor - 1)) for pool in fleet.pools
         )
         for t, trace in enumerate(traces):
-            if time.monotonic() >= until:
+            if time.monotonic() >= until_s:
                 break
             for k, verdict in enumerate(_judge_at_limits(replace(fleet, pools=slower_pools), trace, slo)):
                 kept_frac[t, s, k] = [line.kept_frac for line in verdict.lines]

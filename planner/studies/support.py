@@ -22,8 +22,8 @@ STEP_TIMES = {
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
 """What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
-# The badge's sentences, the best known step times first: how each begins, and the kinds that it is about.
-KINDS = {
+# How each sentence of the badge begins, the best known step times first, and the kinds that it is about.
+BADGE_SENTENCES = {
     "Step times measured on": ("kernels", "steps"),
     "carried over from another GPU": ("derived", "given"),
     "computed from the GPU's figures": ("roofline",),
@@ -52,7 +52,7 @@ def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
         kind_by_gpu.setdefault(row["gpu"], row["step_times"])
     gpus_of = {
         beginning: [gpu for gpu, kind in kind_by_gpu.items() if kind in kinds]
-        for beginning, kinds in KINDS.items()
+        for beginning, kinds in BADGE_SENTENCES.items()
     }
     measured, carried, computed = gpus_of.values()
     sentences = [f"{beginning}: {', '.join(gpus)}" for beginning, gpus in gpus_of.items() if gpus]

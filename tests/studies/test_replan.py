@@ -29,7 +29,14 @@ from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
 from planner.search.problem.plan_problem import with_search_scenarios
 from planner.solvers.master import Option
-from planner.studies.replanning import Replan, _ReplanModel, compare_traffic, replan, replan_document
+from planner.studies.replanning import (
+    Replan,
+    ReplanTerms,
+    _ReplanModel,
+    compare_traffic,
+    replan,
+    replan_document,
+)
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
@@ -62,7 +69,7 @@ def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Stu
     safe = replace(question(), safety=Safety())
     on_paper, made = study.ask(question()), study.ask(safe)
     assert made.value > on_paper.value
-    found = replan(study, safe, made.fleet, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
+    found = replan(study, safe, made.fleet, ReplanTerms(1000.0, 0.0, 0.0))
     assert found.best.cost_usd_per_h > on_paper.value
     oracle = with_search_scenarios(study.problem_of(safe)).oracle
     assert oracle.holds([oracle.counts(found.best.fleet)])[0]
@@ -113,9 +120,7 @@ def cheapest_by_trying(
 def test_no_other_counts_are_cheaper(
     study: Study, running: Fleet, rate_rps: float, horizon_h: float, start_usd: float, stop_usd: float
 ) -> None:
-    found = replan(
-        study, by_node(rate_rps), running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd
-    )
+    found = replan(study, by_node(rate_rps), running, ReplanTerms(horizon_h, start_usd, stop_usd))
     assert found.is_exhausted and found.verdict.holds
     assert found.is_exact == (not found.assumed)
     started = sum(max(move.after - move.before, 0) for move in found.moves)
@@ -129,10 +134,10 @@ def test_no_other_counts_are_cheaper(
 
 def test_what_holds_is_kept_where_moving_is_dear(study: Study, running: Fleet) -> None:
     """At half the traffic a smaller fleet is cheaper, but an hour's saving does not pay for stopping."""
-    found = replan(study, at(4.0), running, horizon_h=1.0, start_usd=1000.0, stop_usd=1000.0)
+    found = replan(study, at(4.0), running, ReplanTerms(1.0, 1000.0, 1000.0))
     assert found.keeps and found.best.migration_usd == 0.0
     assert all(move.before == move.after for move in found.moves)
-    cheap = replan(study, at(4.0), running, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
+    cheap = replan(study, at(4.0), running, ReplanTerms(1000.0, 0.0, 0.0))
     assert not cheap.keeps and cheap.best.cost_usd_per_h < bill_fleet(running).usd_per_h
 
 
@@ -158,7 +163,7 @@ def test_too_few_scenarios_are_not_a_limit_that_is_missed() -> None:
 
 
 def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:
-    found = replan(study, at(30.0), running, horizon_h=1.0, start_usd=1000.0, stop_usd=1000.0)
+    found = replan(study, at(30.0), running, ReplanTerms(1.0, 1000.0, 1000.0))
     assert not found.keeps and found.running_verdict is not None and not found.running_verdict.holds
     assert found.verdict.holds
 
@@ -168,7 +173,7 @@ def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study) -> None:
     running = study.ask(replace(few, rate_rps=8.0)).fleet
     assert {pool.type.gpu.name for pool in running.pools} == {"a100-80g", "h100-80g"}
     task = replace(question(fleet={"gpus": ["h100-80g"]}), rate_rps=8.0)
-    found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=5.0)
+    found = replan(study, task, running, ReplanTerms(24.0, 1.0, 5.0))
     assert not found.keeps and found.running_verdict is None
     assert {pool.type.gpu.name for pool in found.best.fleet.pools} == {"h100-80g"}
     stopped = sum(max(move.before - move.after, 0) for move in found.moves)
@@ -181,17 +186,17 @@ def test_what_is_owned_is_never_stopped_to_save(study: Study, running: Fleet) ->
     """A quarter of the traffic: rented workers go, owned ones cost nothing and stay, whatever the fleet file
     calls them. With 4 of them owned, rented ones alone go.
     """
-    rented = replan(study, at(2.0), running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    rented = replan(study, at(2.0), running, ReplanTerms(24.0, 1.0, 0.0))
     assert rented.best.fleet.gpus < running.gpus
     rows = {pool.type.gpu.name for pool in running.running_pools}
     fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 64)}
     task = replace(question(fleet=fleet), rate_rps=2.0)
-    found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    found = replan(study, task, running, ReplanTerms(24.0, 1.0, 0.0))
     assert found.keeps and found.best.total_usd == 0 and found.best.fleet.gpus == running.gpus
     assert all(move.before == move.after for move in found.moves)
     few = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 4)}
     task = replace(question(fleet=few), rate_rps=2.0)
-    part = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+    part = replan(study, task, running, ReplanTerms(24.0, 1.0, 0.0))
     assert all(move.after >= move.before for move in part.moves if "@owned" in move.worker)
     assert part.best.total_usd <= rented.best.total_usd
 
@@ -205,7 +210,7 @@ def test_electricity_never_makes_rented_gpus_of_owned_ones(study: Study, running
     fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 64), "electricity": paid}
     for rate_rps in (8.0, 2.0):
         task = replace(question(fleet=fleet), rate_rps=rate_rps)
-        found = replan(study, task, running, horizon_h=24.0, start_usd=1.0, stop_usd=0.0)
+        found = replan(study, task, running, ReplanTerms(24.0, 1.0, 0.0))
         assert all(pool.type.gpu.name.endswith("@owned") for pool in found.best.fleet.running_pools)
         assert found.verdict.holds
         assert found.best.total_usd <= min(way.total_usd for way in found.ways if way.holds) + 1e-9
@@ -213,9 +218,9 @@ def test_electricity_never_makes_rented_gpus_of_owned_ones(study: Study, running
 
 def test_only_cost_is_replanned(study: Study, running: Fleet) -> None:
     with pytest.raises(InputError, match="a replan is about cost"):
-        replan(study, question(objective="power"), running, horizon_h=1.0, start_usd=0.0, stop_usd=0.0)
+        replan(study, question(objective="power"), running, ReplanTerms(1.0, 0.0, 0.0))
     with pytest.raises(InputError, match="--horizon must be > 0"):
-        replan(study, question(), running, horizon_h=0.0, start_usd=0.0, stop_usd=0.0)
+        replan(study, question(), running, ReplanTerms(0.0, 0.0, 0.0))
 
 
 def test_d_is_the_largest_share_that_differs() -> None:

@@ -31,7 +31,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions
 from planner.solvers.reserved_schedule import Demand
 from planner.studies.pareto_frontier import find_frontier
-from planner.studies.replanning import replan
+from planner.studies.replanning import ReplanTerms, replan
 from planner.studies.what_if import Study, ask_again, change_question
 
 
@@ -145,14 +145,14 @@ def replanned(asked: TwoRoutes) -> list[str]:
     """
     made, study = asked.plan(), asked.study()
     running = study.problem_of(asked.task()).oracle.fleet(asked.drawn.drawn)
-    free = replan(study, asked.task(), running, horizon_h=1.0, start_usd=0.0, stop_usd=0.0)
+    free = replan(study, asked.task(), running, ReplanTerms(1.0, 0.0, 0.0))
     (scratch,) = [way for way in free.ways if way.label == "plan from scratch"]
     wrong = _same("replan, from scratch", scratch.cost_usd_per_h, lambda: bill_fleet(made.fleet).usd_per_h)
     if made.certificate.beyond_exact or free.best.cost_usd_per_h > bill_fleet(made.fleet).usd_per_h:
         wrong += _same(
             "replan at no cost", free.best.cost_usd_per_h, lambda: bill_fleet(made.fleet).usd_per_h
         )
-    dear = replan(asked.study(), asked.task(), made.fleet, horizon_h=1.0, start_usd=5.0, stop_usd=5.0)
+    dear = replan(asked.study(), asked.task(), made.fleet, ReplanTerms(1.0, 5.0, 5.0))
     if not dear.keeps:
         wrong.append(f"replan: the plan's own fleet is not kept: {dear.best.fleet}")
     return wrong
