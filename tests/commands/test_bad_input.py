@@ -420,7 +420,13 @@ FLEETS = [
         command="simulate",
         more=("--fleet", "nowhere.yaml"),
     ),
-    Case("fleet: directory", r"folder/plan.yaml: no such file", {"folder/x": ""}, "simulate", ("--fleet", "folder")),
+    Case(
+        "fleet: directory",
+        r"folder/plan.yaml: no such file",
+        {"folder/x": ""},
+        "simulate",
+        ("--fleet", "folder"),
+    ),
     Case("fleet: empty", r"fleet.yaml: the top level is empty", {"fleet.yaml": ""}, "simulate"),
     a_fleet("unknown GPU", "h100-80g", "h101", r"fleet.yaml: workers\[0\] \(w\): gpu: .*'h101'.*nearest"),
     a_fleet("unknown LLM", "llama-3.1-8b", "llama-9", r"fleet.yaml: llm: LLM 'llama-9' .*nearest"),
@@ -561,7 +567,13 @@ COMMANDS = [
         {"requests.csv": TRACE},
         more=("--trace", "requests.csv", "-o", "."),
     ),
-    Case("simulate -o a folder", r"folder/plan.yaml: no such file", {"folder/x": ""}, "simulate", ("-o", "folder")),
+    Case(
+        "simulate -o a folder",
+        r"folder/plan.yaml: no such file",
+        {"folder/x": ""},
+        "simulate",
+        ("-o", "folder"),
+    ),
     Case(
         "simulate -o below a file", r"slo.yaml: exists and is not", {}, "simulate", ("-o", "slo.yaml/r.csv")
     ),
