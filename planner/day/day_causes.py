@@ -147,9 +147,8 @@ def _missed_by_cause(
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """The numbers of the missed windows by cause, in the order of the module's docstring."""
     pools = row.run.requested_sizes.shape[1]
-    edges_s = np.array([*(window.start_s for window in row.windows), row.windows[-1].end_s])
-    own = workers_over_time(row.run, pools, edges_s)[1]
-    needed = workers_over_time(best.run, pools, edges_s)[1]
+    own = workers_over_time(row.run, pools, row.edges_s)[1]
+    needed = workers_over_time(best.run, pools, row.edges_s)[1]
     too_few, too_late, as_many = list[int](), list[int](), list[int]()
     for v, window in enumerate(row.windows):
         if window.holds:

@@ -372,7 +372,7 @@ def windows_csv(answer: DayAnswer) -> str:
     head += ["holds", "short_limit", "kept_frac"]
     lines = []
     for row in _rows_and_optimum(answer):
-        edges_s = edges_of(row)
+        edges_s = row.edges_s
         rate = rates_rps(answer, edges_s)
         paid, ready = workers_over_time(row.run, len(pools), edges_s)
         for v, each in enumerate(row.windows):
@@ -416,11 +416,6 @@ def _csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def edges_of(row: ControllerDay) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The edges [s] of the windows of a day, (V + 1,) for V windows."""
-    return np.array([*(each.start_s for each in row.windows), row.windows[-1].end_s])
-
-
 def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
     """Requests/s that arrive in each window."""
     return np.histogram(answer.judged.arrival_s, edges_s)[0] / np.diff(edges_s)
@@ -433,7 +428,7 @@ def draw_day(answer: DayAnswer) -> list[Figure]:
     """
     shown = [answer.static, *([answer.winner] if answer.winner is not answer.static else [])]
     shown += [] if answer.optimum is None else [answer.optimum.day]
-    edges_s = edges_of(answer.static)
+    edges_s = answer.static.edges_s
     window_s = float(edges_s[-1] - edges_s[0]) / (len(edges_s) - 1)
     pools = answer.question.fleet.pools
     pictures = [

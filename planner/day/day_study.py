@@ -169,6 +169,11 @@ class ControllerDay:
         return sum(not each.holds for each in self.windows)
 
     @property
+    def edges_s(self) -> Floats:
+        """The edges [s] of the windows, (V + 1,) for V windows."""
+        return np.array([*(each.start_s for each in self.windows), self.windows[-1].end_s])
+
+    @property
     def paid_hours(self) -> float:
         """The hours that are billed: from the start of the traffic to the end of its last request."""
         return self.run.end_s / 3600
@@ -433,12 +438,12 @@ def best_sizes(
         edges_s,
         sizes,
         min(bound_usd, best.usd),
-        cheapest.proved_usd,
+        cheapest.proved.usd,
         status,
         causal_bound(runs),
         reacting_bound(runs),
         # A bound above the cost of a day that keeps every window is refuted: here more workers did hurt.
-        bound.usd if bound.usd <= best.usd else cheapest.proved_usd,
+        bound.usd if bound.usd <= best.usd else cheapest.proved.usd,
     )
 
 

@@ -37,7 +37,7 @@ from planner.day.day_study import (
 )
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns
-from planner.day.search.several_llms_runs import joint_runs, joint_terms
+from planner.day.search.several_llms_runs import JointRuns, joint_terms
 from planner.domain import row_of
 from planner.errors import InfeasibleError, InputError
 from planner.search.problem.plan_problem import Progress, report_nothing
@@ -347,7 +347,7 @@ def _find_optimum(
         DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms_of(question))
         for question in judged
     ]
-    runs = joint_runs(llm_runs, terms)
+    runs = JointRuns(llm_runs, terms)
     left_s = max(deadline - time.monotonic(), LEAST_OPTIMUM_S)
     cheapest = cheapest_day(runs, time_limit_s=left_s, progress=progress)
     parts = [
@@ -381,7 +381,7 @@ def _find_optimum(
                 status=f"its part of what is best for all: {status}",
             )
         )
-    return JointOptimum(best, tuple(llm_parts), bound_usd, cheapest.proved_usd, status)
+    return JointOptimum(best, tuple(llm_parts), bound_usd, cheapest.proved.usd, status)
 
 
 def _cheapest_of_each(best: JointDay, rows: Sequence[JointDay], terms: DayTerms) -> JointDay | None:

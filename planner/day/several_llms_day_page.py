@@ -81,7 +81,7 @@ def shared_lines(answer: JointAnswer) -> list[str]:
 
 
 def gpus_text(counts: Mapping[str, int]) -> str:
-    """'14 a100-80g + 6 h100-80g'."""
+    """The GPUs as in "14 a100-80g + 6 h100-80g"."""
     return " + ".join(f"{count} {gpu}" for gpu, count in counts.items())
 
 

@@ -61,7 +61,12 @@ Document = Mapping[str, Mapping[str, Any]]
 Row = TypeVar("Row")
 CatalogLike: TypeAlias = "Catalog | str | Path | None"
 FILES = (
-    *("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml"),
+    "gpus.yaml",
+    "llms.yaml",
+    "slos.yaml",
+    "engines.yaml",
+    "spreads.yaml",
+    "acceptance.yaml",
     "tasks.yaml",
 )
 PRICES = "prices.yaml"  # Only a catalog directory of the user's has this file.
@@ -249,13 +254,16 @@ class Catalog:
         return names
 
     def _checkpoint_of(self, alias: str, row: str) -> str:
-        """The checkpoint that a name of this row means: the row's, or that of its names which has all words
-        of this one. "llama-3.3-70b" names the row meta-llama/Llama-3.1-70B, but another checkpoint.
+        """The checkpoint that an alias of this row means: the first of the row's names with a "/" that has all
+        words of the alias, else the row.
+
+        "llama-3.3-70b" is an alias of the row meta-llama/Llama-3.1-70B, as both have one shape, but means the
+        row's other name meta-llama/Llama-3.3-70B-Instruct.
         """
         others = self.provenance[row].aliases if row in self.provenance else ()
-        candidates = (row, *(name for name in others if "/" in name))
-        words = set(alias.rpartition("/")[2].split("-"))
-        return next((name for name in candidates if words <= set(_last_part(name).split("-"))), row)
+        checkpoints = (row, *(name for name in others if "/" in name))
+        words = set(_last_part(alias).split("-"))
+        return next((name for name in checkpoints if words <= set(_last_part(name).split("-"))), row)
 
     def step_latency(
         self,

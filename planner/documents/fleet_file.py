@@ -57,6 +57,7 @@ from planner.files.document_values import (
     Wording,
     check_mapping,
     check_rows,
+    list_first,
     refuse_unknown,
     refused_value,
 )
@@ -673,8 +674,10 @@ def _parse_events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ..
             events.append(Disturbance(time_s, "link", factor=factor))
             continue
         if name not in names:
-            first_names = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
-            raise InputError(f"{section.where}: no worker is called {name!r}; the workers are {first_names}")
+            raise InputError(
+                f"{section.where}: no worker is called {name!r}; the workers are "
+                f"{list_first(names, MOST_NAMED)}"
+            )
         kind = cast(Literal["down", "up", "slow"], kinds[0])
         events.append(Disturbance(time_s, kind, names.index(name), factor))
     return tuple(events)

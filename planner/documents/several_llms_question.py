@@ -20,7 +20,7 @@ rows that name the entry, else those that name its LLM.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from planner.documents.log_columns import reading_of
 from planner.documents.task import BELONGS, PlanQuestion, parse_task, with_config
 from planner.errors import InputError, TraceError
 from planner.files.checked_files import read_yaml
-from planner.files.document_values import check_text, refuse_unknown
+from planner.files.document_values import check_text, list_first, refuse_unknown
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 from planner.units import counted
@@ -39,6 +39,7 @@ SHARED = ("fleet", "objective", "limits", "deploy", "day")  # Keys that stand be
 OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
 DEFAULTS = ("safety",)  # Keys of entries, with their defaults beside `llms`.
 TRACE = ("trace", "model")  # Keys that say which requests an entry has.
+MOST_NAMED = 8  # An error names at most so many values of the column `model`.
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # Fit for the name of a folder on any system.
 # Files of an answer, among which each entry gets a folder of its name.
@@ -263,12 +264,8 @@ def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, i
                 return name
     raise TraceError(
         f"{where}: {trace.name} has no row for {entry_names[0]!r}: its column `model` holds "
-        f"{_list_names(trace.llms, 8)}; name one of them with model:"
+        f"{list_first(list(map(repr, trace.llms)), MOST_NAMED)}; name one of them with model:"
     )
-
-
-def _list_names(names: Sequence[str], most: int) -> str:
-    return ", ".join([*(repr(name) for name in names[:most]), *(["..."] if len(names) > most else [])])
 
 
 def _note_left_over(
@@ -284,7 +281,7 @@ def _note_left_over(
     if not left:
         return ()
     rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in left)
-    named = _list_names(left, 5)
+    named = list_first(list(map(repr, left)), 5)
     are = "is" if rows == 1 else "are"
     requests = counted(rows, "request")
     return (f"{requests} of {trace.name} to {named} {are} not planned: no entry of llms takes them",)

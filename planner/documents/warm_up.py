@@ -14,6 +14,7 @@ from pathlib import Path
 
 from planner.errors import InputError
 from planner.files.checked_files import open_input
+from planner.files.document_values import list_first
 from planner.files.jsontext import parse_json
 from planner.fleet import Fleet
 
@@ -48,9 +49,9 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
     prompts = []
     for number, row in enumerate(rows):
         if row.get("worker") not in names:
-            first_names = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
             raise InputError(
-                f"{path}: row {number}: worker is {row.get('worker')!r}, the plan has {first_names}"
+                f"{path}: row {number}: worker is {row.get('worker')!r}, the plan has "
+                f"{list_first(names, MOST_NAMED)}"
             )
         prompt = row.get("prompt")
         # A bool is an int for isinstance, but no token id.

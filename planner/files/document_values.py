@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -91,6 +91,11 @@ def nearest_names(name: object, known: Collection[str], count: int = 3) -> list[
     lower = {candidate.lower(): candidate for candidate in known}
     near = difflib.get_close_matches(str(name).lower(), lower, n=count, cutoff=LEAST_LIKENESS)
     return [lower[match] for match in near]
+
+
+def list_first(names: Sequence[str], most: int) -> str:
+    """The first `most` names, then dots if there are more; for error messages."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def did_you_mean(

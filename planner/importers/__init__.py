@@ -46,6 +46,10 @@ __all__ = [
     "summarise_import",
 ]
 
+# An error names at most so many keys or columns of a file of no known format, in at most so many characters.
+MOST_NAMED, MOST_NAMED_CHARS = 8, 200
+HEAD_LINES = 200  # Prometheus's text says within so many lines what it is.
+
 Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredRuns"]
 
 
@@ -157,9 +161,9 @@ def detect_format(path: Path) -> str:
     for name, row in FORMATS.items():
         if any(marks <= names for marks in row.marks):
             return name
-    listed_names = ", ".join(sorted(names)[:8])
+    listed_names = ", ".join(sorted(names)[:MOST_NAMED])
     raise InputError(
-        f"{path}: is no format we know (found {listed_names[:200] or 'nothing'}); name one of "
+        f"{path}: is no format we know (found {listed_names[:MOST_NAMED_CHARS] or 'nothing'}); name one of "
         f"{', '.join(FORMATS)}"
     )
 
@@ -175,7 +179,7 @@ def _describe_file(text: str, path: Path) -> tuple[str, set[str]]:
         except InputError:
             document = foreign_fields.parse_json(start.split("\n", 1)[0], path)
         return "json", _top_level_keys(document)
-    if any(line.startswith(("# HELP ", "# TYPE ", "vllm:")) for line in start.split("\n")[:200]):
+    if any(line.startswith(("# HELP ", "# TYPE ", "vllm:")) for line in start.split("\n")[:HEAD_LINES]):
         return "text", set()
     lines = (line for line in start.split("\n") if line.strip() and not line.startswith("#"))
     return "csv", {cell.strip().strip('"') for cell in next(lines, "").split(",")}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from planner.domain import Selector, Slo
 from planner.errors import InputError
-from planner.files.document_values import show_value
+from planner.files.document_values import list_first, show_value
 from planner.traffic.trace import IntArray, Trace, measured_window
 from planner.units import counted, show_s
 
@@ -111,7 +111,7 @@ def check_judged_classes(slo: Slo, trace: Trace) -> None:
     """As `check_classes`, for requests that are simulated: each class must have some after the warm-up."""
     check_classes(slo, trace)
     judged_from_s, _ = measured_window(trace)
-    warm_up = show_s(judged_from_s - float(trace.arrival_s[0]))  # To be shown.
+    warm_up = show_s(judged_from_s - float(trace.arrival_s[0]))
     for selector in slo.selectors:
         mask = select_requests(selector, trace)
         # A request that waits for others may arrive after the warm-up, whatever its own time is.
@@ -134,19 +134,13 @@ def _check_tenants(slo: Slo, trace: Trace) -> None:
         if each.tenant is not None and each.tenant not in trace.tenants:
             raise InputError(
                 f"slo: tenants: {show_value(each.tenant)} has no request in {trace.name}, whose tenants are "
-                f"{_list_first(trace.tenants)}; write one of them, or each"
+                f"{list_first(list(map(show_value, trace.tenants)), MOST_LISTED)}; write one of them, or each"
             )
 
 
-def _list_first(names: Sequence[str]) -> str:
-    """The first names, with dots if there are more."""
-    listed = ", ".join(show_value(name) for name in names[:MOST_LISTED])
-    return f"{listed}, ..." if len(names) > MOST_LISTED else listed
-
-
 def _what_is_there(selector: Selector, trace: Trace) -> str:
-    """The names or lengths that a trace has, for the error on a class that matches none of its requests:
-    those of the first key of its match that no request has.
+    """What a trace has in place of what a class matches, for the error on a class without requests: its names
+    of the kind (tenants, adapters, models) of which the class names only others, else its prompt lengths.
     """
     for wanted, names, kind in (
         (selector.tenants, trace.tenants, "tenants"),
@@ -154,7 +148,8 @@ def _what_is_there(selector: Selector, trace: Trace) -> str:
         (selector.llms, trace.llms, "models"),
     ):
         if wanted and not set(wanted) & set(names):
-            return f", whose {kind} are {_list_first(names)}" if names else f", which names no {kind}"
+            listed = list_first(list(map(show_value, names)), MOST_LISTED)
+            return f", whose {kind} are {listed}" if names else f", which names no {kind}"
     tokens = trace.input_tokens
     return f", whose prompts have {int(tokens.min()):,} to {int(tokens.max()):,} tokens; widen its match"
 

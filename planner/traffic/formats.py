@@ -35,9 +35,9 @@ from planner.traffic.trace import (
     several_llms,
 )
 from planner.traffic.zones import says_zone
-from planner.units import counted
+from planner.units import DAY_S, counted
 
-MAX_SPAN_S = 100 * 365.25 * 86400.0  # A longer trace has times in another unit than seconds.
+MAX_SPAN_S = 100 * 365.25 * DAY_S  # A longer trace has times in another unit than seconds.
 OUT_OF_ORDER_FRAC = 0.01  # A smaller share of late rows is sorted, a larger one is an error.
 RESTART_FRAC = 0.01  # A clock that falls back to within this share of its span from its start has restarted.
 YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100.

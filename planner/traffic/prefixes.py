@@ -37,6 +37,7 @@ WINDOW_S = 180.0  # The working set is counted in windows of this length.
 # `alike_tokens_frac` reads at most so many block ids, which takes a second and is enough for a share.
 MOST_IDS_READ = 5_000_000
 MOST_KEPT_IDS = 100_000_000  # The nodes of so many block ids are kept in memory, which takes 0.4 GB.
+ROUND_ROBIN_WORKERS = (4, 8, 16)  # The numbers of workers for which hits under blind routing are shown.
 # The sizes of caches, in tokens, at which the curve of hits is shown.
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
 
@@ -355,7 +356,7 @@ class PrefixSummary:
         return plain
 
 
-def summarise_prefixes(trace: Trace, *, workers: tuple[int, ...] = (4, 8, 16)) -> PrefixSummary:
+def summarise_prefixes(trace: Trace) -> PrefixSummary:
     """Summarise what the prompts of a trace share; raises TraceError without block ids."""
     blocks = block_uses(trace)
     tree = prefix_tree(blocks)
@@ -406,7 +407,9 @@ def summarise_prefixes(trace: Trace, *, workers: tuple[int, ...] = (4, 8, 16)) -
         largest_working_set_tokens=float(sets.max()),
         hit_frac={size: float(curve.at(size)) for size in CACHE_TOKENS},
         infinite_hit_frac=curve.infinite_frac,
-        round_robin_hit_frac={count: round_robin_curve(trace, count).infinite_frac for count in workers},
+        round_robin_hit_frac={
+            count: round_robin_curve(trace, count).infinite_frac for count in ROUND_ROBIN_WORKERS
+        },
     )
 
 

@@ -57,7 +57,7 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     begin_s = begin_s[order]
     reach_s = REACH_FRAC * duration_s
     rows, arrival_s = [], []
-    for place_s in np.arange(0.0, duration_s, length_s):  # where a block begins
+    for place_s in np.arange(0.0, duration_s, length_s):  # Where each block begins.
         earliest_s = max(place_s - reach_s, 0.0)
         # The replacement must end within the trace, so near the trace's edges the reach is one-sided.
         latest_s = max(min(place_s + reach_s, duration_s - length_s), earliest_s)

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from planner.errors import InputError, TraceError
+from planner.errors import TraceError
 from planner.traffic.sessions import session_numbers, waits_for_others
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
 PEAK_WINDOWS_S = (1, 10, 60, 600)  # Lengths of the windows whose highest rates are shown.
 DISPERSION_WINDOWS_S = (1, 10, 60)  # Lengths of the windows whose counts' variance is shown.
+INPUT_PARTS, OUTPUT_PARTS = 12, 6  # Classes of requests, by prompt length and by output length.
 PROMPT_PARTS = 3  # With caches, classes of equal uncached length are cut into this many by prompt length.
 
 
@@ -218,22 +219,15 @@ class Workload:
 
 
 def to_classes(
-    trace: Trace,
-    inputs: int = 12,
-    outputs: int = 6,
-    *,
-    cached_tokens: IntArray | None = None,
-    shared_tokens: IntArray | None = None,
+    trace: Trace, *, cached_tokens: IntArray | None = None, shared_tokens: IntArray | None = None
 ) -> Workload:
-    """Cut the trace into `inputs` parts by quantiles of input length, each into `outputs` by output length.
+    """Cut the trace into INPUT_PARTS by quantiles of input length, each into OUTPUT_PARTS by output length.
 
     Every request is in one class and no class is empty; equal lengths stay together, so there may be fewer
-    than inputs * outputs classes. `cached_tokens` (n,) of each prompt may hit in a cache, and `shared_tokens`
+    classes than parts. `cached_tokens` (n,) of each prompt may hit in a cache, and `shared_tokens`
     may lie in memory once for several prompts. With caches the first cut is by uncached length, the second by
-    prompt length into PROMPT_PARTS, the third by output length into half of `outputs`.
+    prompt length into PROMPT_PARTS, the third by output length into half of OUTPUT_PARTS.
     """
-    if inputs < 1 or outputs < 1:
-        raise InputError(f"classes: expected at least 1 x 1 buckets, found {inputs} x {outputs}")
     if not trace.duration_s > 0:
         raise TraceError(
             f"{trace.name}: all requests arrive at once, so a class has no rate; use a longer trace"
@@ -241,10 +235,10 @@ def to_classes(
     uncached = trace.input_tokens if cached_tokens is None else trace.input_tokens - cached_tokens
     own_tokens = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
     # `code` is the class of each request; a further cut multiplies it by the number of its parts.
-    code = _quantile_bucket(uncached, inputs)
-    further_cuts = [(trace.output_tokens, outputs)]
+    code = _quantile_bucket(uncached, INPUT_PARTS)
+    further_cuts = [(trace.output_tokens, OUTPUT_PARTS)]
     if cached_tokens is not None:
-        further_cuts = [(trace.input_tokens, PROMPT_PARTS), (trace.output_tokens, -(-outputs // 2))]
+        further_cuts = [(trace.input_tokens, PROMPT_PARTS), (trace.output_tokens, -(-OUTPUT_PARTS // 2))]
     for lengths, parts in further_cuts:
         code *= parts
         for bucket in np.unique(code):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from shares import some
-from small_days import SmallDay, billed, cheapest_of_all, random_day, simulated
+from small_days import SmallDay, billed, cheapest_of_all, quick_day, random_day, simulated
 
 from planner.day.search.day_optimum import DayOptimum, cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
@@ -22,8 +22,8 @@ def runs_of(day: SmallDay, *, stock: dict[str, int] | None = None) -> DayRuns:
     return DayRuns(day.fleet, day.trace, day.slo, day.pools, terms)
 
 
-def optimum(day: SmallDay, *, walks: bool = True) -> DayOptimum:
-    return cheapest_day(runs_of(day), walks=walks)
+def optimum(day: SmallDay) -> DayOptimum:
+    return cheapest_day(runs_of(day))
 
 
 def check(day: SmallDay) -> None:
@@ -36,10 +36,10 @@ def check(day: SmallDay) -> None:
     found = optimum(day)
     assert found.best.usd == pytest.approx(least, rel=1e-9)
     assert found.is_exact and found.is_optimal
-    assert found.proved_usd <= least and found.proved.of_slo_usd <= least
+    assert found.proved.usd <= least and found.proved.of_slo_usd <= least
     _, usd, holds = simulated(day, found.best.workers)
     assert holds and usd == pytest.approx(found.best.usd)
-    quick = optimum(day, walks=False)
+    quick = quick_day(runs_of(day))
     assert quick.best.usd >= least * (1 - 1e-9)
 
 

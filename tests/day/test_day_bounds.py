@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from small_days import SmallDay, random_day
+from small_days import SmallDay, quick_day, random_day
 
 from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.table import parse_controller
@@ -41,8 +41,8 @@ def kept_days(seed: int) -> list[tuple[ControllerDay, float, float]]:
         found = best_sizes(question, rows, time_limit_s=120.0)
     except InfeasibleError:
         return []
-    assert found.day.keeps and found.proved_usd <= found.usd * (1 + 1e-9)
-    return [(row, found.proved_usd, found.usd) for row in rows if row.keeps]
+    assert found.day.keeps and found.proved.usd <= found.usd * (1 + 1e-9)
+    return [(row, found.proved.usd, found.usd) for row in rows if row.keeps]
 
 
 FEW, MANY = 6, 256
@@ -78,8 +78,8 @@ def test_no_kept_day_costs_less_than_the_bound_at_any_moment() -> None:
         except InfeasibleError:
             continue
         bound_usd = any_moment_bound(runs, found.cuts).usd
-        assert found.proved_usd * (1 - 1e-9) <= bound_usd <= found.best.usd * (1 + 1e-9), seed
-        higher += bound_usd > 1.001 * found.proved_usd
+        assert found.proved.usd * (1 - 1e-9) <= bound_usd <= found.best.usd * (1 + 1e-9), seed
+        higher += bound_usd > 1.001 * found.proved.usd
         knowledge = Knowledge(pools, tuple(pool.role for pool in day.fleet.pools))
         for each in CONTROLLERS:
             row = simulate_controller(question, parse_controller(*each), knowledge)
@@ -133,7 +133,7 @@ def test_windows_that_only_the_whole_day_misses_are_repaired() -> None:
     """
     day = replace(random_day(16, disaggregated=False, windows=4, most=3), unit_s=0.0)
     runs = DayRuns(day.fleet, day.trace, day.slo, day.pools)
-    grid = cheapest_day(runs, walks=False).best
+    grid = quick_day(runs).best
     no_lives = LevelStretches()
     finer = finer_day(runs, no_lives, grid.workers, grid.usd)
     assert finer is not None and finer.day.holds

@@ -37,7 +37,7 @@ def test_five_workloads_have_the_published_means(workload: str) -> None:
         preble(workload, 4000, 10.0, rng=np.random.default_rng(1), block_tokens=16),
         TABLE[workload],
     )
-    summary = summarise_prefixes(trace, workers=(4,))
+    summary = summarise_prefixes(trace)
     assert len(trace) == 4000
     rel = 0.2 if workload == "toolbench" else 0.08
     assert trace.input_tokens.mean() == pytest.approx(shape.prompt_tokens[0], rel=rel)

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner import units
 from planner.day.controllers.windows import Window, format_clock
 from planner.errors import InputError
 from planner.fleet import Role
 from planner.manifests import engine_command
 
 Document = dict[str, Any]
-DAY_S = 86_400
-DAYS = 7
-MINUTE_S = 60
+DAY_S, MINUTE_S = int(units.DAY_S), 60  # Whole seconds, as manifests write them.
+WEEK_DAYS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def timetable_of(
 
     Raises InputError for windows of some days of the week: what is written here is the same every day.
     """
-    if partial := next((each for each in windows if len(set(each.days)) < DAYS), None):
+    if partial := next((each for each in windows if len(set(each.days)) < WEEK_DAYS), None):
         clocks = f"{format_clock(partial.begin_s)} to {format_clock(partial.end_s)}"
         raise InputError(
             f"windows: {clocks} is of {len(set(partial.days))} days of the week; manifests are written of "

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.day.autoscaling import prometheus_queries
-from planner.day.autoscaling.autoscaler import Autoscaler
+from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler
 from planner.day.autoscaling.records import MOST_STEPS, ROUNDING, llm_series, pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.knowledge import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule
@@ -208,7 +208,7 @@ def read_memory_s(autoscaler: Autoscaler, rule: PoolRule) -> int:
     """Seconds of the past over which the load is a percentile of work; by default the window of the rule."""
     if autoscaler.parameters.get("memory_s") is None:
         return math.ceil(rule.window_s)
-    return autoscaler.read_seconds("memory_s", 0, least=1, most=86400)
+    return autoscaler.read_seconds("memory_s", 0, least=1, most=DAY_S)
 
 
 def headroom_factor(autoscaler: Autoscaler) -> float:

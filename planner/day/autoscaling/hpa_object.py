@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from planner.day.autoscaling import prometheus_queries
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests, format_quantity
 from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers.hpa import ScalingRules
 from planner.errors import InputError
 
 FILE = "horizontal-pod-autoscalers.yaml"
-TOLERANCE_FRAC, SYNC_S = 0.1, 15.0  # Defaults of kube-controller-manager.
-# Kubernetes' defaults of `behavior`, and the largest values that its API accepts.
-UP_WINDOW_S, DOWN_WINDOW_S = 0, 300
-UP_PODS, UP_PERCENT, DOWN_PERCENT, PERIOD_S = 4, 100, 100, 15
-MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800
+DEFAULTS = ScalingRules()  # Those of Kubernetes and kube-controller-manager.
+MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800  # The largest values that Kubernetes' API accepts in `behavior`.
 NO_METRIC_AT_ZERO = "a pool without workers exports no metric, so that nothing would start it again"
 
 
@@ -99,25 +97,22 @@ def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
     Kubernetes' defaults are written out for what the autoscaler does not set. With no limit (0 pods and 0
     percent) all of `most` may come or go at once.
     """
-    # Kubernetes limits scaling down by percent alone.
-    defaults = {"up": (UP_WINDOW_S, UP_PODS, UP_PERCENT), "down": (DOWN_WINDOW_S, 0, DOWN_PERCENT)}
     rules: Document = {}
-    for direction, (window_s, pods, percent) in defaults.items():
-        period_s = autoscaler.read_seconds(f"{direction}_period_s", PERIOD_S, least=1, most=MOST_PERIOD_S)
-        limits = {
-            "Pods": read_whole(autoscaler, f"{direction}_pods", pods),
-            "Percent": read_whole(autoscaler, f"{direction}_percent", percent),
-        }
+    for direction in ("up", "down"):
+        period, window = f"{direction}_period_s", f"{direction}_window_s"
+        period_s = autoscaler.read_seconds(period, getattr(DEFAULTS, period), least=1, most=MOST_PERIOD_S)
+        window_s = autoscaler.read_seconds(window, getattr(DEFAULTS, window), least=0, most=MOST_WINDOW_S)
+        names = {"Pods": f"{direction}_pods", "Percent": f"{direction}_percent"}
+        limits = {kind: read_whole(autoscaler, name, getattr(DEFAULTS, name)) for kind, name in names.items()}
         rates = {kind: value for kind, value in limits.items() if value} or {"Pods": most}
         rules["scaleUp" if direction == "up" else "scaleDown"] = {
-            "stabilizationWindowSeconds": autoscaler.read_seconds(
-                f"{direction}_window_s", window_s, least=0, most=MOST_WINDOW_S
-            ),
+            "stabilizationWindowSeconds": window_s,
             "selectPolicy": "Max",
             "policies": [{"type": kind, "value": n, "periodSeconds": period_s} for kind, n in rates.items()],
         }
     # An older cluster refuses the field, so it is written only where it differs from the default.
-    if (tolerance_frac := autoscaler.read_number("tolerance_frac", TOLERANCE_FRAC)) != TOLERANCE_FRAC:
+    tolerance_frac = autoscaler.read_number("tolerance_frac", DEFAULTS.tolerance_frac)
+    if tolerance_frac != DEFAULTS.tolerance_frac:
         if tolerance_frac < 0:
             raise InputError(f"{autoscaler.controller}: tolerance: {tolerance_frac:g}, must be >= 0")
         for rule in rules.values():
@@ -125,7 +120,7 @@ def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
     return rules
 
 
-def read_whole(autoscaler: Autoscaler, name: str, default: int) -> int:
+def read_whole(autoscaler: Autoscaler, name: str, default: float) -> int:
     """A parameter of the autoscaler that must be whole. Raises InputError otherwise."""
     value = autoscaler.read_number(name, default)
     if value < 0 or value != int(value):
@@ -136,12 +131,12 @@ def read_whole(autoscaler: Autoscaler, name: str, default: int) -> int:
 def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     """Where an HPA differs from the controller in the plan, a line of Markdown each."""
     lines = []
-    if (sync_s := autoscaler.read_number("every_s", SYNC_S)) != SYNC_S:
+    if (sync_s := autoscaler.read_number("every_s", DEFAULTS.every_s)) != DEFAULTS.every_s:
         lines.append(
             f"The plan decides every {sync_s:g} s: that is kube-controller-manager's "
             "`--horizontal-pod-autoscaler-sync-period`, for all HPAs of the cluster at once."
         )
-    if autoscaler.read_number("tolerance_frac", TOLERANCE_FRAC) != TOLERANCE_FRAC:
+    if autoscaler.read_number("tolerance_frac", DEFAULTS.tolerance_frac) != DEFAULTS.tolerance_frac:
         lines.append("`tolerance` needs Kubernetes 1.35, or 1.33 with the gate HPAConfigurableTolerance.")
     lines.append(
         "It counts workers that are not ready as if they had nothing to do while it scales up, and knows "

@@ -21,11 +21,12 @@ from planner.day.autoscaling.autoscaler import (
     WrittenManifests,
 )
 from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers.keda import KedaSettings
 from planner.errors import InputError
 
 FILE = "scaled-objects.yaml"
-POLL_S, COOLDOWN_S = 30, 300  # KEDA's own defaults.
-MOST_S = 2**31 - 1  # Both are int32 fields.
+DEFAULTS = KedaSettings()  # KEDA's own.
+MOST_S = 2**31 - 1  # pollingInterval and cooldownPeriod are int32 fields.
 TIME_ZONE = "Etc/UTC"
 NEEDS = "needs KEDA 2.18 or newer"
 # Parameters of an HPA that follows its trigger at once, and to the last worker.
@@ -110,8 +111,10 @@ def scaled_object(
         "metadata": {"name": target.name},
         "spec": {
             "scaleTargetRef": target.reference,
-            "pollingInterval": autoscaler.read_seconds("poll_s", POLL_S, least=1, most=MOST_S),
-            "cooldownPeriod": autoscaler.read_seconds("cooldown_s", COOLDOWN_S, least=0, most=MOST_S),
+            "pollingInterval": autoscaler.read_seconds("poll_s", DEFAULTS.poll_s, least=1, most=MOST_S),
+            "cooldownPeriod": autoscaler.read_seconds(
+                "cooldown_s", DEFAULTS.cooldown_s, least=0, most=MOST_S
+            ),
             "minReplicaCount": target.scaled.least if least is None else least,
             "maxReplicaCount": target.scaled.most,
             "advanced": {

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests
 from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers.knative import KnativeSettings
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command, kubernetes
 
 FILE = "kserve-knative.yaml"
 PREFIX = "autoscaling.knative.dev"
-# Knative's defaults; controllers/knative.py explains these parameters.
-TARGET, UTILIZATION_FRAC, WINDOW_S, PANIC_WINDOW_FRAC, PANIC_THRESHOLD_FRAC = 100.0, 0.7, 60, 0.1, 2.0
-UP_RATE, DOWN_RATE, GRACE_S, TICK_S = 1000.0, 2.0, 30.0, 2.0
+DEFAULTS = KnativeSettings()  # Knative's own.
 TIMEOUT_S = 600  # Knative's default configuration lets no service allow longer requests.
 FEATURES = ("nodeselector", "tolerations", "affinity")  # Parts of a pod that Knative refuses until enabled.
 PROBE_S = 5  # Seconds between two readiness probes.
@@ -69,7 +68,7 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
         },
         "volumeMounts": [kubernetes.SHM_MOUNT],
     }
-    target_requests = autoscaler.read_number("target", TARGET)  # Requests in flight per worker.
+    target_requests = autoscaler.read_number("target", DEFAULTS.target)  # Requests in flight per worker.
     annotations = _annotations(autoscaler, scaled.size)
     predictor: Document = {
         "minReplicas": scaled.least,
@@ -99,18 +98,18 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
 
 def _annotations(autoscaler: Autoscaler, size: int) -> Document:
     """Knative's settings of one service that starts with `size` workers, within the bounds Knative checks."""
-    window_s = autoscaler.read_seconds("window_s", WINDOW_S, least=6, most=3600)
-    panic_window_percent = _percent(autoscaler, "panic_window_frac", PANIC_WINDOW_FRAC, 1, 100)
+    window_s = autoscaler.read_seconds("window_s", DEFAULTS.window_s, least=6, most=3600)
+    panic_window_percent = _percent(autoscaler, "panic_window_frac", DEFAULTS.panic_window_frac, 1, 100)
     return {
         f"{PREFIX}/class": "kpa.autoscaling.knative.dev",
         f"{PREFIX}/metric": "concurrency",
         f"{PREFIX}/target-utilization-percentage": _percent(
-            autoscaler, "utilization_frac", UTILIZATION_FRAC, 1, 100
+            autoscaler, "utilization_frac", DEFAULTS.utilization_frac, 1, 100
         ),
         f"{PREFIX}/window": f"{window_s}s",
         f"{PREFIX}/panic-window-percentage": panic_window_percent,
         f"{PREFIX}/panic-threshold-percentage": _percent(
-            autoscaler, "panic_threshold_frac", PANIC_THRESHOLD_FRAC, 110, 1000
+            autoscaler, "panic_threshold_frac", DEFAULTS.panic_threshold_frac, 110, 1000
         ),
         f"{PREFIX}/scale-down-delay": f"{autoscaler.read_seconds('down_delay_s', 0, least=0, most=3600)}s",
         f"{PREFIX}/initial-scale": str(max(size, 1)),
@@ -130,15 +129,15 @@ def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, mo
 
 def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
     """Lines for README.md: what the manifests cannot say."""
-    cluster_settings = {  # Knative has these for a whole cluster: value, default and unit.
-        "max-scale-up-rate": (autoscaler.read_number("max_up_rate", UP_RATE), UP_RATE, ""),
-        "max-scale-down-rate": (autoscaler.read_number("max_down_rate", DOWN_RATE), DOWN_RATE, ""),
-        "scale-to-zero-grace-period": (autoscaler.read_number("grace_s", GRACE_S), GRACE_S, "s"),
+    cluster_settings = {  # Knative has these for a whole cluster: our name, default and unit.
+        "max-scale-up-rate": ("max_up_rate", DEFAULTS.max_up_rate, ""),
+        "max-scale-down-rate": ("max_down_rate", DEFAULTS.max_down_rate, ""),
+        "scale-to-zero-grace-period": ("grace_s", DEFAULTS.grace_s, "s"),
     }
     changed = [
         f"{key}: {value:g}{unit}"
-        for key, (value, default, unit) in cluster_settings.items()
-        if value != default
+        for key, (name, default, unit) in cluster_settings.items()
+        if (value := autoscaler.read_number(name, default)) != default
     ]
     limit_lines = [
         "It stands in the place of kserve.yaml. Knative routes by its own rule, each service "
@@ -151,6 +150,8 @@ def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
         limit_lines.append(
             f"For all of the cluster, in config-autoscaler: {', '.join(changed)}. No service says so itself."
         )
-    if autoscaler.read_number("every_s", TICK_S) != TICK_S:
-        limit_lines.append(f"Knative decides every {TICK_S:g} s; the plan was made with another interval.")
+    if autoscaler.read_number("every_s", DEFAULTS.every_s) != DEFAULTS.every_s:
+        limit_lines.append(
+            f"Knative decides every {DEFAULTS.every_s:g} s; the plan was made with another interval."
+        )
     return tuple(limit_lines)

@@ -50,16 +50,18 @@ def _replace_count(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -
 def _autoscaling_config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
     """Ray Serve's settings for a pool; the values that a controller leaves out are its defaults."""
     if autoscaler.controller == "knative":
-        requests = autoscaler.read_number("target", knative_object.TARGET)
-        target = requests * autoscaler.read_number("utilization_frac", knative_object.UTILIZATION_FRAC)
-        look_back_s = autoscaler.read_number("window_s", knative_object.WINDOW_S)
+        requests = autoscaler.read_number("target", knative_object.DEFAULTS.target)
+        target = requests * autoscaler.read_number(
+            "utilization_frac", knative_object.DEFAULTS.utilization_frac
+        )
+        look_back_s = autoscaler.read_number("window_s", knative_object.DEFAULTS.window_s)
         up_s, down_s = 0.0, autoscaler.read_number("down_delay_s", 0.0)
     else:
         name = "threshold" if autoscaler.controller == "keda" else "target"
         target = autoscaler.read_number(name, prometheus_queries.METRICS["concurrency"].usual)
         look_back_s = LOOK_BACK_S
-        up_s = autoscaler.read_number("up_window_s", hpa_object.UP_WINDOW_S)
-        down_s = autoscaler.read_number("down_window_s", hpa_object.DOWN_WINDOW_S)
+        up_s = autoscaler.read_number("up_window_s", hpa_object.DEFAULTS.up_window_s)
+        down_s = autoscaler.read_number("down_window_s", hpa_object.DEFAULTS.down_window_s)
     if target <= 0:
         raise InputError(f"{autoscaler.controller}: target: {target:g}, must be > 0")
     return {

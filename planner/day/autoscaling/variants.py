@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from planner.day.autoscaling import hpa_object, keda_object, prometheus_queries
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests
 from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers.wva import WvaSettings
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command
@@ -20,18 +21,11 @@ VERSION = "v0.5.1"
 FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.values.yaml"
 DESIRED = "wva_desired_replicas"
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
-# Defaults of the chart: saturation by KV use and by waiting requests, and what must be spare of each.
-KV_THRESHOLD, KV_SPARE, QUEUE_THRESHOLD, QUEUE_SPARE = 0.8, 0.1, 5, 3
-EVERY_S = 60  # Time between decisions.
+DEFAULTS = WvaSettings()  # Those of the chart.
 HPA_RULES: dict[str, float] = {  # `behavior` of the chart's own HPA, which our HPAs replace.
-    "up_window_s": 240,
-    "up_pods": 10,
-    "up_percent": 0,
-    "up_period_s": 150,
-    "down_window_s": 240,
-    "down_pods": 10,
-    "down_percent": 0,
-    "down_period_s": 150,
+    f"{direction}_{name}": getattr(DEFAULTS, f"{direction}_{name}")
+    for direction in ("up", "down")
+    for name in ("window_s", "pods", "percent", "period_s")
 }
 
 
@@ -82,10 +76,12 @@ def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
 def chart_values(autoscaler: Autoscaler) -> Document:
     """Values of the chart workload-variant-autoscaler, without its example of a variant."""
     thresholds: Document = {
-        "kvCacheThreshold": _read_share(autoscaler, "kv_threshold_frac", KV_THRESHOLD),
-        "queueLengthThreshold": hpa_object.read_whole(autoscaler, "queue_threshold", QUEUE_THRESHOLD),
-        "kvSpareTrigger": _read_share(autoscaler, "kv_spare_frac", KV_SPARE),
-        "queueSpareTrigger": hpa_object.read_whole(autoscaler, "queue_spare", QUEUE_SPARE),
+        "kvCacheThreshold": _read_share(autoscaler, "kv_threshold_frac", DEFAULTS.kv_threshold_frac),
+        "queueLengthThreshold": hpa_object.read_whole(
+            autoscaler, "queue_threshold", DEFAULTS.queue_threshold
+        ),
+        "kvSpareTrigger": _read_share(autoscaler, "kv_spare_frac", DEFAULTS.kv_spare_frac),
+        "queueSpareTrigger": hpa_object.read_whole(autoscaler, "queue_spare", DEFAULTS.queue_spare),
     }
     return {
         "wva": {
@@ -107,7 +103,7 @@ def worker_cost_text(target: ScaleTarget) -> str:
 
 def _interval_s(autoscaler: Autoscaler) -> int:
     """The time between two decisions of the autoscaler."""
-    return autoscaler.read_seconds("optimize_s", EVERY_S, least=1, most=3600)
+    return autoscaler.read_seconds("optimize_s", DEFAULTS.optimize_s, least=1, most=3600)
 
 
 def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,18 @@ LAST_BUCKETS = 3  # Today is compared with the season over this number of bucket
 # The season is scaled by at most this factor, and at least by its reciprocal: a few quiet or busy minutes do
 # not say more of a whole day.
 MOST_SEASON_RATIO = 3.0
+
+
+class OpenBucket(NamedTuple):
+    """The bucket of the season that contains the present, with the requests of its first `seconds`."""
+
+    bucket: int
+    seconds: float
+    requests: float
+
+    @property
+    def rate_rps(self) -> float:
+        return self.requests / self.seconds
 
 
 class RateForecast:
@@ -39,7 +52,7 @@ class RateForecast:
         # Of each bucket of the season: the sum of rates of earlier days, and their number.
         self._sums, self._counts = np.zeros(self.buckets), np.zeros(self.buckets)
         self._recent: deque[tuple[float, float, float]] = deque()  # Time, interval and rate.
-        self._open: tuple[int, float, float] | None = None  # The present bucket, its seconds and requests.
+        self._open: OpenBucket | None = None
         self._past: deque[tuple[int, float]] = deque(maxlen=LAST_BUCKETS)  # Buckets and their rates.
         history = self.knowledge.history
         if history is None:
@@ -68,12 +81,11 @@ class RateForecast:
         while self._recent[0][0] <= time_s - 2 * self.bucket_s and len(self._recent) > 2:
             self._recent.popleft()
         bucket = self._bucket(time_s - interval_s / 2)
-        if self._open is not None and self._open[0] != bucket:
-            before, seconds, requests = self._open
-            self._past.append((before, requests / seconds))
+        if self._open is not None and self._open.bucket != bucket:
+            self._past.append((self._open.bucket, self._open.rate_rps))
             self._open = None
         _, seconds, requests = self._open or (bucket, 0.0, 0.0)
-        self._open = (bucket, seconds + interval_s, requests + rate_rps * interval_s)
+        self._open = OpenBucket(bucket, seconds + interval_s, requests + rate_rps * interval_s)
 
     def mean_rps(self, over_s: float, ago_s: float = 0.0) -> float:
         """The mean of the rates in the `over_s` that ended `ago_s` ago; NaN if there were none."""
@@ -91,7 +103,7 @@ class RateForecast:
             return 0.0 if math.isnan(season) else season
         # The season's rate and today's in each of the last buckets, the open one included.
         recent = [(self._season_rps(bucket), rate) for bucket, rate in self._past]
-        recent += [(self._season_rps(self._open[0]), self._open[2] / self._open[1])] if self._open else []
+        recent += [(self._season_rps(self._open.bucket), self._open.rate_rps)] if self._open else []
         rate_pairs = [(was, now) for was, now in recent if was > 0]  # Without a season `was` is NaN.
         if rate_pairs and not math.isnan(season):
             ratio = sum(now for _, now in rate_pairs) / sum(was for was, _ in rate_pairs)

@@ -21,7 +21,7 @@ which other modules call MORE too:
 Where few sequences cost less than the best, they are simulated too, and nothing is assumed (`is_exact`).
 
 The optimum is that of a grid: sizes change at given moments, and at no other. A controller that changes sizes
-at other moments may cost less; none costs less than `proved_usd` (solvers/paid_work.py).
+at other moments may cost less; none costs less than `proved` (solvers/paid_work.py).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class DayOptimum:
     """The cheapest sequence found, with its simulated day, and what is known of cheaper ones.
 
     No sequence on this grid costs less than `bound_usd`, which rests on MORE unless `is_exact`: then all
-    sequences that cost less were simulated. `proved_usd` bounds every controller, at every moment. `cuts` and
+    sequences that cost less were simulated. `proved` bounds every controller, at every moment. `cuts` and
     `seconds` say how long the search took.
     """
 
@@ -121,10 +121,6 @@ class DayOptimum:
     @property
     def is_optimal(self) -> bool:
         return self.gap_frac <= SAME_FRAC
-
-    @property
-    def proved_usd(self) -> float:
-        return self.proved.usd
 
     @property
     def status(self) -> str:
@@ -177,16 +173,12 @@ class _DaySearch:
 
 
 def cheapest_day(
-    runs: DaySimulations,
-    *,
-    time_limit_s: float = 60.0,
-    walks: bool = True,
-    progress: Callable[[str], None] = lambda _: None,
+    runs: DaySimulations, *, time_limit_s: float = 60.0, progress: Callable[[str], None] = lambda _: None
 ) -> DayOptimum:
     """Search until no sequence is cheaper, or the time is up.
 
-    With `walks` all cheaper sequences are simulated at the end where there are few (MOST_SEQUENCES and
-    MOST_CHEAPER). `progress` is called with a line of text. Raises InfeasibleError where a window fails with
+    All cheaper sequences are simulated at the end where there are few (MOST_SEQUENCES and MOST_CHEAPER).
+    `progress` is called with a line of text. Raises InfeasibleError where a window fails with
     the most workers of every pool.
     """
     began = time.monotonic()
@@ -194,7 +186,7 @@ def cheapest_day(
     if not search.simulate_day(runs.terms.most).holds:
         # Fewer workers may hold all the same, as MORE is not always true. Simulating all sequences does not
         # assume it.
-        if not (walks and _simulate_all_cheaper(search) and search.best is not None):
+        if not (_simulate_all_cheaper(search) and search.best is not None):
             _raise_most_fails(search)
         return _optimum_of(search, began, is_exact=True)
     _cut_least_sizes(search)
@@ -213,7 +205,7 @@ def cheapest_day(
             ties += 1
             continue
         _repair_sequence(search, sizes, _add_cuts(search, sizes, day))
-    is_exact = walks and _simulate_all_cheaper(search)
+    is_exact = _simulate_all_cheaper(search)
     if search.best is None:
         _raise_none_found(search, time_limit_s)
     return _optimum_of(search, began, is_exact=is_exact)

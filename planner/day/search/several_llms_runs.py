@@ -52,11 +52,22 @@ class JointRuns:
     """Simulates the days of several LLMs with sizes (T, P) of all their pools; the methods are those of
     `DayRuns`.
 
-    `columns` are the columns of each LLM's pools. Windows are numbered over all LLMs.
+    `each` are the runs of every LLM by itself, brought to the grid of `terms` and without a stock: the LLMs
+    share that of `terms`. `columns` are the columns of each LLM's pools. Windows are numbered over all LLMs.
     """
 
     def __init__(self, each: Sequence[DayRuns], terms: DayTerms):
-        self.each, self.terms = tuple(each), terms
+        self.terms = terms
+        self.each = tuple(
+            DayRuns(
+                runs.fleet,
+                runs.trace,
+                runs.slo,
+                runs.given_pools,
+                replace(runs.terms, edges_s=terms.edges_s, stock={}),
+            )
+            for runs in each
+        )
         ends = np.cumsum([len(runs.fleet.pools) for runs in each]).tolist()
         self.columns = [range(end - len(runs.fleet.pools), end) for runs, end in zip(each, ends, strict=True)]
         # By window: the number of its LLM, and its own number among that LLM's windows.
@@ -160,18 +171,3 @@ def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
     common = set.intersection(*(set(each) for each in rates))
     alone = [rate for each in rates for rate in each.values()]
     return max([*alone, *(sum(each[window] for each in rates) for window in common)], default=0.0)
-
-
-def joint_runs(each: Sequence[DayRuns], terms: DayTerms) -> JointRuns:
-    """The runs of all LLMs on the grid of `terms`. Only these have a stock, which the LLMs share."""
-    on_grid = [
-        DayRuns(
-            runs.fleet,
-            runs.trace,
-            runs.slo,
-            runs.given_pools,
-            replace(runs.terms, edges_s=terms.edges_s, stock={}),
-        )
-        for runs in each
-    ]
-    return JointRuns(on_grid, terms)

@@ -24,8 +24,7 @@ from planner.search.oracle.work_clock import wall_deadline_s
 from planner.search.prefixes.pinning import PolishedPins
 from planner.search.problem.plan_problem import Problem
 
-# Replaces the share of misses that a line at p100 allows, which is 0, as a divisor.
-LEAST_ALLOWED_FRAC = 1e-9
+P100_ALLOWED_FRAC = 1e-9  # Misses of a line at p100, which allows none, are divided by this share.
 LEAST_POLISH_S = 1.0  # Polishing gets at least this time, even if the plan's time is over.
 
 
@@ -115,9 +114,9 @@ def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
     and the mean TTFT [s], which decides between equal ones.
     """
     simulation, verdict = oracle.simulate_and_judge(oracle.fleet(counts), record=False)
-    # decides[1] is the share of requests within the limit.
+    # `deciding_frac` is the share of requests within the limit.
     misses = [
-        (1 - line.deciding_frac) / max(1 - line.limit.percentile_frac, LEAST_ALLOWED_FRAC)
+        (1 - line.deciding_frac) / max(1 - line.limit.percentile_frac, P100_ALLOWED_FRAC)
         for line in verdict.lines
     ]
     mean_s = float(np.nanmean(simulation.ttft_s))
