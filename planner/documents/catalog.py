@@ -254,7 +254,7 @@ class Catalog:
         return names
 
     def _checkpoint_of(self, alias: str, row: str) -> str:
-        """The checkpoint that an alias of this row means: the first of the row's names with a "/" that has all
+        """The checkpoint that an alias of this row means: the first of its names with a "/" that has all
         words of the alias, else the row.
 
         "llama-3.3-70b" is an alias of the row meta-llama/Llama-3.1-70B, as both have one shape, but means the

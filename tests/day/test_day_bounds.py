@@ -41,8 +41,8 @@ def kept_days(seed: int) -> list[tuple[ControllerDay, float, float]]:
         found = best_sizes(question, rows, time_limit_s=120.0)
     except InfeasibleError:
         return []
-    assert found.day.keeps and found.proved.usd <= found.usd * (1 + 1e-9)
-    return [(row, found.proved.usd, found.usd) for row in rows if row.keeps]
+    assert found.day.keeps and found.proved_usd <= found.usd * (1 + 1e-9)
+    return [(row, found.proved_usd, found.usd) for row in rows if row.keeps]
 
 
 FEW, MANY = 6, 256
