@@ -220,13 +220,13 @@ TRACES = [
     trace("gz in content only", gzip.compress(TRACE.encode()), r"line 1: .*pack it as .gz|is not UTF-8"),
     Case("trace: missing file", r"nowhere.csv: no such file", more=("--trace", "nowhere.csv")),
     Case("trace: below a file", r"slo.yaml/t.csv: no such file", more=("--trace", "slo.yaml/t.csv")),
-    Case("trace: directory", r"folder/plan.yaml: no such file", {"folder/x": ""}, more=("--trace", "folder")),
+    Case("trace: directory", r"folder: is a directory", {"folder/x": ""}, more=("--trace", "folder")),
     Case("trace: name too long", r"cannot be read", more=("--trace", "x" * 300)),
     Case("describe: broken", r"line 1: holds figures", {"trace.csv": ROWS}, command="trace"),
 ]
 QUESTIONS = [
     Case("slo: missing file", r"nowhere.yaml: no such file", more=("--slo", "nowhere.yaml")),
-    Case("slo: directory", r"folder/plan.yaml: no such file", {"folder/x": ""}, more=("--slo", "folder")),
+    Case("slo: directory", r"folder: is a directory", {"folder/x": ""}, more=("--slo", "folder")),
     Case("slo: empty", r"slo.yaml: the top level is empty, expected a mapping", {"slo.yaml": ""}),
     Case("slo: list at top", r"slo.yaml: the top level is a list", {"slo.yaml": "- llm: x\n"}),
     Case("slo: syntax", r"slo.yaml, line 2: is not valid YAML", {"slo.yaml": "llm: x\nslo: {ttft: [}\n"}),
