@@ -31,7 +31,7 @@ from offload_cases import compare_tiers
 from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.fleet import Fleet, Network, Policies, Role
-from planner.simulator import replay
+from planner.simulator import read_results, replay
 from planner.simulator.layout import State
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--tiers", type=int, default=120, help="of KV tiers (120)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     asked = parser.parse_args()
-    results = replay.results
+    results = read_results.results
 
     def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> Simulation:
         check_conservation(state, fleet, len(trace))

@@ -3,7 +3,7 @@
 To add a metric, add a row with the function of its values. With nothing more, the metric is judged at the end
 of a simulation, every table and chart shows it, and bounds assume that it requires no work of a fleet, so
 that they stay valid. Two further steps make searches faster: the kernel may count the metric while it runs
-(`replay.COUNTED_WHILE_RUNNING`), and `obliges` may say which work a kept limit requires
+(`counted_limits.COUNTED_WHILE_RUNNING`), and `obliges` may say which work a kept limit requires
 (solvers/required_work.py).
 """
 

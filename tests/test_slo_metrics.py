@@ -16,7 +16,7 @@ from planner.api.results import PlanResult
 from planner.domain import Limit, Slo
 from planner.reports import output
 from planner.search.problem.build_problem import OutOfReachError, build_problem
-from planner.simulator.replay import COUNTED_WHILE_RUNNING
+from planner.simulator.counted_limits import COUNTED_WHILE_RUNNING
 from planner.simulator.slo_verdict import measured
 from planner.slo_metrics import METRICS, SloMetric
 from planner.solvers.required_work import compute_slo_work

@@ -38,9 +38,10 @@ from planner.runtime import events
 from planner.runtime.prompt_blocks import BlockNumbers
 from planner.simulator import cache_layout, layout
 from planner.simulator.cache_layout import Caches
+from planner.simulator.initial_state import fresh_state
 from planner.simulator.layout import State
 from planner.simulator.pins import pin_nodes
-from planner.simulator.replay import ROLES, fresh_state
+from planner.simulator.worker_rows import ROLES
 from planner.traffic.classes import takes_request
 from planner.traffic.trace import Trace
 

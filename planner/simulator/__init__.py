@@ -1,6 +1,7 @@
 """Discrete-event check of a fleet: exact engine steps over a trace.
 
-kernel.py runs the events, replay.py dresses them in numpy, slo_verdict.py judges the result against an SLO.
+initial_state.py fills the kernel's arrays, kernel.py runs the events, read_results.py reads what became of
+the requests, and slo_verdict.py judges that against an SLO. replay.py joins them all.
 """
 
 from planner.simulator.replay import simulate

@@ -22,9 +22,11 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.policies import POOLS, STATIC, STEPWISE
 from planner.simulator import kernel, layout, readings
+from planner.simulator.initial_state import elastic_state, engine_of
 from planner.simulator.kernel_variants import for_whole_kernel
 from planner.simulator.layout import State
-from planner.simulator.replay import elastic_state, engine_of, results, room_for_runs
+from planner.simulator.read_results import results
+from planner.simulator.replay import room_for_runs
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 

@@ -372,7 +372,7 @@ class State(NamedTuple):
     chunks: npt.NDArray[np.void]  # (L, seats) CHUNK, of the step in progress
     requests: npt.NDArray[np.void]  # (n,) REQUEST
     pools: npt.NDArray[np.int64]  # (2, W) workers that take arrivals, and hand-offs; splitwise.py: 3 pools
-    order: npt.NDArray[np.int64]  # (W,) the order in which pools list workers (replay._routing_order)
+    order: npt.NDArray[np.int64]  # (W,) the order in which pools list workers (worker_rows)
     score: npt.NDArray[np.float64]  # (W,) routing score of each worker
     lowest: npt.NDArray[np.float64]  # (2, groups) lower bounds on the scores of the workers of a group
     link: npt.NDArray[np.void]  # (...,) LINK: first the whole network's, which has the heap (worker_places)

@@ -1,6 +1,6 @@
 """What a simulation returns: what became of every request, and what every worker did.
 
-`planner/simulator/replay.py` fills a `Simulation` from the records of the compiled engines, and
+`planner/simulator/read_results.py` fills a `Simulation` from the records of the compiled engines, and
 `planner/simulator/slo_verdict.py` judges it against an SLO.
 """
 

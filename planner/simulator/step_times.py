@@ -12,7 +12,7 @@ CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
 SPECULATIVE       FIVE of all tokens that are checked, and a drafter's passes  (planner.models.speculation)
 
 C = sum over the chunks of ceil(cached / 64). A step that is larger than the tables takes infinitely long, and
-`replay.results` says so. Whether p counts decodes too is a setting of the form.
+`read_results.results` says so. Whether p counts decodes too is a setting of the form.
 planner/models/foreign_forms.py makes the tables and the numbers k, and says what each of these is.
 """
 

@@ -57,8 +57,8 @@ class StreamedRequests:
     """The requests of a long trace on their way through the kernel.
 
     `lay_out(first, records)` writes the records of the requests from index `first` on, in the state before
-    their arrival. `read(records, rows)` (`replay.columns_of`) returns the columns of results of the requests
-    `rows`. `arrival_s` (n,) rises, and `chunk` is the number of requests between two pauses.
+    their arrival. `read(records, rows)` (`read_results.columns_of`) returns the columns of results of the
+    requests `rows`. `arrival_s` (n,) rises, and `chunk` is the number of requests between two pauses.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import pytest
 from conservation import check_conservation
 
 from planner.fleet import Fleet
-from planner.simulator import elastic, replay
+from planner.simulator import elastic, read_results, replay
 from planner.simulator.layout import State
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
@@ -15,7 +15,7 @@ from planner.traffic.trace import Trace
 
 @pytest.fixture(autouse=True, scope="package")
 def _nothing_is_left() -> Iterator[None]:
-    results = replay.results
+    results = read_results.results
 
     def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> Simulation:
         check_conservation(state, fleet, len(trace))

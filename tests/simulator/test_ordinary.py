@@ -14,8 +14,8 @@ from planner.fleet import Disturbance, Fleet, Policies, Role
 from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.simulator import kernel, layout
+from planner.simulator.initial_state import elastic_state, fresh_state
 from planner.simulator.kernel_variants import for_kernel, for_whole_kernel, is_ordinary
-from planner.simulator.replay import elastic_state, fresh_state
 
 TRACE = make_trace(np.arange(40) * 0.7, [20, 33, 7, 48] * 10, [5, 9, 2, 14] * 10)
 

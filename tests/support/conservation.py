@@ -9,8 +9,8 @@ import numpy as np
 from planner.fleet import Fleet
 from planner.policies import STEPWISE
 from planner.simulator import layout
+from planner.simulator.initial_state import engine_of
 from planner.simulator.layout import State
-from planner.simulator.replay import engine_of
 
 LISTS = {
     "INBOUND": layout.INBOUND,

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
+from planner.simulator.counted_limits import judged_windows_s
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_in_windows
-from planner.simulator.replay import judged_windows_s
 from planner.simulator.simulation import STATUS
 from planner.simulator.slo_verdict import judge, missed_windows
 from planner.simulator.timetable import Timetable

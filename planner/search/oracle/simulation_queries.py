@@ -21,16 +21,10 @@ from planner.fleet import Fleet
 from planner.parallel.executors import Crew, current_crew, current_slot
 from planner.policies import STEPWISE
 from planner.search.oracle.scenarios import Scenario, Scenarios
+from planner.simulator.counted_limits import COUNTED_WHILE_RUNNING
+from planner.simulator.initial_state import engine_of
 from planner.simulator.layout import FINISHED, State
-from planner.simulator.replay import (
-    COUNTED_WHILE_RUNNING,
-    RequestRecords,
-    engine_of,
-    is_long,
-    read_if_kept,
-    simulate,
-    simulate_if_kept,
-)
+from planner.simulator.replay import RequestRecords, is_long, read_if_kept, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import Verdict, judge
 from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 

@@ -24,7 +24,7 @@ from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.simulator.adapter_layout import check_adapters
-from planner.simulator.replay import check_images
+from planner.simulator.initial_state import check_images
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import compute_slo_work
 from planner.traffic.classes import check_judged_classes

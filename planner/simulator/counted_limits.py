@@ -1,0 +1,120 @@
+"""The limits of an SLO as the kernel counts them while a simulation runs, over the whole and in windows.
+
+Letters of array shapes: n requests, L limits, V windows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import Limit, allowed_above, selectors_of
+from planner.simulator import layout
+from planner.simulator.layout import State
+from planner.simulator.simulation import Floats
+from planner.traffic.classes import select_requests
+from planner.traffic.tasks import tasks_of
+from planner.traffic.trace import Trace, measured_window, slo_windows_s, window_numbers
+
+# The kernel counts the values of these metrics as they come, so that a run may stop early.
+COUNTED_WHILE_RUNNING = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
+
+
+def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
+    """How many violations `limit` allows on this trace; for gaps between tokens an upper bound of that, since
+    the fleet decides which gaps end in the window.
+    """
+    inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
+    inside[trace.after[:, 0]] = True  # Requests that wait for others may arrive in the window, so all count.
+    if limit.metric_row.is_of_gaps:
+        gaps = trace.output_tokens - 1
+        if limit.selector is not None:
+            gaps = gaps[select_requests(limit.selector, trace)]
+        values = int(gaps.sum())
+    else:
+        values = int((inside & _has_value(limit, trace)).sum())
+    return allowed_above(limit.percentile_frac, values)
+
+
+def _has_value(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
+    """(n,): which requests are of the limit's class and have a value of its metric."""
+    if limit.selector is not None:
+        has_value = _has_value(replace(limit, selector=None), trace)
+        return np.asarray(has_value & select_requests(limit.selector, trace))
+    if limit.metric_row.is_of_tasks:
+        tasks = tasks_of(trace)
+        return np.zeros(len(trace), dtype=bool) if tasks is None else tasks.is_last
+    return trace.output_tokens > 1 if limit.metric_row.is_of_decodes else np.ones(len(trace), dtype=bool)
+
+
+def judged_windows_s(trace: Trace, every_s: float) -> Floats:
+    """Edges (V + 1,) of the windows of this length in which an SLO is judged (`slo_windows_s`)."""
+    return slo_windows_s(trace.arrival_s, (measured_window(trace)[0], float(trace.arrival_s[-1])), every_s)
+
+
+def limits_in_windows(
+    limits: Sequence[Limit], trace: Trace, state: State, edges_s: Floats
+) -> npt.NDArray[np.void]:
+    """The limits (L, V) as counted in each window, with an upper bound of the violations that are allowed
+    there.
+
+    A window has at most the gaps of the requests that arrive before its end. Requests of sessions may arrive
+    in any window, so each window is allowed as many as the whole.
+    """
+    rows = np.zeros((len(limits), len(edges_s) - 1), dtype=layout.LIMIT)
+    if not limits:
+        return rows
+    rows[:] = state.limits[:, None]
+    if trace.after.size:
+        return rows
+    inside = trace.arrival_s >= edges_s[0]
+    window_of = window_numbers(trace.arrival_s, edges_s)
+    for row, limit in zip(rows, limits, strict=True):
+        if limit.metric_row.is_of_gaps:
+            gaps = trace.output_tokens - 1
+            if limit.selector is not None:
+                gaps = gaps * select_requests(limit.selector, trace)
+            values = np.cumsum(np.bincount(window_of, gaps, len(row)))
+        else:
+            is_counted = inside & _has_value(limit, trace)
+            values = np.bincount(window_of[is_counted], minlength=len(row))
+        allowed = [allowed_above(limit.percentile_frac, int(count)) for count in values]
+        row["allowed"] = np.minimum(row["allowed"], allowed)
+    return rows
+
+
+def limits_over_whole(
+    limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
+) -> npt.NDArray[np.void]:
+    """The limits (L,) as the kernel counts them over the whole, before the first event."""
+    limits_of_trace = _limits_of_traces.setdefault(trace, {})
+    key = tuple(limits), window_s
+    if key not in limits_of_trace:
+        limits_of_trace[key] = _limits_as_counted(limits, trace, window_s)
+    return limits_of_trace[key].copy()  # The kernel counts in it.
+
+
+# The counted limits by trace, as long as the trace is in memory: most traces are simulated on many fleets.
+_limits_of_traces: weakref.WeakKeyDictionary[Trace, dict[Hashable, npt.NDArray[np.void]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _limits_as_counted(
+    limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
+) -> npt.NDArray[np.void]:
+    """The limits of `limits_over_whole`, computed anew."""
+    rows, selectors = np.zeros(len(limits), dtype=layout.LIMIT), selectors_of(limits)
+    for k, limit in enumerate(limits):
+        row = rows[k : k + 1]
+        row["of_class"] = layout.NONE if limit.selector is None else selectors.index(limit.selector)
+        row["metric"] = COUNTED_WHILE_RUNNING.get(limit.metric, layout.NONE)
+        row["limit_s"], row["seen_s"] = limit.limit_s, -np.inf
+        row["allowed"] = allowed_violations(limit, trace, window_s)
+        # At percentile 0 no request has to keep the limit, so the first that may be late is past the last.
+        row["seen"] = len(trace) if limit.percentile_frac == 0 else 0
+    return rows

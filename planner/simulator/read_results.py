@@ -1,0 +1,133 @@
+"""Reads what became of every request and worker from the kernel's arrays after a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import Limit, selectors_of
+from planner.errors import InputError
+from planner.fleet import Fleet
+from planner.simulator import cache_layout, layout
+from planner.simulator.layout import State
+from planner.simulator.simulation import Ints, Simulation
+from planner.traffic.classes import class_numbers
+from planner.traffic.tasks import tasks_of
+from planner.traffic.trace import Trace
+
+
+def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str, npt.NDArray[Any]]:
+    """The results in the records of these requests, columns (n,) by name; `last_finish_s` (1,) is the end of
+    the last request, NaN if none finished.
+    """
+    arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s = (
+        requests[name].copy()  # Each column is read once, as the records are far apart in memory.
+        for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s")
+    )
+    status = requests["status"].copy()
+    finished = status == layout.FINISHED
+    with_gaps = finished & (output_tokens > 1)
+    return {
+        "arrival_s": arrival_s,
+        "queue_s": np.where(scheduled_s >= 0, scheduled_s - arrival_s, np.nan),
+        "ttft_s": first_token_s - arrival_s,
+        "tpot_s": np.where(with_gaps, (finish_s - first_token_s) / np.maximum(output_tokens - 1, 1), np.nan),
+        "tbt_max_s": np.where(with_gaps, gap_max_s, np.nan),
+        "e2e_s": finish_s - arrival_s,
+        "front": requests["prefill_worker"].copy(),
+        "back": requests["decode_worker"].copy(),
+        "preemptions": requests["preemptions"].copy(),
+        "status": status,
+        "last_finish_s": np.array([np.nanmax(finish_s) if finished.any() else np.nan]),
+    }
+
+
+def results(
+    state: State,
+    fleet: Fleet,
+    trace: Trace,
+    limits: tuple[Limit, ...],
+    columns: dict[str, npt.NDArray[Any]] | None = None,
+) -> Simulation:
+    """The results of a run in the kernel's arrays.
+
+    `columns` are those of the requests (`columns_of`), if they were read already. Raises InputError where a
+    step was larger than the tables of step times.
+    """
+    # The time of such a step is NaN, so its lane runs and is never due.
+    is_due = state.due_s[: len(state.lanes)] < np.inf
+    if state.dp_ranks is not None:  # Only the first rank of a worker has events.
+        is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
+    if ((state.lanes["run_steps"] > 0) & ~is_due).any():
+        raise InputError("a step is larger than the tables of its step times; give larger tables")
+    workers, runs, output = state.workers, state.runs[: state.counters[layout.RUNS]], trace.output_tokens
+    if columns is None:
+        columns = columns_of(state.requests, output)
+    arrival_s, status, front, back = (columns[name] for name in ("arrival_s", "status", "front", "back"))
+    if state.dp_ranks is not None:
+        workers, worker_of = _merge_ranks(state)
+        front, back, runs = worker_of[front], worker_of[back], runs.copy()
+        runs["worker"] = worker_of[runs["worker"]]
+    finish_s = float(columns["last_finish_s"][0])
+    end_s = float(arrival_s[-1] if np.isnan(finish_s) else finish_s)
+    selectors = selectors_of(limits)
+    return Simulation(
+        arrival_s=arrival_s,
+        input_tokens=trace.input_tokens,
+        output_tokens=output,
+        queue_s=columns["queue_s"],
+        ttft_s=columns["ttft_s"],
+        tpot_s=columns["tpot_s"],
+        tbt_max_s=columns["tbt_max_s"],
+        e2e_s=columns["e2e_s"],
+        prefill_worker=front,
+        decode_worker=np.where(back >= 0, back, front),
+        preemptions=columns["preemptions"],
+        status=status,
+        worker_names=fleet.worker_names,
+        worker_busy_s=workers["busy_s"],
+        worker_steps=workers["steps"],
+        worker_tokens=workers["dense_tokens"],
+        window_s=(float(state.window[0]), end_s if np.isinf(state.window[1]) else float(state.window[1])),
+        end_s=end_s,
+        limits=limits,
+        violations=state.limits["violations"],
+        counted=state.limits["counted"],
+        complete=bool(state.counters[layout.DONE] == len(status)),
+        runs=runs,
+        parts=state.parts[: state.counters[layout.PARTS]],
+        cached_tokens=None if state.caches is None else np.maximum(state.caches.prompts["hit_tokens"], 0),
+        reloaded_tokens=None
+        if state.offload is None
+        else np.maximum(state.offload.loads["loaded_tokens"], 0),
+        disk_tokens=None if state.offload is None else state.offload.loads["disk_tokens"],
+        reload_s=np.zeros(0) if state.offload is None else state.offload.loads["waited_s"],
+        tenant=trace.tenant,
+        tenants=trace.tenants,
+        tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
+        nominal_end_s=float(trace.arrival_s[-1]) if trace.after.size else np.inf,
+        token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),
+        image_tokens=trace.image_tokens,
+        nominal_s=trace.arrival_s if trace.after.size else arrival_s,
+        edges_s=state.edges_s,
+        counted_in=state.in_windows["counted"],
+        violations_in=state.in_windows["violations"],
+        tasks=tasks_of(trace),
+        of_class=class_numbers(selectors, trace) if selectors else layout.nothing("i8"),
+    )
+
+
+def _merge_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:
+    """The records of the fleet's workers, and for each of the kernel's workers (a rank) its worker.
+
+    All ranks of a worker are busy in the same steps, so a worker has the record of its first rank, with the
+    tokens of all ranks. The second array has one entry more, NONE at its end: the index NONE (-1) of a
+    request without a worker then gives NONE.
+    """
+    assert state.dp_ranks is not None
+    firsts, worker_of = np.unique(state.dp_ranks["first"], return_inverse=True)
+    workers = state.workers[firsts]
+    workers["dense_tokens"] = np.add.reduceat(state.workers["dense_tokens"], firsts)
+    return workers, np.append(worker_of, layout.NONE)
