@@ -19,6 +19,7 @@ from planner.documents.task import parse_task
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import plan
 from planner.search.mixed import mixed_fleets
+from planner.search.oracle import work_clock
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.plan_problem import Problem
 from planner.search.several import several_llms, shared_production
@@ -257,3 +258,13 @@ def test_without_time_for_production_it_says_so(monkeypatch: pytest.MonkeyPatch)
     assert found.status == "best found" and found.in_production == () and found.answers == ()
     for one in found.plans.values():
         assert any(isinstance(said, NotCertified) and said.kept_in is None for said in one.warnings)
+
+
+@pytest.mark.parametrize("work_s", [2.0, 4.0])
+def test_a_search_that_ends_in_the_middle_answers_with_the_fleets_found(
+    monkeypatch: pytest.MonkeyPatch, work_s: float
+) -> None:
+    """The master went on asking each LLM's oracle, whose time was that of its search alone: a traceback."""
+    monkeypatch.setattr(work_clock, "work_limit_s", lambda time_limit_s: work_s)
+    answer = plan_together(question({"a100-80g": 16, "h100-80g": 4}), CATALOG, time_limit_s=LONG_S)
+    assert answer.status == "best found"

@@ -114,7 +114,7 @@ def cheapest(
     tables = [_Table(designs, limits, weigh) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
-    upper, bound, rounds, shown = below, 0.0, 0, ""
+    upper, bound, rounds, shown, is_stopped = below, 0.0, 0, "", False
 
     def ended(*, is_exact: bool) -> Cheapest:
         choice = None if best is None else tuple((column.design, column.vector) for column in best)
@@ -148,7 +148,7 @@ def cheapest(
             is_optimal = upper <= bound + ROUNDING * abs(upper)
             bound = upper if is_optimal else bound
             return ended(is_exact=is_optimal)
-        if out_of_time():
+        if is_stopped or out_of_time():
             return ended(is_exact=False)
         rounds += 1
         text = f"at least {bound:,.2f}, {_best_in_words(upper)}"
@@ -161,7 +161,10 @@ def cheapest(
             if len(tables) == 1:
                 candidates = heapq.nsmallest(MOST_LOOKED_AT, columns[i], key=lambda column: column.weight)
             questions += tables[i].questions(candidates, ceilings[i])
-        _answer(questions, run)
+        try:
+            _answer(questions, run)
+        except StoppedError:
+            is_stopped = True
 
 
 def _best_in_words(value: float) -> str:

@@ -338,7 +338,7 @@ def pick_fleet_and_test(
     """Among fleets at about the price of `best`, the one with the most headroom, reduced to as few workers as
     pass the test, with the last test of it and the result of that test.
     """
-    best = _most_headroom(scenario_problem, paper, best)
+    best = in_time(partial(_most_headroom, scenario_problem, paper, best), best)
     return _with_fewest_workers(scenario_problem, test, best, test.decide(best))
 
 

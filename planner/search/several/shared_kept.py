@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from planner.documents.safety import safety_kept
 from planner.domain import ROUNDING
 from planner.search.mixed.best_fleet import search_again
 from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.stopping import in_time
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, owned_first
 from planner.search.problem.plan_problem import Problem, with_scenarios
@@ -59,7 +61,10 @@ def find_common_share(
     limits: FleetLimits,
     out_of_time: Callable[[], bool],
 ) -> CommonShare:
-    """The largest share found until the time is over. The fleets `on_paper` fit together."""
+    """The largest share found until the time is over. The fleets `on_paper` fit together.
+
+    Raises StoppedError if the time is over before their share is known.
+    """
     # A share is tried as a count of scenarios of the LLM that has most of them.
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
     best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper))
@@ -68,10 +73,10 @@ def find_common_share(
     while too_many - kept_count > 1 and not out_of_time():
         middle = (kept_count + too_many) // 2
         fleets = _find_fleets_for_share(problems, limits, middle / scenario_count, out_of_time)
-        if fleets is None:
+        kept_frac = None if fleets is None else in_time(partial(_kept_frac, problems, fleets), None)
+        if fleets is None or kept_frac is None:
             too_many = middle
             continue
-        kept_frac = _kept_frac(problems, fleets)
         # The fleets keep `middle` at least; a share that rounding made smaller must not undo this step.
         kept_count = max(middle, _floor(kept_frac * scenario_count))
         best = CommonShare(problems, fleets, kept_frac)

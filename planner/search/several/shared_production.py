@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.documents.facts import KeptIn, NoneTogether, ProductionShared
 from planner.domain import ROUNDING
@@ -29,6 +30,7 @@ from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent, run_wave
 from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective
 from planner.search.oracle.scenarios import next_block
+from planner.search.oracle.stopping import in_time
 from planner.search.oracle.work_clock import EFFORT_S, is_over, now_s
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import (
@@ -198,12 +200,16 @@ def _add_common_share(
     deadline: float,
     progress: Progress,
 ) -> InfeasibleError:
-    """The same error, which also states the largest share of scenarios that all LLMs keep together."""
+    """The same error, which also states the largest share of scenarios that all LLMs keep together, where the
+    time is enough to find it.
+    """
     problems = [
         replace(with_search_scenarios(llm.problem), deadline=deadline, progress=report_nothing)
         for llm in llms
     ]
-    common = _find_common_share(llms, problems, limits, deadline, progress)
+    common = in_time(partial(_find_common_share, llms, problems, limits, deadline, progress), None)
+    if common is None:
+        return error
     return InfeasibleError(
         f"{error}; {common}",
         kind=error.kind,
@@ -220,7 +226,10 @@ def _find_common_share(
     deadline: float,
     progress: Progress,
 ) -> CommonShare:
-    """The largest share of scenarios that all LLMs keep together: that of their fleets on paper, or more."""
+    """The largest share of scenarios that all LLMs keep together: that of their fleets on paper, or more.
+
+    Raises StoppedError if the time is over before that of the fleets on paper is known.
+    """
     progress("production: the largest share of scenarios that all LLMs keep together")
     on_paper = [llm.paper.best for llm in llms]
     return find_common_share(problems, on_paper, limits, lambda: is_over(deadline))
@@ -238,13 +247,16 @@ def _plan_within_shared_limits(
 
     for llm in llms:
         llm.problem = replace(llm.problem, deadline=deadline, progress=report_nothing)
+        llm.problem.oracle.until = deadline  # It was the end of the LLM's search alone.
         if llm.test is not None:
             llm.test.out_of_time = out_of_time
     best: list[Counts] | None = None
     shared = Cheapest(best=None, value=float("inf"), bound=0.0, is_exact=False, rounds=0)
     for attempt in range(1, three_answers.MOST_TESTS + 1):
         progress("production: the fleets of all LLMs within the limits that they share")
-        chosen, shared = _choose_fleets(llms, limits, deadline, progress)
+        chosen, shared = in_time(
+            partial(_choose_fleets, llms, limits, deadline, progress), otherwise=(None, shared)
+        )
         if chosen is None and out_of_time():
             return None if best is None else (best, shared, attempt - 1)
         assert chosen is not None  # Without fleets and with time left, _choose_fleets raises.
