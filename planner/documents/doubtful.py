@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from planner.documents.catalog import Catalog
-from planner.domain import Limit, Slo
+from planner.domain import ROUNDING, Limit, Slo
 from planner.models.lora import Lora
 from planner.traffic.agents import NOMINAL_TOKEN_S
 from planner.traffic.classes import select_requests
 from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
-
-ROUNDING = 1e-9  # p90 of 10 values lets one be late, which floats make 0.9999999999999998.
 
 
 def slo_doubts(slo: Slo) -> Iterator[str]:
@@ -115,6 +113,7 @@ def _count_values(limit: Limit, trace: Trace) -> int | None:
 def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
     """Whether one late value misses the line, although a percentile below 100 % seems to allow some."""
     late_values_allowed = values * (1 - percentile_frac)
+    # p90 of 10 values lets one be late, which floats make 0.9999999999999998.
     return percentile_frac < 1 and late_values_allowed < 1 - ROUNDING
 
 

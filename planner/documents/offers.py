@@ -28,9 +28,7 @@ _DATE = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?")
 
 @dataclass(frozen=True, slots=True)
 class ProviderOffer:
-    """The price of one GPU at a provider for one term. `date`: when it was listed, as a
-    day, month or year.
-    """
+    """The price of one GPU at a provider for one term, listed in `date`: a day, a month or a year."""
 
     provider: str
     term: Term

@@ -69,7 +69,10 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     if rows.empty:
         raise InputError(f"{path}: holds no vLLM runs of {llm} on {tp} x {gpu}; choose another --tp or --gpu")
     read_columns = ("isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms")
-    columns = [read_number_column(rows, name, path, least=1e-9).tolist() for name in read_columns]
+    columns = [
+        read_number_column(rows, name, path, least=foreign_fields.LEAST_VALUE).tolist()
+        for name in read_columns
+    ]
     runs = []
     precisions = rows.precision.fillna("").astype(str).tolist()
     for i, (isl, osl, seats, ttft_ms, tpot_ms) in enumerate(zip(*columns, strict=True)):

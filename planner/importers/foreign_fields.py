@@ -21,6 +21,7 @@ from planner.models.latency import Array
 MAX_TP = 1024  # A larger TP is refused as a slip.
 # Input tokens and output tokens, a value for each request or one mean.
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]
+LEAST_VALUE = 1e-9  # Stands for "above 0" in checks of columns, whose limits are inclusive.
 PERCENTILES = (50, 90, 95, 99)
 _LISTED = 6  # The most files that a source lists by name.
 CHUNKED_TOKENS = 1.01  # With more tokens per chunk of an answer, several tokens came at once.

@@ -16,7 +16,6 @@ from planner.importers.foreign_fields import StatedSetup
 
 COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
 USUAL_REQUESTS = 200  # Of a run, where the file does not say; the run has a note on it.
-LEAST_VALUE = 1e-9  # Stands for "above 0", as limits of columns are inclusive.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
@@ -28,7 +27,8 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
         table = read_csv(path, COLUMNS)
         optional = [name for name in ("requests", "concurrency", "rate") if name in table.columns]
         columns = {
-            name: read_number_column(table, name, path, least=LEAST_VALUE) for name in (*COLUMNS, *optional)
+            name: read_number_column(table, name, path, least=foreign_fields.LEAST_VALUE)
+            for name in (*COLUMNS, *optional)
         }
         for i in range(len(table)):
             row = {name: float(values[i]) for name, values in columns.items()}

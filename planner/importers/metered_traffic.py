@@ -36,7 +36,7 @@ from planner.importers.prometheus_range import (
     read_series,
 )
 from planner.importers.vllm_metrics import FINISHED, HITS, KV_USE, OUTPUT, PROMPT, QUERIES, WAITING
-from planner.traffic.formats import LAST_YEAR_S, YEAR_2000_S
+from planner.traffic.logs.times import YEAR_2000_S, YEAR_2100_S
 from planner.units import DAY_S, HOUR_S, quantity
 
 Floats = npt.NDArray[np.float64]
@@ -50,7 +50,9 @@ SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is 
 # A histogram has a mean by the middles of its buckets and one by its sum. If they differ by more than this
 # share, the histogram is shifted to the mean by its sum, and a note says so.
 _SHIFT_FRAC = 0.02
-_WAITED = 1.0  # If so many requests waited on average in an interval, engines were behind.
+# If so many requests waited on average in an interval, engines were behind.
+_BEHIND_WAITING = 1.0
+HEAD_BYTES = 4096  # So much of a file tells its format.
 # Beginnings of Prometheus' formats: the text format, a dump of promtool, the API's JSON.
 _METRIC = re.compile(
     rb'\s*(?:#\s*(?:HELP|TYPE|EOF)|vllm:\w+(?:\{|\s)|\{(?:__name__|[A-Za-z_]\w*)=")|\s*\{\s*"status"\s*:\s*"(?:success|error)"'
@@ -134,7 +136,7 @@ def _detect_format(path: Path) -> str | None:
     if not os.path.isfile(path) or path.suffix in (".parquet", ".pq"):  # noqa: PTH113
         return None
     with open_input(path) as stream:
-        head = stream.read(4096).removeprefix(b"\xef\xbb\xbf")
+        head = stream.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf")
     if _METRIC.match(head):
         return PROMETHEUS
     header = head.split(b"\n", 1)[0].decode(errors="replace").replace('"', "").strip().split(",")
@@ -273,7 +275,7 @@ def _more_facts(
         queue = mean_gauge(waiting, edges_s)
         known = queue[~np.isnan(queue)]
         facts["most_waiting"] = float(known.max()) if known.size else None
-        behind_frac = float(np.mean(known >= _WAITED)) if known.size else 0.0
+        behind_frac = float(np.mean(known >= _BEHIND_WAITING)) if known.size else 0.0
         if behind_frac > 0:
             warnings.append(
                 f"requests waited in {behind_frac:.0%} of the intervals (up to {facts['most_waiting']:.3g} "
@@ -401,7 +403,7 @@ def _usage_row(row: Mapping[Any, Any], where: str) -> dict[str, float]:
             figure = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             figure = math.nan
-        least, most = (YEAR_2000_S, LAST_YEAR_S) if name.endswith("_time") else (0.0, 1e18)
+        least, most = (YEAR_2000_S, YEAR_2100_S) if name.endswith("_time") else (0.0, 1e18)
         if not least <= figure <= most:
             kind = "Unix time in seconds" if name.endswith("_time") else "a number >= 0"
             raise InputError(f"{where}: {name}: expected {kind}, found {show_value(value)}")

@@ -67,7 +67,8 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     _, model, hardware, degree, llm, gpu, tp = best[0]
     rows = table[(table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == degree)]
     for name in NUMBER_COLUMNS:
-        read_number_column(rows, name, path, least=1e-9)  # The result is not used: this refuses times of 0.
+        # The result is not used: this refuses times of 0.
+        read_number_column(rows, name, path, least=foreign_fields.LEAST_VALUE)
     llm_name, gpu_name, tp = foreign_fields.read_setup(
         replace(stated, tp=tp), catalog, path, llm=llm, gpu=gpu
     )

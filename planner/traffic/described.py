@@ -33,11 +33,12 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS
+from planner.domain import KV_BLOCK_TOKENS, ROUNDING
 from planner.errors import InputError
 from planner.traffic.agents import Agents, draw_agents
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
+from planner.units import DAY_S
 
 MOST_DRAWN = 20_000_000  # One description may draw no more requests than this.
 MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
@@ -55,11 +56,10 @@ FIT_ROUNDS, FIT_CELLS = 6, 400_000
 LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
 # Sessions are drawn from WARM_SESSIONS mean session lengths before time 0 on, at most LONGEST_WARM_S, so that
 # at time 0 as many are under way as later.
-WARM_SESSIONS, LONGEST_WARM_S = 5.0, 86_400.0
+WARM_SESSIONS, LONGEST_WARM_S = 5.0, DAY_S
 LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
 # Each kind of draw has a number of its own beside the user's seed, so that no two draws are alike.
 CLIENT_STREAM, TENANT_STREAM = 20, 21
-_EDGE = 1e-9  # A duration that is a whole number of intervals but for rounding counts as whole.
 _OPEN = 1e-12  # Probabilities are kept so far from 0 and 1, where normal scores are infinite.
 BoolArray = npt.NDArray[np.bool_]
 
@@ -182,7 +182,7 @@ class Description:
     def from_s(self) -> float:
         """How many seconds after its start the curve's busiest part of `duration_s` begins."""
         intervals = len(self.rate_rps)
-        drawn = math.ceil(self.duration_s / self.every_s - _EDGE)  # Intervals of the part that is drawn.
+        drawn = math.ceil(self.duration_s / self.every_s - ROUNDING)  # Intervals of the part that is drawn.
         if not self.is_curve or drawn >= intervals:
             return 0.0
         # The curve stands twice in a row, since the busiest part may run past its end.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.traffic.trace import FloatArray
-from planner.units import HOUR_S, show_s
+from planner.units import DAY_S, HOUR_S, show_s
 
 # A long gap is judged among at least FEWEST_JUDGED requests, a very long one among at least FEWEST_GAPS.
 FEWEST_JUDGED, FEWEST_GAPS = 20, 5
@@ -21,7 +21,7 @@ SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
 FAST_RPS = 1000.0  # With more requests/s a warning asks whether a clock of milliseconds counts seconds.
 # With more requests/s a warning asks whether a clock of seconds counts days, as spreadsheets do; if so, these
 # are 0.06 requests/s.
-FAST_OF_DAYS_RPS, DAY_S = 5000.0, 86_400
+FAST_OF_DAYS_RPS = 5000.0
 FEWEST_OF_CLOCK = 5  # With fewer requests the unit of a clock is not judged.
 # Names of units in messages, and ticks per second.
 UNITS = {
@@ -71,7 +71,7 @@ def of_unit(
         return (
             f"{name}: column {clock} is read as seconds: {len(arrival_s)} requests in {show_s(span_s)}, "
             f"{rate_rps:.4g} requests/s; if it counts days, as spreadsheets do, these are "
-            f"{rate_rps / DAY_S:.3g} requests/s: write seconds, {DAY_S} times as many",
+            f"{rate_rps / DAY_S:.3g} requests/s: write seconds, {DAY_S:g} times as many",
         )
     others: tuple[str, ...]
     if per_s == 1.0 and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):

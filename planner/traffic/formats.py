@@ -20,6 +20,7 @@ from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic import doubts
 from planner.traffic.logs.log_columns_map import names_length
+from planner.traffic.logs.times import YEAR_2000_S, YEAR_2100_S
 from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.texts import cut_texts, text_lengths
 from planner.traffic.trace import (
@@ -40,7 +41,6 @@ from planner.units import DAY_S, counted
 MAX_SPAN_S = 100 * 365.25 * DAY_S  # A longer trace has times in another unit than seconds.
 OUT_OF_ORDER_FRAC = 0.01  # A smaller share of late rows is sorted, a larger one is an error.
 RESTART_FRAC = 0.01  # A clock that falls back to within this share of its span from its start has restarted.
-YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100.
 # A numeric clock that begins above this (3 years) counts from a date and never restarts.
 DATE_S = 1e8
 # A warning is given if more than the first share of requests is left out; more than the second is an error,
@@ -498,7 +498,7 @@ class TraceRows:
             return self.format.ticks_per_s
         # Each unit has a range of its own: times from 2000 to 2100 in ms, us and ns do not overlap.
         for unit, per_s in (("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
-            if YEAR_2000_S * per_s <= first < LAST_YEAR_S * per_s:
+            if YEAR_2000_S * per_s <= first < YEAR_2100_S * per_s:
                 notes.append(f"{self.clock}: {unit} since 1970")
                 return per_s
         return 1.0

@@ -242,7 +242,6 @@ def _sigma(score: float, log: float, mean: float) -> float:
 
 def _solve_rising(value: Callable[[float], float], wanted: float, low: float, high: float) -> float:
     """The point between `low` and `high` at which the rising function `value` is `wanted`, by bisection."""
-    """The point between `low` and `high` at which a rising function has the value `wanted`."""
     for _ in range(50):  # The interval is then below the precision of a float.
         middle = (low + high) / 2
         low, high = (middle, high) if value(middle) < wanted else (low, middle)

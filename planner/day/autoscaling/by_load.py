@@ -23,10 +23,11 @@ from itertools import pairwise
 
 from planner.day.autoscaling import prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler
-from planner.day.autoscaling.records import MOST_STEPS, ROUNDING, llm_series, pool_series
+from planner.day.autoscaling.records import MOST_STEPS, llm_series, pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.knowledge import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule
 from planner.day.controllers.planned import MOST_GROWTH
+from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.fleet import Role
 from planner.manifests import monitoring

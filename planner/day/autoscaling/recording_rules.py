@@ -32,9 +32,10 @@ from typing import Any
 from planner.day.autoscaling import by_load, hpa_object, keda_object, node_filling, prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler, Document, WrittenManifests
 from planner.day.autoscaling.by_load import EVERY_S
-from planner.day.autoscaling.records import LLM, MOST_STEPS, ROUNDING, llm_series, pool_series, recording_rule
+from planner.day.autoscaling.records import LLM, MOST_STEPS, llm_series, pool_series, recording_rule
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.forecasting import LAST_BUCKETS, MOST_SEASON_RATIO
+from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.solvers.worker_rule import fit_worker_rule
 

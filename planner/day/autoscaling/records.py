@@ -7,7 +7,6 @@ from planner.day.autoscaling.autoscaler import Document
 from planner.day.autoscaling.scale_targets import ScaleTarget
 
 LLM = "fleetplan_llm"
-ROUNDING = 1e-9  # Taken off before numbers are rounded up to workers, so that rounding errors add none.
 # A rule has a term for each of its edges, and Prometheus reads the whole expression each time.
 MOST_STEPS = 200
 

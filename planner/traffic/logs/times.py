@@ -19,13 +19,14 @@ from planner.files.document_values import show_value
 from planner.files.numeric import as_floats
 from planner.traffic.trace import FloatArray, IntArray
 from planner.traffic.zones import says_zone
+from planner.units import DAY_S
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 # A log was written in the years 2000 to 2100 (Unix times). Numbers outside of these are in another unit, or
 # count from another zero than 1970.
-FIRST_S, LAST_S = 946_684_800.0, 4_102_444_800.0
-LONGEST_COUNT_S = 100 * 366 * 86400.0  # A clock with a zero of its own has run for 100 years at most.
-LONGEST_SPAN_NS = 7 * 86400e9  # A longer duration of a request is an error.
+YEAR_2000_S, YEAR_2100_S = 946_684_800.0, 4_102_444_800.0
+LONGEST_COUNT_S = 100 * 366 * DAY_S  # A clock with a zero of its own has run for 100 years at most.
+LONGEST_SPAN_NS = 7 * DAY_S * 1e9  # A longer duration of a request is an error.
 SAMPLE_VALUES = 1000  # The unit of a column is chosen by its first values, at most so many.
 # Words with which a column's name may say its unit.
 _ENDINGS = {
@@ -146,7 +147,7 @@ class LogClock:
         middle = float(np.nanpercentile(values, 50, method="lower"))
         named_unit = unit_of_name(self.name)
         for unit, ns in NS_PER.items():
-            if FIRST_S <= middle * ns / 1e9 < LAST_S:
+            if YEAR_2000_S <= middle * ns / 1e9 < YEAR_2100_S:
                 if named_unit not in (None, unit):
                     raise UnsureError(
                         f"{where}: column {self.name} is named as if in {named_unit}, but its times "
@@ -178,7 +179,7 @@ class LogClock:
             return 0.0
         if self.unit in NS_PER:
             seconds = as_numbers(sample) * NS_PER[self.unit] / 1e9
-            fits = seconds >= 0 if self.since_zero else (seconds >= FIRST_S) & (seconds < LAST_S)
+            fits = seconds >= 0 if self.since_zero else (seconds >= YEAR_2000_S) & (seconds < YEAR_2100_S)
         elif sample.dtype.kind == "M" or isinstance(sample.dtype, pd.DatetimeTZDtype):
             return 1.0
         else:
@@ -191,7 +192,7 @@ class LogClock:
     def _is_small(self, column: pd.Series[Any], unit: str) -> bool:
         """Whether the times lie before the year 2000, and therefore count from another zero than 1970."""
         values = as_numbers(column[~is_missing(column)].iloc[:SAMPLE_VALUES])
-        return bool(values.size) and float(np.nanmedian(values)) * NS_PER[unit] / 1e9 < FIRST_S
+        return bool(values.size) and float(np.nanmedian(values)) * NS_PER[unit] / 1e9 < YEAR_2000_S
 
     def times_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
         """Nanoseconds since 1970, or since the clock's zero. `line` (n,) are the lines of the values in the
@@ -208,7 +209,7 @@ class LogClock:
             whole_values: IntArray | None = column.to_numpy(dtype=np.int64)
         else:
             values, whole_values = as_numbers(column), None
-        earliest_s, latest_s = (0.0, LONGEST_COUNT_S) if self.since_zero else (FIRST_S, LAST_S)
+        earliest_s, latest_s = (0.0, LONGEST_COUNT_S) if self.since_zero else (YEAR_2000_S, YEAR_2100_S)
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and huge numbers are refused below.
             is_bad = ~((values * per / 1e9 >= earliest_s) & (values * per / 1e9 < latest_s))
         expected = (
