@@ -567,13 +567,7 @@ COMMANDS = [
         {"requests.csv": TRACE},
         more=("--trace", "requests.csv", "-o", "."),
     ),
-    Case(
-        "simulate -o a folder",
-        r"folder/plan.yaml: no such file",
-        {"folder/x": ""},
-        "simulate",
-        ("-o", "folder"),
-    ),
+    Case("simulate -o a folder", r"folder: is a directory", {"folder/x": ""}, "simulate", ("-o", "folder")),
     Case(
         "simulate -o below a file", r"slo.yaml: exists and is not", {}, "simulate", ("-o", "slo.yaml/r.csv")
     ),
