@@ -211,8 +211,9 @@ _ROOM_LOOK_S = 1.0
 _DIVISORS = [readings.TTFTS, readings.TPOTS, readings.KV_SHARES, readings.FINISHED_HERE, readings.OUTPUTS]
 _OFF, _STARTING, _READY, _DRAINING = range(4)  # Phases of a worker.
 # Kinds of events, in the order in which those of one moment happen: a worker becomes ready, is stopped by the
-# limit on draining, is interrupted; a run looks for room; the metrics are read; the controller decides.
-_IS_READY, _IS_STOPPED, _IS_INTERRUPTED, _LOOKS_FOR_ROOM, _READS_METRICS, _DECIDES = range(6)
+# limit on draining, is interrupted, has become empty after the kernel was done; a run looks for room; the
+# metrics are read; the controller decides.
+_IS_READY, _IS_STOPPED, _IS_INTERRUPTED, _IS_EMPTY, _LOOKS_FOR_ROOM, _READS_METRICS, _DECIDES = range(7)
 
 
 def simulate_elastic(
@@ -444,6 +445,7 @@ class _Run:
         self.now_s = 0.0
         self.done, self.done_s = 0, 0.0  # How many requests are done, and when that number last rose.
         self.has_look_planned = False  # Whether an event _LOOKS_FOR_ROOM is under way.
+        self.is_done = False  # Whether the kernel has served all requests; it is ahead of `now_s` then.
 
     # Events.
 
@@ -487,14 +489,30 @@ class _Run:
             if self.is_stuck():
                 break
             yield self.pause_s()
-        self.end_drained()
-        # No request is left for the kernel to advance: only the lives of workers go on.
-        while not stop_early and (pause_s := self.pause_s()) < self.part.until_s:
+        if stop_early:
+            self.end_drained()
+        else:
+            yield from self.wind_down()
+
+    def wind_down(self) -> Iterator[float]:
+        """Go on with the lives of workers after the kernel has served all requests, from pause to pause.
+
+        The kernel is ahead of the other runs then: a draining worker is gone, and its GPUs are free, when its
+        last request has ended. Controllers go on until `until_s`.
+        """
+        self.is_done = True
+        for slot in self.slots:
+            if slot.phase == _DRAINING and self.is_empty(slot):
+                self.push(self.last_work_s(slot), _IS_EMPTY, slot.number)
+        while (pause_s := self.pause_s()) < math.inf:
+            yield pause_s
+            pause_s = self.pause_s()  # Another run may have woken this one.
+            if pause_s >= self.part.until_s and self.events[0].kind != _IS_EMPTY:
+                heapq.heappop(self.events)
+                continue
             self.now_s = max(self.now_s, pause_s)
             self.rows.clear()
             self.carry_out_events()
-            self.end_drained()
-            yield self.pause_s()
         self.now_s = max(self.now_s, self.part.until_s)
 
     def carry_out_events(self) -> None:
@@ -576,6 +594,8 @@ class _Run:
                 slot.was_taken = True
                 notice_s = self.pools[slot.pool].notice_s
                 self.drain(slot, min(notice_s, self.pools[slot.pool].drain_limit_s))
+            elif event.kind == _IS_EMPTY:
+                self.end(slot, now_s)
 
     def is_stuck(self) -> bool:
         """Whether all requests have arrived and none has finished for very long.
@@ -623,7 +643,9 @@ class _Run:
             self.stock.draining.append(self)
             self.stock.wake(self.now_s)
             self.rows.append((self.now_s, layout.DRAIN, slot.first))
-        if self.is_empty(slot):
+        if self.is_done and self.is_empty(slot):
+            self.push(self.last_work_s(slot), _IS_EMPTY, slot.number)
+        elif self.is_empty(slot):
             self.end(slot, self.now_s)
         else:
             self.push(self.now_s + limit_s, _IS_STOPPED, slot.number)
@@ -639,6 +661,18 @@ class _Run:
             if slot.phase == _DRAINING and self.is_empty(slot):
                 workers = self.state.workers[slot.first : slot.first + slot.ranks]
                 self.end(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
+
+    def last_work_s(self, slot: _Slot) -> float:
+        """When a worker that is given up has served its last request, after all requests of the run are."""
+        requests = self.state.requests
+        # A request that is not handed off is decoded where it is prefilled.
+        prefilled, decoded = requests["prefill_worker"], requests["decode_worker"]
+        decoded = np.where(decoded < 0, prefilled, decoded)
+        last_s = self.now_s
+        for worker, times_s in ((prefilled, requests["first_token_s"]), (decoded, requests["last_token_s"])):
+            is_own = (worker >= slot.first) & (worker < slot.first + slot.ranks)
+            last_s = float(np.fmax.reduce(times_s[is_own], initial=last_s))
+        return last_s
 
     def end(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
         """Remove a worker; if it `was_stopped`, the kernel routes its requests anew."""

@@ -383,6 +383,25 @@ def test_fleets_side_by_side_share_a_stock() -> None:
         simulate_together(parts, {"paper": 2})
 
 
+def test_a_fleet_without_requests_left_gives_gpus_back_when_they_are_free() -> None:
+    """Three GPUs. The first fleet gives one of two up at 5, which is busy until 7 s, when the last of all its
+    requests ends: the second fleet had it from 5 s on. It gives the other up at 20 only if it goes on.
+    """
+    short, long = make_trace([0.0, 0.0], [1, 1], [7, 7]), make_trace([0.0, 60.0], [1, 1], [1, 1])
+    pools = [ElasticPool(1.0, most=3)]
+    for until_s, last_s in ((0.0, math.inf), (50.0, 20.0)):
+        parts = [
+            ElasticFleet(one(2), short, pools, Script(5.0, [[2], [1], [1], [1], [0]]), until_s=until_s),
+            ElasticFleet(one(1), long, pools, Script(2.0, [[1], [3]])),
+        ]
+        first, second = simulate_together(parts, {"paper": 3})
+        requested_s = sorted(span.requested_s for span in second.spans)
+        assert requested_s[0] == 0.0 and 7.0 <= requested_s[1] <= 9.0
+        assert first.end_s == max(7.0, until_s)
+        assert requested_s[2:] == ([] if last_s == math.inf else [pytest.approx(last_s, abs=2.0)])
+        assert min(span.gone_s for span in first.spans) == 7.0
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_stock_is_never_exceeded(seed: int) -> None:
     """Workers that start and drain count; and nothing is lost for want of a worker."""
