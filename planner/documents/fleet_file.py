@@ -22,7 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from planner.documents import fits
 from planner.documents.catalog import Catalog
@@ -332,7 +332,7 @@ def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
         if not isinstance(workers, list) or not workers or any(name not in number_of for name in workers):
             raise refused_value(
                 section.path_of("workers"),
-                f"expected some of {', '.join(list(number_of)[:MOST_NAMED])}",
+                f"expected some of {list_first(list(number_of), MOST_NAMED)}",
                 workers,
             )
         if not isinstance(ids, list) or not ids or any(type(block) is not int for block in ids):
@@ -348,17 +348,28 @@ def max_model_len_of(document: Document, path: Path) -> int | None:
     return file.whole_number("max_model_len", None, most=MOST)
 
 
-def routers_of(document: Document, path: Path) -> list[tuple[str, str, str, str, bool | None]]:
-    """The `routers` of a plan.yaml, a tuple for each target: its name, its router, what is simulated in place
-    of the router, the SLO under that router, and whether the plan keeps the SLO there (None in a plan of an
-    older version). Errors name `path`.
+class WrittenRouter(NamedTuple):
+    """One of the `routers` of a plan.yaml: the router of a deployment target, what is simulated in its place,
+    the SLO under that router, and whether the plan keeps the SLO there (None in a plan of an older version).
     """
+
+    target: str
+    router: str
+    simulated: str
+    slo: str
+    kept: bool | None
+
+
+def routers_of(document: Document, path: Path) -> list[WrittenRouter]:
+    """The `routers` of a plan.yaml. Errors name `path`."""
     listed = check_rows(document.get("routers", []), f"{path}: routers")
-    keys = ("target", "router", "simulated", "slo", "kept")
-    rows = [Section.from_document(each, f"{path}: routers", keys) for each in listed]
+    rows = [Section.from_document(each, f"{path}: routers", WrittenRouter._fields) for each in listed]
     return [
-        (
-            *(row.text("target"), row.text("router"), row.text("simulated"), row.text("slo")),
+        WrittenRouter(
+            row.text("target"),
+            row.text("router"),
+            row.text("simulated"),
+            row.text("slo"),
             row.flag("kept", False) if "kept" in row else None,
         )
         for row in rows

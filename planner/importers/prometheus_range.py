@@ -73,7 +73,12 @@ class SampledHistogram:
     sums: Floats
 
 
-def read_series(paths: Sequence[Path], wanted: NamePredicate | None = None) -> tuple[Series, ...]:
+def any_name(name: str) -> bool:
+    """The NamePredicate that accepts every name."""
+    return True
+
+
+def read_series(paths: Sequence[Path], wanted: NamePredicate = any_name) -> tuple[Series, ...]:
     """The series of all files together, sorted by name and labels; only names that `wanted` accepts.
 
     Raises InputError where a file is none of the formats, where no series is left, and where files
@@ -89,24 +94,19 @@ def read_series(paths: Sequence[Path], wanted: NamePredicate | None = None) -> t
     return merged
 
 
-def parse_series(text: str, where: object, wanted: NamePredicate | None = None) -> tuple[Series, ...]:
+def parse_series(text: str, where: object, wanted: NamePredicate = any_name) -> tuple[Series, ...]:
     """The series in a text of one of the formats of the module's docstring; arguments as in `read_series`."""
     start = text.lstrip()
     if not start:
         raise InputError(f"{where}: is empty; expected samples of Prometheus")
     if start.startswith("[") or (start.startswith("{") and start[1:].lstrip()[:1] in ('"', "}")):
-        return _merge_series(_series_of_json(text, where, wanted or _any_name), where)
-    return _merge_series(_series_of_lines(text, where, wanted or _any_name), where)
+        return _merge_series(_series_of_json(text, where, wanted), where)
+    return _merge_series(_series_of_lines(text, where, wanted), where)
 
 
 def parse_answer(document: Any, where: object) -> tuple[Series, ...]:
     """The series of one answer of the API, already parsed from JSON."""
-    return _merge_series(list(_series_of_answer(document, where, _any_name)), where)
-
-
-def _any_name(name: str) -> bool:
-    """Accept every name."""
-    return True
+    return _merge_series(list(_series_of_answer(document, where, any_name)), where)
 
 
 # --- JSON ---

@@ -26,15 +26,9 @@ from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace
 
 COLUMN_MAP = "columns"  # The format of a log whose columns are guessed or mapped.
-# The values of --format. `_opened` relies on their order: vllm and access-log are not JSON, the others may
-# be.
-NAMES = (
-    COLUMN_MAP,
-    "vllm",
-    "otlp",
-    *(one.name.lower().replace(" ", "-") for one in known.TABLES),
-    "access-log",
-)
+_PROGRAMS = tuple(one.name.lower().replace(" ", "-") for one in known.TABLES)
+NAMES = (COLUMN_MAP, "vllm", "otlp", *_PROGRAMS, "access-log")  # The values of --format.
+_MAY_BE_JSON = (None, COLUMN_MAP, "otlp", *_PROGRAMS)  # Formats, or none given, whose files may be JSON.
 # Columns of a table whose rows sum up many requests, as usage reports of providers have.
 _SUMS = {
     *("num_model_requests", "n_requests", "num_requests", "request_count", "requests", "api_requests"),
@@ -189,8 +183,7 @@ def _opened(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
     `tree`, which later finds the requests that wait for others.
     """
     text = source.first
-    # All formats of NAMES but vllm and access-log may be JSON.
-    if options.format in (None, "otlp", *NAMES[3:-1], COLUMN_MAP) and text[:1] in (b"{", b"["):
+    if options.format in _MAY_BE_JSON and text[:1] in (b"{", b"["):
         if options.format is None and vllm_log.is_log([text]):
             return _vllm(source)
         return _json(source, options, tree)
