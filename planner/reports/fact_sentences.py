@@ -1045,6 +1045,8 @@ def _(fact: facts.CheaperMiss) -> str:
     if fact.is_exact:
         all_of_them = f"all {fact.cheaper:,} were simulated, as written or in those scenarios"
         return f"each of the {cheaper_fleets} {misses}, exactly: {all_of_them}"
+    if not fact.simulated:
+        return f"the {cheaper_fleets} were not simulated one by one: that is more work than a plan may take"
     simulated = f"{fact.simulated:,}" if fact.cheaper is None else f"{fact.simulated:,} of {fact.cheaper:,}"
     return f"of the {cheaper_fleets} {simulated} were simulated, and each {misses}"
 

@@ -98,3 +98,11 @@ def test_what_shortcuts_failed_in_tests_is_counted_in_words() -> None:
     )
     said = sentence(facts.Assumed("seats", 0, 0, (facts.Tested(0, 197, of_pools=True),)))
     assert said.endswith("(false of 0 of 197 pools in tests)")
+
+
+def test_cheaper_fleets_of_which_none_was_simulated_are_not_said_to_miss() -> None:
+    """Of 26,099 cheaper fleets 0 were simulated, "and each misses the SLO" stood there."""
+    none = facts.CheaperMiss(0.01, 67, 6, 26_099, 0, False)
+    assert "not simulated" in sentence(none) and "misses" not in sentence(none)
+    some = facts.CheaperMiss(0.01, 67, 6, 26_099, 20, False)
+    assert "20 of 26,099 were simulated, and each misses" in sentence(some)

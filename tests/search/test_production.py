@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from functools import cache
 from statistics import NormalDist
@@ -100,6 +101,27 @@ def test_other_designs_grow_below_a_dear_fleet() -> None:
     assert grow_other_designs(asked, other, tuple((option, 1) for option, _ in best)) == [
         tuple((option, 1) for option, _ in best)
     ]
+
+
+def test_a_pool_of_another_gpu_grows_below_a_dear_fleet() -> None:
+    """The search on paper ended at one GPU type (30 requests/s on any GPU: B200, twice the price of H100):
+    nothing is known of the others but what their work likely takes.
+    """
+    problem, paper = best_of(
+        search_llm(question(**SAFE), traffic(), CATALOG, seed=0, conditions=Conditions())
+    )
+    asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
+    assert best is not None
+    nothing = replace(paper.level0, mixed=(None, math.inf), one_gpu=(None, math.inf))
+    mixed_of_gpu = {o.type.gpu.name: o for o in paper.level0.options if o.role == "mixed"}
+    cheapest_gpus = set()
+    for option in mixed_of_gpu.values():
+        dear = ((option, math.ceil(6 * objective(best) / option.objective)),)
+        kept = grow_other_designs(asked, replace(paper, best=dear, level0=nothing), dear)
+        assert objective(kept[0]) < objective(dear)
+        assert asked.oracle.missed_count(kept[0], 99) <= asked.oracle.may_miss
+        cheapest_gpus |= {option.type.gpu.name for option, _ in kept[0]}
+    assert len(mixed_of_gpu) > 1 and len(cheapest_gpus) == 1
 
 
 def test_the_answers_get_dearer_and_say_how_sure_they_are() -> None:

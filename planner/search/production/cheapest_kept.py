@@ -137,19 +137,20 @@ def find_cheaper_kept(
 
 def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None) -> list[Counts]:
     """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones that grow from other
-    designs on paper: the best fleet, the best mixed pool and the best fleet of one GPU type. The hardest
-    scenarios come first in `problem`.
+    designs on paper: the best fleet, the best mixed pool, the best fleet of one GPU type, and of every GPU
+    type the mixed pool that looks cheapest. The hardest scenarios come first in `problem`.
 
     If a test has added hundreds of scenarios, the search's effort ends before it comes to other GPU types
     than those of `best`. Without this function gpt-oss-120b on any GPU cost 63.84 USD/h, and on H100 alone
-    47.84.
+    47.84; Llama-3.1-70B with a limit on TTFT alone 191.36 on any GPU (B200), and 95.68 on H100.
     """
     oracle = problem.oracle
     hard_scenarios = oracle.scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
     hard_problem = with_scenarios(problem, hard_scenarios, oracle.may_miss)
     kept_fleets = [] if best is None else [best]
     grown_designs = [{option for option, _ in best or ()}]
-    for start in (paper.best, paper.level0.mixed[0], paper.level0.one_gpu[0]):
+    likely_fleets = _likely_fleet_of_each_gpu(problem, paper)
+    for start in (paper.best, paper.level0.mixed[0], paper.level0.one_gpu[0], *likely_fleets):
         design = {option for option, _ in start or ()}
         if start is None or design in grown_designs:
             continue
@@ -164,6 +165,19 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
         if fleet is not None and not (kept_fleets and _is_no_cheaper(fleet, kept_fleets[0])):
             kept_fleets.insert(0, fleet)
     return kept_fleets
+
+
+def _likely_fleet_of_each_gpu(problem: Problem, paper: FleetSearch) -> list[Counts]:
+    """Of every GPU type the mixed pool that is cheapest by the workers that its work likely takes, where the
+    limits allow it.
+    """
+    likely: dict[str, Counts] = {}
+    for bounded in paper.level0.with_role("mixed"):
+        fleet = owned_first(problem, ((bounded.option, bounded.likely),))
+        gpu = bounded.option.type.gpu.name
+        if problem.allows(fleet) and (gpu not in likely or objective(fleet) < objective(likely[gpu])):
+            likely[gpu] = fleet
+    return sorted(likely.values(), key=objective)
 
 
 def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], refuted: float) -> None:
