@@ -99,9 +99,9 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
         else:
             name = names[field_number - 1] if field_number <= len(names) else str(field_number)
         row[name] = None if value in ("-", "") else value
-    if request := row.get("request"):  # such as "POST /v1/chat/completions HTTP/1.1"
+    if request := row.get("request"):
+        # In "POST /v1/chat/completions HTTP/1.1" the path is the second word; a single word is a path.
         words = str(request).split()
-        # A request of one word is a path without a method.
         row["path"] = words[1] if len(words) > 1 else request
     return row
 

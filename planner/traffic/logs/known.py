@@ -34,8 +34,13 @@ class ProgramTable:
     likely: Mapping[str, tuple[str, ...]]
     units: Mapping[str, str]
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    made: tuple[str, ...] = ()  # the columns that `prepare` makes
-    reads: tuple[str, ...] = ()  # the columns that `prepare` needs
+    made: tuple[str, ...] = ()  # The columns that `prepare` makes.
+    reads: tuple[str, ...] = ()  # The columns that `prepare` needs.
+
+    @property
+    def format_name(self) -> str:
+        """The value of --format for this program: "envoy-ai-gateway" for Envoy AI Gateway."""
+        return self.name.lower().replace(" ", "-")
 
     def columns(self, names: Collection[str]) -> Columns | None:
         """The roles of a table's columns; None for another table."""

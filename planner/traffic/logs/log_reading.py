@@ -26,7 +26,7 @@ from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace
 
 COLUMN_MAP = "columns"  # The format of a log whose columns are guessed or mapped.
-_PROGRAMS = tuple(one.name.lower().replace(" ", "-") for one in known.TABLES)
+_PROGRAMS = tuple(program.format_name for program in known.TABLES)
 NAMES = (COLUMN_MAP, "vllm", "otlp", *_PROGRAMS, "access-log")  # The values of --format.
 _MAY_BE_JSON = (None, COLUMN_MAP, "otlp", *_PROGRAMS)  # Formats, or none given, whose files may be JSON.
 # Columns of a table whose rows sum up many requests, as usage reports of providers have.
@@ -336,7 +336,7 @@ def _table(names: Collection[str], options: LogOptions) -> known.ProgramTable | 
     if options.columns is not None or options.format == COLUMN_MAP:
         return None
     for program in known.TABLES:
-        is_allowed = options.format in (None, program.name.lower().replace(" ", "-"))
+        is_allowed = options.format in (None, program.format_name)
         if is_allowed and program.columns(names) is not None:
             return program
     return None
