@@ -31,7 +31,7 @@ from planner.reports.fact_sentences import sentence
 from planner.reports.words import describe
 from planner.search.evidence.certify import plan
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge, measured, percentile_s, request_values_s
+from planner.simulator.slo_verdict import judge, measured_mask, percentile_s, request_values_s
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace, measured_window
 from planner.traffic.trace_reading import read_trace
@@ -92,7 +92,7 @@ def row(name: str, fleet: Fleet, trace: Trace, *, refused: int = 0, slo: Slo = S
     """Simulate a fleet; `refused` requests never reached it and count as failures."""
     simulation = simulate(fleet, trace, limits=slo.limits)
     verdict = judge(simulation, slo)
-    served = int(measured(simulation).sum())
+    served = int(measured_mask(simulation).sum())
 
     def spread_s(metric: str) -> tuple[float, ...]:
         values_s = request_values_s(simulation, "ttft" if metric == "ttft" else "tpot")

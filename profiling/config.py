@@ -26,7 +26,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def sharded(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
+def shard_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
     """The share of one rank of `tp`: heads, KV heads, feed-forward width and vocabulary divided.
 
     A KV head is never split: where there are more ranks than KV heads, ranks hold copies. Raises InputError

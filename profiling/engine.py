@@ -36,7 +36,7 @@ import numpy as np
 
 from planner.errors import InputError
 from planner.models.step_tables import StepShape
-from profiling.config import read_config, sharded, text_of
+from profiling.config import read_config, shard_config, text_of
 from profiling.design import StepLimits
 from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.modules import ATTENTION, REST, ModuleTimes
@@ -109,7 +109,7 @@ class VllmEngine:
         # vLLM reads an LLM from a folder: here a config.json with one rank's share.
         self._folder = Path(tempfile.mkdtemp(prefix="fleetplan-profile-"))
         whole = read_config(config)
-        (self._folder / "config.json").write_text(json.dumps(sharded(whole, tp)))
+        (self._folder / "config.json").write_text(json.dumps(shard_config(whole, tp)))
         _prepare_environment()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM warns about torch, which users cannot change.

@@ -11,7 +11,7 @@ from pathlib import Path
 from planner.documents.catalog import Catalog
 
 
-def describe() -> dict[str, str]:
+def describe_machine() -> dict[str, str]:
     """CPU, accelerator, driver and versions; nothing that names the machine or its owner."""
     described = {"machine": _cpu(), "device": _cpu(), "driver": "none"}
     if (gpu := _gpu()) is not None:

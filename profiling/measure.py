@@ -133,7 +133,7 @@ def profile(
     folder, llm, name = _read_llm(config, catalog)
     engine, tp = _engine_name(subject.engine), subject.tp
     power_meter = open_gpu()
-    made_on = machine.describe()
+    made_on = machine.describe_machine()
     gpu_name = subject.gpu or machine.catalog_name(made_on["device"], catalog)
     gpu = catalog.gpus.get(catalog.gpu_aliases.get(gpu_name.lower(), ""))  # None: in no catalog.
     # Measured before the engine holds the GPU.

@@ -27,7 +27,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.models.step_tables import StepShape
-from profiling.config import read_config, sharded, text_of
+from profiling.config import read_config, shard_config, text_of
 from profiling.design import StepLimits
 from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.power import GpuPower
@@ -132,7 +132,7 @@ class TorchOperators:
             ) from None
         self._torch: Any = torch
         self._gpu = gpu
-        self.shape = shape = shape_of(sharded(read_config(config), tp), str(config))
+        self.shape = shape = shape_of(shard_config(read_config(config), tp), str(config))
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._is_cuda = self._device.type == "cuda"
         if not isinstance(getattr(torch, dtype, None), torch.dtype):

@@ -29,7 +29,7 @@ from planner.runtime.launch import STEP_CPU, STEP_LOG
 from planner.runtime.live_replay import LEAD_S, JournalFile, Sent, Status, request_name, unique_prompt
 from planner.runtime.step_log import hook_vllm
 from planner.traffic.trace import Trace
-from profiling.machine import describe
+from profiling.machine import describe_machine
 from profiling.power import PowerSampler, open_gpu
 from profiling.vllm_install import mend_cpu_wheel
 
@@ -120,7 +120,7 @@ async def replay(engine: Any, trace: Trace, prompts: list[list[int]], journal: J
         "part": 0,
         "date": time.strftime("%Y-%m-%d"),
         "load_average": [load, os.getloadavg()[0]],
-        "machine": describe(),
+        "machine": describe_machine(),
         "clocks": gpu and gpu.clocks(),
         "power_w": watts.mean_w,
         "peak_power_w": watts.peak_w,

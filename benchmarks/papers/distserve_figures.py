@@ -33,7 +33,7 @@ from planner.papers.goodput import Steady, find_goodput
 from planner.papers.goodput import poisson_traffic as of_lengths
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import measured
+from planner.simulator.slo_verdict import measured_mask
 from planner.traffic.trace import Trace
 
 GPU = CATALOG.gpu("a100-80g")
@@ -142,7 +142,7 @@ def run(work: Workload, fleet: Fleet, rate_rps: float) -> Simulation:
 def attained(work: Workload, fleet: Fleet, rate_rps: float, scale: float = 1.0) -> tuple[float, float, float]:
     """Shares of requests within both limits, within that on TTFT, within that on TPOT."""
     found = run(work, fleet, rate_rps)
-    inside = measured(found)
+    inside = measured_mask(found)
     first = found.ttft_s[inside] <= scale * work.ttft_s
     rest = ~(found.tpot_s[inside] > scale * work.tpot_s)
     return float((first & rest).mean()), float(first.mean()), float(rest.mean())
@@ -215,7 +215,7 @@ def figure4() -> None:
         for kind in kinds.values():
             fleet = Fleet(CATALOG.llm("opt-66b"), (Pool("w", "mixed", kind, 1),), POLICIES, WITHIN)
             found = simulate(fleet, poisson(rate_rps, prompts, one))
-            means_s.append(float(found.ttft_s[measured(found)].mean()))
+            means_s.append(float(found.ttft_s[measured_mask(found)].mean()))
         shown = ", ".join(f"{name} {mean_s:.3f}" for name, mean_s in zip(kinds, means_s, strict=True))
         print(f"{rate_rps:3.1f} requests/s: mean TTFT {shown} s")
 
@@ -248,7 +248,7 @@ def figure10() -> None:
     for work in CHATBOTS:
         best = low(work)
         found = run(work, best.fleet, best.rate_rps)
-        inside = measured(found) & (found.status == 0)
+        inside = measured_mask(found) & (found.status == 0)
         blocks = np.ceil(found.input_tokens[inside] / KV_BLOCK_TOKENS)
         moved_s = blocks * KV_BLOCK_TOKENS * best.fleet.llm.kv_bytes_per_token / WITHIN.bandwidth_bytes_per_s
         e2e_s, ttft_s, queue_s = (row[inside] for row in (found.e2e_s, found.ttft_s, found.queue_s))

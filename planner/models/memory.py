@@ -173,7 +173,7 @@ def stage_memory(
     width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
-    stream = 2 * llm.hidden * (STREAMS if _has(llm, CompressedAttention) else 1)
+    stream = 2 * llm.hidden * (STREAMS if _has_attention(llm, CompressedAttention) else 1)
     layers_peak = max_num_batched_tokens * (stream + dp * width) * ACTIVATION_BYTES
     if dp > 1 and (kind := all2all_of(tp * dp, int(gpu.gpus_per_node), max_num_batched_tokens)):
         layers_peak = max_num_batched_tokens * stream * ACTIVATION_BYTES
@@ -234,7 +234,7 @@ def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, version: tuple[int, 
     return HIDDEN_BYTES * utilization + NON_TORCH_BYTES + group_bytes
 
 
-def _has(llm: Llm, kind: type[CompressedAttention]) -> bool:
+def _has_attention(llm: Llm, kind: type[CompressedAttention]) -> bool:
     """Whether some layers have this kind of attention."""
     return any(isinstance(group.attention, kind) for group in llm.layer_groups)
 

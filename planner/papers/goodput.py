@@ -33,7 +33,7 @@ from planner.fleet import Fleet
 from planner.simulator.layout import FINISHED
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge, measured
+from planner.simulator.slo_verdict import judge, measured_mask
 from planner.traffic.trace import Trace, judged_span_s
 
 TOLERANCE_FRAC = 0.02  # The bisection ends when the two rates differ by no more than this share.
@@ -90,7 +90,7 @@ def count_residences(simulation: Simulation) -> float:
     """The length of a run's measured window, as a multiple of the mean time from a request's arrival to its
     last token; 0 if no request was finished.
     """
-    e2e_s = simulation.e2e_s[measured(simulation) & (simulation.status == FINISHED)]
+    e2e_s = simulation.e2e_s[measured_mask(simulation) & (simulation.status == FINISHED)]
     start_s, end_s = simulation.window_s
     return (end_s - start_s) / float(e2e_s.mean()) if len(e2e_s) else 0.0
 

@@ -15,7 +15,7 @@ from planner.domain import Metric, allowed_above, nearest_rank
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import REJECTED, run_seconds
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import chosen, gaps_s, request_values_s
+from planner.simulator.slo_verdict import gaps_s, request_values_s, values_where
 from planner.slo_metrics import METRICS, SloMetric
 from planner.units import percentile_name
 
@@ -142,7 +142,7 @@ def spread_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str,
         return None
     with_value = row.has_value(simulation)
     selected = inside if with_value is None else inside & with_value
-    return mean_and_percentiles(chosen(row.values_s(simulation), selected))
+    return mean_and_percentiles(values_where(row.values_s(simulation), selected))
 
 
 def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:

@@ -44,7 +44,14 @@ from planner.simulator.energy import ExpectedPower
 from planner.simulator.layout import FINISHED
 from planner.simulator.service_shares import tenant_shares
 from planner.simulator.simulation import STATUS, Simulation
-from planner.simulator.slo_verdict import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
+from planner.simulator.slo_verdict import (
+    InWindow,
+    Verdict,
+    gaps_s,
+    measured_mask,
+    tenant_service,
+    values_where,
+)
 from planner.simulator.utilisation import PoolUse
 from planner.slo_metrics import METRICS
 from planner.solvers.placement import NodePlacement
@@ -369,7 +376,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     token counts there as infinite, which is written as null, and is left out of the mean. `tbt_s` needs
     `record=True`.
     """
-    inside = measured(simulation)
+    inside = measured_mask(simulation)
     finished = simulation.status == FINISHED
     start_s = float(simulation.arrival_s[0])
     span_s = simulation.end_s - start_s
@@ -390,7 +397,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "complete": simulation.complete,
         **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
         "preemptions": int(simulation.preemptions.sum()),
-        "queue_s": mean_and_percentiles(chosen(simulation.queue_s, inside)),
+        "queue_s": mean_and_percentiles(values_where(simulation.queue_s, inside)),
         **{
             f"{key}_s": _gap_spread(simulation) if row.is_of_gaps else spread_of(row, simulation, inside)
             for key, row in METRICS.items()
@@ -428,7 +435,7 @@ def _tenants(simulation: Simulation) -> Document:
     """The service of each tenant, and how equal it is."""
     service = tenant_service(simulation)
     shares = tenant_shares(simulation, domain.SERVICE_WINDOW_S)
-    inside = measured(simulation)
+    inside = measured_mask(simulation)
     return {
         "service_window_s": service.window_s,
         "jain_index": service.jain_index,

@@ -30,7 +30,7 @@ from planner.reports.words import (
 from planner.search.evidence.plan import Plan, served_s
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import run_seconds
-from planner.simulator.slo_verdict import InWindow, Verdict, measured
+from planner.simulator.slo_verdict import InWindow, Verdict, measured_mask
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
@@ -206,7 +206,7 @@ def _verdict_word(holds: bool) -> str:
 def percentile_rows(plan: Plan) -> Rows:
     """Mean and percentiles of the wait in queues and of every metric, whether the SLO has it or not."""
     simulation = plan.simulation
-    inside = measured(simulation)
+    inside = measured_mask(simulation)
     gaps, requests_of_gap, sample_stride = sampled_gaps_s(simulation)
     about = "≈ " if sample_stride > 1 else ""
     spreads = [("Queue", "", mean_and_percentiles(simulation.queue_s[inside]))]

@@ -93,7 +93,7 @@ def read_request(
         )
     client_id = request.headers.get("X-Request-Id", "")
     request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
-    tenant = _tenant(request, body) if live.reads_tenants else ""
+    tenant = _tenant_of(request, body) if live.reads_tenants else ""
     if QUEUE[fleet.policies.queue].has_rank:
         now_s, llm = time.monotonic(), fleet.llm.name  # A request that names no model is for this one.
         body["priority"] = priority_number(
@@ -160,7 +160,7 @@ def _input_tokens(prompt: object) -> int:
     raise refusal(400, "expected one prompt, as text or as a list of token ids (or messages in a chat)")
 
 
-def _tenant(request: web.Request, body: dict[str, Any]) -> str:
+def _tenant_of(request: web.Request, body: dict[str, Any]) -> str:
     """The tenant of a request: TENANT_HEADER, or else OpenAI's field `user`, or else an empty name."""
     tenant = request.headers.get(TENANT_HEADER) or body.get("user")
     if tenant is None:

@@ -278,7 +278,7 @@ class _AnswerFormat:
         event = {**self._head(".chunk"), "choices": [choice]}
         if self.counts_each:
             event["usage"] = self._usage(request, self.written)
-        return _event(event)
+        return _event_bytes(event)
 
     def last(self, request: _Request) -> bytes:
         """The end of a stream."""
@@ -286,10 +286,10 @@ class _AnswerFormat:
         if not self.has_usage:
             return done
         usage = self._usage(request, self.written)
-        return _event({**self._head(".chunk"), "choices": [], "usage": usage}) + done
+        return _event_bytes({**self._head(".chunk"), "choices": [], "usage": usage}) + done
 
 
-def _event(document: Mapping[str, Any]) -> bytes:
+def _event_bytes(document: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 

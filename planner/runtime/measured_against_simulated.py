@@ -34,7 +34,7 @@ from planner.fleet import Fleet
 from planner.runtime.engine_log import EngineLog, EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, Sent, Status
 from planner.simulator import Simulation, Verdict, judge, simulate
-from planner.simulator.slo_verdict import gaps_s, measured, percentile_s
+from planner.simulator.slo_verdict import gaps_s, measured_mask, percentile_s
 from planner.slo_metrics import METRICS
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace, measured_window, warm_up_s
@@ -275,7 +275,7 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
     """Join the (predicted, measured) parts one after the other, and compare them as one run."""
     predicted, observed = (_join_parts([part[side] for part in parts]) for side in (0, 1))
     finished = STATUS_OF["finished"]
-    chosen = measured(observed.requests)
+    chosen = measured_mask(observed.requests)
     chosen &= (observed.requests.status == finished) & (predicted.requests.status == finished)
     # By the name of a row: on each side the values and their weights.
     values: dict[str, list[tuple[Floats, Floats | None]]] = {

@@ -24,7 +24,7 @@ from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml, to_yaml, write_file
 from planner.models.step_tables import StepTable, read_step_table
-from profiling.machine import describe
+from profiling.machine import describe_machine
 from profiling.measure import Subject, profile, write_notes
 from profiling.vllm_install import is_cpu_build
 
@@ -100,7 +100,7 @@ def profile_engine(
     fit = fit_engine(steps, served_steps, vllm_rows)
     machine = "; ".join(
         (
-            describe()["device"],
+            describe_machine()["device"],
             f"{served_steps.about['spare_cores']} cores to spare",
             f"load {served_steps.about['load_average']}",
         )

@@ -193,7 +193,7 @@ async def measure_endpoint(
     """Probe the endpoint, warm it up, send the missing requests as far as the budget goes, and write a record
     of this part of the run to the journal.
     """
-    from profiling.machine import describe
+    from profiling.machine import describe_machine
 
     endpoint = setup.endpoint
     assert endpoint is not None  # The caller takes this way only with --url.
@@ -212,7 +212,7 @@ async def measure_endpoint(
         load_before = os.getloadavg()[0]
         # The keys are those of a run on our own engines (validate.py), which here have no values.
         record: dict[str, Any] = {"part": part, "events": [], "router": {}, "engines": []}
-        record |= {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "spare_cores": None}
+        record |= {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "spare_cores": None}
         try:
             sent = await send_at_times(setup.trace, missing, sender, journal, part=part, progress=progress)
             if sender.is_spent and not sent and not part:  # Not a single request in all parts.

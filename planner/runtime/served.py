@@ -50,7 +50,7 @@ from planner.runtime.live_replay import TIMEOUT_S, Journal, ReplayPart, Sent, re
 from planner.runtime.measured_against_simulated import Measurement, outside_s
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.traffic.trace import Trace
-from profiling.config import read_config, sharded
+from profiling.config import read_config, shard_config
 from profiling.vllm_install import is_cpu_build
 
 LEVEL_S = 6.0  # Each level is measured for this time, which holds hundreds of steps.
@@ -100,8 +100,8 @@ def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
     """
     with tempfile.TemporaryDirectory(prefix="fleetplan-served-") as folder_name:
         folder = Path(folder_name)
-        (folder / "config.json").write_text(json.dumps(sharded(read_config(config), watched.tp)))
-        fleet = _fleet(folder, watched)
+        (folder / "config.json").write_text(json.dumps(shard_config(read_config(config), watched.tp)))
+        fleet = _watched_fleet(folder, watched)
         places = workers.place_workers(
             fleet, folder / "engines", None if is_cpu_build() else len(workers.visible_gpus())
         )
@@ -113,7 +113,7 @@ def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
     return _step_table(measured_levels, logs, fleet, watched)
 
 
-def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
+def _watched_fleet(folder: Path, watched: WatchedEngines) -> Fleet:
     """The watched engines as a fleet of mixed workers.
 
     Their KV caches hold all sequences at full length; on a CPU they have at most CPU_KV_BYTES.
@@ -131,7 +131,7 @@ def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
     return Fleet(replace(llm, name=str(folder)), (Pool(WATCHED_POOL, "mixed", engine, watched.engines),))
 
 
-def _commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands:
+def _watched_commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands:
     """The commands that a plan's engines have (workers.py), with the options of the watched ones."""
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     is_cpu = is_cpu_build()
@@ -172,7 +172,7 @@ async def _run_levels(
 ) -> list[LoadLevel]:
     """Start engines and router, and measure each level of load in turn."""
     measured_levels = []
-    async with workers.run_engines(places, _commands(fleet, watched)) as group:
+    async with workers.run_engines(places, _watched_commands(fleet, watched)) as group:
         # No request may be refused: the clients fill the engines on purpose.
         router = LiveRouter(group.workers, fleet, RouterSettings(max_in_flight=10**9))
         async with listening(router.app, "127.0.0.1", 0) as url:

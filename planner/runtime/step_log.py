@@ -71,7 +71,7 @@ class StepLog:
 
     def begin(self, version: str, *, async_scheduling: bool) -> None:
         """Note the first line, which describes the engine."""
-        self.head = _line({"engine": {"version": version, "async_scheduling": async_scheduling}})
+        self.head = _log_line({"engine": {"version": version, "async_scheduling": async_scheduling}})
         self.lines += self.head
 
     def queued(self, name: str, prompt_tokens: int, now_s: float) -> None:
@@ -155,7 +155,7 @@ class StepLog:
 
     def _write(self, line: Mapping[str, Any]) -> None:
         """Collect a line, and write what was collected once it fills the buffer."""
-        self.lines += _line(line)
+        self.lines += _log_line(line)
         if len(self.lines) >= BUFFER_BYTES:
             self.flush()
 
@@ -184,7 +184,7 @@ class StepLog:
             self.file = None
 
 
-def _line(document: Mapping[str, Any]) -> bytes:
+def _log_line(document: Mapping[str, Any]) -> bytes:
     """A line of the log: compact JSON and a newline."""
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 

@@ -158,7 +158,7 @@ def _validate(
     if not _is_complete(setup, journal):
         missing = journal.read().missing(setup.trace)
         if setup.endpoint is None:
-            measuring = _measure(setup, out, journal, missing, progress)
+            measuring = _measure_engines(setup, out, journal, missing, progress)
         else:
             measuring = remote_validation.measure_endpoint(setup, journal, missing, progress)
         with suppress(asyncio.CancelledError):  # A signal; the journal says below what is missing.
@@ -200,7 +200,7 @@ async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
     await task
 
 
-async def _measure(
+async def _measure_engines(
     setup: ValidationSetup,
     out: Path,
     journal: JournalFile,
@@ -208,7 +208,7 @@ async def _measure(
     progress: Callable[[str], None],
 ) -> None:
     """Start the engines, and send the missing requests; the journal gets a record of this part of the run."""
-    from profiling.machine import describe  # profiling may import torch, which only this step needs.
+    from profiling.machine import describe_machine  # profiling may import torch, which only this step needs.
 
     commands, gpu_count = engine_commands(setup, out)
     places = place_workers(setup.fleet, out / "engines", gpu_count)
@@ -250,7 +250,7 @@ async def _measure(
                     "router": {**router.outcomes, "retries": router.retries},
                     "load_average": [load_before, os.getloadavg()[0]],
                     "date": time.strftime("%Y-%m-%d"),
-                    "machine": describe(),
+                    "machine": describe_machine(),
                     # Without GPUs each rank of an engine computes on a core of its own.
                     "spare_cores": None if gpu_count else len(os.sched_getaffinity(0)) - ranks,
                     "engines": [],
@@ -345,10 +345,12 @@ def _pinned_prompts(setup: ValidationSetup) -> tuple[WarmPrompt, ...]:
 
 async def scrape(client: aiohttp.ClientSession, group: LiveWorkers) -> dict[str, dict[str, float]]:
     """The counters of each engine that answers, by worker."""
-    return {worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.is_up}
+    return {
+        worker.place.name: await _engine_counters(client, worker) for worker in group.workers if worker.is_up
+    }
 
 
-async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[str, float]:
+async def _engine_counters(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[str, float]:
     """The counters of one engine; empty if it does not answer."""
     counters: dict[str, float] = {}
     try:

@@ -49,7 +49,7 @@ def render_files(validation: Validation) -> dict[str, str]:
     files = {
         "validation.json": json.dumps(validation_document(validation), indent=2, allow_nan=False) + "\n",
         "requests.csv": requests_csv(validation.comparison.measured.requests),
-        "report.html": _html(validation),
+        "report.html": _page_html(validation),
     }
     has_corrections = bool(validation.corrections)
     fleets = {
@@ -64,7 +64,7 @@ def render_files(validation: Validation) -> dict[str, str]:
     return files
 
 
-def _html(validation: Validation) -> str:
+def _page_html(validation: Validation) -> str:
     """The page report.html."""
     fleet, values = validation.setup.fleet, validation_document(validation)
     lead = [verdict_text(validation), *values["notes"]]
@@ -74,15 +74,15 @@ def _html(validation: Validation) -> str:
     planned_kv_tokens = {pool.name: pool.type.kv_tokens for pool in fleet.running_pools}
     body = [
         f"<header><p class=eyebrow>Validation · {escape(fleet.llm.name)}</p>",
-        f"<h1>{_title(validation.comparison)}</h1>",
+        f"<h1>{_page_title(validation.comparison)}</h1>",
         *(f"<p class=lead>{escape(text)}</p>" for text in lead),
         "</header>",
-        _headline(values),
+        _headline_html(values),
         section(
             "Predicted and measured",
-            _table(error_rows(validation), "Predicted and measured", range(1, 7)) + _errors_note(values),
+            _table_html(error_rows(validation), "Predicted and measured", range(1, 7)) + _errors_note(values),
         ),
-        section("Distributions", drawn(_distributions(validation))),
+        section("Distributions", drawn(_distribution_charts(validation))),
         section("The SLO", _slo_html(validation)),
         section("Request by request", _requests_html(validation, values)),
         section("Step by step", _steps_html(validation)),
@@ -97,13 +97,13 @@ def _html(validation: Validation) -> str:
     return page(f"Validation of {fleet.llm.name}", "\n".join(body), footer)
 
 
-def _title(comparison: MeasuredComparison) -> str:
+def _page_title(comparison: MeasuredComparison) -> str:
     if not comparison.judged_rows:
         return "Nothing could be compared"
     return "The prediction agrees" if comparison.agrees else "The prediction is off"
 
 
-def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[int] = ()) -> str:
+def _table_html(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[int] = ()) -> str:
     """A table with a column for each key of the lines; `numeric` are the numbers of columns aligned right."""
     if not lines:
         return "<p class=note>None.</p>"
@@ -113,7 +113,7 @@ def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[i
     return table(head, cells, caption=caption, numeric=numeric)
 
 
-def _headline(values: Mapping[str, Any]) -> str:
+def _headline_html(values: Mapping[str, Any]) -> str:
     """The large figures at the top of the page, from the values of validation.json."""
     lost = values["requests"] - sum(values[status] for status in STATUSES)
     statuses = (
@@ -124,26 +124,30 @@ def _headline(values: Mapping[str, Any]) -> str:
     if values["slo"]:
         attainment = values["attainment"]["measured"]
         attainment_note = (
-            f"predicted {_share(values['attainment']['predicted'])}, by the client's clock "
-            f"{_share(values['attainment']['client'])}"
+            f"predicted {_share_text(values['attainment']['predicted'])}, by the client's clock "
+            f"{_share_text(values['attainment']['client'])}"
         )
     clock = "client" if values["times"] == "client" else "engine"
     outside_s = values["outside_engine_s"]["p50"] or math.nan  # Without a value the page shows a dash.
     rows = [  # A name, a value, and what stands below it.
         ("Requests", str(values["requests"]), statuses),
-        ("Attainment", _share(attainment), attainment_note),
+        ("Attainment", _share_text(attainment), attainment_note),
         ("Times", clock, f"taken from the {values['times']}"),
         ("Outside the engine", show_s(outside_s), "median from the client's send to the engine's receipt"),
     ]
     hits = values["prefix_hits"]
     if hits["measured_frac"] is not None:
         rows.append(
-            ("Prefix hits", _share(hits["measured_frac"]), f"predicted {_share(hits['predicted_frac'])}")
+            (
+                "Prefix hits",
+                _share_text(hits["measured_frac"]),
+                f"predicted {_share_text(hits['predicted_frac'])}",
+            )
         )
     return headline(rows)
 
 
-def _share(frac: float | None) -> str:
+def _share_text(frac: float | None) -> str:
     return "-" if frac is None else f"{100 * frac:.2f} %"
 
 
@@ -161,16 +165,16 @@ def _errors_note(values: Mapping[str, Any]) -> str:
 
 def all_figures(validation: Validation) -> list[Figure]:
     """All charts of the page, for pictures."""
-    return [*_distributions(validation), *_scatters(validation), *_step_charts(validation)]
+    return [*_distribution_charts(validation), *_scatter_charts(validation), *_step_charts(validation)]
 
 
-def _distributions(validation: Validation) -> list[Figure]:
+def _distribution_charts(validation: Validation) -> list[Figure]:
     """A chart per metric with the measured and the predicted distribution, if both have values."""
     comparison = validation.comparison
     sides = {"measured": comparison.measured, "predicted": comparison.predicted}
     pictured = []
     for metric in (key for key, row in METRICS.items() if not row.is_of_agents):
-        curves = {name: _curve(run, metric, comparison) for name, run in sides.items()}
+        curves = {name: _cumulative_curve(run, metric, comparison) for name, run in sides.items()}
         if all(len(curve[0]) for curve in curves.values()):
             name = METRICS[metric].name
             caption = f"Distribution of the {name}, as measured and as predicted."
@@ -178,7 +182,7 @@ def _distributions(validation: Validation) -> list[Figure]:
     return pictured
 
 
-def _curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Floats, Floats]:
+def _cumulative_curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Floats, Floats]:
     """The values of a run, rising [s], with the share up to each, thinned to CURVE_POINTS."""
     values, weights = run.values_s(metric, comparison.chosen)
     order = np.argsort(values)
@@ -202,7 +206,7 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
     legend = alt.Legend(title=None, orient="top", symbolType="stroke")
     data: Any = alt.Data  # Altair's stubs refuse plain lists.
     return (
-        alt.Chart(data(values=_rounded(lines)))
+        alt.Chart(data(values=_rounded_points(lines)))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(
             x=alt.X(
@@ -220,7 +224,7 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
     )
 
 
-def _scatters(validation: Validation) -> list[Figure]:
+def _scatter_charts(validation: Validation) -> list[Figure]:
     """Charts of predicted against measured TTFT and E2E, a point for each request."""
     pictured = []
     metrics: tuple[Metric, ...] = ("ttft", "e2e")
@@ -240,13 +244,13 @@ def _requests_html(validation: Validation, values: Mapping[str, Any]) -> str:
     lines = [
         {
             "metric": metric,
-            "median error": _share(errors["median_error_frac"]),
-            "within 20 %": _share(errors["within_20_percent_frac"]),
+            "median error": _share_text(errors["median_error_frac"]),
+            "within 20 %": _share_text(errors["within_20_percent_frac"]),
         }
         for metric, errors in values["scatter"].items()
     ]
-    errors_table = _table(lines, "Errors request by request", (1, 2))
-    return f"{drawn(_scatters(validation))}<div class=below>{errors_table}</div>"
+    errors_table = _table_html(lines, "Errors request by request", (1, 2))
+    return f"{drawn(_scatter_charts(validation))}<div class=below>{errors_table}</div>"
 
 
 def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
@@ -257,7 +261,7 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     positive = (measured[picked] > 0) & (predicted[picked] > 0)
     x, y = measured[picked][positive], predicted[picked][positive]
     low, high = float(min(x.min(), y.min())) / 1.1, float(max(x.max(), y.max())) * 1.1
-    points = _rounded([{"x": a, "y": b} for a, b in zip(x.tolist(), y.tolist(), strict=True)])
+    points = _rounded_points([{"x": a, "y": b} for a, b in zip(x.tolist(), y.tolist(), strict=True)])
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
     data: Any = alt.Data
     dots = (
@@ -276,7 +280,7 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     return alt.layer(dots, diagonal).properties(width=charts.HEIGHT * 1.3, height=charts.HEIGHT * 1.3)
 
 
-def _rounded(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rounded_points(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The points of a chart with five digits, more than it can show, for a smaller page."""
     return [
         {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in line.items()}
@@ -293,15 +297,15 @@ def _slo_html(validation: Validation) -> str:
         {
             "metric": predicted.limit.name,
             "limit": show_s(predicted.limit.limit_s),
-            "predicted within": _share(predicted.kept_frac),
-            "measured within": _share(measured.kept_frac),
+            "predicted within": _share_text(predicted.kept_frac),
+            "measured within": _share_text(measured.kept_frac),
             "measured": "kept" if measured.holds else "MISSED",
         }
         for predicted, measured in zip(
             comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True
         )
     ]
-    return _table(lines, "Limits", (1, 2, 3))
+    return _table_html(lines, "Limits", (1, 2, 3))
 
 
 def _steps_html(validation: Validation) -> str:
@@ -317,7 +321,8 @@ def _steps_html(validation: Validation) -> str:
             "seconds predicted": signed_percent(steps.bias_frac),
         }
         line |= {
-            f"mean error, {kind}": _share(steps.errors.get(kind)) for kind in ("prefill", "decode", "mixed")
+            f"mean error, {kind}": _share_text(steps.errors.get(kind))
+            for kind in ("prefill", "decode", "mixed")
         }
         if correction := corrections.get(steps.pool):
             fit = correction.calibrated
@@ -325,7 +330,7 @@ def _steps_html(validation: Validation) -> str:
             line |= {
                 "correction": f"compute x{fit.compute:.3g}, bandwidth x{fit.bandwidth:.3g}, "
                 f"host {1e3 * fit.host_s:+.3g} ms",
-                "held out": f"{_share(before_frac)} to {_share(after_frac)}",
+                "held out": f"{_share_text(before_frac)} to {_share_text(after_frac)}",
             }
         lines.append(line)
     note = (
@@ -333,7 +338,7 @@ def _steps_html(validation: Validation) -> str:
         "medians of the second half of the run, with the fit as it was and with one corrected by the first "
         "half.</p>"
     )
-    errors = _table(lines, "Errors step by step")
+    errors = _table_html(lines, "Errors step by step")
     return f"{drawn(_step_charts(validation))}<div class=below>{errors}</div>{note}"
 
 
@@ -376,8 +381,8 @@ def _endpoint_html(validation: Validation, values: Mapping[str, Any]) -> str:
             f"<p class=note>The engines counted {times.requests:,} requests, whoever sent them, "
             f"and {times.preemptions:,} preemptions.</p>"
         )
-    engine_table = _table(engine_lines, "By the engines' own clock", range(1, 5)) if engine_lines else ""
-    return f"{_table(lines, 'How it was asked')}<div class=below>{engine_table}{note}</div>"
+    engine_table = _table_html(engine_lines, "By the engines' own clock", range(1, 5)) if engine_lines else ""
+    return f"{_table_html(lines, 'How it was asked')}<div class=below>{engine_table}{note}</div>"
 
 
 def _engines_html(values: Mapping[str, Any], planned_kv_tokens: Mapping[str, int]) -> str:
@@ -394,7 +399,7 @@ def _engines_html(values: Mapping[str, Any], planned_kv_tokens: Mapping[str, int
     note = "<p class=note>"
     note += f"Load average of the machine: {min(loads):.1f} to {max(loads):.1f}." if loads else "Not noted."
     note += f" Others ran in {escape(stolen)} steps.</p>" if stolen else "</p>"
-    html = _table(lines, "Engines", range(2, 10)) + note
+    html = _table_html(lines, "Engines", range(2, 10)) + note
     for title, items in (("Events", events), ("Requests that did not finish", reasons)):
         if items:
             list_html = "".join(f"<li>{escape(item)}</li>" for item in items)

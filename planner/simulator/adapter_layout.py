@@ -12,7 +12,7 @@ from planner.errors import InputError
 from planner.files.document_values import show_value
 from planner.fleet import Fleet, WorkerType
 from planner.models.lora import Lora
-from planner.simulator.layout import NONE, nothing
+from planner.simulator.layout import NONE, empty_field
 from planner.traffic.trace import IntArray, Trace
 from planner.units import counted
 
@@ -51,20 +51,20 @@ class AdapterState(NamedTuple):
 
 
 NO_ADAPTERS = AdapterState(
-    adapter_of=nothing("i8"),
-    settings=nothing(SETTING),
-    waiting=nothing("i4", 2),
-    slots=nothing("i4", 2),
-    slot_at=nothing("i4", 2),
-    slot_uses=nothing("i8", 2),
-    cpu_slots=nothing("i4", 2),
-    cpu_slot_at=nothing("i4", 2),
-    cpu_slot_uses=nothing("i8", 2),
-    stamps=nothing("i8"),
-    step=nothing("i8"),
-    aside=nothing(ASIDE),
-    loads=nothing("i8"),
-    numbers=nothing("i8"),
+    adapter_of=empty_field("i8"),
+    settings=empty_field(SETTING),
+    waiting=empty_field("i4", 2),
+    slots=empty_field("i4", 2),
+    slot_at=empty_field("i4", 2),
+    slot_uses=empty_field("i8", 2),
+    cpu_slots=empty_field("i4", 2),
+    cpu_slot_at=empty_field("i4", 2),
+    cpu_slot_uses=empty_field("i8", 2),
+    stamps=empty_field("i8"),
+    step=empty_field("i8"),
+    aside=empty_field(ASIDE),
+    loads=empty_field("i8"),
+    numbers=empty_field("i8"),
 )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from planner.simulator.adapter_layout import IN_STEP, LOADING, STAMP, fill_slots
 from planner.simulator.layout import NONE, READY, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_has
-from planner.simulator.queue_orders import leave, next_waiting
+from planner.simulator.queue_orders import leave_queue, next_waiting
 from planner.simulator.queues import append, pop, put
 
 
@@ -98,7 +98,7 @@ def next_with_slot(state, w):
             return r
         if not _may_any_follow(state, w):
             return NONE
-        leave(state, w, r)
+        leave_queue(state, w, r)
         append(state.requests, state.adapters.aside[0], ZERO, r)
 
 

@@ -100,7 +100,7 @@ from planner.simulator.offload import (
     store_step,
 )
 from planner.simulator.offload_layout import LOADING
-from planner.simulator.queue_orders import charge_prompt, leave, may_reorder
+from planner.simulator.queue_orders import charge_prompt, leave_queue, may_reorder
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
     LONGEST,
@@ -314,7 +314,7 @@ def _leave_queue(state, w, r, time_s):
     # Preempted requests are in no scheduling batch: their keys are below 0.
     if state.types[worker.type].queue_batch > 0 and request.key >= 0.0:
         worker.served_batch = int(request.key // LONGEST)
-    leave(state, w, r)
+    leave_queue(state, w, r)
     worker.waiting -= 1
     count_waiting(state, w, r, -1)
     _use_prefix(state, w, r, time_s)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, WorkerType
-from planner.simulator.layout import NONE, nothing
+from planner.simulator.layout import NONE, empty_field
 from planner.traffic.prefixes import Blocks, block_uses
 from planner.traffic.trace import Trace
 
@@ -164,27 +164,27 @@ class Caches(NamedTuple):
 
 
 NO_CACHES = Caches(
-    path=nothing("i4"),
-    used=nothing("i4"),
-    prompts=nothing(PROMPT),
-    entries=nothing(ENTRY),
-    node_index=nothing("i4"),
-    holders=nothing("u8", 2),
-    pinned=nothing("u8", 2),
-    alive=nothing("u8"),
-    match=nothing("i8"),
-    workers=nothing(CACHE),
-    tenants=nothing(TENANT, 2),
-    weights=nothing("f8"),
-    prefixes=nothing(PREFIX),
-    worker_credit=nothing("f8", 2),
-    tenant_turns=nothing("i8"),
-    charged=nothing("i8"),
-    group_turns=nothing("i8", 2),
-    firsts=nothing("i8"),
-    notices=nothing(NOTICE),
-    numbers=nothing("i8"),
-    settings=nothing("f8"),
+    path=empty_field("i4"),
+    used=empty_field("i4"),
+    prompts=empty_field(PROMPT),
+    entries=empty_field(ENTRY),
+    node_index=empty_field("i4"),
+    holders=empty_field("u8", 2),
+    pinned=empty_field("u8", 2),
+    alive=empty_field("u8"),
+    match=empty_field("i8"),
+    workers=empty_field(CACHE),
+    tenants=empty_field(TENANT, 2),
+    weights=empty_field("f8"),
+    prefixes=empty_field(PREFIX),
+    worker_credit=empty_field("f8", 2),
+    tenant_turns=empty_field("i8"),
+    charged=empty_field("i8"),
+    group_turns=empty_field("i8", 2),
+    firsts=empty_field("i8"),
+    notices=empty_field(NOTICE),
+    numbers=empty_field("i8"),
+    settings=empty_field("f8"),
 )
 
 

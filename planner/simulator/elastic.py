@@ -811,7 +811,7 @@ class _Run:
         spans.sort(key=lambda span: (span.requested_s, span.worker))
         return ElasticRun(
             simulation=simulation,
-            spans=tuple(_until(span, end_s) for span in spans),
+            spans=tuple(_clip_span(span, end_s) for span in spans),
             requested_s=np.array(self.requested_s),
             requested_sizes=np.array(self.requested_sizes, np.int64).reshape(-1, len(self.pools)),
             readings=tuple(self.readings),
@@ -825,7 +825,7 @@ def _order_of_giving_up(slot: _Slot) -> tuple[bool, float, int]:
     return slot.phase == _READY, -since_s, -slot.number
 
 
-def _until(span: Span, end_s: float) -> Span:
+def _clip_span(span: Span, end_s: float) -> Span:
     """The same life, with times after the end of the run set to the end."""
     return replace(
         span,

@@ -35,7 +35,9 @@ class GapCounts:
         """Count the gaps of these runs of steps (R,), layout.RUN."""
         if len(runs):
             bits = np.zeros(1)
-            _count(runs, self._window, self._counts, self._longest_s, self._sum_s, bits, bits.view(np.int64))
+            _count_gaps(
+                runs, self._window, self._counts, self._longest_s, self._sum_s, bits, bits.view(np.int64)
+            )
 
     @property
     def total(self) -> int:
@@ -57,7 +59,9 @@ class GapCounts:
 
 
 @entry_jit
-def _count(runs: Any, window: Any, counts: Any, longest_s: Any, sum_s: Any, value: Any, bits: Any) -> None:
+def _count_gaps(
+    runs: Any, window: Any, counts: Any, longest_s: Any, sum_s: Any, value: Any, bits: Any
+) -> None:
     """Count the gaps of these runs.
 
     `value` (1,) and `bits` (1,) are the same eight bytes, as a float and as an integer: compiled code has no

@@ -23,7 +23,7 @@ from planner.simulator.counted_limits import judged_windows_s, limits_in_windows
 from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.pins import pin_prefixes
-from planner.simulator.policy_checks import check
+from planner.simulator.policy_checks import check_policies
 from planner.simulator.simulation import Floats, Ints
 from planner.simulator.worker_rows import rank_rows, routing_order, type_rows, worker_and_lane_rows
 from planner.traffic.classes import class_numbers
@@ -41,7 +41,7 @@ def engine_of(fleet: Fleet) -> str:
 
 def fresh_state(fleet: Fleet, trace: Trace) -> State:
     """The kernel's arrays before anything has happened. Raises InputError for unknown policies."""
-    check(fleet)
+    check_policies(fleet)
     return first_state(fleet, trace, fresh_requests(trace), window_s=measured_window(trace))
 
 
@@ -66,7 +66,7 @@ def elastic_state(
 
 def check_traffic(fleet: Fleet, trace: Trace) -> None:
     """Raise InputError for unknown policies, and for a trace that these workers cannot serve."""
-    check(fleet)
+    check_policies(fleet)
     check_images(fleet.llm, trace)
     check_adapters(fleet.lora, trace, prefix_cache=fleet.policies.prefix_cache)
     if fleet.policies.prefix_cache and not trace.has_prefixes:
@@ -105,7 +105,7 @@ def first_state(
     pools = fleet.running_pools
     policies, n = fleet.policies, len(requests)
     if policies.prediction_accuracy_frac is not None:
-        _predict(requests, policies.prediction_accuracy_frac, policies.seed)
+        _predict_outputs(requests, policies.prediction_accuracy_frac, policies.seed)
     outputs = None
     if policies.prediction_buckets:
         outputs = output_table(trace.input_tokens, trace.output_tokens, policies.prediction_buckets)
@@ -138,21 +138,21 @@ def first_state(
         score=np.zeros(count),
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
         link=worker_places.make_links(fleet),
-        disturbances=_disturbances(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
+        disturbances=_disturbance_rows(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
         limits=limits_over_whole(limits, trace, window_s),
         policy=_policy_numbers(fleet),
         window=np.array(window_s),
         runs=np.zeros(runs, dtype=layout.RUN),
         parts=np.zeros(parts, dtype=layout.PART),
         due_s=np.full(entities, np.inf),
-        sequence=_sequence(workers, lanes, order, entities),
+        sequence=_event_order(workers, lanes, order, entities),
         heap=np.zeros(entities, dtype=np.int64),
         heap_index=np.full(entities, layout.NONE),
-        counters=_counters(policies, n),
+        counters=_first_counters(policies, n),
         paused=np.array([layout.NONE, -np.inf]),
-        after=_after(trace),
+        after=_session_rows(trace),
         children=np.ascontiguousarray(trace.after[:, 0]),
-        caches=_caches(fleet, trace, kinds, worker_types, offload),
+        caches=_make_caches(fleet, trace, kinds, worker_types, offload),
         dp_ranks=dp_ranks,
         adapters=make_adapters(fleet, trace, kinds, worker_types),
         outputs=outputs,
@@ -207,7 +207,7 @@ def _common_fields() -> npt.NDArray[np.void]:
 _FRESH = _common_fields()
 
 
-def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
+def _predict_outputs(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
     """Fill in the output lengths that schedulers predict.
 
     The first prediction is the lower end of a bucket of lengths, the right bucket for the share
@@ -246,7 +246,7 @@ def _request_classes(
     return rows
 
 
-def _after(trace: Trace) -> npt.NDArray[np.void]:
+def _session_rows(trace: Trace) -> npt.NDArray[np.void]:
     """How many requests each one waits for, how long it thinks, and where its children begin in
     `State.children`; empty without sessions.
     """
@@ -265,7 +265,7 @@ def _index_in_pool(pools: Sequence[Pool]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
 
 
-def _sequence(
+def _event_order(
     workers: npt.NDArray[np.void], lanes: npt.NDArray[np.void], order: npt.NDArray[np.int64], entities: int
 ) -> npt.NDArray[np.int64]:
     """The order (entities,) of events of one moment: lanes in the `order` (W,) of their workers, then the
@@ -302,7 +302,7 @@ def _with_first_hand_offs(state: State) -> State:
     return state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))
 
 
-def _caches(
+def _make_caches(
     fleet: Fleet, trace: Trace, kinds: Ints, worker_types: list[WorkerType], offload: Offload | None
 ) -> cache_layout.Caches | None:
     """The state of prefix caches; None without them."""
@@ -321,7 +321,7 @@ def _caches(
     )
 
 
-def _disturbances(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
+def _disturbance_rows(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
     """The disturbances in order of time; one of a worker names its first rank.
 
     `first_ranks` (W,) has the first rank of each of the kernel's workers.
@@ -343,7 +343,7 @@ def _await_disturbance(state: State, *, outside: int) -> None:
     state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
 
 
-def _counters(policies: Policies, n: int) -> Ints:
+def _first_counters(policies: Policies, n: int) -> Ints:
     """The kernel's counters at time zero; all `n` requests may arrive before others are done."""
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
     counters[layout.RELEASED] = n

@@ -94,7 +94,7 @@ from planner.simulator.offload import (
 )
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
-from planner.simulator.queue_orders import assign_turn, charge_running, charge_token, leave
+from planner.simulator.queue_orders import assign_turn, charge_running, charge_token, leave_queue
 from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.ranks import end_empty, rank_count, runs_empty
 from planner.simulator.routing import choose_worker, fits_worker, holds_back, set_pools
@@ -604,7 +604,7 @@ def _take_rank_down(state, w, time_s):
         _mark_lost(state, r)
     while worker.first_waiting != NONE:
         r = worker.first_waiting
-        leave(state, w, r)
+        leave_queue(state, w, r)
         _mark_lost(state, r)
     while worker.head[READY] != NONE:
         r = pop(state.requests, worker, READY)

@@ -30,7 +30,7 @@ from planner.simulator.layout import (
     REQUEST_CLASS,
     ROUTING,
     State,
-    nothing,
+    empty_field,
 )
 from planner.simulator.offload_layout import NO_OFFLOAD
 
@@ -40,7 +40,7 @@ _ORDINARY_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 _EMPTY_FIELDS = dict(
     zip(
         OPTIONAL,
-        (NO_CACHES, nothing(DP_RANK), NO_ADAPTERS, NO_OUTPUTS, NO_OFFLOAD, nothing(REQUEST_CLASS)),
+        (NO_CACHES, empty_field(DP_RANK), NO_ADAPTERS, NO_OUTPUTS, NO_OFFLOAD, empty_field(REQUEST_CLASS)),
         strict=True,
     )
 )

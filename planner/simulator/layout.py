@@ -351,7 +351,7 @@ TASK = np.dtype(  # More fields of a request in splitwise.py.
 OPTIONAL = ("caches", "dp_ranks", "adapters", "outputs", "offload", "classes")
 
 
-def nothing(kind: npt.DTypeLike, dimensions: int = 1) -> npt.NDArray[Any]:
+def empty_field(kind: npt.DTypeLike, dimensions: int = 1) -> npt.NDArray[Any]:
     """An empty array of this type, for a field that a fleet does not use: Numba needs its type."""
     return np.zeros((0,) * dimensions, kind)
 

@@ -55,7 +55,7 @@ from planner.simulator.caches import (
 from planner.simulator.layout import NONE, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.offload_layout import ASIDE, LEFT, LOADING
-from planner.simulator.queue_orders import leave
+from planner.simulator.queue_orders import leave_queue
 from planner.simulator.queues import append, pop, put
 
 
@@ -163,7 +163,7 @@ def nodes_to_load(state, w, r):
 @where_has("offload", lambda state, w, r: None)
 def pass_over(state, w, r):
     """Set request r, which is next, aside for the step that is being formed."""
-    leave(state, w, r)
+    leave_queue(state, w, r)
     append(state.requests, state.offload.memories[w], ASIDE, r)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, WorkerType
-from planner.simulator.layout import NONE, nothing
+from planner.simulator.layout import NONE, empty_field
 from planner.traffic.trace import IntArray, Trace
 
 MEMORY = np.dtype(  # The CPU memory of a worker.
@@ -69,7 +69,7 @@ class Offload(NamedTuple):
     loads: npt.NDArray[np.void]  # (n,) LOAD
 
 
-NO_OFFLOAD = Offload(nothing(MEMORY), nothing(LOAD))
+NO_OFFLOAD = Offload(empty_field(MEMORY), empty_field(LOAD))
 
 
 def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]) -> Offload | None:

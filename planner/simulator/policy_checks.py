@@ -36,7 +36,7 @@ from planner.policies import (
 RANK_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 
 
-def check(fleet: Fleet) -> None:
+def check_policies(fleet: Fleet) -> None:
     """Raise InputError for policies that are not known, or do not go together or with the fleet."""
     policies = fleet.policies
     for name, known in BY_FIELD.items():

@@ -116,13 +116,13 @@ def _count_waiting_prompt(state, w, r):
 
 
 def _leave_plain_queue(state, w, r):
-    """`leave` in fleets without caches, where all queues are heaps."""
+    """`leave_queue` in fleets without caches, where all queues are heaps."""
     worker = state.workers[w]
     worker.first_waiting = without_root(state.requests, r)
 
 
 @where_has("caches", _leave_plain_queue)
-def leave(state, w, r):
+def leave_queue(state, w, r):
     """Take request r, which is next on worker w, out of the queue."""
     worker, request = state.workers[w], state.requests[r]
     cache, prompt = state.caches.workers[w], state.caches.prompts[r]

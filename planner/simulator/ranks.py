@@ -28,7 +28,7 @@ def event_lane(state, w):
 
 
 @where_has("dp_ranks", lambda state, w: True)
-def leads(state, w):
+def is_first_rank(state, w):
     """Whether routers see worker w; of several ranks they see only the first."""
     return state.dp_ranks[w].first == w
 

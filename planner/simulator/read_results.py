@@ -115,7 +115,7 @@ def results(
         counted_in=state.in_windows["counted"],
         violations_in=state.in_windows["violations"],
         tasks=tasks_of(trace),
-        of_class=class_numbers(selectors, trace) if selectors else layout.nothing("i8"),
+        of_class=class_numbers(selectors, trace) if selectors else layout.empty_field("i8"),
     )
 
 

@@ -43,7 +43,7 @@ from planner.simulator.layout import (
 )
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.predictions import begin_heartbeat, forget_errors, renew_prediction
-from planner.simulator.ranks import leads, rank_for_new
+from planner.simulator.ranks import is_first_rank, rank_for_new
 from planner.simulator.slots import blocks_of, blocks_of_run, extra_blocks, steps_done
 
 
@@ -58,7 +58,7 @@ def set_pools(state):
         size = 0
         for w in state.order:
             worker = state.workers[w]
-            if not leads(state, w):
+            if not is_first_rank(state, w):
                 continue
             if worker.is_up == 1 and (worker.role == DECODE) == (pool == BACK):
                 state.pools[pool, size] = w

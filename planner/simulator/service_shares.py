@@ -94,7 +94,7 @@ def tenant_shares(
     shares = []
     for u in range(len(simulation.tenants)) if tenants is None else tenants:
         own, worst, windows = all_tenants[u], (math.nan, (0.0, 0.0)), 0
-        for edges_s in _windows(own.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
+        for edges_s in _windows_in_spans(own.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
             served, of_all = np.diff(own.until(edges_s)), np.diff(together.until(edges_s))
             active = np.array([_meets_windows(each.present, edges_s) for each in all_tenants])  # (U, windows)
             # The tenant's own weight counts, active or not.
@@ -155,17 +155,17 @@ class _ServiceCurve:
         starts_s, ends_s, amounts = starts_s[is_known], ends_s[is_known], amounts[is_known]
         is_ramp = ends_s > starts_s
         # A stretch without length is a jump.
-        knots_s, at_knots = _ramps(starts_s[is_ramp], ends_s[is_ramp], amounts[is_ramp])
+        knots_s, at_knots = _sum_ramps(starts_s[is_ramp], ends_s[is_ramp], amounts[is_ramp])
         begun_decode = np.isfinite(first_s)
-        steps_s, after_steps = _steps(
+        steps_s, after_steps = _sum_jumps(
             np.concatenate([ends_s[~is_ramp], first_s[begun_decode]]),
             np.concatenate([amounts[~is_ramp], np.full(int(begun_decode.sum()), of_output)]),
         )
-        arrived_s, arrived = _steps(arrival_s, prompt + output)
-        begun_s, begun = _steps(scheduled_s, prompt + output)
+        arrived_s, arrived = _sum_jumps(arrival_s, prompt + output)
+        begun_s, begun = _sum_jumps(scheduled_s, prompt + output)
         return cls(
-            _union(arrival_s, scheduled_s),
-            _union(arrival_s, finish_s),
+            _union_of_spans(arrival_s, scheduled_s),
+            _union_of_spans(arrival_s, finish_s),
             *(knots_s, at_knots, steps_s, after_steps),
             *(arrived_s, arrived, begun_s, begun),
         )
@@ -181,7 +181,7 @@ class _ServiceCurve:
         return np.asarray(arrived - self.begun[np.searchsorted(self.scheduled_s, times_s)])
 
 
-def _ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
+def _sum_ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
     """The sum of ramps, each from 0 at its start to its amount at its end: its knots and values there."""
     rates = amounts / (ends_s - starts_s)
     times_s = np.concatenate([starts_s, ends_s])
@@ -191,13 +191,13 @@ def _ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, F
     return times_s, np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(times_s))])[: len(times_s)]
 
 
-def _steps(times_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
+def _sum_jumps(times_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
     """The times in order, and the sum of the first 0, 1, ... amounts."""
     order = np.argsort(times_s, kind="stable")
     return times_s[order], np.concatenate([[0.0], np.cumsum(amounts[order])])
 
 
-def _union(starts_s: Floats, ends_s: Floats) -> Spans:
+def _union_of_spans(starts_s: Floats, ends_s: Floats) -> Spans:
     """The union of these spans as disjoint ones."""
     is_span = ends_s > starts_s
     order = np.argsort(starts_s[is_span], kind="stable")
@@ -210,7 +210,7 @@ def _union(starts_s: Floats, ends_s: Floats) -> Spans:
     return np.stack([starts_s[is_first], reached_s[last]], axis=1)
 
 
-def _windows(spans: Spans, within_s: tuple[float, float], window_s: float) -> list[Floats]:
+def _windows_in_spans(spans: Spans, within_s: tuple[float, float], window_s: float) -> list[Floats]:
     """The edges of the windows in each span, clipped to `within_s`: equal parts of at least `window_s`."""
     edges = []
     for start_s, end_s in np.clip(spans, *within_s).tolist():

@@ -144,7 +144,7 @@ def _percentile_in_place_s(values_s: Floats, percentile_frac: float) -> float:
     return float(values_s[at])
 
 
-def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
+def measured_mask(simulation: Simulation) -> npt.NDArray[np.bool_]:
     """Which requests (n,) count: those that arrived inside the measured window."""
     start, end = simulation.window_s
     inside = np.asarray((simulation.arrival_s >= start) & (simulation.arrival_s <= end))
@@ -152,7 +152,7 @@ def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
     return inside
 
 
-def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
+def values_where(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
     """values[mask]; a view without a copy where the mask is one contiguous part, as it mostly is."""
     first = int(mask.argmax())
     end = len(mask) - int(mask[::-1].argmax())
@@ -166,7 +166,7 @@ def request_values_s(simulation: Simulation, metric: Metric, limit: Limit | None
     """
     values_s = METRICS[metric].values_s(simulation)
     mask = _measured_with_value(simulation, metric, limit)
-    chosen_s = chosen(values_s, mask)
+    chosen_s = values_where(values_s, mask)
     # A view is copied, because its array belongs to the simulation.
     return np.nan_to_num(chosen_s, copy=chosen_s.base is not None, nan=np.inf)
 
@@ -175,7 +175,7 @@ def _measured_with_value(
     simulation: Simulation, metric: Metric, limit: Limit | None = None
 ) -> npt.NDArray[np.bool_]:
     """(n,): the measured requests that have a value of the metric, with `limit` those of its class."""
-    mask = measured(simulation)
+    mask = measured_mask(simulation)
     if limit is not None and limit.selector is not None:
         mask &= simulation.of_limit(limit)
     if (with_value := METRICS[metric].has_value(simulation)) is not None:
@@ -476,7 +476,7 @@ def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> li
     """
     if not len(edges_s):
         return []
-    window_of = window_numbers(simulation.arrival_s[measured(simulation)], edges_s)
+    window_of = window_numbers(simulation.arrival_s[measured_mask(simulation)], edges_s)
     kept, windows = _measured_keep_all(simulation, slo), []
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
         is_here = window_of == v
@@ -493,7 +493,7 @@ def _attainment(simulation: Simulation, slo: Slo) -> float:
 
 def _measured_keep_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     """Which measured requests keep all limits at once."""
-    return np.asarray(keeps_all(simulation, slo)[measured(simulation)])
+    return np.asarray(keeps_all(simulation, slo)[measured_mask(simulation)])
 
 
 def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:

@@ -75,7 +75,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
                 kv_mean_frac=float(np.average(kv_frac, weights=seconds)),
                 kv_most_frac=float(kv_frac.max()),
                 decodes_mean=float(np.average(pool_runs["decodes"], weights=steps)),
-                decodes_p99=_percentile(pool_runs["decodes"], steps, 0.99),
+                decodes_p99=_weighted_percentile(pool_runs["decodes"], steps, 0.99),
                 decodes_most=int(pool_runs["decodes"].max()),
                 tokens_mean=float(np.average(tokens, weights=steps)) / worker_type.dp,  # Of one rank.
             )
@@ -83,7 +83,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
     return tuple(uses)
 
 
-def _percentile(values: npt.NDArray[np.int64], weights: Floats, percentile_frac: float) -> float:
+def _weighted_percentile(values: npt.NDArray[np.int64], weights: Floats, percentile_frac: float) -> float:
     """Smallest value with at least this share of the weight at or below it."""
     order = np.argsort(values, kind="stable")
     cumulated = np.cumsum(weights[order])

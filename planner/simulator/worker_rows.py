@@ -52,7 +52,7 @@ def type_rows(
         # A step may hold a whole prompt budget and a token of each decode.
         most_tokens += worker_type.max_num_seqs * worker_type.step_tokens
         is_small = most_tokens <= REMEMBERED_TOKENS and isinstance(worker_type.form, Hashable)
-        make = _remembered_type if is_small else _type
+        make = _remembered_type_row if is_small else _type_row
         types[i : i + 1], type_tables, tie_key = make(
             worker_type, policies, fleet.llm.name, longest_tokens, most_tokens
         )
@@ -64,7 +64,7 @@ def type_rows(
     return types, np.concatenate(tables), tie_keys
 
 
-def _type(
+def _type_row(
     worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int, most_tokens: int
 ) -> tuple[npt.NDArray[np.void], tuple[Floats, ...], TieKey]:
     """A layout.TYPE (1,) without the offsets of its tables, the tables of its step times, and its key."""
@@ -77,7 +77,7 @@ def _type(
     return row, form.tables, _tie_key(worker_type, row, form.tables)
 
 
-_remembered_type = lru_cache(maxsize=REMEMBERED_TYPES)(_type)
+_remembered_type_row = lru_cache(maxsize=REMEMBERED_TYPES)(_type_row)
 
 
 def _fill_type(

@@ -22,9 +22,9 @@ from planner.models.step_fit import PiecewiseLinearStepLatency
 from planner.models.step_tables import COLUMNS, StepShape, read_step_table
 from profiling import design
 from profiling.collectives import Collectives, all_reduces
-from profiling.config import sharded
+from profiling.config import shard_config
 from profiling.design import StepLimits
-from profiling.machine import catalog_name, describe
+from profiling.machine import catalog_name, describe_machine
 from profiling.measure import Budget, measure_into, summary
 from profiling.meter import StepMeasurement, StepNotRunError, StepRepeats, TimedRun
 from profiling.power import GpuPower, PowerSampler
@@ -306,17 +306,17 @@ def test_one_rank_of_four_has_a_quarter_of_the_heads() -> None:
         "vocab_size": 128256,
         "num_hidden_layers": 80,
     }
-    shard = sharded(config, 4)
+    shard = shard_config(config, 4)
     assert [shard[key] for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size")] == [
         16,
         2,
         7168,
     ]
     assert (shard["head_dim"], shard["hidden_size"], shard["num_hidden_layers"]) == (128, 8192, 80)
-    assert sharded(config, 16)["num_key_value_heads"] == 1
+    assert shard_config(config, 16)["num_key_value_heads"] == 1
     assert config["num_attention_heads"] == 64
     with pytest.raises(InputError, match="must divide the 64 heads"):
-        sharded(config, 3)
+        shard_config(config, 3)
 
 
 def test_a_gpu_is_known_by_its_drivers_name() -> None:
@@ -324,7 +324,7 @@ def test_a_gpu_is_known_by_its_drivers_name() -> None:
     assert catalog_name("NVIDIA H100 80GB HBM3", catalog) == "h100-80g"
     assert catalog_name("NVIDIA H200", catalog) == "h200-141g"
     assert catalog_name("Some CPU", catalog) == "Some CPU"
-    assert {"machine", "device", "driver", "python"} <= set(describe())
+    assert {"machine", "device", "driver", "python"} <= set(describe_machine())
 
 
 def test_mean_power_is_energy_over_time() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from planner.reports import curves
 from planner.reports.curves import mean_and_percentiles
-from planner.simulator.slo_verdict import chosen
+from planner.simulator.slo_verdict import values_where
 
 
 @pytest.mark.parametrize("never", [0, 3, 400])
@@ -31,7 +31,7 @@ def test_values_that_never_came_true_have_no_mean(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("mask", [[0, 1, 1, 1, 0], [1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
 def test_what_is_chosen_side_by_side_is_no_copy(mask: list[int]) -> None:
     values, chosen_mask = np.arange(5.0), np.array(mask, dtype=bool)
-    found = chosen(values, chosen_mask)
+    found = values_where(values, chosen_mask)
     np.testing.assert_array_equal(found, values[chosen_mask])
     is_side_by_side = "0" not in "".join(map(str, mask)).strip("0") and any(mask)
     assert np.shares_memory(found, values) == is_side_by_side

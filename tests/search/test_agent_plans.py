@@ -19,7 +19,7 @@ from planner.search.mixed import infeasible, policy_search
 from planner.search.oracle import work_clock
 from planner.search.problem.idle_limits import judged, unreachable
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge, measured
+from planner.simulator.slo_verdict import judge, measured_mask
 from planner.traffic.agents import Agents, Pause, SubAgents, draw_agents
 from planner.traffic.lengths import Lognormal
 
@@ -44,7 +44,7 @@ def test_a_limit_on_tasks_is_judged_over_tasks() -> None:
     found = fleetplan.plan({"task": {"p90": "60 s"}, "turn": {"p90": "30 s"}}, **QUESTION)
     assert isinstance(found, PlanResult)
     simulation, trace = found.plan.simulation, found.plan.trace
-    inside, ends_s = measured(simulation), simulation.arrival_s + simulation.e2e_s
+    inside, ends_s = measured_mask(simulation), simulation.arrival_s + simulation.e2e_s
     times_s = []
     for task in np.unique(trace.task).tolist():
         own = np.flatnonzero(trace.task == task)

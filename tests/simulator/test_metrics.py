@@ -13,7 +13,14 @@ from simulator_reference import Reference
 from planner.domain import Limit, Metric, Slo, allowed_above
 from planner.fleet import Fleet
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
-from planner.simulator.slo_verdict import gaps_s, judge, measured, percentile_s, request_values_s, value_s
+from planner.simulator.slo_verdict import (
+    gaps_s,
+    judge,
+    measured_mask,
+    percentile_s,
+    request_values_s,
+    value_s,
+)
 from planner.traffic.trace import Trace, measured_window
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
@@ -187,7 +194,7 @@ def test_rejected_requests_after_the_last_finished_one_count() -> None:
     trace = make_trace(np.arange(100) * 1.0, prompts, np.full(100, 2))
     slo = Slo((Limit("ttft", 0.5, 3.0),), attainment_frac=0.5)
     result = simulate(mixed(make_latency(), kv_tokens=32), trace, limits=slo.limits)
-    assert measured(result).sum() == 95
+    assert measured_mask(result).sum() == 95
     verdict = judge(result, slo)
     assert verdict.rejected == 99
     assert verdict.attainment_frac == 0.0

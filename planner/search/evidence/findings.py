@@ -38,7 +38,14 @@ from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import Line, Verdict, measured, request_values_s, windows_s, worst_window
+from planner.simulator.slo_verdict import (
+    Line,
+    Verdict,
+    measured_mask,
+    request_values_s,
+    windows_s,
+    worst_window,
+)
 from planner.solvers.master import FleetLimits
 from planner.solvers.placement import NodePlacement, place_fleet, placement_of_topology
 from planner.traffic.described import Description
@@ -614,7 +621,7 @@ def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) ->
     least_frac = min(limit.percentile_frac for limit in slo.limits)
     if not share < FEW_KEEP * least_frac:
         return ()
-    measured_requests = int(measured(simulation).sum())
+    measured_requests = int(measured_mask(simulation).sum())
     late = []
     for limit in slo.limits:
         values_s = request_values_s(simulation, limit.metric, limit)

@@ -42,7 +42,7 @@ from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.idle_limits import judged, unreachable
 from planner.search.problem.options import OBJECTIVE_UNITS, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
-from planner.simulator.policy_checks import check
+from planner.simulator.policy_checks import check_policies
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
@@ -417,7 +417,7 @@ def _race_one(
     """Simulate the fleets `near` the best one with these policies; returns the result and the effort."""
     oracle = with_policies(problem, policies).oracle
     try:
-        check(oracle.fleet(near[0]))
+        check_policies(oracle.fleet(near[0]))
     except InputError:
         return RacedPolicy(change, policies, None, is_simulated=False), 0.0
     best: Counts | None = None
