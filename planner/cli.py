@@ -276,7 +276,9 @@ for _name, _command in (
 app.add_typer(catalog_commands, name="catalog")
 
 
-SEARCH_THRESHOLDS = (20_000, 50, 50)  # See `gc.set_threshold`; __main__.py has those for loading.
+# The thresholds of Python's collector of reference cycles (`gc.set_threshold`) once all is loaded; those
+# while modules load are in fleetplan/__main__.py.
+SEARCH_THRESHOLDS = (20_000, 50, 50)
 
 
 def main() -> None:

@@ -358,7 +358,7 @@ def plan_document(plan: Plan) -> Document:
         "screen": _screen(plan),
         "workers_line": words.policies_line(plan.fleet),
         "measured_line": words.measured_line(plan),
-        "proof": [*answer_sentences.futures_lines(plan), *words.proof_lines(plan)],
+        "proof": [*answer_sentences.scenario_lines(plan), *words.proof_lines(plan)],
         "tables": {
             "answers": answer_sentences.answer_rows(plan),
             "fleet": rows.fleet_rows(plan.fleet),

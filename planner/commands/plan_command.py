@@ -333,7 +333,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     from planner.reports.fact_sentences import router_text, sentence
 
     certificate = plan.certificate
-    print_lines(*answer_sentences.futures_lines(plan))
+    print_lines(*answer_sentences.scenario_lines(plan))
     if certificate.deploy is not None:
         for under in certificate.routers:
             print_lines(f"planned for {under.target}, {router_text(under)}: {sentence(under)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
 RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # Names of things that are no pools.
 
-# Most letters of these labels. Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and DisaggregatedSet
-# (`-SLICE-REVISION-`) join and extend them, and the result must stay within the 63 letters of a label.
+LABEL_LETTERS = 63  # The most letters of a label of Kubernetes.
+# Most letters of the labels of an LLM and of a pool. Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and
+# DisaggregatedSet (`-SLICE-REVISION-`) join and extend them, and the result must stay within LABEL_LETTERS.
 LLM_LETTERS, POOL_LETTERS = 18, 16
 
 Setting = bool | int | float | str | Mapping[str, Any] | list[str]
@@ -150,7 +152,7 @@ def _offloading(offload_bytes: int) -> Setting:
 
 
 def _two_connectors(handing_over: Setting, keeping: Setting) -> Setting:
-    """vLLM's connector that stands for two: one that hands KV over, and one that keeps it."""
+    """vLLM's connector that wraps two: one that hands KV over, and one that keeps it."""
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
@@ -162,8 +164,8 @@ def version(fleet: Fleet) -> str:
     """The engine's version in the manifest: the one the plan counts on, else vLLM's DEPLOYED_VERSION."""
     if fleet.engine is None:
         return VLLM_VERSION
-    releases = sglang_engine.release if sglang_engine.serves(fleet) else _release
-    return releases(fleet.engine.version)
+    release_of = sglang_engine.release if sglang_engine.serves(fleet) else _release
+    return release_of(fleet.engine.version)
 
 
 def engine_title(fleet: Fleet) -> str:
@@ -298,7 +300,7 @@ def served_model_len(fleet: Fleet, max_model_len: int) -> int:
     rejects the requests beyond it.
     """
     longest_held = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running_pools)])
-    return min(-(-max_model_len // LENGTH_STEP) * LENGTH_STEP, longest_held)
+    return min(math.ceil(max_model_len / LENGTH_STEP) * LENGTH_STEP, longest_held)
 
 
 def nodes_of(worker: WorkerType) -> int:
@@ -517,7 +519,7 @@ def power_note(gpu: Gpu) -> str:
     return f"# Before: sudo nvidia-smi -pl {gpu.power_w:g} (nothing here sets the power cap)."
 
 
-def label(text: str, *, length: int = 63) -> str:
+def label(text: str, *, length: int = LABEL_LETTERS) -> str:
     """`text` as an RFC 1123 label that also begins with a letter, as names of services must."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
     return (name if name[0].isalpha() else f"x{name}")[:length].strip("-")
@@ -533,6 +535,7 @@ def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:
     labels: list[str] = []
     for pool in fleet.running_pools:
         name = stem = label(pool.name, length=length)
+        # One of these numbers is free, as there are more of them than other pools.
         for number in range(2, len(fleet.pools) + 2):
             if name not in (*labels, *RESERVED_LABELS):
                 break
@@ -572,11 +575,13 @@ def place_on_nodes(fleet: Fleet) -> list[DeployedNode]:
             width = pool.type.gpus
             for number in range(pool.count):
                 taken_gpus = [sum(len(worker.devices) for worker in node) for node in used]
-                k = next((k for k, n in enumerate(taken_gpus) if n + width <= gpu.gpus_per_node), len(used))
-                first = taken_gpus[k] if k < len(used) else 0
-                if k == len(used):
+                has_room = [taken + width <= gpu.gpus_per_node for taken in taken_gpus]
+                if not any(has_room):
                     used.append([])
-                devices = tuple(range(first, first + width))
+                    taken_gpus.append(0)
+                    has_room.append(True)
+                k = has_room.index(True)
+                devices = tuple(range(taken_gpus[k], taken_gpus[k] + width))
                 used[k].append(PlacedWorker(f"{name}-{number}", pool, len(nodes) + k, devices))
         nodes += [DeployedNode(gpu, tuple(workers)) for workers in used]
     return nodes

@@ -113,7 +113,7 @@ def first_missed(answer: facts.Answered) -> str:
     return "; ".join(f"{name} ({strain})" for strain, name in names.items() if name)
 
 
-def futures_lines(plan: Plan) -> list[str]:
+def scenario_lines(plan: Plan) -> list[str]:
     """How scenarios are drawn, and what the test says with 95 % confidence; empty without safety."""
     drawn = plan.certificate.scenarios_drawn
     if drawn is None:

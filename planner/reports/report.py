@@ -76,7 +76,7 @@ def _answers_section(plan: Plan) -> str:
         *answer_sentences.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,)
     )
     return answer_table + "".join(
-        f"<p class=note>{escape(line)}</p>" for line in answer_sentences.futures_lines(plan)
+        f"<p class=note>{escape(line)}</p>" for line in answer_sentences.scenario_lines(plan)
     )
 
 

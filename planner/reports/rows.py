@@ -344,7 +344,7 @@ def _used(use: PoolUse | None) -> tuple[str, str, str]:
 
 def node_rows(plan: Plan) -> Rows:
     """A line for all nodes that hold the same workers: how many nodes, which workers, idle GPUs of each."""
-    # The two are keyed by the kind of node and the text of its workers.
+    # Both mappings have the kind of node and the text of its workers as keys.
     nodes: dict[tuple[str, str], int] = {}
     idle_gpus: dict[tuple[str, str], int] = {}
     gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
@@ -490,7 +490,7 @@ def source_rows(plan: Plan) -> Rows:
         f"every request and engine step, seed {certificate.seed}; measured from {show_s(start_s)} to "
         f"{show_s(end_s)} of the trace"
     )
-    memory = "the catalog's GPU memory less weights and activations, in blocks of 16"
+    memory = f"the catalog's GPU memory less weights and activations, in blocks of {KV_BLOCK_TOKENS}"
     values: list[tuple[str, ...]] = [
         ("Traffic", basis(plan)["traffic"], traffic),
         ("Prices", "catalog, or your own", prices_text(plan.prices)),

@@ -237,7 +237,7 @@ def value_text(line: Line) -> str:
 
 def seconds_text(seconds: float) -> str:
     """A time for people; infinity is the time of what never happens."""
-    return "never" if seconds == float("inf") else show_s(seconds)
+    return "never" if seconds == math.inf else show_s(seconds)
 
 
 def level0_line(certificate: Certificate) -> str:

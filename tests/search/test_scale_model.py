@@ -12,7 +12,7 @@ from plans import CATALOG
 from questions import question, traffic
 
 from planner.documents.task import PlanQuestion
-from planner.reports.answer_sentences import futures_lines
+from planner.reports.answer_sentences import scenario_lines
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.fleet_counts import objective
@@ -114,7 +114,7 @@ def test_a_plan_says_that_a_model_was_searched() -> None:
     drawn = found.certificate.scenarios_drawn
     assert drawn is not None and drawn.one_in > 1
     said = f"one request and one worker in {drawn.one_in} of each; the test has them all."
-    assert futures_lines(found)[0].endswith(said)
+    assert scenario_lines(found)[0].endswith(said)
     assert found.status == "certified"
 
 
