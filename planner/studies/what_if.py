@@ -433,7 +433,8 @@ def price_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
 
 def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
     """Questions with one limit moved: each limit of the SLO tighter and looser (`_limit_move_s`), enough GPUs
-    of a kind for one more of its smallest worker, more power, more money.
+    of a kind, in whole nodes where these are sold, for one more of its smallest worker, more power, more
+    money.
     """
     task, slo = before.problem.task, before.problem.slo
     if task.slowdowns is None:  # A relative SLO is stated as slowdowns and has no limit in seconds to move.
@@ -448,11 +449,15 @@ def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
                         replace(task, slo=replace(slo, limits=lines)),
                     )
     for name, count in task.stock.items():
-        sizes = [worker.gpus for worker in before.problem.types if worker.gpu.name == name]
-        if count is not None and sizes:
-            more = min(sizes)
+        workers = [worker for worker in before.problem.types if worker.gpu.name == name]
+        if count is not None and workers:
+            # More GPUs are sold as before: a stock of whole nodes or not says how, where nothing else does.
+            is_sold_whole = workers[0].gpu.is_sold_whole
+            unit = workers[0].gpu.gpus_per_node if is_sold_whole else 1
+            more = unit * math.ceil(min(worker.gpus for worker in workers) / unit)
             label = f"{'one' if more == 1 else more} more {name}"
-            yield label, replace(task, stock={**task.stock, name: count + more})
+            sold_whole = {**task.sold_whole, name: is_sold_whole}
+            yield label, replace(task, stock={**task.stock, name: count + more}, sold_whole=sold_whole)
     if task.power_limit_w is not None:
         more_power = replace(task, power_limit_w=task.power_limit_w * (1 + by_frac))
         yield f"{100 * by_frac:g} % more power allowed", more_power

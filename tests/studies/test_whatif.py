@@ -29,6 +29,7 @@ from planner.search.oracle.fleet_oracle import Answers, is_looser
 from planner.simulator import judge, simulate
 from planner.studies.what_if import (
     Study,
+    StudyAnswer,
     ask_again,
     change_question,
     difference,
@@ -36,6 +37,7 @@ from planner.studies.what_if import (
     explain_limits,
     fleet_text,
     headroom,
+    limit_changes,
     sensitivity,
 )
 from planner.traffic.scaling import rescale
@@ -176,6 +178,20 @@ def test_sensitivity_goes_the_right_way() -> None:
     assert moves["ttft p90 100 ms looser"].kept
     smallest = min(worker.gpus for worker in before.problem.types if worker.gpu.name == "h100-80g")
     assert smallest == 2 and moves["2 more h100-80g"].kept  # one GPU more is no worker more
+
+
+@pytest.mark.parametrize(
+    ("stock", "label", "is_whole"), [(8, "8 more h100-80g", True), (7, "one more", False)]
+)
+def test_more_gpus_are_sold_as_before(stock: int, label: str, is_whole: bool) -> None:
+    """Of 9 GPUs, not whole nodes, single ones are taken to be for sale: one more seemed to save 21 USD/h."""
+    task = question(fleet={"gpus": {"h100-80g": stock}})
+    (gpu,) = task.priced_gpus(CATALOG)
+    worker = SimpleNamespace(gpu=gpu, gpus=1)
+    problem = SimpleNamespace(task=task, slo=Slo(()), types=[worker])
+    ((said, more),) = limit_changes(cast(StudyAnswer, SimpleNamespace(problem=problem)), 0.1)
+    assert said.startswith(label)
+    assert [each.is_sold_whole for each in more.priced_gpus(CATALOG)] == [gpu.is_sold_whole] == [is_whole]
 
 
 def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
