@@ -264,7 +264,8 @@ class Moved:
 
     `kept` is None if the changed question does not offer the worker types of the fleet before. `answer` is
     None if no fleet was found, and `why` then says what is in the way. `under` names the policies with which
-    the workers of before keep the SLO, and is empty if these are that fleet's own.
+    the workers of before keep the SLO, and is empty if these are that fleet's own. `value_now` is what the
+    fleet before is worth in the changed question.
     """
 
     label: str
@@ -273,6 +274,16 @@ class Moved:
     answer: StudyAnswer | None
     why: str = ""
     under: str = ""
+    value_now: float = math.inf
+
+    @property
+    def is_cheaper_before(self) -> bool:
+        """Whether the fleet before keeps enough of the search's scenarios and costs less than the best fleet
+        now, which is tested in others too.
+        """
+        if not self.kept or self.answer is None or self.task.safety is None:
+            return False
+        return self.value_now * self.answer.problem.same_value < self.answer.value
 
 
 def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str) -> Moved:
@@ -283,15 +294,16 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
     except InfeasibleError as error:
         return Moved(label, task, False, None, str(error))
     fleet = workers_in_question(problem, before.fleet)
-    is_kept, under = None, ""
+    is_kept, under, value_now = None, "", math.inf
     if fleet is not None:
+        value_now = objective_paid(problem, problem.oracle.counts(fleet))
         policies = find_keeping_policies(problem, fleet)
         is_kept = policies is not None
         if policies is not None and policies != fleet.policies:
             # `name_policies` names every difference but that of the longest wait.
             under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
     try:
-        return Moved(label, task, is_kept, study.ask(task, (before.fleet,)), under=under)
+        return Moved(label, task, is_kept, study.ask(task, (before.fleet,)), "", under, value_now)
     except InfeasibleError as error:
         return Moved(label, task, is_kept, None, str(error), under)
 
@@ -564,6 +576,11 @@ def verdict_text(moved: Moved) -> str:
         return f"after the change no fleet is left: {moved.why}"
     if moved.kept is None:
         return "the fleet of before is not among those that may be used after the change"
-    holds = "still holds" if moved.kept else "no longer holds"
     under = f", with {moved.under} in place of its own policies" if moved.under else ""
+    if moved.is_cheaper_before:
+        return (
+            f"the fleet of before is kept in enough of the search's scenarios after the change{under}, but "
+            "it is not the plan, which is tested on others too"
+        )
+    holds = "still holds" if moved.kept else "no longer holds"
     return f"the fleet of before {holds} after the change{under}"

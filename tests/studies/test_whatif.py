@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
+from planner.documents.safety import Safety
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InputError
@@ -28,6 +29,7 @@ from planner.search.evidence.certify import plan
 from planner.search.oracle.fleet_oracle import Answers, is_looser
 from planner.simulator import judge, simulate
 from planner.studies.what_if import (
+    Moved,
     Study,
     StudyAnswer,
     ask_again,
@@ -39,6 +41,7 @@ from planner.studies.what_if import (
     headroom,
     limit_changes,
     sensitivity,
+    verdict_text,
 )
 from planner.traffic.scaling import rescale
 from planner.units import show_s
@@ -382,3 +385,13 @@ def test_a_signed_percentage_is_refused_with_the_factor_to_write() -> None:
     with pytest.raises(InputError, match=r"write slo.ttft.p90=x0.8"):
         change_question({"slo": {"ttft": {"p90": "2 s"}}}, "slo.ttft.p90=-20 %")
     assert change_question({}, "safety.growth=30 %") == {"safety": {"growth": "30 %"}}
+
+
+def test_a_cheaper_fleet_of_before_is_not_said_to_hold_beside_a_dearer_plan() -> None:
+    """23.92 USD/h before, "still holds", and a plan of 31.92: it held in the search's scenarios alone."""
+    answer = cast(Any, SimpleNamespace(value=31.92, problem=SimpleNamespace(same_value=1 + 1e-9)))
+    tested, on_paper = question(), question(safety="none")
+    moved = Moved("traffic.rate=10", replace(tested, safety=Safety(0.9)), True, answer, "", "", 23.92)
+    assert "still holds" not in verdict_text(moved) and "is not the plan" in verdict_text(moved)
+    for same in (replace(moved, value_now=31.92), replace(moved, task=on_paper)):
+        assert verdict_text(same) == "the fleet of before still holds after the change"
