@@ -207,7 +207,8 @@ class PlanResult(PlanFiles):
             f"{line.limit.name}: {words.value_text(line)}, limit {words.seconds_text(line.limit.limit_s)}"
             for line in self.plan.verdict.lines
         ]
-        return [*kept, f"of fleets with one worker type per pool {level0}", *self.warnings]
+        where = "on paper, of" if self.plan.certificate.answers else "of"
+        return [*kept, f"{where} fleets with one worker type per pool {level0}", *self.warnings]
 
     def report(self) -> str:
         return render_report(self.plan, command=self.command)

@@ -214,6 +214,11 @@ def test_what_a_plan_says_of_itself(planned: PlanResult) -> None:
     assert planned.report().startswith("<!doctype html>")
 
 
+def test_the_best_fleet_on_paper_is_named_so_beside_a_dearer_plan(planned: PlanResult) -> None:
+    """Under a plan of 95.68 USD/h stood "of fleets with one worker type per pool the best is 71.76 USD/h"."""
+    assert any(line.startswith("on paper, of fleets with one worker type") for line in planned.sentences())
+
+
 def test_a_saved_plan_is_read_back(tmp_path: Path) -> None:
     planned = small()
     planned.save(tmp_path)
