@@ -41,7 +41,6 @@ from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, Steady, Traffic, find_goodput
 from planner.search.level0.one_pool import Bounded, Search
 from planner.search.level0.two_pools import PairSimulations, search_two_pools
-from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.solvers.master import FleetLimits, Option
@@ -309,7 +308,7 @@ def free_counts(
     def out_of_time() -> bool:
         return False  # No time limit ends this search.
 
-    search_two_pools(bounded_prefills, bounded_decodes, tests, search, run_wave, out_of_time)
+    search_two_pools(bounded_prefills, bounded_decodes, tests, search, out_of_time)
     return _fleet(setting, search.best)
 
 

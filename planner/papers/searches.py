@@ -21,7 +21,7 @@ from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.models.memory import worker_memory
 from planner.papers import distserve_search, splitwise_search, vidur_search
 from planner.papers.goodput import Steady, bisect_highest, find_goodput, poisson_traffic
-from planner.search.problem.options import OBJECTIVE_UNITS, weight
+from planner.search.problem.options import OBJECTIVE_UNITS, objective_of_worker
 from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
@@ -327,7 +327,7 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
     slowdowns, llm, network = _Slowdowns(question), catalog.llm(task.llm), _own_links(task.network)
     rows: list[tuple[dict[str, Any], Fleet]] = []
     for design in _designs(task, catalog):
-        costs = [weight(type_, limit_name) for type_ in (design.prompt, design.token) if type_]
+        costs = [objective_of_worker(type_, limit_name) for type_ in (design.prompt, design.token) if type_]
         fleets = [
             design.fleet(llm, network, p, t)
             for p, t in splitwise_search.even_splits(budget, costs, most=MOST_SPLITS)
@@ -398,7 +398,7 @@ def _cheapest_of_design(
     """
     task = question.task
     llm, network = question.catalog.served_llm(task.llm), _own_links(task.network)
-    costs = [weight(type_, task.objective) for type_ in (design.prompt, design.token) if type_]
+    costs = [objective_of_worker(type_, task.objective) for type_ in (design.prompt, design.token) if type_]
     cheapest_counts = splitwise_search.find_cheapest_splits(
         lambda p, t: slowdowns.keeps(design.fleet(llm, network, p, t), question.rate_rps),
         costs[0],

@@ -17,7 +17,7 @@ from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.search.evidence import certify
 from planner.search.mixed import infeasible, policy_search
 from planner.search.oracle import work_clock
-from planner.search.problem.idle_limits import judged, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge, measured_mask
 from planner.traffic.agents import Agents, Pause, SubAgents, draw_agents
@@ -101,7 +101,9 @@ def test_the_floor_of_tasks_is_below_what_any_simulated_fleet_attains(seed: int)
     slo = Slo(tuple(Limit(metric, 0.9, 1e-6) for metric in ("task", "task_served")))
     gpu, llm = CATALOG.gpu("h100-80g"), CATALOG.llm("llama-3.1-8b")
     worker = WorkerType(gpu, 1, CATALOG.step_latency(llm, gpu, 1), 400_000, 2048, 64).with_llm(llm)
-    floors_s = {limit.metric: best_s for limit, best_s, _ in unreachable(slo, [worker], judged(slo, trace))}
+    floors_s = {
+        limit.metric: best_s for limit, best_s, _ in unreachable(slo, [worker], requests_to_judge(slo, trace))
+    }
     assert set(floors_s) == {"task", "task_served"}
     for count in (1, 16):
         fleet = Fleet(llm, (Pool("mixed", "mixed", worker, count),), Policies())

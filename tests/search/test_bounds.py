@@ -24,7 +24,7 @@ from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
-from planner.search.problem.idle_limits import judged, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable
 from planner.search.problem.link import link_too_slow
 from planner.simulator import judge, simulate
 from planner.simulator.slo_verdict import Verdict
@@ -112,8 +112,8 @@ def test_prompts_of_the_warm_up_make_no_limit_out_of_reach() -> None:
     assert found.verdict.holds and found.verdict.lines[0].value_s < 0.1
     later = replace(trace, input_tokens=np.roll(inputs, 500))
     types = build_problem(task, trace, CATALOG).types
-    assert not unreachable(task.slo, types, judged(task.slo, trace))
-    ((limit, floor_s, _),) = unreachable(task.slo, types, judged(task.slo, later))
+    assert not unreachable(task.slo, types, requests_to_judge(task.slo, trace))
+    ((limit, floor_s, _),) = unreachable(task.slo, types, requests_to_judge(task.slo, later))
     assert limit.metric == "ttft" and floor_s > 1.0
 
 
@@ -125,7 +125,7 @@ def test_a_cached_prompt_takes_the_front_end_its_time() -> None:
     slo = Slo((Limit("ttft", 0.9, 0.2),))
     types = build_problem(question({"ttft": {"p90": "9 s"}}, ["h100-80g"]), trace, CATALOG).types
     engine = Engine("vllm", "0.33.0", async_scheduling=True, prompt_token_s=5e-6)
-    judged_requests = judged(slo, trace, np.full(200, 59_500))
+    judged_requests = requests_to_judge(slo, trace, np.full(200, 59_500))
     assert not unreachable(slo, [replace(worker, engine=None) for worker in types], judged_requests)
     ((_, floor_s, _),) = unreachable(
         slo, [replace(worker, engine=engine) for worker in types], judged_requests
@@ -140,7 +140,7 @@ def test_gaps_are_out_of_reach_only_where_some_must_be_counted() -> None:
     for seconds, some in ((1.0, False), (200.0, True)):
         trace = Trace("t", np.linspace(0, seconds, 200), np.full(200, 400), np.full(200, 50))
         types = build_problem(replace(task, slo=Slo((Limit("ttft", 0.9, 2.0),))), trace, CATALOG).types
-        broken = unreachable(slo, types, judged(slo, trace))
+        broken = unreachable(slo, types, requests_to_judge(slo, trace))
         assert [limit.metric for limit, _, _ in broken] == (["tbt"] if some else [])
 
 

@@ -22,7 +22,7 @@ from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective
 from planner.search.oracle.fleet_oracle import Answers, Oracle
-from planner.search.problem.idle_limits import judged, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable
 from planner.search.problem.link import link_too_slow
 from planner.search.problem.options import LeftOut, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
@@ -141,7 +141,9 @@ def no_cheaper_fleet_holds(seed: int) -> bool:
     fleets = [*fleets_of_level0(every), *fleets_of_many(problem, rng, 60)]
     fleets = [counts for counts in fleets if is_within(problem, counts)]
     cheaper = [counts for counts in fleets if objective(counts) < bound]
-    floors = problem.types and unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace))
+    floors = problem.types and unreachable(
+        problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace)
+    )
     small = {worker.name for worker in problem.left_out[0].workers}
     hopeless = [counts for counts in fleets if floors and not small & {o.type.name for o, _ in counts}]
     slow = link_too_slow(problem)

@@ -59,7 +59,7 @@ class RowsOfTruth(Truth):
 def a_pool(option: Option, least: int, alone: Truth | None = None) -> DesignPool:
     item = Bounded(option, least, math.inf, least)
     return DesignPool(
-        item, Search(FleetLimits({})), None if alone is None else alone.holds, pruning_rules.LEADS
+        item, Search(FleetLimits({})), None if alone is None else alone.holds, pruning_rules.PREFILL_ALONE
     )
 
 

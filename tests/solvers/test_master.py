@@ -191,11 +191,6 @@ def test_promising_is_the_best_fleet_not_excluded(seed: int) -> None:
     assert found[1] >= max(carried(n) for n in fleets) * 0.99 - 1e-9
 
 
-def serial(tasks: object) -> None:
-    for task in tasks:  # type: ignore[attr-defined]
-        task()
-
-
 @pytest.mark.parametrize("separated", [False, True])
 @pytest.mark.parametrize("seed", some(range(40), 14))
 def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
@@ -252,14 +247,13 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
     def follows(fleets: object) -> list[bool]:
         return [counts[0][1] >= least_d[counts[0][0].name] for counts in fleets]  # type: ignore[attr-defined]
 
-    search_one_pool([bounded[o.name] for o in mixed], holds, search, serial, lambda: False)
+    search_one_pool([bounded[o.name] for o in mixed], holds, search, lambda: False)
     for compare in (operator.eq, operator.ne):  # pairs of one GPU type, then of two
         search_two_pools(
             [bounded[o.name] for o in prefill],
             [bounded[o.name] for o in decode],
             PairSimulations(holds, leads, follows),
             search,
-            serial,
             lambda: False,
             partial(of_gpus, compare),
         )
@@ -282,7 +276,7 @@ def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_kno
 
     search = Search(FleetLimits({}))
     front, *back = (Bounded(each, 1, np.inf) for each in (prefill, cheap, dear))
-    search_two_pools([front], back, PairSimulations(holds), search, serial, lambda: False)
+    search_two_pools([front], back, PairSimulations(holds), search, lambda: False)
     assert search.value == 5.0 and search.best == ((prefill, 4), (cheap, 1))
 
 
@@ -296,7 +290,7 @@ def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
 
     mixed = option("mixed", 1.0)
     search = Search(FleetLimits({"g": None}))
-    search_one_pool([Bounded(mixed, 1, np.inf, likely=3)], never, search, serial, lambda: False)
+    search_one_pool([Bounded(mixed, 1, np.inf, likely=3)], never, search, lambda: False)
     assert search.best is None and search.most_failed[mixed.name] in asked
     assert reason_text(search.refuted[mixed.name]).startswith(
         f"{search.most_failed[mixed.name]} workers fail"

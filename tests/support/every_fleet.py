@@ -11,7 +11,7 @@ from planner.domain import Metric
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective
-from planner.search.problem.idle_limits import judged, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.solvers.demand import demand_bound
@@ -67,7 +67,7 @@ def level_0_is_the_cheapest(problems: Iterable[Problem]) -> None:
 def no_bound_is_above_any_fleet(problem: Problem, where: str) -> None:
     """Whatever the policies; the demand of intervals by itself, too."""
     stated = lower_bound(problem)
-    floors = unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace))
+    floors = unreachable(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace))
     demanded = demand_bound(
         options(problem), problem.trace, problem.lengths, [find_deadlines(problem.slo, problem.trace)]
     ).least_objective

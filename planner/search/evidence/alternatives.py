@@ -117,7 +117,7 @@ def _cheapest_by_gpu(
     def cheapest_of(options: Sequence[Option]) -> _GpuTypeAlone:
         return _cheapest_mixed(problem, level0, options, best, value, effort)
 
-    problem.progress(Stage("the other GPU types, each alone", "alone"))
+    problem.progress(Stage("the other GPU types, each alone", "other GPUs"))
     return dict(zip(groups, run_each(cheapest_of, groups.values()), strict=True))
 
 

@@ -462,9 +462,11 @@ def _simulate_further(
     is_drawn = production is None and clock.allows(draws.OTHER_DRAWS)
     if is_drawn:
         problem.progress("simulating the plan on other draws of its traffic")
-        drawn.append(draws.on_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+        drawn.append(
+            draws.simulate_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS))
+        )
     if oracle.spot and clock.allows(draws.HISTORIES):
-        drawn.append(draws.on_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+        drawn.append(draws.simulate_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
     repeats = tuple(each for each in drawn if each is not None)
     return _FurtherResults(
         neighbours=neighbours,
@@ -484,7 +486,7 @@ def _simulate_further(
             *clock.list_warnings(),
             *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
             *spot_warnings,
-            *draws.warnings(repeats),
+            *draws.missed_warnings(repeats),
             *findings.shared_copies_warnings(problem),
             *findings.dying_away_warnings(problem, simulation),
             *one_more_warnings,

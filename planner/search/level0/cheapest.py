@@ -32,13 +32,13 @@ import numpy as np
 from planner.domain import COST, ROUNDING, FleetLimit
 from planner.search.level0.designs import Design, DesignPool, DesignQuery, DesignTerms, RowQuestion, Vector
 from planner.search.level0.one_pool import WAVE
+from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective, workers_of
 from planner.search.oracle.stopping import StoppedError
 from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, choose
 
 Weigh = Callable[[Option], float]  # What one worker of an option adds to a sum that is minimised or limited.
-Run = Callable[[Sequence[Callable[[], None]]], None]  # Executes closures, in parallel or one by one.
 # The next WAVE questions are chosen among so many of the cheapest corners of one LLM.
 MOST_LOOKED_AT = 4 * WAVE
 
@@ -59,6 +59,7 @@ class SharedLimit:
 
 
 def shared_limits(limits: FleetLimits) -> tuple[SharedLimit, ...]:
+    """Every limit of `limits` as a SharedLimit."""
 
     def shared(limit: FleetLimit, amount: float) -> SharedLimit:
         def total(counts: Counts) -> float:
@@ -86,19 +87,12 @@ class Cheapest:
     rounds: int
 
 
-def one_by_one(tasks: Sequence[Callable[[], None]]) -> None:
-    """Executes closures one after the other."""
-    for task in tasks:
-        task()
-
-
 def cheapest(
     llms: Sequence[Sequence[Design]],
     limits: Sequence[SharedLimit],
     *,
     weigh: Weigh | None = None,
     below: float = math.inf,
-    run: Run = one_by_one,
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda _: None,
     leaping: bool = False,
@@ -107,9 +101,9 @@ def cheapest(
     strictly `below` a value.
 
     `weigh` gives the weight of a worker; without it the weight of a fleet is its objective with whole nodes.
-    `run` executes closures that simulate. Their answers stay in the designs, so another search of the same
-    designs costs little. With `leaping` prefill counts without an upper limit grow by a factor until a choice
-    is known. The counts that were passed over are simulated afterwards, and only then `bound` is valid.
+    The answers of simulations stay in the designs, so another search of the same designs costs little. With
+    `leaping` prefill counts without an upper limit grow by a factor until a choice is known. The counts that
+    were passed over are simulated afterwards, and only then `bound` is valid.
     """
     tables = [_Table(designs, limits, weigh) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
@@ -162,7 +156,7 @@ def cheapest(
                 candidates = heapq.nsmallest(MOST_LOOKED_AT, columns[i], key=lambda column: column.weight)
             questions += tables[i].questions(candidates, ceilings[i])
         try:
-            _answer(questions, run)
+            _answer(questions)
         except StoppedError:
             is_stopped = True
 
@@ -172,12 +166,12 @@ def _best_in_words(value: float) -> str:
     return "none found yet" if math.isinf(value) else f"best so far {value:,.2f}"
 
 
-def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
+def _answer(questions: Sequence[DesignQuery]) -> None:
     """Simulate all questions and record their answers. If the time limit ends this, fleets that were found to
     hold are recorded all the same.
     """
     try:
-        run([question.simulate for question in questions])
+        run_wave([question.simulate for question in questions])
     except StoppedError:
         for question in questions:
             if isinstance(question, RowQuestion) and question.least_fleet is not None:

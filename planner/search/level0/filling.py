@@ -26,7 +26,7 @@ MOST_CANDIDATES = 4_000  # At most so many fleets are listed.
 BATCH_COMBINATIONS = 2_000  # So many combinations of options are filled at once.
 MOST_SUBSETS = 20_000  # So many combinations are made, and looked at, at once: a few MB.
 MOST_COUNTS = 12  # At most so many counts of an option are combined with those of the others.
-NONE = -1  # The number of the filler option's role, and of its drafts.
+NONE = -1  # The number of the filler option's role, of its drafts and of its kind.
 
 Ints = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.int32]

@@ -15,12 +15,11 @@ from functools import partial
 from planner.fleet import Fleet, Role
 from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS, TARGETS_OF_ENGINE
 from planner.search.level0 import pruning_rules
-from planner.search.level0.cheapest import Run
 from planner.search.level0.designs import Design, DesignPool, learn_from
 from planner.search.level0.one_pool import Bounded, Holds, Search, first_incumbent, search_one_pool
 from planner.search.level0.two_pools import PairSimulations, pair_up, search_two_pools
 from planner.search.level0.walk import note_cheaper, walk
-from planner.search.oracle.deterministic_parallel import effort_spent, run_wave
+from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT
 from planner.search.oracle.stopping import StoppedError
@@ -45,7 +44,8 @@ WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level
 # Most cheaper fleets are far too small and fail early. Until some are simulated, each is taken to cost what a
 # simulation of the search did, divided by this.
 FAR_SOONER = 8
-# An option whose full step breaks the tightest limit on gaps needs about so many times the guessed workers.
+# An option whose full step is nearly as long as the tightest limit on gaps (`breaks_gaps`) needs about so
+# many times the guessed workers.
 GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
 # With more requests than SEATS_REQUESTS a decode pool is assumed to fail (pruning_rules.SEATS) if it has less
@@ -138,7 +138,7 @@ def search_level0(
     def is_enough() -> bool:
         return problem.out_of_time() or (any_will_do and search.best is not None)
 
-    holds = _timed(problem, search, problem.oracle.holds)
+    holds = _with_reports(problem, search, problem.oracle.holds)
     pairs = _pairs(space.prefill, space.decode)
     too_slow = link.link_too_slow(problem)
     if reason := too_slow or (None if prove else link.link_falls_behind(problem)):
@@ -150,7 +150,7 @@ def search_level0(
     try:
         _offer_known(problem, start, space.options, holds, search)
         problem.progress(Stage(f"fleets of one worker type: {counted(len(space.mixed), 'type')}", "level 0"))
-        _search_mixed(space.mixed, holds, search, run_wave, is_enough)
+        _search_mixed(space.mixed, holds, search, is_enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
             _search_pairs(problem, space, "one GPU type", search, is_enough)
@@ -183,7 +183,7 @@ def likely_fleet(problem: Problem) -> Counts | None:
     return ((mixed[0].option, mixed[0].likely),) if mixed else None
 
 
-def _timed(problem: Problem, search: Search, simulate: Holds, *, is_half: bool = False) -> Holds:
+def _with_reports(problem: Problem, search: Search, simulate: Holds, *, is_half: bool = False) -> Holds:
     """The function `simulate` with reports of progress, and with a StoppedError in place of a simulation that
     would begin after the time is over. With `is_half` it simulates one pool of a pair, which is no fleet.
     """
@@ -208,25 +208,26 @@ def _timed(problem: Problem, search: Search, simulate: Holds, *, is_half: bool =
 def _search_pairs(
     problem: Problem, space: _SearchSpace, label: str, search: Search, is_enough: Callable[[], bool]
 ) -> None:
-    """Search prefill and decode pools of "one GPU type" or of "two GPU types"; updates `search`."""
+    """Search prefill and decode pools of `label`, "one GPU type" or "two GPU types"; updates `search`."""
     text = f"prefill and decode pools of {label}; {problem.best_in_words(search.value)}"
     problem.progress(Stage(text, "pairs"))
     oracle, is_one_type = problem.oracle, label == "one GPU type"
-    simulations = PairSimulations(_timed(problem, search, oracle.holds))
-    # A pool is simulated alone with a partner that takes no time. With sessions the next requests then come
-    # earlier, so a pool that fails alone may be enough in a pair: pools are not simulated alone there.
+    simulations = PairSimulations(_with_reports(problem, search, oracle.holds))
+    # A pool is simulated alone with a partner that takes no time. In sessions, later requests then come
+    # sooner than in a pair, so a pool that fails alone may suffice in a pair. Such traffic has no simulations
+    # of pools alone.
     if not problem.trace.after.size:
         simulations = PairSimulations(
             simulations.holds,
-            _timed(problem, search, oracle.prefill_meets_ttft_alone, is_half=True),
-            _timed(problem, search, oracle.decode_keeps_up_alone, is_half=True),
+            _with_reports(problem, search, oracle.prefill_meets_ttft_alone, is_half=True),
+            _with_reports(problem, search, oracle.decode_keeps_up_alone, is_half=True),
         )
 
     def allowed(prefill: Option, decode: Option) -> bool:
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
         return is_alike is is_one_type and may_hand_over((prefill.type, decode.type))
 
-    search_two_pools(space.prefill, space.decode, simulations, search, run_wave, is_enough, allowed)
+    search_two_pools(space.prefill, space.decode, simulations, search, is_enough, allowed)
 
 
 def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tuple[Bounded, Bounded]]:
@@ -247,7 +248,7 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
     search = Search(problem.limits, value=value, assumed=level0.search.assumed & {pruning_rules.LINK})
     mixed = level0.with_role("mixed")
     pairs = _pairs(level0.with_role("prefill"), level0.with_role("decode"))
-    holds = _timed(problem, search, problem.oracle.holds)
+    holds = _with_reports(problem, search, problem.oracle.holds)
     try:
         _walk_cheaper(problem, search, mixed, pairs, holds, LEAST_EFFORT, most_effort=most_effort)
     except StoppedError:
@@ -260,7 +261,7 @@ def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) ->
     """All designs of level 0 with what its search has learned of them, for a search that starts from that.
 
     Without `pools_alone` the search takes nothing from simulations of a pool by itself: a prefill pool that
-    misses TTFT alone may keep it in a pair, if few requests decide (pruning_rules.LEADS).
+    misses TTFT alone may keep it in a pair, if few requests decide (pruning_rules.PREFILL_ALONE).
     """
     oracle, search = problem.oracle, Search(problem.limits)
     prefill_alone = None
@@ -299,7 +300,7 @@ def _offer_known(
 
 
 def _search_mixed(
-    ordered: list[Bounded], holds: Holds, search: Search, run: Run, is_enough: Callable[[], bool]
+    ordered: list[Bounded], holds: Holds, search: Search, is_enough: Callable[[], bool]
 ) -> None:
     """Search fleets of one mixed pool. `ordered` begins with the most promising option. Once a fleet holds,
     the options on its hardware are moved to the front. Of fleets with equal prices the first is kept.
@@ -308,11 +309,11 @@ def _search_mixed(
     for item in ordered:
         first_of_kind.setdefault(hardware(item.option), item)
     if search.best is None:
-        first_incumbent(list(first_of_kind.values()), holds, search, run, is_enough)
+        first_incumbent(list(first_of_kind.values()), holds, search, is_enough)
     if search.best is not None:
         best_option = search.best[0][0]
         ordered.sort(key=lambda item: hardware(item.option) != hardware(best_option))
-    search_one_pool(ordered, holds, search, run, is_enough)
+    search_one_pool(ordered, holds, search, is_enough)
 
 
 def _walk_cheaper(
@@ -342,7 +343,7 @@ def _walk_cheaper(
         return effort + left * effort_each <= most_effort
 
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
-    walk(mixed, pairs, holds, problem.oracle.verdicts, search, run_wave, may_go_on)
+    walk(mixed, pairs, holds, problem.oracle.verdicts, search, may_go_on)
     if not search.is_exact and problem.out_of_time():
         # How far the walk came depends on the clock, so the search counts as interrupted.
         raise StoppedError

@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeVar
 
 from planner.documents import facts
 from planner.documents.facts import Reason, Shortcut
 from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
+from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts, largest_below, objective
 from planner.solvers.master import FleetLimits, Option
 
@@ -33,7 +35,9 @@ WAVE = 4
 answers do not depend on the number of cores.
 """
 
-_PRICE_GROWTH = 1.3  # The price of `first_incumbent` grows by this factor until an option holds.
+# The price of `first_incumbent` grows by this factor until an option holds. A count without a limit begins at
+# its guess times this factor.
+_PRICE_GROWTH = 1.3
 _COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
 _NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
 _TOO_MANY = 64  # `Bounded.too_many` is so many times the least or the likely count.
@@ -111,11 +115,7 @@ class Search:
 
 
 def first_incumbent(
-    bounded: Sequence[Bounded],
-    holds: Holds,
-    search: Search,
-    run: Callable[[Sequence[Callable[[], None]]], None],
-    out_of_time: Callable[[], bool],
+    bounded: Sequence[Bounded], holds: Holds, search: Search, out_of_time: Callable[[], bool]
 ) -> None:
     """Offer the search a fleet that holds and is nearly as cheap as the best of these options.
 
@@ -142,7 +142,7 @@ def first_incumbent(
 
         try:
             for wave in _waves(available):
-                run([lambda item=item: simulate_option(item) for item in wave])  # type: ignore[misc]
+                run_wave([partial(simulate_option, item) for item in wave])
         finally:  # Fleets that hold are offered even if the time limit ends the wave.
             for item in available:
                 if item.option.name in holding:
@@ -164,14 +164,10 @@ def first_incumbent(
 
 
 def search_one_pool(
-    bounded: Sequence[Bounded],
-    holds: Holds,
-    search: Search,
-    run: Callable[[Sequence[Callable[[], None]]], None],
-    out_of_time: Callable[[], bool],
+    bounded: Sequence[Bounded], holds: Holds, search: Search, out_of_time: Callable[[], bool]
 ) -> None:
-    """Search the cheapest fleet of one mixed option; the answer is in `search`. `run` executes closures in
-    parallel. Options are simulated in the given order: if a good one comes first, the others are ruled out
+    """Search the cheapest fleet of one mixed option; the answer is in `search`. Options are
+    simulated in the given order: if a good one comes first, the others are ruled out
     with few simulations.
     """
     for wave in _waves(bounded):
@@ -206,7 +202,7 @@ def search_one_pool(
             holding[name] = ((option, least),)
 
         try:
-            run([lambda item=item: search_option(item) for item in wave])  # type: ignore[misc]
+            run_wave([partial(search_option, item) for item in wave])
         finally:
             for item in wave:
                 name = item.option.name

@@ -57,7 +57,7 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
         if option.type.gpu.name.endswith(OWNED):
             idle_gpus[row_of(option.type.gpu.name)] -= count * option.type.gpus
     roles = {option.role for option, _ in counts}
-    # the fewest GPUs and their option, by (row, role)
+    # By the GPU's row and the role: the fewest GPUs, and their option.
     fewest: dict[tuple[str, str], tuple[float, Option]] = {}
     for option in level0.options:
         row = row_of(option.type.gpu.name)

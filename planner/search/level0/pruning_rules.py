@@ -21,10 +21,10 @@ MORE_MIXED: Shortcut = "more-mixed"
 MORE_DECODE: Shortcut = "more-decode"
 """Beside the same prefill pool, what holds with d decode workers holds with d + 1."""
 
-LEADS: Shortcut = "leads"
+PREFILL_ALONE: Shortcut = "leads"
 """A prefill pool that misses TTFT with unlimited decode misses it beside any decode pool."""
 
-FOLLOWS: Shortcut = "follows"
+DECODE_ALONE: Shortcut = "follows"
 """A decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool."""
 
 SEATS: Shortcut = "seats"
@@ -37,21 +37,22 @@ LINK: Shortcut = "link"
 of the prefills. The rule assumes that no hand-off overtakes an earlier one that waits for room.
 """
 
-RACED: Shortcut = "raced"
+POLICY_RACE: Shortcut = "raced"
 """If no cheaper fleet near the best one holds with some policies, no cheaper fleet at all holds with them
 (mixed/policy_search.py).
 """
 
-# (wrong, comparisons) of each rule. Measured with routing jsq and queues in order of arrival; the rows with
-# `least_requests` had 1,000 to 5,000 requests.
+# How often each rule was wrong, of how many comparisons. Measured with routing jsq and queues in order of
+# arrival; questions of the rows with `least_requests` had 1,000 to 5,000 requests. An empty row says that the
+# rule was not measured.
 IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
     MORE_MIXED: (Tested(11, 511, most_requests=400), Tested(0, 135, least_requests=400)),
     MORE_DECODE: (Tested(9, 511, most_requests=400), Tested(0, 135, least_requests=400)),
-    LEADS: (Tested(0, 646),),
-    FOLLOWS: (Tested(0, 150),),
+    PREFILL_ALONE: (Tested(0, 646),),
+    DECODE_ALONE: (Tested(0, 150),),
     SEATS: (Tested(0, 197, of_pools=True),),
-    LINK: (),  # Not measured.
-    RACED: (),
+    LINK: (),
+    POLICY_RACE: (),
 }
 
 

@@ -10,16 +10,16 @@ prefill count is searched by itself:
 
 It takes for granted
 
-    MORE_DECODE   beside the same prefill pool, what holds with d decode workers holds with d + 1
-    LEADS         a prefill pool that misses TTFT when every request ends with its first token
-                  (`prefill_alone`) misses it beside any decode pool, and so do smaller ones
+    MORE_DECODE    beside the same prefill pool, what holds with d decode workers holds with d + 1
+    PREFILL_ALONE  a prefill pool that misses TTFT when every request ends with its first token
+                   (`prefill_alone`) misses it beside any decode pool, and so do smaller ones
 
 and, if there are more than MANY_PAIRS pairs, or MANY_WORKERS of prefill in all of them,
 
-    FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`decode_alone`) has a
-                  growing backlog behind any prefill pool, and so have smaller ones
-    SEATS         of a large question, a decode pool falls behind that could not make the tokens at its best
-                  batch size, with full batches at the end (`Bounded.few`)
+    DECODE_ALONE   a decode pool whose backlog grows when every prompt arrives prefilled (`decode_alone`) has
+                   a growing backlog behind any prefill pool, and so have smaller ones
+    SEATS          in a question with many requests, a decode pool falls behind if it could not make all
+                   tokens at its best batch size, with full batches at the end (`Bounded.few`)
 
 These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). Where a
 decode pool can do more to prefill than delay it, `prefill_alone` is None, and p begins at the least number of
@@ -36,14 +36,14 @@ from dataclasses import dataclass
 
 from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
-from planner.search.level0.cheapest import Run, cheapest, shared_limits
+from planner.search.level0.cheapest import cheapest, shared_limits
 from planner.search.level0.designs import Design, DesignPool, record_why_not
 from planner.search.level0.one_pool import Bounded, Holds, Search
 from planner.search.oracle.fleet_counts import objective
 from planner.solvers.master import Option
 
-# Decode pools are simulated by themselves too (FOLLOWS) if there are more than MANY_PAIRS pairs, or if these
-# have more than MANY_WORKERS prefill workers together, since each prefill count is a search.
+# Decode pools are simulated by themselves too (DECODE_ALONE) if there are more than MANY_PAIRS pairs, or if
+# these have more than MANY_WORKERS prefill workers together, since each prefill count is a search.
 MANY_PAIRS = 1000
 MANY_WORKERS = 10_000
 
@@ -66,7 +66,6 @@ def search_two_pools(
     decodes: Sequence[Bounded],
     simulations: PairSimulations,
     search: Search,
-    run: Run,
     out_of_time: Callable[[], bool],
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> None:
@@ -82,7 +81,6 @@ def search_two_pools(
             [designs],
             shared_limits(search.limits),
             below=search.value,
-            run=run,
             out_of_time=out_of_time,
             leaping=search.best is None,
         )
@@ -124,10 +122,10 @@ def pair_up(
     are_many = len(pairs) > MANY_PAIRS or sum(prefill.least for prefill, _ in pairs) > MANY_WORKERS
     prefill_alone, decode_alone = simulations.prefill_alone, simulations.decode_alone if are_many else None
     prefill_pools = {
-        p.option.name: DesignPool(p, search, prefill_alone, pruning_rules.LEADS) for p in prefills
+        p.option.name: DesignPool(p, search, prefill_alone, pruning_rules.PREFILL_ALONE) for p in prefills
     }
     decode_pools = {
-        d.option.name: DesignPool(d, search, decode_alone, pruning_rules.FOLLOWS) for d in decodes
+        d.option.name: DesignPool(d, search, decode_alone, pruning_rules.DECODE_ALONE) for d in decodes
     }
     if decode_alone is not None:
         for pool in decode_pools.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -19,6 +20,7 @@ from planner.fleet import Role
 from planner.search.level0 import pruning_rules
 from planner.search.level0.one_pool import Bounded, Holds, Search
 from planner.search.oracle import fleet_counts
+from planner.search.oracle.deterministic_parallel import run_wave
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 
@@ -108,7 +110,6 @@ def walk(
     holds: Holds,
     verdicts: fleet_counts.Verdicts,
     search: Search,
-    run: Callable[[Sequence[Callable[[], None]]], None],
     may_go_on: Callable[[int, int], bool],
 ) -> None:
     """Simulate all cheaper fleets as long as `may_go_on(done, left)` says so; updates `search`.
@@ -147,7 +148,7 @@ def walk(
             if holds([counts])[0]:
                 holding.append(counts)
 
-        run([lambda counts=counts: simulate(counts) for counts in wave])  # type: ignore[misc]
+        run_wave([partial(simulate, counts) for counts in wave])
         for counts in sorted(
             holding, key=lambda counts: (fleet_counts.objective(counts), fleet_counts.names_of(counts))
         ):

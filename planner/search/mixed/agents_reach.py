@@ -17,7 +17,7 @@ from planner.fleet import Policies, WorkerType
 from planner.search.mixed.infeasible import rounded_up, with_limits
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.idle_limits import floor_s
-from planner.search.problem.options import mixed_options, split
+from planner.search.problem.options import mixed_options, split_of
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.reasons import also_left_out
 from planner.simulator.slo_verdict import Line
@@ -83,7 +83,7 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
     agents = description.agents.count
     by_split: dict[object, list[WorkerType]] = {}
     for worker in sorted(problem.types, key=lambda worker: -worker.max_num_batched_tokens):
-        by_split.setdefault(split(worker), []).append(worker)
+        by_split.setdefault(split_of(worker), []).append(worker)
 
     def tightness(worker: WorkerType) -> float:
         """The largest share of a limit that an idle worker takes."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from planner.domain import FleetLimit
 from planner.errors import BoundError
 from planner.search.oracle.work_clock import wall_deadline_s
-from planner.search.problem.options import decode_options, mixed_options, prefill_options, split
+from planner.search.problem.options import decode_options, mixed_options, prefill_options, split_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers import master
 from planner.solvers.demand import demand_bound
@@ -105,7 +105,7 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
     """
     groups: dict[tuple[object, ...], list[Option]] = {}
     for option in options:
-        groups.setdefault((option.role, split(option.type)), []).append(option)
+        groups.setdefault((option.role, split_of(option.type)), []).append(option)
     best_options = []
     for alike in groups.values():
         types = [option.type for option in alike]

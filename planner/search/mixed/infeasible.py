@@ -20,8 +20,8 @@ from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import ended_by, is_time_limit_reached, now_s
 from planner.search.problem.build_problem import OutOfReachError
-from planner.search.problem.idle_limits import floor_s, judged, unreachable
-from planner.search.problem.options import mixed_options, split
+from planner.search.problem.idle_limits import floor_s, requests_to_judge, unreachable
+from planner.search.problem.options import mixed_options, split_of
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
@@ -94,7 +94,7 @@ def _with_caches_text(problem: Problem) -> str:
     """If idle workers keep the limits once shared beginnings are cached, the key that plans with caches."""
     if problem.task.policies.prefix_cache or not problem.trace.has_prefixes:
         return ""
-    cached = judged(problem.slo, problem.trace, PrefixHits.of(problem.trace).shared_tokens)
+    cached = requests_to_judge(problem.slo, problem.trace, PrefixHits.of(problem.trace).shared_tokens)
     if unreachable(problem.slo, problem.types, cached):
         return ""
     return "; many prompts begin alike, so policies: {prefix_cache: true} may keep it"
@@ -159,7 +159,7 @@ def _probed(types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, st
         for worker in types
         if (worker.gpu, worker.max_num_batched_tokens) == (first.gpu, first.max_num_batched_tokens)
     ]
-    others = {split(worker): worker for worker in sorted(alike, key=lambda worker: worker.gpus)}
+    others = {split_of(worker): worker for worker in sorted(alike, key=lambda worker: worker.gpus)}
     by_size = sorted(others.values(), key=lambda worker: -worker.gpus)
     return list(dict.fromkeys((*fastest, *by_size)))[:MOST_PROBED]
 

@@ -4,7 +4,7 @@ Each choice of policies that the question names has a search of its own. For all
 cost too much, so they are raced in rounds. In a round, fleets that are near the best one and cost less are
 simulated with each of these policies. For the policy that saves most there is then a search of its own, and
 the next round changes one more policy, until none saves anything. That a race overlooks nothing is an
-assumption of the certificate (level0/pruning_rules.py, RACED).
+assumption of the certificate (level0/pruning_rules.py, POLICY_RACE).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from planner.search.oracle.fleet_counts import (
 )
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import StoppedError
-from planner.search.problem.idle_limits import judged, unreachable
+from planner.search.problem.idle_limits import requests_to_judge, unreachable
 from planner.search.problem.options import OBJECTIVE_UNITS, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check_policies
@@ -139,7 +139,7 @@ def _needs_caches(problem: Problem) -> bool:
     """
     if problem.hits is None:
         return False
-    return bool(unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace)))
+    return bool(unreachable(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace)))
 
 
 def _as_sure_as_all(
@@ -345,7 +345,7 @@ def race_policies(
         if (result := _search_no_dearer(usual, best.best)) is not None:
             answers.append((usual, result))
     for _, result in answers:
-        result.level0.search.assumed.add(pruning_rules.RACED)
+        result.level0.search.assumed.add(pruning_rules.POLICY_RACE)
         result.level0.search.is_exact = False
     answers = [(each, replace(result, beyond_exact=False)) for each, result in answers]
     gain_facts.append(

@@ -23,7 +23,8 @@ from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.units import HOUR_S
 
 TURNOVER_FRAC = 0.5  # A margin, because traffic may be denser than the trace.
-LEAST_S = 1.0  # The router checks for unused prefixes once per second, so it requests none more often.
+# The router checks for unused prefixes once per second, so it requests none more often.
+LEAST_EVERY_S = 1.0
 
 
 def with_keep_alive(
@@ -55,13 +56,13 @@ def find_keep_alive(
     trace: Trace,
     simulation: Simulation,
     pool: Pool,
-    first: int,
+    first_worker: int,
     room_tokens: Sequence[float],
     leaves: Sequence[Sequence[Leaf]],
 ) -> KeepAlive:
     """How often the router requests each worker's prefixes, and how much of the engines' time that takes.
 
-    The pool's workers have the numbers from `first` on in the simulation. Worker r has room for
+    The pool's workers have the numbers from `first_worker` on in the simulation. Worker r has room for
     `room_tokens[r]` tokens beside its pinned prefixes, which are `leaves[r]` and their beginnings.
     """
     assert simulation.cached_tokens is not None
@@ -72,24 +73,26 @@ def find_keep_alive(
     all_every_s: list[float | None] = []
     request_count, busiest_s = 0, 0.0
     for r, worker_leaves in enumerate(leaves):
-        requests = np.flatnonzero(simulation.prefill_worker == first + r)
+        requests = np.flatnonzero(simulation.prefill_worker == first_worker + r)
         turnover_s = turnover_s_of(trace.arrival_s[requests], new_tokens[requests], room_tokens[r])
         if not worker_leaves or math.isinf(turnover_s):
             all_every_s.append(None)  # Nothing is pinned here, or nothing ever leaves this cache.
             continue
-        every_s, busy_s = max(TURNOVER_FRAC * turnover_s, LEAST_S), 0.0
+        every_s, busy_s = max(TURNOVER_FRAC * turnover_s, LEAST_EVERY_S), 0.0
         all_every_s.append(every_s)
         for leaf, used_s in zip(worker_leaves, times_of_use_s(trace, requests, worker_leaves), strict=True):
             gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
             router_requests = int(np.floor(gaps_s / every_s).sum())
             tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # Engines always compute the last block of a prompt.
-            pairs, cached = float(tokens * leaf.tokens), float(leaf.tokens - tokens)
-            step_s = pool.type.latency.step_s(float(tokens), pairs, cached=cached)
+            attention_pairs, cached = float(tokens * leaf.tokens), float(leaf.tokens - tokens)
+            step_s = pool.type.latency.step_s(float(tokens), attention_pairs, cached=cached)
             request_count += router_requests
             busy_s += router_requests * float(step_s)
         busiest_s = max(busiest_s, busy_s)
     return KeepAlive(
-        tuple(all_every_s), HOUR_S * request_count / trace.duration_s, busiest_s / trace.duration_s
+        every_s=tuple(all_every_s),
+        per_h=HOUR_S * request_count / trace.duration_s,
+        busy_frac=busiest_s / trace.duration_s,
     )
 
 

@@ -28,7 +28,7 @@ BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that p
 
 
 @dataclass(slots=True)
-class _Queue:
+class _QueuedWorker:
     """One worker: its cache of `blocks` blocks, pinned ones included, and its queue of prompts, which is
     empty at `free_s`.
 
@@ -89,7 +89,7 @@ def replayed_hits(
     part = trace.select(np.arange(MOST_REQUESTS)) if len(trace) > MOST_REQUESTS else trace
     uses = block_uses(part)
     offsets, nodes = uses.offsets.tolist(), uses.node.tolist()
-    workers: list[_Queue] = []
+    workers: list[_QueuedWorker] = []
     pool_of: list[int] = []
     serving = sum(pool.count for pool in pools if pool.role != "decode")
     for p, (pool, room) in enumerate(zip(pools, rooms, strict=True)):
@@ -118,7 +118,7 @@ def replayed_hits(
     return [hit / max(tokens, 1) for hit, tokens in zip(hits, sent, strict=True)]
 
 
-def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
+def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _QueuedWorker:
     """An idle worker of this pool, if `workers` workers of all pools share the prompts."""
     kind = pool.type
     share, gap_s = 0.0, 0.0
@@ -128,7 +128,7 @@ def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
         share = min(decodes_s / trace.duration_s / workers, BUSY_FRAC)
         context = room.sequences * float(trace.input_tokens.mean())
         gap_s = float(kind.latency.step_s(tokens=room.sequences, decodes=room.sequences, kv_tokens=context))
-    return _Queue(
+    return _QueuedWorker(
         token_s=cheapest_token_s(kind.latency, kind.max_num_batched_tokens),
         attention_pair_s=kind.latency.a_s,
         slower=1 / (1 - share),
@@ -144,7 +144,7 @@ def _work_s(trace: Trace, kind: WorkerType, role: Role) -> float:
 
 
 def _pin(
-    workers: Sequence[_Queue],
+    workers: Sequence[_QueuedWorker],
     pinned: Sequence[PinnedPrefix],
     trace: Trace,
     offsets: Sequence[int],

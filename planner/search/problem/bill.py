@@ -24,9 +24,9 @@ from planner.solvers.whole_nodes import PricedNode, node_of
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
-    """Nodes of one GPU that are sold whole: how many (`count`), how many of their GPUs idle, and what all of
-    them cost.
+class NodesSoldWhole:
+    """All nodes of one GPU, where nodes are sold whole: how many they are (`count`), how many of their GPUs
+    idle, and what all of them cost.
     """
 
     gpu: str
@@ -50,7 +50,7 @@ class Bill:
     by_gpu_usd_per_h: float
     owned_gpus: int
     rented_gpus: int
-    nodes: tuple[Nodes, ...]
+    nodes: tuple[NodesSoldWhole, ...]
     electricity_usd_per_h: float = 0.0
     expected_electricity_usd_per_h: float | None = None
 
@@ -80,13 +80,13 @@ def bill_fleet(
     electricity = _electricity(pools, nodes)
     owned = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
     return Bill(
-        rent + electricity,
-        fleet.price_usd_per_h,
-        owned,
-        fleet.gpus - owned,
-        nodes,
-        electricity,
-        _expected_electricity(fleet, nodes, power),
+        usd_per_h=rent + electricity,
+        by_gpu_usd_per_h=fleet.price_usd_per_h,
+        owned_gpus=owned,
+        rented_gpus=fleet.gpus - owned,
+        nodes=nodes,
+        electricity_usd_per_h=electricity,
+        expected_electricity_usd_per_h=_expected_electricity(fleet, nodes, power),
     )
 
 
@@ -114,7 +114,7 @@ def commitments(
             continue
         prices = {gpu: each.usd_per_h for gpu, each in offers.items()}
         on_demand = {gpu: terms[gpu]["on-demand"].usd_per_h for gpu in offers}
-        # The discount of the term compares two rents in which GPUs without an offer cost nothing.
+        # The discount of the term is the ratio of two rents in which GPUs without an offer cost nothing.
         nothing = dict.fromkeys(names, 0.0)
         term_rent, on_demand_rent = (
             _with_prices(fleet, nothing | each, placement).rent_usd_per_h for each in (prices, on_demand)
@@ -149,13 +149,15 @@ def _rent_of_single_gpus(pools: Iterable[tuple[Gpu, int]]) -> float:
     return sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
 
 
-def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[Nodes]) -> float:
+def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[NodesSoldWhole]) -> float:
     """Electricity [USD/h] of GPUs in use at provisioned power, and of idle GPUs in whole nodes."""
     used = sum(gpu.electricity_usd_per_h * gpus for gpu, gpus in pools)
     return used + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
-def _expected_electricity(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedPower | None) -> float | None:
+def _expected_electricity(
+    fleet: Fleet, nodes: Iterable[NodesSoldWhole], power: ExpectedPower | None
+) -> float | None:
     """Electricity [USD/h] at the power that each worker is expected to draw; None where it is not known."""
     if power is None:
         return None
@@ -167,7 +169,9 @@ def _expected_electricity(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedP
     return used + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
-def _nodes_sold_whole(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]) -> tuple[Nodes, ...]:
+def _nodes_sold_whole(
+    pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]
+) -> tuple[NodesSoldWhole, ...]:
     """The nodes of each kind that is sold whole. `placed` is the number of nodes of each kind, if workers
     have been placed on nodes. GPUs of one kind with different prices are billed at the highest.
     """
@@ -184,7 +188,9 @@ def _nodes_sold_whole(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int
         count = placed.get(kind, math.ceil(gpus / size))
         idle = count * size - gpus
         idle_usd_per_h = idle * node.idle_electricity_usd_per_h
-        priced.append(Nodes(kind, count, size, idle, count * size * node.gpu_usd_per_h, idle_usd_per_h))
+        priced.append(
+            NodesSoldWhole(kind, count, size, idle, count * size * node.gpu_usd_per_h, idle_usd_per_h)
+        )
     return tuple(priced)
 
 

@@ -1,4 +1,4 @@
-"""From a task and a trace to a problem: worker types, limits, what the SLO obliges."""
+"""Builds the problem of a task and a trace: worker types, limits, and the work that the SLO requires."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.prefixes.prefix_drift import may_drift
-from planner.search.problem.idle_limits import floor_s, judged, unreachable
+from planner.search.problem.idle_limits import floor_s, requests_to_judge, unreachable
 from planner.search.problem.options import Engines, LeftOut, worker_types
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits
@@ -34,10 +34,11 @@ from planner.units import show_s
 
 # --max-num-batched-tokens of the worker to which a relative SLO refers.
 REFERENCE_BATCHED_TOKENS = 8192
-# Of described requests at most this share may be cut to the LLM's longest; then the description is of others.
+# Described requests that are longer than the LLM accepts are cut. If more than this share are cut, the
+# traffic is not what was described.
 MOST_CUT_FRAC = 0.01
 MORE_STAGES = (2, 4)  # Pipeline stages that are tried if the LLM fits on no worker of one stage.
-MOST_REASONS = 4  # An error tells so many reasons, the last ones, which are those of more GPUs.
+MOST_REASONS = 4  # An error message has so many reasons: the last ones, which are of workers with most GPUs.
 
 
 class OutOfReachError(InfeasibleError):
@@ -93,7 +94,7 @@ def build_problem(
 ) -> Problem:
     """The problem of a question, from which a search starts.
 
-    `request` is what `TrafficRequest.of` gave for an earlier one, where the traffic is the same. Raises
+    `request` saves time: what `TrafficRequest.of` gave for an earlier question with the same traffic. Raises
     InputError, and InfeasibleError for what no number of workers can mend.
     """
     llm = catalog.served_llm(task.llm)
@@ -110,7 +111,9 @@ def build_problem(
     lengths = distinct_lengths(requests)
     check_judged_classes(task.slo, requests)
     slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
-    out_of_reach = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
+    out_of_reach = unreachable(
+        slo, types, requests_to_judge(slo, requests, hits.shared_tokens if hits else None)
+    )
     limits = FleetLimits(
         stock=dict(sorted(task.stock_and_owned.items())),
         power_w=task.power_limit_w,
@@ -162,8 +165,9 @@ def build_problem(
 
 
 def _by_hardware(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs in an order that the order of rows in a question does not change, nor a price: searches that
-    are not exact depend on the order of their options. Owned, rented and spot rows of one GPU stay in order.
+    """The GPUs in an order that depends neither on the order of rows in a question nor on prices, because
+    searches that are not exact depend on the order of their options. Owned, rented and spot rows of one GPU
+    keep their order.
     """
 
     def row(gpu: Gpu) -> tuple[float | str, ...]:

@@ -45,7 +45,7 @@ MORE_DRAWS: Literal["more-draws"] = "more-draws"
 HISTORIES: Literal["histories"] = "histories"
 
 
-def on_other_draws(
+def simulate_other_draws(
     problem: Problem, best: Counts, trace: Trace, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> Repeats | None:
     """The results of the fleet on draws of the traffic that the search has not seen; None if every draw is
@@ -63,15 +63,17 @@ def on_other_draws(
         run_seed = first_seed + number
         requests = requested_traffic(trace, problem.task, seed=run_seed)[0] if number else drawn
         with_seed = with_policies(problem, replace(problem.oracle.policies, seed=run_seed))
+        # No other simulation has this traffic, so a cache of its own keeps the common one small.
         oracle = replace(with_seed.oracle, trace=requests, draws=(), answers=Answers())
         verdict = oracle.simulate_and_judge(oracle.fleet(best), record=True)[1]
-        return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
+        is_kept = verdict.holds and (not oracle.has_losses or oracle.holds([best])[0])
+        return is_kept, verdict
 
-    verdicts = run_until_decided(OTHER_DRAWS, run, _most_runs(problem), goes_on)
-    return replace(verdicts, after_losses=problem.oracle.has_losses)
+    repeats = run_until_decided(OTHER_DRAWS, run, _most_runs(problem), goes_on)
+    return replace(repeats, after_losses=problem.oracle.has_losses)
 
 
-def on_histories(
+def simulate_histories(
     problem: Problem, best: Counts, seed: int, goes_on: Callable[[], bool] = lambda: True
 ) -> Repeats | None:
     """The results of the fleet with random interruptions of its spot workers; None if it has none."""
@@ -115,8 +117,10 @@ def _most_runs(problem: Problem) -> int:
     return int(np.clip(RUN_REQUESTS // len(problem.trace), RUNS_LEAST, RUNS_MOST))
 
 
-def warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
-    """A warning for each kind of runs of which some missed the SLO and that did not decide that it holds."""
+def missed_warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
+    """A warning for each kind of runs in which the SLO was missed at least once, unless the runs together
+    decide that it is kept often enough.
+    """
     return tuple(
         MissedOnDraws(each) for each in repeats if each.decision != "holds" and each.kept < each.runs
     )

@@ -157,8 +157,10 @@ class JudgedTasks:
     is_sure: BoolArray
 
 
-def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
-    """The judged requests of a trace; `shared_tokens` (n,) of each prompt are in other prompts too."""
+def requests_to_judge(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
+    """The judged requests of a trace. `shared_tokens` (n,) of each prompt are in other prompts too; None
+    without prefix caches.
+    """
     of_classes = {each: _judged_of(slo, trace, shared_tokens, each) for each in slo.selectors}
     return replace(_judged_of(slo, trace, shared_tokens, None), of_classes=of_classes)
 
@@ -195,15 +197,15 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
         )
         n, output, shared = rows.T
     return Judged(
-        n.astype(float),
-        output.astype(float),
-        shared.astype(float),
-        requests.astype(float),
-        shared_tokens is not None,
-        int(perhaps.sum()),
-        int((perhaps & is_decoded).sum()),
-        has_gaps,
-        _judged_tasks(slo, trace, shared_tokens, is_measured),
+        input_tokens=n.astype(float),
+        output_tokens=output.astype(float),
+        shared_tokens=shared.astype(float),
+        requests=requests.astype(float),
+        is_cached=shared_tokens is not None,
+        perhaps=int(perhaps.sum()),
+        perhaps_decoded=int((perhaps & is_decoded).sum()),
+        has_gaps=has_gaps,
+        of_tasks=_judged_tasks(slo, trace, shared_tokens, is_measured),
     )
 
 

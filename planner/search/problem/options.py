@@ -43,10 +43,11 @@ from planner.solvers.master import Option
 from planner.solvers.whole_nodes import PricedNode, node_of
 
 Hardware = tuple[str, int, int, int]
+"""GPU, TP, PP and data-parallel ranks: a worker type without its engine settings."""
 
 
 def hardware(option: Option) -> Hardware:
-    """GPU, TP, PP and data-parallel ranks: a worker type without its engine settings."""
+    """The hardware of an option's workers."""
     return option.type.gpu.name, option.type.tp, option.type.pp, option.type.dp
 
 
@@ -61,7 +62,9 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
 # The price of an owned GPU in the search. It is above 0, so that solvers take no more owned GPUs than needed,
 # and too small to be shown.
 OWNED_USD_PER_H = 1e-5
-NEARLY = 0.9  # A full step may take this share of a limit on gaps, because other steps come in between.
+FULL_STEP_FRAC = (
+    0.9  # A full step may take this share of a limit on gaps, because other steps come in between.
+)
 # Decode workers have the token budget nearest to this, vLLM's default. The budget hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
 # With the objective "gpus" a GPU counts as 1 plus up to this share, in proportion to its price. So of fleets
@@ -88,13 +91,17 @@ class LeftOut:
 class Engines:
     """The engine settings to choose from, and how the time of a step is made.
 
-    `budgets` are tokens per step and `seats` sequences per step; vLLM allows no more seats than tokens.
-    `ranks` are numbers of data-parallel ranks, `stages` depths of pipelines. If a worker has more GPUs than a
-    node, activations cross between nodes at `node_bytes_per_s`. `host_overhead_s` is added to each step. With
-    `at_spread` step times are taken at the upper end of their spread; the result is made `longer_frac`
-    longer. The host time of `engine` is in simulations only; bounds on a step leave it out. `is_piped` is
-    False for questions with LoRA or KV offload, which are not simulated in pipelines. `is_stored` says that
-    the KV blocks of all workers are in one store.
+    `budgets`: the most tokens of a step.
+    `seats`: the most sequences of a step; vLLM allows no more seats than tokens.
+    `ranks`: numbers of data-parallel ranks.
+    `stages`: depths of pipelines.
+    `node_bytes_per_s`: the link between the nodes of a worker that has more GPUs than a node.
+    `host_overhead_s`: a time that is added to each step.
+    `engine`: its host time is in simulations only; bounds on a step leave it out.
+    `at_spread`: step times are taken at the upper end of their spread.
+    `longer_frac`: step times are longer by this share.
+    `is_piped`: False for questions with LoRA or KV offload, which are not simulated in pipelines.
+    `is_stored`: the KV blocks of all workers are in one store.
     """
 
     budgets: tuple[int, ...] = TOKEN_BUDGETS
@@ -358,7 +365,7 @@ def _left_out_of_degree(
         yield LeftOut(f"{name} {largest.max_num_batched_tokens}", because, small)
 
 
-def weight(worker: WorkerType, objective: str) -> float:
+def objective_of_worker(worker: WorkerType, objective: str) -> float:
     """What one worker's GPUs add to the objective: OWNED_USD_PER_H for an owned GPU that costs nothing."""
     if objective == "power":
         return worker.power_w
@@ -371,7 +378,7 @@ def weight(worker: WorkerType, objective: str) -> float:
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
     """A worker type in a role. With the objective "cost-by-gpu" idle GPUs of whole nodes do not count."""
     node = node_of(worker.gpu) if objective == "cost" else None
-    return Option(role, worker, weight(worker, objective), node)
+    return Option(role, worker, objective_of_worker(worker, objective), node)
 
 
 def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
@@ -409,7 +416,7 @@ def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     return [option_of("mixed", worker, objective) for worker in types if worker.all2all != HIGH_THROUGHPUT]
 
 
-def split(worker: WorkerType) -> tuple[str, int, int, bool, int]:
+def split_of(worker: WorkerType) -> tuple[str, int, int, bool, int]:
     """How the LLM is split over a worker's GPUs: name of the GPU, TP, PP, EP and data-parallel ranks."""
     return worker.gpu.name, worker.tp, worker.pp, worker.ep, worker.dp
 
@@ -422,7 +429,7 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
     """
     with_most_seats: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
-        key = (*split(worker), worker.max_num_batched_tokens, own_drafts(worker))
+        key = (*split_of(worker), worker.max_num_batched_tokens, own_drafts(worker))
         if key not in with_most_seats or worker.max_num_seqs > with_most_seats[key].max_num_seqs:
             with_most_seats[key] = worker
     return [option_of("prefill", worker, objective) for worker in with_most_seats.values()]
@@ -441,15 +448,15 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     for worker in types:
         if worker.all2all == HIGH_THROUGHPUT:  # Only prefill pools use it.
             continue
-        key = (*split(worker), worker.max_num_seqs, worker.speculation)
+        key = (*split_of(worker), worker.max_num_seqs, worker.speculation)
         if key not in nearest or distance_tokens(worker) < distance_tokens(nearest[key]):
             nearest[key] = worker
     return [option_of("decode", worker, objective) for worker in nearest.values()]
 
 
 def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
-    """Whether a full step takes more than NEARLY times the tightest limit on gaps between tokens. With `mean`
-    limits on the mean gap of a request count too.
+    """Whether a full step takes more than FULL_STEP_FRAC times the tightest limit on gaps between tokens.
+    With `mean`, limits on the mean gap of a request count too.
     """
     gaps_s = [
         limit.limit_s
@@ -457,4 +464,4 @@ def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
         if (limit.metric_row.is_pace if mean else limit.metric_row.is_of_gaps)
     ]
     full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
-    return full_step_s > NEARLY * min(gaps_s, default=math.inf)
+    return full_step_s > FULL_STEP_FRAC * min(gaps_s, default=math.inf)

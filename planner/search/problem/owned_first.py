@@ -21,7 +21,7 @@ from planner.search.problem.options import OWNED_USD_PER_H, option_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
-MANY = 2**31  # Stands for an unlimited stock of owned GPUs.
+UNLIMITED_GPUS = 2**31  # Stands for an unlimited stock of owned GPUs.
 
 
 class WorkerKind(NamedTuple):
@@ -43,7 +43,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
         return counts
     gpus = {gpu.name: gpu for gpu in problem.gpus}
     unused = {
-        row_of(gpu): MANY if count is None else count
+        row_of(gpu): UNLIMITED_GPUS if count is None else count
         for gpu, count in problem.limits.stock.items()
         if gpu.endswith(OWNED)
     }
@@ -127,7 +127,7 @@ def paid_at_least(problem: Problem, bound: float) -> float:
     """A lower bound on `objective_paid` from one on the objective: every owned GPU may be in the fleet."""
     if not problem.task.owned or problem.task.objective != "cost":
         return bound
-    # `weight` in options.py lifts the price of an owned GPU to OWNED_USD_PER_H, if it costs less.
+    # In the objective an owned GPU costs at least OWNED_USD_PER_H (options.objective_of_worker).
     lift_usd_per_h = {
         row_of(gpu.name): max(OWNED_USD_PER_H - gpu.usd_per_h, 0.0)
         for gpu in problem.gpus

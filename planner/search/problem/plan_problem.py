@@ -106,7 +106,7 @@ class Problem:
     draws: tuple[Trace, ...] = ()  # Further traffic on which the SLO must be kept.
     searched: Scenarios | None = None  # Those in which production is searched; None without `safety`.
     tested: Scenarios | None = None  # Those in which its fleet is tested; None without `safety`.
-    # A lower bound on the value of every fleet; None if none can be within the limits.
+    # A lower bound on the value of every fleet; None if no fleet can be within the limits.
     lower: float | None = 0.0
 
     def allows(self, counts: Counts) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BEGINS = {
+STAGE_BEGINS = {
     "bound": 0.02,
     "level 0": 0.04,
     "pairs": 0.08,
@@ -11,13 +11,13 @@ BEGINS = {
     "production": 0.22,
     "test": 0.4,
     "neighbours": 0.74,
-    "alone": 0.76,
+    "other GPUs": 0.76,
     "robustness": 0.8,
     "each GPU": 0.88,
     "report": 0.93,
 }
-"""The share of the plan's time that has passed when each stage begins. They are those of the sample's plan
-(`make plan`, two shared cores, 2026-11-22); other plans differ, so the time left is a guess.
+"""The share of the plan's time that has passed when each stage begins. These were measured on the sample's
+plan (`make plan`, two shared cores, 2026-11-22). Other plans differ, so the time left is a guess.
 """
 
 
@@ -28,9 +28,9 @@ class Stage(str):
     done_frac: float
 
     def __new__(cls, text: str, name: str) -> Stage:
-        """`name` is one of BEGINS."""
+        """`name` is one of STAGE_BEGINS."""
         stage = super().__new__(cls, text)
-        stage.done_frac = BEGINS[name]
+        stage.done_frac = STAGE_BEGINS[name]
         return stage
 
     def with_prefix(self, prefix: str) -> Stage:

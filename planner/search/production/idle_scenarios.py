@@ -14,7 +14,7 @@ from planner.documents.safety import safety_kept
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import slowed_by_spread
-from planner.search.problem.idle_limits import Judged, judged, unreachable
+from planner.search.problem.idle_limits import Judged, requests_to_judge, unreachable
 from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace
@@ -88,7 +88,7 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
 def judge_traffic(problem: Problem, trace: Trace) -> Judged:
     """The requests of this traffic that the SLO judges, with their shared prefixes if caches are used."""
     hits = None if problem.hits is None else PrefixHits.of(trace)
-    return judged(problem.slo, trace, None if hits is None else hits.shared_tokens)
+    return requests_to_judge(problem.slo, trace, None if hits is None else hits.shared_tokens)
 
 
 def _unreachable_limits(

@@ -54,8 +54,8 @@ EDGE_S = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduledLlm:
-    """How one LLM of a schedule is simulated: its requests, its SLO, and for each worker type of the market,
-    by its number, a fleet whose pools are one such worker.
+    """How one LLM of a schedule is simulated: its requests, its SLO, and `units`, which has for each worker
+    type of the market, by its number, a fleet whose pools are one such worker.
     """
 
     llm: str
@@ -226,7 +226,7 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, each: ScheduledLlm) ->
                 name = f"{capacity.name} {pool.name}{' spot' if is_spot else ''}"
                 elastic = ElasticPool(
                     start_s=capacity.start_s,
-                    # Workers of one window may drain while those of the next start.
+                    # A pool may be twice its size: workers of one window drain while those of the next start.
                     most=2 * int(sizes.max()),
                     interruptions_per_h=offer.interruptions_per_h if is_spot else 0.0,
                     notice_s=NOTICE_S if is_spot else 0.0,
@@ -323,7 +323,7 @@ def _remove_unneeded(
     runs: list[_LlmRun],
     deadline: float,
 ) -> tuple[Counts, list[_LlmRun]]:
-    """The firm workers without those that were added and that no window needs, and their simulation."""
+    """The firm workers without those that were added and that no window needs, with their simulation."""
     for c, t in np.argwhere(firm > schedule.workers).tolist():
         while firm[c, t] > schedule.workers[c, t] and time.monotonic() < deadline:
             fewer = firm.copy()

@@ -16,7 +16,6 @@ from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, SharedLimit, Weigh, cheapest
 from planner.search.level0.designs import Design
-from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.work_clock import ended_by
 from planner.search.problem.options import OBJECTIVE_UNITS, whole_gpus
@@ -36,15 +35,11 @@ class SharedLimitQueries:
 
     def find_cheapest(self, rows: Sequence[SharedLimit], *, below: float) -> Cheapest:
         """The fleets of the least objective under these limits, if that objective is less than `below`."""
-        return cheapest(
-            self.llms, rows, below=below, run=run_wave, out_of_time=self.out_of_time, progress=self.progress
-        )
+        return cheapest(self.llms, rows, below=below, out_of_time=self.out_of_time, progress=self.progress)
 
     def find_least(self, rows: Sequence[SharedLimit], weigh: Weigh) -> Cheapest:
         """The fleets of the least total weight under these limits, each worker weighted by `weigh`."""
-        return cheapest(
-            self.llms, rows, weigh=weigh, run=run_wave, out_of_time=self.out_of_time, progress=self.progress
-        )
+        return cheapest(self.llms, rows, weigh=weigh, out_of_time=self.out_of_time, progress=self.progress)
 
 
 def price_limits(

@@ -25,7 +25,7 @@ from planner.search.level0.one_pool import Search
 from planner.search.level0.walk import cheaper_fleets, count_cheaper
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.deterministic_parallel import effort_spent, run_wave
+from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.oracle.work_clock import is_over, now_s
@@ -114,7 +114,7 @@ def _plan_shared(
         [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
     ]
     designs = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
-    shared = cheapest(llms, rows, run=run_wave, out_of_time=lambda: is_over(until), progress=progress)
+    shared = cheapest(llms, rows, out_of_time=lambda: is_over(until), progress=progress)
     oracles = [problem.oracle for each in searched for problem, _ in each]
     alone_values, unit = list(map(best_value, alone)), OBJECTIVE_UNITS[parts[0].task.objective]
     if shared.best is None:

@@ -27,7 +27,7 @@ from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.designs import Design
 from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch
-from planner.search.oracle.deterministic_parallel import effort_spent, run_wave
+from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.stopping import in_time
@@ -295,12 +295,7 @@ def _choose_fleets(
             for problem, llm in zip(known_problems, llms, strict=True)
         ]
         return designs, cheapest(
-            designs,
-            rows,
-            below=value,
-            run=run_wave,
-            out_of_time=lambda: is_over(master_deadline),
-            progress=progress,
+            designs, rows, below=value, out_of_time=lambda: is_over(master_deadline), progress=progress
         )
 
     designs, shared = find_below(math.inf, pools_alone=True)
