@@ -133,7 +133,7 @@ class ChangeEffect:
     """The effect of one change of a pool's size, from `before` to `after` workers; `pool` is an index.
 
     At most `rerouted` requests lost their worker when it was stopped (`_count_rerouted`). `late` requests
-    arrived while new workers were starting, and missed a limit.
+    arrived while new workers were starting, and missed a limit; each counts for the first such change.
     """
 
     time_s: float
@@ -598,18 +598,21 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     simulation, effects = run.simulation, []
     # At i: how many of the first i requests missed a limit.
     late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
-    for p in range(run.requested_sizes.shape[1]):
-        sizes, pool_spans = run.requested_sizes[:, p], [span for span in run.spans if span.pool == p]
-        for d in np.flatnonzero(np.diff(sizes)) + 1:
-            at_s = float(run.requested_s[d])
-            # Until the workers that this change requested are ready (`elastic.Span`).
-            until_s = max((span.ready_s for span in pool_spans if span.requested_s == at_s), default=at_s)
-            first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
-            stopped = [span for span in pool_spans if span.given_up_s == at_s and span.was_stopped]
-            rerouted = _count_rerouted(simulation, np.array([span.gone_s for span in stopped]))
-            before, after = int(sizes[d - 1]), int(sizes[d])
-            late = int(late_before[last] - late_before[first])
-            effects.append(ChangeEffect(at_s, p, before, after, rerouted, late))
+    spans_of_pool = [
+        [span for span in run.spans if span.pool == p] for p in range(run.requested_sizes.shape[1])
+    ]
+    counted = 0  # Requests before this index count for earlier changes, whose workers start at the same time.
+    changes = np.argwhere(np.diff(run.requested_sizes, axis=0))
+    for d, p in sorted((int(row) + 1, int(pool)) for row, pool in changes):
+        sizes, pool_spans, at_s = run.requested_sizes[:, p], spans_of_pool[p], float(run.requested_s[d])
+        # Until the workers that this change requested are ready (`elastic.Span`).
+        until_s = max((span.ready_s for span in pool_spans if span.requested_s == at_s), default=at_s)
+        first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
+        first, counted = max(first, min(counted, last)), max(counted, last)
+        stopped = [span for span in pool_spans if span.given_up_s == at_s and span.was_stopped]
+        rerouted = _count_rerouted(simulation, np.array([span.gone_s for span in stopped]))
+        late = int(late_before[last] - late_before[first])
+        effects.append(ChangeEffect(at_s, p, int(sizes[d - 1]), int(sizes[d]), rerouted, late))
     return tuple(sorted(effects, key=lambda each: (each.time_s, each.pool)))
 
 
