@@ -309,13 +309,14 @@ def replan(
     trace: inputs.TraceLike | None = None,
     *,
     horizon: str = "24 h",
-    start_usd: float = 0.0,
-    stop_usd: float = 0.0,
+    start_usd: float = replanning.USUAL_START_USD,
+    stop_usd: float = replanning.USUAL_STOP_USD,
     catalog: CatalogLike = None,
     seed: int = 0,
     **keys: Unpack[TaskKeys],
 ) -> ReplanResult:
-    """What to change of a running fleet for today's traffic; each worker started or stopped has its price.
+    """What to change of a running fleet for today's traffic; each worker started or stopped costs `start_usd`
+    or `stop_usd`, by default as in `plan replan`.
 
     `current` is a fleet, or the folder of a plan, whose requests.csv says what it was planned on.
     """

@@ -103,7 +103,7 @@ def test_replan_is_the_command(slo: Path, plan: PlanResult, tmp_path: Path) -> N
     plan.save(tmp_path / "running")
     busier = tmp_path / "busier.yaml"
     busier.write_text(to_yaml(QUESTION | {"traffic": QUESTION["traffic"] | {"rate": 60}}))
-    found = fleetplan.replan(tmp_path / "running", busier, start_usd=1.0)
+    found = fleetplan.replan(tmp_path / "running", busier)
     assert found.to_dict() == printed("replan", "--current", tmp_path / "running", "--slo", busier)
     assert not found.keeps and found.fleet.gpus > plan.gpus
     assert any("drift: requests/s" in line for line in found.sentences())
