@@ -54,6 +54,12 @@ MOST_SEARCH_REQUESTS = 8_000_000
 # Gains are divided by the price of the added workers, but at least by this (in the objective's unit). So
 # workers on owned GPUs, which are free, are preferred to all others.
 LEAST_PRICE_STEP = 1e-9
+# Where the fleet on paper, grown, costs more than so many times its price, fleets of other designs are grown
+# too: the search, which goes up from the price on paper, often ends before it comes so far. Llama-3.1-70B at
+# 30 requests/s on B300 or B200 cost 191.36 USD/h (twice its price on paper), and 167.76 on B300 alone.
+FAR_ABOVE_PAPER = 1.5
+# Growing other designs may simulate so many requests, about 5 CPU seconds.
+OTHER_DESIGNS_EFFORT = 4_000_000
 # A search begins with so many more of the hardest scenarios than a fleet may miss.
 HARDEST_SCENARIOS = 4
 
@@ -82,6 +88,8 @@ def find_cheapest_kept(
     )
     if best is not None and objective(best) <= paper.value * (1 + ROUNDING):
         return ordered, best  # No cheaper fleet holds even on paper.
+    if best is not None and objective(best) > FAR_ABOVE_PAPER * paper.value:
+        best = grow_other_designs(ordered, paper, best)[0]
     return ordered, find_cheaper_kept(ordered, paper, best, start, refuted=paper.value)
 
 
@@ -138,21 +146,25 @@ def find_cheaper_kept(
 def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None) -> list[Counts]:
     """Fleets that keep enough scenarios, the cheapest first: `best`, and cheaper ones that grow from other
     designs on paper: the best fleet, the best mixed pool, the best fleet of one GPU type, and of every GPU
-    type the mixed pool that looks cheapest. The hardest scenarios come first in `problem`.
+    type and degree of tensor parallelism the mixed pool that looks cheapest. The hardest scenarios come first
+    in `problem`.
 
     If a test has added hundreds of scenarios, the search's effort ends before it comes to other GPU types
     than those of `best`. Without this function gpt-oss-120b on any GPU cost 63.84 USD/h, and on H100 alone
     47.84; Llama-3.1-70B with a limit on TTFT alone 191.36 on any GPU (B200), and 95.68 on H100.
     """
+    problem = with_effort_limit(problem, OTHER_DESIGNS_EFFORT)
     oracle = problem.oracle
     hard_scenarios = oracle.scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
     hard_problem = with_scenarios(problem, hard_scenarios, oracle.may_miss)
     kept_fleets = [] if best is None else [best]
     grown_designs = [{option for option, _ in best or ()}]
-    likely_fleets = _likely_fleet_of_each_gpu(problem, paper)
+    likely_fleets = _likely_fleet_of_each_kind(problem, paper)
     for start in (paper.best, paper.level0.mixed[0], paper.level0.one_gpu[0], *likely_fleets):
         design = {option for option, _ in start or ()}
         if start is None or design in grown_designs:
+            continue
+        if kept_fleets and _is_no_cheaper(start, kept_fleets[0]):
             continue
         grown_designs.append(design)
         dearest = objective(kept_fleets[0]) if kept_fleets else math.inf
@@ -167,16 +179,17 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     return kept_fleets
 
 
-def _likely_fleet_of_each_gpu(problem: Problem, paper: FleetSearch) -> list[Counts]:
-    """Of every GPU type the mixed pool that is cheapest by the workers that its work likely takes, where the
-    limits allow it.
+def _likely_fleet_of_each_kind(problem: Problem, paper: FleetSearch) -> list[Counts]:
+    """Of every GPU type and degree of tensor parallelism the mixed pool that is cheapest by the workers that
+    its work likely takes, where the limits allow it.
     """
-    likely: dict[str, Counts] = {}
+    likely: dict[tuple[str, int], Counts] = {}
     for bounded in paper.level0.with_role("mixed"):
         fleet = owned_first(problem, ((bounded.option, bounded.likely),))
-        gpu = bounded.option.type.gpu.name
-        if problem.allows(fleet) and (gpu not in likely or objective(fleet) < objective(likely[gpu])):
-            likely[gpu] = fleet
+        worker = bounded.option.type
+        kind = worker.gpu.name, worker.tp
+        if problem.allows(fleet) and (kind not in likely or objective(fleet) < objective(likely[kind])):
+            likely[kind] = fleet
     return sorted(likely.values(), key=objective)
 
 
