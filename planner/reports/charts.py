@@ -34,7 +34,8 @@ from planner.slo_metrics import METRICS
 from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_percent, show_s
 
-LENGTH_BINS = 40  # Along the logarithm of lengths; the longest is a million tokens.
+# Bins along the logarithm of lengths. Up to a million tokens each is at most 1.42 times as wide as the last.
+LENGTH_BINS = 40
 WIDTH, HEIGHT = 400, 210  # Pixels of a chart; two stand side by side in a report.
 SHARES = [0, 1.02]  # Ends of an axis of shares: a line at 1 is not cut in half by the edge.
 
@@ -123,7 +124,8 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
         # A text right of a line in the last 40 % of the axis would run over the chart's edge.
         is_near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
         text = f"{percentile_name(required_frac)} ≤ {show_s(at_s)}"
-        # Each text has a line of its own above the axis. A line takes 0.08 of the axis of shares.
+        # Texts stand above each other, the first at the foot of the chart. A row of text is 0.08 of the axis
+        # of shares high.
         text_height = 0.06 + 0.08 * k
         layers += [
             alt.Chart(data_of_columns(x=[at_s]))
@@ -266,7 +268,7 @@ def stacked_chart(
 ) -> Any:
     """An area per name, stacked in the order of names, with a whole number for every window from time 0.
 
-    `among` are the names of several charts that give each name the same colour.
+    Several charts give each name the same colour if each gets, as `among`, the names of all of them.
     """
     import altair as alt
 
@@ -293,7 +295,7 @@ def _windows(
     """The points of a step line per name, one at the start of each window and one at the end of the last; and
     the unit of their time.
     """
-    windows = max(len(values) for values in series.values())
+    windows = len(next(iter(series.values())))  # All series have as many; `line_points` checks it.
     unit, unit_s = time_unit(windows * window_s)
     edges = np.linspace(0.0, windows * window_s / unit_s, windows + 1)
     rows: list[dict[str, Any]] = []
@@ -338,7 +340,9 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
 
 
 def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
-    """Fleets by (USD/h, kW), named where no other beats them in both. The chosen one is a square."""
+    """Fleets by (USD/h, kW). The chosen one is a square. A fleet has a name where no other beats it: takes no
+    more of either, and less of one.
+    """
     import altair as alt
 
     def is_beaten(name: str) -> bool:
@@ -411,6 +415,7 @@ def staircase_chart(
     import altair as alt
 
     ends = [loosest, *corners[:-1]]
+    # Rounded as `data_of_columns` rounds the dots, so that levels end in the middle of them.
     levels = data_of_rows(
         [
             {"x": float(f"{corner:.6g}"), "x2": float(f"{end:.6g}"), "y": float(f"{value:.6g}")}

@@ -10,6 +10,8 @@ from planner.search.problem.bill import bill_fleet
 from planner.slo_metrics import METRICS
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")  # Metrics that are drawn even if the SLO has no limit on them.
+# The names of all Figures that this module and screen_charts.py make, whichever a plan has: those of the PNG
+# files (output.py).
 NAMES = (*screen_charts.NAMES, *METRICS, "busy", "alternatives", "cost-and-power")
 
 
@@ -49,7 +51,8 @@ def alternative_figures(plan: Plan) -> list[Figure]:
     if not priced:
         return []
     bars = [charts.Bar("this plan", plan.value, is_plan=True)]
-    # A plan for production is compared with alternatives on paper, so the best fleet on paper is shown too.
+    # A plan has answers if scenarios were asked for. The value of its certificate is then that of the best
+    # fleet on paper, shown too because the alternatives are on paper.
     bars += [charts.Bar("on paper", certificate.value)] if certificate.answers else []
     suffix = ", on paper" if certificate.answers else ""
     bars += [charts.Bar(other.label + suffix, other.objective) for other in priced]
@@ -65,8 +68,8 @@ def alternative_figures(plan: Plan) -> list[Figure]:
     dots = {name: (bill_fleet(fleet).usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
     if len(set(dots.values())) > 2:  # Two dots show no more than two bars.
         caption = (
-            "The same fleets by cost and provisioned power: the plan is the square; a fleet has a name where "
-            "no other is better in both."
+            "The plan (the square) and the alternatives by cost and provisioned power: a fleet has a name "
+            "where no other is better in one and at least as good in the other."
         )
         figures.append(Figure("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
     return figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from itertools import count
 
@@ -9,8 +10,9 @@ import pytest
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.documents.facts import LeftOut, NotSimulated, WorstHour
 from planner.errors import InfeasibleError
-from planner.search.evidence import certify
+from planner.search.evidence import certify, findings
 from planner.search.evidence.plan import Plan
 from planner.search.problem.plan_problem import Conditions
 
@@ -60,3 +62,31 @@ def test_wherever_the_time_ends_there_is_a_plan_or_one_line(
         if plan.status == "best found":
             assert robustness.left_out
     assert found and any(plan.status == "best found" for plan in found)
+
+
+def test_worst_hour_left_without_a_price_is_in_the_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time ends right before the hours are priced, as the last evidence of all."""
+    allows = findings.EvidenceClock.allows
+
+    def ends_before_hours(clock: findings.EvidenceClock, what: LeftOut) -> bool:
+        clock.deadline = -math.inf if what == "hours" else math.inf
+        return allows(clock, what)
+
+    monkeypatch.setattr(findings.EvidenceClock, "allows", ends_before_hours)
+    monkeypatch.setattr(findings, "list_warnings", lambda *_: (WorstHour(()),))
+    warnings = certify.plan(ASKED["on paper"], TRACE, CATALOG).warnings
+    assert NotSimulated(("hours",)) in warnings
+
+
+def test_prefixes_have_only_the_time_that_placing_workers_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placing the workers on nodes takes all of the time, so there is none to place prefixes."""
+    left_s = 100.0
+
+    def place_until_the_end(*_: object) -> None:
+        nonlocal left_s
+        left_s = 0.0
+
+    monkeypatch.setattr(findings, "place_workers", place_until_the_end)
+    monkeypatch.setattr(certify, "wall_deadline_s", lambda _: time.monotonic() + left_s)
+    monkeypatch.setattr(certify, "pool_prefixes", lambda *_, **__: pytest.fail("no time is left"))
+    assert certify.plan(ASKED["on paper"], TRACE, CATALOG).prefixes == ()

@@ -44,10 +44,10 @@ from planner.search.problem.stages import Stage, Urgent
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.kept_policies import production_of_policies, put_policies_of_fleet_first
 from planner.search.production.most_traffic import (
-    at_rate,
     falling_rates,
     find_most_kept_traffic,
     find_most_traffic,
+    name_rate_in_messages,
     task_at_rate,
 )
 from planner.search.production.scenario_test import is_test_passed
@@ -98,8 +98,9 @@ def plan(
     does the answer depend on the machine.
 
     With the objective "throughput" the traffic is first raised as far as the limits allow, in production as
-    far as a fleet passes its test. `traffic_request` is as in `build_problem`. With `prove` every cheaper
-    fleet of level 0 is simulated.
+    far as a fleet passes its test. `conditions` (the deadline and whom to report to) are as in
+    plan_problem.py, `traffic_request` is as in `build_problem`. With `prove` every cheaper fleet of level
+    0 is simulated.
     """
     with time_limit(time_limit_s) as deadline:
         conditions = conditions or Conditions()
@@ -127,8 +128,9 @@ def _plan(
         throughput, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until)
         task = task_at_rate(task, trace, throughput.rate_rps, seed)
         start = [fleet]
-        conditions = at_rate(_with_least_time(conditions), throughput.rate_rps)
-    # Finding the rate may have used up the time, so the search for its fleet has LEAST_SEARCH_S of its own.
+        conditions = name_rate_in_messages(_with_least_time(conditions), throughput.rate_rps)
+    # Finding the rate may have used up both limits, on work and on the wall clock. `_with_least_time` extends
+    # the first; `grace` extends the second to at least LEAST_SEARCH_S from now, and never shortens it.
     with time_limit(LEAST_SEARCH_S, grace=True) if throughput is not None else nullcontext():
         searched = search_llm(
             task,
@@ -156,6 +158,7 @@ def _certified(
     production = None
     if task.safety is not None:
         problem, paper = best_of(searched)
+        # Whoever asked sees the fleet on paper already, because the search for production takes longest.
         conditions.on_paper(problem, problem.oracle.fleet(paper.best))
         searched, production = production_of_policies(searched)
     certified_plan = certify_plan(
@@ -169,17 +172,22 @@ def _certified(
     return add_robustness(certified_plan, best_of(searched), production)
 
 
-def add_robustness(plan: Plan, searched: tuple[Problem, FleetSearch], production: Production | None) -> Plan:
+def add_robustness(
+    plan: Plan, problem_and_search: tuple[Problem, FleetSearch], production: Production | None
+) -> Plan:
     """The plan with what more traffic, longer prompts and fewer workers would do to its fleet
-    (robustness.py), as far as the time that is left allows.
+    (robustness.py), as far as the time that is left allows; also at which prices of GPUs a fleet that is
+    already known would be cheaper than the plan's.
     """
-    problem, paper = searched
+    problem, paper = problem_and_search
     problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "robustness"))
     best = paper.best if production is None else production.best
-    loss_proof = None if production is None else production.with_loss
-    priced = [] if loss_proof is None else [("with a loss", problem.oracle.fleet(loss_proof))]
-    priced += priced_alternatives(plan.alternatives) if plan.certificate.objective == "cost" else []
-    robustness = find_robustness(problem, best, priced)
+    survivor = None if production is None else production.with_loss
+    compared = [] if survivor is None else [("with a loss", problem.oracle.fleet(survivor))]
+    # The fleet with a loss has a bill under any objective. Alternatives were the best of their kind by the
+    # objective, so only if that is cost do their prices say when they would be chosen.
+    compared += priced_alternatives(plan.alternatives) if plan.certificate.objective == "cost" else []
+    robustness = find_robustness(problem, best, compared)
     return replace(plan, certificate=replace(plan.certificate, robustness=robustness))
 
 
@@ -194,12 +202,14 @@ def _plan_most_traffic(
     """
     for_paper = _share_of_time(conditions, 0.5 * RATE_TIME_FRAC)
     for_production = _share_of_time(conditions, RATE_TIME_FRAC)
-    on_paper, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=for_paper)
-    best = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=for_production)
-    rates, fleet = (on_paper, fleet) if best is None else best
+    paper_rates, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=for_paper)
+    kept = find_most_kept_traffic(
+        task, trace, catalog, paper_rates, fleet, seed=seed, conditions=for_production
+    )
+    rates, fleet = (paper_rates, fleet) if kept is None else kept
     with time_limit(LEAST_SEARCH_S, grace=True):
         conditions = _with_least_time(conditions)
-        return _plan_at_rates(task, trace, catalog, seed, conditions, rates, fleet, is_kept=best is not None)
+        return _plan_at_rates(task, trace, catalog, seed, conditions, rates, fleet, is_kept=kept is not None)
 
 
 def _plan_at_rates(
@@ -213,17 +223,21 @@ def _plan_at_rates(
     *,
     is_kept: bool,
 ) -> Plan:
-    """The plan for the highest of falling rates at which the fleet passes its test. `is_kept` says that the
-    fleet keeps enough of the search's scenarios; else the plan is on paper, for the first rate.
+    """The plan for the highest of falling rates at which the fleet passes its test. If it passes at none of
+    MOST_TESTS rates, or the time ends first, the plan is for the last rate and not certified.
+
+    `is_kept` says that the fleet keeps enough of the search's scenarios; else the plan is on paper, for the
+    first rate.
     """
     production = None
     for attempt, throughput in enumerate(falling_rates(rates), start=1):
         task_now = task_at_rate(task, trace, throughput.rate_rps, seed)
-        conditions_now = at_rate(_with_least_time(conditions), throughput.rate_rps)
+        conditions_now = name_rate_in_messages(_with_least_time(conditions), throughput.rate_rps)
         searched = search_llm(task_now, trace, catalog, seed=seed, conditions=conditions_now, start=[fleet])
         if is_kept:
             searched = put_policies_of_fleet_first(searched, fleet)
         problem, paper = best_of(searched)
+        # A trial is a fleet for production with the result of its test (scenario_test.py).
         trial = pick_known_fleet_and_test(problem, paper, fleet) if is_kept else None
         is_done = trial is None or is_test_passed(trial.kept_in, trial.test.safety) or problem.out_of_time()
         if is_done or attempt == MOST_TESTS:
@@ -233,6 +247,8 @@ def _plan_at_rates(
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
+    # A plan on paper from here is the best found, not ruled out for production as in `_certified`; it may be
+    # deployed, so its robustness is computed too.
     if not conditions.adds_robustness:
         return certified_plan
     return add_robustness(certified_plan, (problem, paper), production)
@@ -260,27 +276,29 @@ def search_llm(
     start: Sequence[Fleet] = (),
     prove: bool = False,
 ) -> list[tuple[Problem, FleetSearch]]:
-    """Bound the cost of all fleets of one LLM, which has all limits for itself, from below, then search them.
-    Returns the best fleet of each policy with its problem.
+    """Find a lower bound on the cost of all fleets of one LLM, then search them. No other LLM shares its
+    limits; several LLMs that do are planned in planner/search/several. Returns the best fleet of each policy
+    with its problem.
 
     Of the fleets in `start` those that hold are upper bounds: the search looks for cheaper ones.
     """
+    # Where limits are out of reach, the error of `build_problem` is raised with limits that are not.
     problem = with_relaxation(
         lambda: build_problem(task, trace, catalog, seed=seed, conditions=conditions, request=traffic_request)
     )
     if task.safety is not None and (idle := find_idle_misses(problem)) is not None:
-        problem.progress(Urgent(f"{idle_misses_error(idle)}; planned is on paper alone"))
+        problem.progress(Urgent(f"{idle_misses_error(idle)}; so the plan is only on paper"))
     problem.progress(Stage("lower bound over all fleets", "bound"))
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
     problem = replace(problem, lower=lower)
     if task.safety is None or prove:
         return search_policies(problem, start, prove=prove)
     # The rest of the work is for production, which is what will run.
-    on_paper = replace(problem, deadline=_share_of_time(conditions, PAPER_TIME_FRAC).deadline)
+    paper_problem = replace(problem, deadline=_share_of_time(conditions, PAPER_TIME_FRAC).deadline)
     try:
-        searched = search_policies(on_paper, start)
+        searched = search_policies(paper_problem, start)
     except InfeasibleError:
-        if not on_paper.out_of_time():
+        if not paper_problem.out_of_time():
             raise
         # With all of the time the search goes on where it stopped, because its simulations are cached.
         return search_policies(problem, start)
@@ -316,15 +334,15 @@ def certify_plan(
     clock = findings.EvidenceClock(deadline - (now_s() - began))
     further = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
     limit_prices = shadow_prices(replace(problem, deadline=deadline))
-    left_s = max(wall_deadline_s(deadline) - time.monotonic(), 0.0)
-    placement_s = min(findings.PLACEMENT_S, max(left_s, LEAST_PLACEMENT_S))
+    placement_s = min(findings.PLACEMENT_S, max(_wall_time_left_s(deadline), LEAST_PLACEMENT_S))
     placement = findings.place_workers(fleet, placement_s)
     certificate = replace(
         _certificate_of(searched, simulation, further, limit_prices, seed, production),
         commitments=commitments(fleet, placement, problem.task.offers_by_term),
     )
-    # These warnings are of scenarios drawn from one trace, which a plan on paper does not have.
+    # These warnings are about scenarios drawn from one trace, and a plan on paper has no scenarios.
     one_trace = () if production is None else findings.one_trace_warnings(problem)
+    # The warning of the worst hour also says what a fleet that keeps every hour costs.
     of_simulation = [
         findings.price_holding_hours(problem, counts, warning, clock)
         if isinstance(warning, WorstHour)
@@ -354,22 +372,30 @@ def certify_plan(
             *findings.image_warnings(fleet, problem.trace),
             *uncounted,
             *findings.roofline_warnings(problem, fleet),
+            # Read after `of_simulation`, which may be the first for which no time is left.
+            *clock.list_warnings(),
             *further.warnings,
         ),
         throughput=throughput,
         placement=placement,
-        prefixes=_pool_prefixes(oracle, fleet, simulation, seed, left_s),
+        prefixes=_pool_prefixes(oracle, fleet, simulation, seed, deadline),
         on_paper=oracle.fleet(fleet_search.best),
         trial=production.trial if production is not None and production.is_tested else None,
     )
 
 
+def _wall_time_left_s(deadline: float) -> float:
+    """How long a solver may take on the clock on the wall: until the time limit, and 0 after `deadline`."""
+    return max(wall_deadline_s(deadline) - time.monotonic(), 0.0)
+
+
 def _pool_prefixes(
-    oracle: Oracle, fleet: Fleet, simulation: Simulation, seed: int, left_s: float
+    oracle: Oracle, fleet: Fleet, simulation: Simulation, seed: int, deadline: float
 ) -> tuple[PoolPrefixes, ...]:
-    """The prefixes of each pool, as far as they can be placed in the time that is left. With pinned prefixes:
-    also which requests keep them in the caches (keep_alive.py).
+    """The prefixes of each pool, as far as they can be placed before `deadline`. With pinned prefixes: also
+    which requests keep them in the caches (keep_alive.py).
     """
+    left_s = _wall_time_left_s(deadline)
     if left_s <= 0:
         return ()
     prefixes = pool_prefixes(
@@ -387,9 +413,10 @@ def _all_alternatives(
     problem: Problem, fleet_search: FleetSearch, production: Production | None, further: _FurtherResults
 ) -> tuple[Alternative, ...]:
     """The rows of alternatives, marked as fleets on paper beside a plan for production."""
-    counts = () if production is None else production.best
+    # The plan is no alternative to itself: neither its fleet on paper nor the one for production is listed.
+    production_counts = () if production is None else production.best
     alternatives = find_alternatives(
-        problem, fleet_search.level0, fleet_search.best, fleet_search.value, counts
+        problem, fleet_search.level0, fleet_search.best, fleet_search.value, production_counts
     )
     rows = (*alternatives, *further.alternatives)
     return rows if production is None else mark_on_paper(rows)
@@ -408,7 +435,8 @@ def _status_of(
     if production is None and problem.task.safety is None:
         return "on paper"
     if production is None or (not production.is_tested and problem.out_of_time()):
-        return "best found"  # The time was over before there was a production fleet, or its test ended.
+        # There is no fleet for production, or the time was over before the end of its test.
+        return "best found"
     is_measured = (
         all(pool.type.latency.is_measured for pool in fleet.running_pools)
         and production.scenarios.have_spread
@@ -421,8 +449,8 @@ class _FurtherResults:
     """The results of the simulations after the search, of the best fleet and of others."""
 
     neighbours: tuple[Neighbour, ...]
-    binds: tuple[Binding, ...]
-    findings: tuple[Binding, ...]
+    binding_limits: tuple[Binding, ...]
+    other_facts: tuple[Binding, ...]  # What else the simulations found; nothing of it need bind.
     warnings: tuple[Warned, ...]
     alternatives: tuple[Alternative, ...]
     repeats: tuple[Repeats, ...]
@@ -440,72 +468,79 @@ def _simulate_further(
 ) -> _FurtherResults:
     """Simulate the evidence for the plan, as far as the clock allows.
 
-    A plan for production has scenarios, so it needs neither other draws of the traffic nor step times at the
-    ends of their spread.
+    Neighbours, prices of other policies and of insurance are about the best fleet on paper: the search proves
+    that nothing cheaper holds on paper, and these say why. One worker more, spot losses and other draws are
+    about the fleet that runs. A plan for production has scenarios, so it needs neither other draws of the
+    traffic nor step times at the ends of their spread.
     """
     problem, fleet_search = best_of(searched)
     oracle = problem.oracle
-    best = fleet_search.best if production is None else production.best
-    fleet = oracle.fleet(best)
+    counts = fleet_search.best if production is None else production.best
+    fleet = oracle.fleet(counts)
     # The most important simulations come first, since those that come last are left out if the time ends.
     other_policies = findings.price_other_policies(searched, clock)
     # The search simulated only as many draws as it needed to refute a fleet.
     on_every_draw = on_all_draws(problem)
-    neighbours, binds = findings.simulate_neighbours(on_every_draw, fleet_search.best, clock)
-    one_more, one_more_warnings = findings.simulate_one_more(on_every_draw, best, clock)
+    neighbours, binding_limits = findings.simulate_neighbours(on_every_draw, fleet_search.best, clock)
+    one_more, one_more_warnings = findings.simulate_one_more(on_every_draw, counts, clock)
     if_longer = None if production else findings.simulate_longer_steps(problem, fleet, clock)
-    insurance, insured, uninsured = findings.price_insurance(
+    insurance_rows, insurance_facts, insurance_warnings = findings.price_insurance(
         problem, fleet_search, trace, catalog, seed, clock
     )
-    spot, spot_warnings = findings.simulate_spot_loss(problem, best, clock)
+    spot, spot_warnings = findings.simulate_spot_loss(problem, counts, clock)
     drawn: list[Repeats | None] = []
-    is_drawn = production is None and clock.allows(draws.OTHER_DRAWS)
-    if is_drawn:
+    is_same_on_every_draw = False
+    if production is None and clock.allows(draws.OTHER_DRAWS):
         problem.progress("simulating the plan on other draws of its traffic")
-        drawn.append(
-            draws.simulate_other_draws(problem, best, trace, seed, lambda: clock.allows(draws.MORE_DRAWS))
+        other_draws = draws.simulate_other_draws(
+            problem, counts, trace, seed, lambda: clock.allows(draws.MORE_DRAWS)
         )
+        # None: neither the traffic nor the router depends on the seed.
+        is_same_on_every_draw = other_draws is None
+        drawn.append(other_draws)
+    # Histories say when spot workers are interrupted.
     if oracle.spot and clock.allows(draws.HISTORIES):
-        drawn.append(draws.simulate_histories(problem, best, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+        drawn.append(draws.simulate_histories(problem, counts, seed, lambda: clock.allows(draws.MORE_DRAWS)))
     repeats = tuple(each for each in drawn if each is not None)
     return _FurtherResults(
         neighbours=neighbours,
-        binds=binds,
-        findings=(
+        binding_limits=binding_limits,
+        other_facts=(
             *([if_longer] if if_longer else []),
-            *insured,
+            *insurance_facts,
             *spot,
             *findings.price_prefix_caches(searched),
             *findings.price_pinned_replicas(searched, clock),
-            *findings.bound_pins(searched, best, clock),
+            *findings.bound_pins(searched, counts, clock),
             *one_more,
             *repeats,
-            *([Finding("nothing-drawn")] if is_drawn and drawn[0] is None else []),
+            *([Finding("nothing-drawn")] if is_same_on_every_draw else []),
         ),
         warnings=(
-            *clock.list_warnings(),
             *([] if if_longer is None or if_longer.outcome.holds else [if_longer]),
             *spot_warnings,
             *draws.missed_warnings(repeats),
             *findings.shared_copies_warnings(problem),
             *findings.dying_away_warnings(problem, simulation),
             *one_more_warnings,
-            *uninsured,
+            *insurance_warnings,
         ),
-        alternatives=(*other_policies, *insurance),
+        alternatives=(*other_policies, *insurance_rows),
         repeats=repeats,
         simulations=0 if on_every_draw is problem else on_every_draw.oracle.simulations,
     )
 
 
 def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
-    """What is doubtful in the trace as it was read, in the question, and in the two together."""
+    """What is doubtful in the trace as it was read, in the question, and in the two together: in the traffic
+    as it is planned for, and about the LLM's name in the trace as it was read.
+    """
     trace_and_question = (*traffic_doubts(problem.slo, problem.trace), *llm_doubts(problem.slo, trace))
     return (*trace.warnings, *problem.task.doubts, *trace_and_question)
 
 
 def _requested_rps(problem: Problem) -> float | None:
-    """The rate that the question asks for of all its traffic; None if it asks for none, or for a window."""
+    """The rate that the question asks for the whole traffic; None if it names no rate, or a window."""
     task, described = problem.task, problem.trace.drawn_from
     if task.window not in (None, "whole"):
         return None
@@ -536,7 +571,7 @@ def _certificate_of(
         objective=objective,
         unit=OBJECTIVE_UNITS[objective],
         value=objective_paid(problem, fleet_search.best),
-        bound=min(  # The value is a second bound on the bound, because rounding might leave it above.
+        bound=min(  # Capped at the value, because rounding may lift the bound above it.
             paid_at_least(problem, checked_bound(problem.lower, fleet_search.value)),
             objective_paid(problem, fleet_search.best),
         ),
@@ -551,13 +586,14 @@ def _certificate_of(
             *(Refuted(name, because) for name, because in sorted(fleet_search.level0.search.refuted.items())),
         ),
         neighbours=further.neighbours,
+        # What binds, and what else there is to say about the fleet.
         binding=(
-            *further.binds,
+            *further.binding_limits,
             *findings.used_up_limits(problem.limits, fleet_search.best),
             *findings.bound_price_facts(limit_prices, objective),
             *findings.kept_hours(simulation, problem.slo),
-            *further.findings,
-            *fleet_search.raced,
+            *further.other_facts,
+            *fleet_search.raced,  # What other policies were worth.
         ),
         assumptions=list_assumptions(
             problem,

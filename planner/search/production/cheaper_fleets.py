@@ -36,7 +36,8 @@ def below_like_price(problem: Problem, best: Counts) -> float:
     """
     value, gpus = objective(best), objective_paid(problem, best)
     if problem.task.objective == "gpus":
-        # The objective is the number of GPUs and a term far below 1, the price, which orders equal numbers.
+        # The search's value is the number of GPUs and a term far below 1, the price, which orders equal
+        # numbers. `objective_paid` leaves that term out (owned_first.py), so the difference is the term.
         return gpus + (value - gpus) * (1 - LIKE_PRICE_FRAC)
     return value * (1 - LIKE_PRICE_FRAC)
 
@@ -49,20 +50,24 @@ def walk_cheaper_fleets(
     """
     level0, value = paper.level0, below_like_price(scenario_problem, best)
     problem = scenario_problem
-    if level0.search.is_exact:  # On paper all fleets below that price failed, so they fail here too.
+    # An exact search on paper proved that all fleets below its answer's price fail, so they fail here too and
+    # need no simulation.
+    if level0.search.is_exact:
         problem = refuted_below(problem, level0.search.value)
-    # Below the price of the fleet on paper the oracle simulates the trace as written before the scenarios:
-    # most of these fleets fail there already.
+    # After a search that was not exact some of them were not simulated. Of these most fail on the trace as
+    # written, so the oracle simulates that before the scenarios.
     problem = replace(problem, oracle=replace(problem.oracle, doubted_below=level0.search.value))
     # The copied oracle began without verdicts; those of the search in the same scenarios stand.
     problem.oracle.verdicts.update(scenario_problem.oracle.verdicts)
     search = walk_below(problem, level0, value, most_effort=MOST_EFFORT)
     oracle = problem.oracle
+    # A fleet that was found becomes the one for production, and the counts are of all fleets cheaper than it,
+    # by however little.
     return search.best, CheaperMiss(
-        LIKE_PRICE_FRAC if search.best is None else 0.0,
-        len(oracle.scenarios),
-        oracle.may_miss,
-        search.cheaper,
-        search.cheaper_simulated,
-        search.is_exact,
+        less_frac=LIKE_PRICE_FRAC if search.best is None else 0.0,
+        scenarios=len(oracle.scenarios),
+        may_miss=oracle.may_miss,
+        cheaper=search.cheaper,
+        simulated=search.cheaper_simulated,
+        is_exact=search.is_exact,
     )

@@ -354,7 +354,7 @@ def _climb_in_words(what: str, rate_rps: float, sustained_rps: Sequence[float]) 
     return f"{what}: trying {rate_rps:g} requests/s, {found}"
 
 
-def at_rate(conditions: plan_problem.Conditions, rate_rps: float) -> plan_problem.Conditions:
+def name_rate_in_messages(conditions: plan_problem.Conditions, rate_rps: float) -> plan_problem.Conditions:
     """The same conditions with progress messages that name the rate first. The messages show costs of fleets
     for this rate, while the user asked for the most traffic.
     """
