@@ -69,8 +69,8 @@ class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
     All fields are about the cheapest fleet on paper (traffic and step times as they are written), except
-    `answers`, `scenarios_drawn`, `robustness`, `commitments`, `repeats` and `routers`: they are about the
-    plan.
+    `answers`, `scenarios_drawn`, `assumptions`, `robustness`, `commitments`, `repeats` and `routers`: they
+    are about the plan. `binding` has facts of both kinds; reports mark those about the fleet on paper.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from planner.documents.certificate import Alternative, Certificate, Throughput
-from planner.documents.facts import CapacityBinds, LimitBinds, RequestTooLong
+from planner.documents.facts import (
+    CachesSave,
+    CapacityBinds,
+    LimitBinds,
+    PinnedReplicas,
+    RequestTooLong,
+    UsedUp,
+)
 from planner.domain import SPOT, Limit, ServiceGuarantee, market_of, row_of
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine_command import is_capped
@@ -28,6 +35,9 @@ from planner.simulator.layout import REJECTED
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Line
 from planner.units import HOURS_PER_MONTH, counted, in_unit, show_s, show_span
+
+# Facts about the best fleet on paper, also beside a plan for production.
+OF_PAPER = LimitBinds | CapacityBinds | UsedUp | CachesSave | PinnedReplicas
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
@@ -323,8 +333,7 @@ def binding_lines(plan: Plan) -> list[str]:
     """What binds, a line each; of a plan for production it says which lines are of the fleet on paper."""
     certificate = plan.certificate
     return [
-        ("on paper: " if certificate.answers and isinstance(fact, LimitBinds | CapacityBinds) else "")
-        + sentence(fact)
+        ("on paper: " if certificate.answers and isinstance(fact, OF_PAPER) else "") + sentence(fact)
         for fact in certificate.binding
     ]
 

@@ -22,7 +22,8 @@ import vl_convert
 from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 
 from planner.documents.certificate import Alternative
-from planner.documents.facts import Answered, Assumed, Remarked
+from planner.documents.facts import Answered, Assumed, Remarked, UsedUp
+from planner.domain import FleetLimit
 from planner.files.checked_files import cached_text, package_text
 from planner.reports import charts, curves, drawing, figures, output, report, rows
 from planner.reports.page import inline
@@ -114,11 +115,15 @@ def test_a_command_in_a_sentence_is_code() -> None:
 def test_what_is_proved_of_the_fleet_on_paper_is_not_said_of_the_plan() -> None:
     """A plan for production has other workers than those that bind, and another gap to the bound."""
     plan = a_plan()
+    used_up = UsedUp(FleetLimit("gpus"), 8, 8)
+    binding = (*plan.certificate.binding, used_up)
+    plan = replace(plan, certificate=replace(plan.certificate, binding=binding))
     answers = (Answered("on-paper", (), plan.bill.usd_per_h, None, None),)
     paper = replace(plan, certificate=replace(plan.certificate, answers=answers))
     text = report.render_report(paper)
     for part in (
         "<li>on paper: ttft p90 binds",
+        "<li>on paper: GPUs is used up: 8 of 8",
         "Neighbours of the fleet on paper",
         "to the fleet on paper;",
     ):

@@ -104,7 +104,7 @@ class _RobustnessSearch:
         if tested is not None:
             self.oracles = [as_written.in_scenario(tested[i]) for i in range(scenarios)]
         if problem.task.safety is not None:
-            self.may_miss = int((1 - problem.task.safety.kept_in_frac) * scenarios + ROUNDING)
+            self.may_miss = problem.task.safety.most_missed(scenarios)
         headroom_facts = self._in_time("headroom", self._find_headroom) or ()
         losses = self._in_time("losses", self._find_losses) or ()
         prompts = self._in_time("prompts", self._find_longest_prompts) or ()
