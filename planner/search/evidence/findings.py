@@ -176,16 +176,16 @@ def price_pinned_replicas(
     assert pinning is not None
     return (
         facts.PinnedReplicas(
-            best_of(searched)[0] is problem,
-            objective_paid(problem, best.best),
-            fleet.gpus,
-            pinning.hit_frac(fleet),
-            _hit_frac(problem, fleet),
-            lru_problem.oracle.policies.routing,
-            objective_paid(lru_problem, lru_best.best),
-            lru_fleet.gpus,
-            _hit_frac(lru_problem, lru_fleet),
-            OBJECTIVE_UNITS[problem.task.objective],
+            is_chosen=best_of(searched)[0] is problem,
+            value=objective_paid(problem, best.best),
+            gpus=fleet.gpus,
+            pinned_hit_frac=pinning.hit_frac(fleet),
+            hit_frac=_hit_frac(problem, fleet),
+            routing=lru_problem.oracle.policies.routing,
+            value_lru=objective_paid(lru_problem, lru_best.best),
+            gpus_lru=lru_fleet.gpus,
+            hit_frac_lru=_hit_frac(lru_problem, lru_fleet),
+            unit=OBJECTIVE_UNITS[problem.task.objective],
         ),
     )
 
@@ -224,14 +224,14 @@ def bound_pins(
             placement, used = placements[pool.name], pinning.placed(pool, workers).replication
             rows.append(
                 facts.PinsPlaced(
-                    is_plan,
-                    pool.name,
-                    pool.count,
-                    used.largest_load,
-                    placement.quick.replication.largest_load,
-                    placement.best.replication.largest_load,
-                    used.bound,
-                    used.gap_frac,
+                    is_chosen=is_plan,
+                    pool=pool.name,
+                    workers=pool.count,
+                    load=used.largest_load,
+                    quick_load=placement.quick.replication.largest_load,
+                    best_load=placement.best.replication.largest_load,
+                    bound=used.bound,
+                    gap_frac=used.gap_frac,
                 )
             )
     return tuple(rows)
@@ -376,8 +376,9 @@ def _simulate_upper_ends(
 def price_insurance(
     problem: Problem, best: FleetSearch, trace: Trace, catalog: Catalog, seed: int, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """How much more a robust plan costs than one for the expected traffic and step times, whether the robust
-    fleet keeps the SLO with the expected ones, and warnings.
+    """How much more a robust plan (`robust:` of the question, here called insurance) costs than one for the
+    expected traffic and step times, whether the robust fleet keeps the SLO with the expected ones, and
+    warnings.
 
     Neither search is exact for mixed fleets, so the search without robustness might end at a dearer fleet
     than the robust one. The robust fleet is therefore taken there too, if it is cheaper and keeps the SLO.
@@ -453,7 +454,7 @@ def simulate_spot_loss(
     they all stop in the middle of the trace and return after the time of a restart.
     """
     fleet, oracle = problem.oracle.fleet(best), problem.oracle
-    first = 0  # The number of a pool's first worker; workers are numbered in the order of the pools.
+    first = 0  # The number of the pool's first worker; workers are numbered in the order of the pools.
     bindings: list[facts.Binding] = []
     events: list[Disturbance] = []
     middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
@@ -462,7 +463,12 @@ def simulate_spot_loss(
             down = oracle.spot_down(option, count)
             bindings.append(
                 facts.SpotSpare(
-                    pool.name, count, down, SPOT_RISK_FRAC, terms.interruptions_per_h, terms.restart_s
+                    pool.name,
+                    workers=count,
+                    down=down,
+                    risk_frac=SPOT_RISK_FRAC,
+                    interruptions_per_h=terms.interruptions_per_h,
+                    restart_s=terms.restart_s,
                 )
             )
             for worker in range(first, first + down):
@@ -619,6 +625,7 @@ def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) ->
     """
     share = verdict.attainment_frac
     least_frac = min(limit.percentile_frac for limit in slo.limits)
+    # Written with `not`, so that a share that was not computed (NaN) gives no warning.
     if not share < FEW_KEEP * least_frac:
         return ()
     measured_requests = int(measured_mask(simulation).sum())

@@ -206,7 +206,8 @@ class _RobustnessSearch:
         headroom = next((each for each in headroom_facts if each.strain == "traffic"), None)
         if headroom is None:  # There was no time to compute the headroom.
             return None
-        # The headroom on the traffic as written is known already. `with_traffic` adds other draws and losses.
+        # The headroom is that on the traffic as written. `with_traffic` adds other draws and losses, so a
+        # fleet with enough headroom may still fail there.
         if headroom.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
             return MoreTraffic(False)
         if safety is None or problem.searched is None or problem.tested is None:
@@ -222,7 +223,9 @@ class _RobustnessSearch:
         missed = oracle.missed_count(self.best, count)
         self.simulations += oracle.simulations
         if missed > oracle.may_miss:
-            return MoreTraffic(False, count - missed, count, safety.kept_in_frac)
+            return MoreTraffic(
+                False, kept=count - missed, scenario_count=count, asked_frac=safety.kept_in_frac
+            )
         test = ScenarioTest(
             problem.oracle, problem.tested.with_more(MORE_FRAC), safety, 0, problem.out_of_time
         )
@@ -230,7 +233,12 @@ class _RobustnessSearch:
         self._stop_in_time()
         self.simulations += kept_in.scenario_count
         is_carried = is_test_passed(kept_in, safety)
-        return MoreTraffic(is_carried, kept_in.kept, kept_in.scenario_count, safety.kept_in_frac)
+        return MoreTraffic(
+            is_carried,
+            kept=kept_in.kept,
+            scenario_count=kept_in.scenario_count,
+            asked_frac=safety.kept_in_frac,
+        )
 
     def _find_headroom(self) -> tuple[HeadroomFact, ...]:
         """The headroom of the fleet, which a plan for production has computed already."""

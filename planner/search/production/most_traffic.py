@@ -196,6 +196,7 @@ def find_most_traffic(
 
     Raises InfeasibleError if no rate is sustained, OutOfTimeError if the time ends before one is found.
     """
+    # Progress names the rate that is tried; the stages of the search at each rate are not reported.
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
     best_fleets: list[Fleet] = []
     sustained_rps: list[float] = []
@@ -256,6 +257,7 @@ def find_most_kept_traffic(
 
     Raises InfeasibleError if no rate has such a fleet.
     """
+    # As on paper, only the rate that is tried is reported.
     quiet = plan_problem.Conditions(conditions.deadline)
     # The fleets found under each choice of policies, the last one first, with which searches start.
     known_fleets: dict[Policies, list[Fleet]] = {}

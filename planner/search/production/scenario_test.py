@@ -163,7 +163,14 @@ class ScenarioTest:
         """The fact that `kept` of `number` scenarios are kept, with the decision of Wald's test."""
         share = self.safety.kept_in_frac
         few, most = share - TEST_BELOW_FRAC, share + TEST_ABOVE_FRAC * (1 - share)
-        return KeptIn(kept, number, few, most, decision(kept, number, few, most), self.is_after_loss)
+        return KeptIn(
+            kept,
+            scenario_count=number,
+            least_frac=few,
+            most_frac=most,
+            decision=decision(kept, number, few, most),
+            after_loss=self.is_after_loss,
+        )
 
 
 def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
