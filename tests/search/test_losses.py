@@ -222,7 +222,7 @@ def test_insurance_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.objective == plan_found.certificate.value and row.fleet is not None
     assert bill_fleet(row.fleet).usd_per_h == pytest.approx(row.objective)
     assert any(
-        "this insurance costs 0 USD/h (the same)" in line
+        "this insurance costs 0.00 USD/h (the same)" in line
         for line in sentences(plan_found.certificate.binding)
     )
 
