@@ -1034,7 +1034,7 @@ def test_the_command_shown_gives_the_same_day(
     assert not at.exception and not at.error, shown(at.error)
 
     again = opened("day", owner)  # a reload
-    assert "above the optimum" in shown(again.subheader)[0] and "other inputs" not in text_of(again)
+    assert "the same as the optimum" in shown(again.subheader)[0] and "other inputs" not in text_of(again)
     assert {row[0] for row in tables(again)[-1]} == {"optimum", "static", "hpa", "keda"}
     names = {button.label for button in again.download_button}
     assert names >= {f"Download {name}" for name in ("day.html", "day.csv", "windows.csv", "manifests.zip")}
