@@ -3,8 +3,8 @@
 A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_miss` of them.
 
     grow    Workers are added to the cheapest fleet on paper until it misses no more than it may. That gives
-            an incumbent, and shows which scenarios are the hardest. If it costs far more than on paper, fleets
-            of other designs grow too (`grow_other_designs`), and the cheapest is the incumbent.
+            an incumbent, and shows which scenarios are the hardest. If it costs far more than on paper,
+            fleets of other designs grow too (`grow_other_designs`), and the cheapest is the incumbent.
     search  Level 0 is searched as on paper, below the incumbent's price, in the hardest scenarios alone. If
             the fleet that is found misses too many of all scenarios, some of those that it misses are added
             to the hardest, and the search runs again. The fleet also grows, which may give the next
