@@ -775,7 +775,11 @@ def go_together(policies: Policies) -> bool:
 
 
 def find_router_difference(row: Queue | Routing, router: str) -> RouterDifference:
-    """What `router` (a key of ROUTERS) does for a routing, or for an order of prompts."""
+    """What `router` (a key of ROUTERS) does where a plan asks for this routing, or this order of prompts.
+
+    A router without an entry of its own in `row.at` does as the one that it is `like`, or else substitutes
+    its own rule for what it lacks.
+    """
     if router == OURS:
         if isinstance(row, Queue):
             return find_router_difference(row, VLLM)
@@ -791,12 +795,12 @@ def find_router_difference(row: Queue | Routing, router: str) -> RouterDifferenc
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """The simulator's equivalent of a router's rule: `routing`, and how the rule `differs` from it.
+    """The simulator's nearest equivalent of a router's rule: `routing`, and how the rule `differs` from it.
 
-    `settings` are fields of `Policies` that the router fixes; `defaults` are the router's, which count where
-    this rule replaces another routing. `hand_off_routing` routes hand-offs to decode workers if `routing`
-    looks at caches, which decode workers lack. `differs_in_pairs`: the difference is about hand-offs, so
-    mixed workers have none.
+    `settings` are fields of `Policies` that the router fixes. `defaults` are the router's own values, taken
+    where this rule replaces another routing, because the plan has none that were fitted to this one.
+    `hand_off_routing` routes hand-offs if `routing` looks at caches, which decode workers lack.
+    `differs_in_pairs`: the difference is about hand-offs, so fleets of mixed workers do not have it.
     """
 
     routing: str
@@ -807,15 +811,17 @@ class RoutingRule:
     differs_in_pairs: bool = False
 
 
-_UNBOUNDED = 10**9  # A threshold in requests, so high that load never counts as uneven.
-_IN_TURNS = RoutingRule("round-robin")
-_TWO = RoutingRule("power-of-two-requests")
-_LOT = RoutingRule("random", "takes workers without room for the KV too")
+_UNBOUNDED = (
+    10**9
+)  # More requests than workers ever differ by: routing by caches is kept however uneven load is.
+_ROUND_ROBIN_RULE = RoutingRule("round-robin")
+_POWER_OF_TWO_RULE = RoutingRule("power-of-two-requests")
+_RANDOM_RULE = RoutingRule("random", "takes workers without room for the KV too")
 _ON_CHARACTERS = "compares characters of prompts, not blocks of tokens"
 _OF_VLLM_ROUTER: Mapping[str, RoutingRule] = {
-    "power_of_two": _TWO,
-    "round_robin": _IN_TURNS,
-    "random": _LOT,
+    "power_of_two": _POWER_OF_TWO_RULE,
+    "round_robin": _ROUND_ROBIN_RULE,
+    "random": _RANDOM_RULE,
     "cache_aware": RoutingRule("cache-aware", _ON_CHARACTERS),
 }
 _OF_PICKER: Mapping[str, RoutingRule] = {
@@ -826,7 +832,7 @@ _OF_PICKER: Mapping[str, RoutingRule] = {
     FEWEST_WAITING: RoutingRule(
         "pending-tokens", "counts waiting requests, as they were when last asked for"
     ),
-    "random-picker": _LOT,
+    "random-picker": _RANDOM_RULE,
     LONGEST_MATCH: RoutingRule("prefix-affinity", "draws among equals"),
     NEAR_AND_FREE: RoutingRule(
         "e2", "keeps to what holds the prompt's beginning, unless more is queued there"
@@ -845,18 +851,22 @@ RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
         ENDPOINT_PICKER_DECODE: _OF_PICKER,
         KSERVE: {
             **_OF_PICKER,
-            GATEWAY: RoutingRule(_TWO.routing, "is Envoy's least request unless you set another"),
+            GATEWAY: RoutingRule(
+                _POWER_OF_TWO_RULE.routing, "is Envoy's least request unless you set another"
+            ),
         },
         DYNAMO: {
             "least-loaded": RoutingRule("least-outstanding"),
-            "power-of-two": _TWO,
-            "round-robin": _IN_TURNS,
-            "random": _LOT,
+            "power-of-two": _POWER_OF_TWO_RULE,
+            "round-robin": _ROUND_ROBIN_RULE,
+            "random": _RANDOM_RULE,
             "kv": RoutingRule("min-ttft", "weighs blocks to compute and blocks in use, not seconds"),
         },
         RAY_SERVE: {
-            EMPTIER_OF_TWO: RoutingRule(_TWO.routing, "draws among replicas on its own node first"),
-            "RoundRobinRouter": _IN_TURNS,
+            EMPTIER_OF_TWO: RoutingRule(
+                _POWER_OF_TWO_RULE.routing, "draws among replicas on its own node first"
+            ),
+            "RoundRobinRouter": _ROUND_ROBIN_RULE,
             "PrefixCacheAffinityRouter": RoutingRule(
                 "cache-aware",
                 _ON_CHARACTERS,
@@ -865,13 +875,13 @@ RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
             ),
         },
         STACK: {
-            "roundrobin": _IN_TURNS,
+            "roundrobin": _ROUND_ROBIN_RULE,
             "prefixaware": RoutingRule("prefix-affinity", "never forgets what it sent"),
         },
-        STACK_PAIRS: {IN_TURNS: _IN_TURNS},
+        STACK_PAIRS: {IN_TURNS: _ROUND_ROBIN_RULE},
         SKYSERVE: {
             "least_load": RoutingRule("least-outstanding", "takes turns among equals"),
-            "round_robin": _IN_TURNS,
+            "round_robin": _ROUND_ROBIN_RULE,
         },
     }
 )
@@ -886,7 +896,7 @@ def rule_of(router: str, rule_name: str) -> RoutingRule:
 class Deployed:
     """The routing of a deployed fleet: the target's rule names for arrivals and, for pairs, for hand-offs.
 
-    `policies` are simulated in their place; `differs` says how the rules are not the same.
+    `policies` are the closest that the simulator has to these rules; `differs` says what still differs.
     """
 
     router: str

@@ -251,6 +251,7 @@ def _sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
             what_if.moved_document(moved, before)
             | {
                 "more": what_if.difference(moved, before),
+                "costs_the_same": what_if.costs_the_same(moved, before),
                 "fleet": "-" if moved.answer is None else what_if.fleet_text(moved.answer, before),
             }
             for moved in what_if.sensitivity(study, before)

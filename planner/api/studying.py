@@ -60,9 +60,9 @@ class WhatIfResult(Result):
         return None if self.moved.answer is None else self.moved.answer.fleet
 
     def headline(self) -> str:
-        difference = what_if_study.difference(self.moved, self.before)
-        # "The same" is said of the cost: the fleet may be another.
-        return f"{self.moved.label}: {'costs the same' if difference == 'the same' else difference}"
+        if what_if_study.costs_the_same(self.moved, self.before):
+            return f"{self.moved.label}: costs the same"
+        return f"{self.moved.label}: {what_if_study.difference(self.moved, self.before)}"
 
     def sentences(self) -> list[str]:
         return [what_if_study.verdict_text(self.moved)]

@@ -25,7 +25,7 @@ Document = dict[str, Any]
 Say = Callable[[Any], str]
 """Writes a fact as a sentence."""
 
-ROUNDING_FRAC = 1e-12  # Smaller gaps are rounding errors.
+ROUNDING_FRAC = 1e-12  # A smaller share of a value is an error of rounding.
 IN_SENTENCES = ("binding", "assumptions", "assumed")
 """The keys of `certificate` that hold sentences."""
 
@@ -34,10 +34,10 @@ Written = TypeVar("Written")  # A class whose fields are written to the file.
 Status = Literal["certified", "not certified", "on paper", "not for production", "best found"]
 """certified      level 0 was exhausted, the step times have a measured spread, and the fleet kept the SLO in
                enough scenarios that the search had not seen
-not certified  scenarios were wanted, and one of the last two conditions fails
+not certified  scenarios were asked for, and the measured spread or the test on scenarios is missing
 on paper       `safety: none`: level 0 was exhausted, and no scenario was simulated
 not for production
-               scenarios were wanted, and no fleet was found that keeps the SLO in enough of them:
+               scenarios were asked for, and no fleet was found that keeps the SLO in enough of them:
                the plan is the cheapest fleet on paper
 best found     time ran out before level 0 was exhausted"""
 
@@ -75,11 +75,11 @@ class Certificate:
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
     fleets of level 0 was simulated and fails, or has too few workers for the work that the SLO requires; no
-    pruning rule was used. With `level0_exhausted` alone, the search ended by the pruning rules in `assumed`
-    and simulated `cheaper_simulated` of the cheaper fleets. `cheaper` is None if they are infinitely many.
-    `shadow_prices` say by how much one more GPU, Watt or USD/h of a limit lowers the bound, in the
-    objective's unit: duals of its linear program, in which counts of workers are fractions. Gaps are shares
-    of the plan's objective. `universe` says what level 0 ranged over.
+    pruning rule was used. Where `level0_exhausted` is true and `level0_exact` is not, the search came to its
+    end with the help of the pruning rules in `assumed`, and simulated `cheaper_simulated` of the cheaper
+    fleets. `cheaper` is None if they are infinitely many. `shadow_prices` say by how much one more GPU, Watt
+    or USD/h of a limit lowers the bound, in the objective's unit: duals of its linear program, in which
+    counts of workers are fractions. Gaps are shares of `value`. `universe` says what level 0 ranged over.
     """
 
     objective: str  # "cost", "power" or "gpus".
@@ -122,12 +122,12 @@ class Certificate:
 
     @property
     def gap_frac(self) -> float:
-        """The share of the plan's objective that the bound leaves open."""
+        """The share of `value` that the bound leaves open; 0 for a fleet that costs nothing."""
         return (self.value - self.bound) / self.value if self.value else 0.0
 
     @property
     def level0_gap_frac(self) -> float:
-        """The share that the plan saves against the best fleet of level 0; 0 if it is that fleet."""
+        """The share that a mixed fleet saves against the best one of level 0; 0 if the plan is that one."""
         saved_frac = (self.level0 - self.value) / self.level0 if 0 < self.level0 < math.inf else 0.0
         return saved_frac if saved_frac > ROUNDING_FRAC else 0.0
 
@@ -221,7 +221,7 @@ def plain_values(value: Any) -> Any:
 
 FACT_KINDS = {fact_kind(each): each for each in get_args(facts.Fact)}
 NULL_STANDS_FOR: Mapping[type, float] = {Interval: math.nan, **facts.NULL_STANDS_FOR}
-"""The number that JSON's null stands for in float fields of a class: JSON has no nan and no infinity."""
+"""By class, the number that null stands for in its float fields: JSON has no nan and no infinity."""
 
 
 def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certificate:
@@ -230,7 +230,8 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     Raises LookupError, TypeError or ValueError if `row` or `values` is not what this module writes.
     """
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
-    # Older certificates lack `for_targets` or fields of `routers`.
+    # Certificates from before these fields existed are read as they were made: no price for a target was
+    # computed, and routers were tried on the traffic as written, in no scenarios.
     given = {
         "for_targets": [],
         **row,
@@ -270,7 +271,7 @@ def _check_one_value_each(written: Any, values: Any, where: str) -> Any:
     """The `values` of the sentences `written`; raises ValueError if their numbers differ."""
     sentences = value_of(tuple[str, ...], written, where)
     if not isinstance(values, list) or len(values) != len(sentences):
-        raise ValueError(f"facts: {where} are not those that are said")
+        raise ValueError(f"facts: {where} has other than one fact for each of its sentences")
     return values
 
 

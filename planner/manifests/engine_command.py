@@ -48,7 +48,8 @@ EXPOSE 8000
 ENTRYPOINT ["vllm-router"]
 """
 GPU_MEMORY_UTILIZATION = 0.9  # As planner.models.memory assumes.
-LENGTH_STEP = 256  # Lengths are rounded up to whole steps, so that a slightly longer request still fits.
+# `max-model-len` is rounded up to a multiple of this, so that a slightly longer request still fits.
+LENGTH_STEP = 256
 
 ADAPTERS = "/adapters"  # The folder of adapters on every worker.
 ANY_ADAPTER = "ADAPTER"  # Stands for the names of adapters where the plan has none.
@@ -62,11 +63,12 @@ ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup
 
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}  # By bytes per number; "auto" is that of the weights.
-# OWNER/NAME; a name without an owner is a path here.
+# OWNER/NAME on Hugging Face. A name without an owner would be a path on the worker.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
-RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # Names of things that are no pools.
+# Names that manifests give to routers, pairs of pools and the frontend; no pool may have one of them.
+RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")
 
 LABEL_LETTERS = 63  # The most letters of a label of Kubernetes.
 # Most letters of the labels of an LLM and of a pool. Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and
@@ -123,7 +125,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         flags |= _lora_flags(engine.lora.lora)
     if pool.role in _KV_ROLES:
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
-    # What keeps KV stands beside the connector that hands KV over, if there is one.
+    # vLLM takes one connector: where KV is both handed over and kept, one connector wraps the two.
     handing_over = flags.get("kv-transfer-config")
     if kv_store.serves(fleet, pool):
         store = kv_store.connector(fleet)
@@ -174,8 +176,10 @@ def engine_title(fleet: Fleet) -> str:
 
 
 def versions_sentence(text: str, fleet: Fleet) -> str:
-    """A sentence of `text`, which names the versions that a target is written for. Our version of vLLM in it
-    gives way to the plan's; if the target fixes another one, the sentence says so.
+    """A sentence of `text`, which names the versions that a target is written for.
+
+    Where `text` names the version of vLLM that manifests use by default, the plan's version is put in its
+    place; where it does not, the target fixes another version, and the sentence says so.
     """
     fleet_version, ours = engine_title(fleet), f"vLLM {VLLM_VERSION}"
     if fleet_version == ours or ours in text:

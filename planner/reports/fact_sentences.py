@@ -390,13 +390,18 @@ def _(fact: facts.AskedAgain) -> str:
     )
 
 
+def is_same_value(planned: float, value: float | None) -> bool:
+    """Whether two values of the objective differ by rounding alone; False where there is no fleet."""
+    return value is not None and abs(value - planned) <= SAME_FRAC * planned
+
+
 def moved_text(planned: float, value: float | None, unit: str) -> str:
     """The move of a value by a change: "+2.99 USD/h (+12.5 %)"."""
     if value is None:
         return "no fleet"
-    more = value - planned
-    if abs(more) <= SAME_FRAC * planned:
+    if is_same_value(planned, value):
         return "the same"
+    more = value - planned
     # A plan on owned GPUs alone may cost nothing.
     share = f" ({100 * more / planned:+.1f} %)" if planned else ""
     return f"{more:+.4g} {'GPU' if unit == 'GPUs' and abs(more) == 1 else unit}{share}"

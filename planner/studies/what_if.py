@@ -28,7 +28,7 @@ from planner.domain import Limit
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.files.checked_files import yaml_value
 from planner.fleet import Fleet, Policies
-from planner.reports.fact_sentences import moved_text
+from planner.reports.fact_sentences import is_same_value, moved_text
 from planner.reports.words import describe
 from planner.search.evidence.plan import served_s
 from planner.search.mixed.best_fleet import FleetSearch, best_of
@@ -554,6 +554,11 @@ def difference(moved: Moved, before: StudyAnswer) -> str:
     """The difference that a change makes to the objective: "+2.99 USD/h (+12.5 %)"."""
     value = None if moved.answer is None else moved.answer.value
     return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])
+
+
+def costs_the_same(moved: Moved, before: StudyAnswer) -> bool:
+    """Whether a change leaves the value of the objective as it was. The fleet may be another all the same."""
+    return moved.answer is not None and is_same_value(before.value, moved.answer.value)
 
 
 def fleet_text(answer: StudyAnswer, before: StudyAnswer) -> str:

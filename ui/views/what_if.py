@@ -32,7 +32,6 @@ SINGLE = {
 }
 PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}  # Columns of form["gpus"].
 OTHER = "other"
-UNMOVED = "the same"  # What reports.fact_sentences.moved_text says of an objective that did not move.
 
 
 def page() -> None:
@@ -177,7 +176,7 @@ def _sensitivity_table(changes: list[Document]) -> None:
     words = {True: "✓ holds", False: "✗ fails", None: "not offered"}
     different, same = [], []
     for row in changes:
-        if row["kept"] and row["more"] == UNMOVED:
+        if row["kept"] and row["costs_the_same"]:
             same.append(row["change"])
         else:
             different.append((row["change"], words[row["kept"]], row["more"], row["fleet"]))
