@@ -393,7 +393,9 @@ def elastic_pools(
         gpu = pool.type.gpu.name
         spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
         most = day_section.most or max(MOST_WORKERS_FACTOR * pool.count, pool.count + FEWEST_EXTRA_WORKERS)
-        if (stock := task.stock.get(row_of(gpu))) is not None:
+        # Workers on owned GPUs have those alone, others the whole row with them.
+        stock = task.stock_and_owned.get(gpu, task.stock.get(row_of(gpu)))
+        if stock is not None:
             most = min(most, stock // pool.type.gpus)
         if not day_section.least <= pool.count <= most:
             raise InputError(

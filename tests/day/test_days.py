@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from plans import CATALOG
 
 import fleetplan
 from planner import cli
 from planner.day import day_page
-from planner.day.day_api import DayResult
+from planner.day.day_api import DayResult, elastic_pools
+from planner.day.day_settings import parse_day
+from planner.documents.startup_times import read_startup
+from planner.documents.task import parse_task
 from planner.search.problem.bill import bill_fleet
 
 STANDING = {
@@ -68,8 +73,6 @@ def test_what_stands_has_the_price_of_a_plan(found: DayResult) -> None:
 
 def test_what_is_saved(found: DayResult, tmp_path: Path) -> None:
     """Again for another winner: no manifest of the first is left."""
-    from dataclasses import replace
-
     written = found.save(tmp_path)
     assert {"day.html", "day.csv", "windows.csv", "events.csv", "day.json"} < set(written)
     assert json.loads((tmp_path / "day.json").read_text()) == found.to_dict()
@@ -171,6 +174,23 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     said = capsys.readouterr()
     assert not end.value.code, said.err
     return said.out
+
+
+@pytest.mark.parametrize(("gpu", "most"), (("a100-80g@owned", 2), ("a100-80g", 3)))
+def test_a_pool_on_owned_gpus_grows_to_what_is_owned(gpu: str, most: int) -> None:
+    """Two are owned of a stock of 64, so a pool of one may grow to two; one that is rented to three times
+    its size. The owned pool had the stock of all as its limit.
+    """
+    document = SLO | {"fleet": {"gpus": {"a100-80g": 64}, "owned": {"a100-80g": 2}}}
+    task = parse_task({key: value for key, value in document.items() if key != "day"}, CATALOG)
+    worker = STANDING["workers"][0] | {"count": 1}  # type: ignore[operator]
+    fleet = fleetplan.read_fleet(STANDING | {"workers": [worker]})
+    pool = fleet.pools[0]
+    fleet = replace(
+        fleet, pools=(replace(pool, type=replace(pool.type, gpu=replace(pool.type.gpu, name=gpu))),)
+    )
+    (elastic,) = elastic_pools(fleet, parse_day({}, "day"), task, read_startup())
+    assert elastic.most == most
 
 
 def test_a_described_day_needs_no_trace() -> None:
