@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.domain import ROUNDING
 from planner.units import quantity
 from ui.store import Document
 
@@ -94,7 +96,8 @@ def usual_peaks(market: Document) -> dict[str, float]:
         gpus.update(gpus_of(row))
     stock = {gpu: offer["stock"] for gpu, offer in market["gpus"].items() if "stock" in offer}
     busy = min([BUSY_WORKERS, *(int(stock[gpu]) // count for gpu, count in gpus.items() if gpu in stock)])
-    return {llm: max(busy, 1) * rate for llm, rate in rates.items()}
+    # Rounded down as `shape_hours` rounds: 3 workers at 19.9998 requests/s do not carry 60.00.
+    return {llm: math.floor(100 * max(busy, 1) * rate + ROUNDING) / 100 for llm, rate in rates.items()}
 
 
 def shape_hours(

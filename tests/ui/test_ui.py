@@ -780,7 +780,7 @@ def test_two_llms_are_planned_in_the_app_as_by_the_command(
     assert again.number_input(key="llm1_rate").value == 1.0
     verdict = next(str(part.value) for part in again.html if "class=verdict" in str(part.value))
     assert "chat" in verdict and "code" in verdict
-    assert any("no shared limit binds" in line for line in shown(again.markdown))
+    assert any("planned without h100-80g, as whole nodes are paid" in line for line in shown(again.markdown))
     kept = Store(folder).page_document("5" * 32, "several result")
     assert kept is not None
     files = Store(folder).files(kept["result"])
@@ -820,6 +820,15 @@ def test_llms_are_added_and_removed() -> None:
     at.button(key="several_example").click().run()
     assert [at.text_input(key=f"llm{k}_name").value for k in range(2)] == ["chat", "code"]
     assert not at.exception and not at.error
+
+
+def test_the_demand_of_an_example_is_within_what_the_stock_carries() -> None:
+    """Three workers at 19.99983 requests/s carry 59.9995, which was written as 60.0: it takes a fourth."""
+    worker = {"llm": "llm", "gpu": "h100-80g", "gpus": 10, "rate": "19.99983335 req/s"}
+    document = {"gpus": {"h100-80g": {"stock": 32}}, "capacity": [worker]}
+    assert market.example_demand(document)[12] == {"window": 12, "llm": 59.99}
+    document["capacity"] = [worker | {"rate": "4.2 req/s"}]
+    assert market.example_demand(document)[12] == {"window": 12, "llm": 12.6}
 
 
 @pytest.mark.slow
