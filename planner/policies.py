@@ -811,9 +811,8 @@ class RoutingRule:
     differs_in_pairs: bool = False
 
 
-_UNBOUNDED = (
-    10**9
-)  # More requests than workers ever differ by: routing by caches is kept however uneven load is.
+# More requests than workers ever differ by: routing by caches is kept however uneven load is.
+_UNBOUNDED = 10**9
 _ROUND_ROBIN_RULE = RoutingRule("round-robin")
 _POWER_OF_TWO_RULE = RoutingRule("power-of-two-requests")
 _RANDOM_RULE = RoutingRule("random", "takes workers without room for the KV too")

@@ -22,10 +22,8 @@ from ui.store import Document
 USUAL_LIMIT_S = 120  # It is the default of `plan day --time-limit`.
 SPANS = {"every": "every_s", "start": "start_s", "warm_start": "warm_start_s", "drain": "drain_s"}
 """Key of the section -> entry of the form, for those that are spans."""
-OLD_ENTRIES = {
-    "train": "train_percent",
-    "missed": "missed_percent",
-}  # Names in forms that were stored before.
+# Entries of forms that an earlier version stored, and their names now.
+OLD_ENTRIES = {"train": "train_percent", "missed": "missed_percent"}
 NO_IMAGE = "none"  # The nodes have the image already.
 STATIC = "static"
 OFFERED = tuple(name for name in CONTROLLERS if name != STATIC)  # The static fleet always runs.

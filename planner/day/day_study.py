@@ -602,8 +602,9 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
         [span for span in run.spans if span.pool == p] for p in range(run.requested_sizes.shape[1])
     ]
     counted = 0  # Requests before this index count for earlier changes, whose workers start at the same time.
-    changes = np.argwhere(np.diff(run.requested_sizes, axis=0))
-    for d, p in sorted((int(row) + 1, int(pool)) for row, pool in changes):
+    # By decision d, the later of two in a row that differ, and then by pool p.
+    for before, p in np.argwhere(np.diff(run.requested_sizes, axis=0)).tolist():
+        d = before + 1
         sizes, pool_spans, at_s = run.requested_sizes[:, p], spans_of_pool[p], float(run.requested_s[d])
         # Until the workers that this change requested are ready (`elastic.Span`).
         until_s = max((span.ready_s for span in pool_spans if span.requested_s == at_s), default=at_s)

@@ -72,10 +72,12 @@ def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
 def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     """Limits on gaps between tokens where most gaps come after the last arrival, when none is judged."""
     limits = [limit for limit in slo.limits if limit.metric_row.is_of_gaps]
+    # Where requests wait for answers, the traffic lasts as long as they do.
+    if not limits or trace.after.size:
+        return
     gaps = trace.output_tokens - 1
     gaps_while_arriving = np.minimum((trace.arrival_s[-1] - trace.arrival_s) / NOMINAL_TOKEN_S, gaps)
-    # Where requests wait for answers, the traffic lasts as long as they do.
-    if trace.after.size or gaps_while_arriving.sum() * 2 >= gaps.sum():
+    if gaps_while_arriving.sum() * 2 >= gaps.sum():
         return
     for limit in limits:
         yield (

@@ -1,6 +1,6 @@
 """Checks that the policies of a fleet go together, as their rows in planner/policies.py say.
 
-initial_state.py calls `check` before a simulation.
+initial_state.py calls `check_policies` before a simulation.
 """
 
 from __future__ import annotations

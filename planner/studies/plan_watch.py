@@ -635,13 +635,13 @@ def _carried_rate(plan: Planned, trace: Trace) -> tuple[float, float]:
     """The factor of `most_carried_traffic` on `trace`, and the plan's busiest rate at that factor."""
     written, rate = plan.written, plan.references["rate"]
     factor = most_carried_traffic(written.fleet, written, trace)
-    more_frac = factor
+    rate_factor = factor
     if trace.after.size and factor > 0:
         # Who waits for answers does not send requests as much faster as the clock goes.
         faster_trace = sped_up(trace, factor)
         arrived = arrived_requests(faster_trace, simulate(written.fleet, faster_trace))
-        more_frac = arrived.rate_rps / rate.mean
-    return factor, more_frac * busiest_rps(rate)
+        rate_factor = arrived.rate_rps / rate.mean
+    return factor, rate_factor * busiest_rps(rate)
 
 
 def busiest_rps(rate: Reference) -> float:

@@ -303,7 +303,7 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
             # `name_policies` names every difference but that of the longest wait.
             under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
     try:
-        return Moved(label, task, is_kept, study.ask(task, (before.fleet,)), "", under, value_now)
+        return Moved(label, task, is_kept, study.ask(task, (before.fleet,)), under=under, value_now=value_now)
     except InfeasibleError as error:
         return Moved(label, task, is_kept, None, str(error), under)
 

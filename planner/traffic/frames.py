@@ -22,8 +22,8 @@ NAME = "DataFrame"  # Errors call a table without a name so.
 def trace_of(
     frame: pd.DataFrame, *, drop_invalid: bool = False, log_options: LogOptions | None = None
 ) -> Trace:
-    """The requests of a table with the columns of any of `formats.FORMATS`, or of a log, read
-    as `log_options` say.
+    """The requests of a table with the columns of any of `formats.FORMATS`, or of a log, read as
+    `log_options` say.
 
     Coarse stamps are not spread yet (`trace.spread_stamps`). `frame.attrs["name"]` names the table in answers
     and errors; errors count its rows from 0.

@@ -143,8 +143,8 @@ def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both(
 
 
 def test_prefill_pools_that_miss_ttft_alone_are_tried_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule LEADS may be wrong. In the joint search it is made wrong for every prefill pool: the answer,
-    which has one, stays.
+    """The rule PREFILL_ALONE may be wrong. In the joint search it is made wrong for every prefill pool: the
+    answer, which has one, stays.
     """
     fleet = {"gpus": {"a100-80g": 18, "h100-80g": 3}, "max_num_batched_tokens": 2048, **SINGLY}
     parts = []
@@ -163,12 +163,12 @@ def test_prefill_pools_that_miss_ttft_alone_are_tried_in_pairs(monkeypatch: pyte
     expected = plan_together(asked, CATALOG, time_limit_s=LONG_S)
     choose = shared_production._choose_fleets
 
-    def choose_where_leads_is_wrong(*args: Any) -> Any:
+    def choose_with_a_wrong_rule(*args: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(Oracle, "prefill_meets_ttft_alone", lambda self, fleets: [False] * len(fleets))
             return choose(*args)
 
-    monkeypatch.setattr(shared_production, "_choose_fleets", choose_where_leads_is_wrong)
+    monkeypatch.setattr(shared_production, "_choose_fleets", choose_with_a_wrong_rule)
     found = plan_together(asked, CATALOG, time_limit_s=LONG_S)
     assert not how(found).is_each and how(found).is_exact
     assert "prefill" in {pool.role for one in found.plans.values() for pool in one.fleet.pools}

@@ -155,10 +155,7 @@ def cheapest(
             if len(tables) == 1:
                 candidates = heapq.nsmallest(MOST_LOOKED_AT, columns[i], key=lambda column: column.weight)
             questions += tables[i].questions(candidates, ceilings[i])
-        try:
-            _answer(questions)
-        except StoppedError:
-            is_stopped = True
+        is_stopped = not _answer(questions)
 
 
 def _best_in_words(value: float) -> str:
@@ -166,9 +163,9 @@ def _best_in_words(value: float) -> str:
     return "none found yet" if math.isinf(value) else f"best so far {value:,.2f}"
 
 
-def _answer(questions: Sequence[DesignQuery]) -> None:
-    """Simulate all questions and record their answers. If the time limit ends this, fleets that were found to
-    hold are recorded all the same.
+def _answer(questions: Sequence[DesignQuery]) -> bool:
+    """Simulate all questions and record their answers. Returns False if the time limit ends this; fleets that
+    were found to hold are recorded all the same.
     """
     try:
         run_wave([question.simulate for question in questions])
@@ -176,9 +173,10 @@ def _answer(questions: Sequence[DesignQuery]) -> None:
         for question in questions:
             if isinstance(question, RowQuestion) and question.least_fleet is not None:
                 question.record_answer()
-        raise
+        return False
     for question in questions:
         question.record_answer()
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,9 +166,8 @@ def first_incumbent(
 def search_one_pool(
     bounded: Sequence[Bounded], holds: Holds, search: Search, out_of_time: Callable[[], bool]
 ) -> None:
-    """Search the cheapest fleet of one mixed option; the answer is in `search`. Options are
-    simulated in the given order: if a good one comes first, the others are ruled out
-    with few simulations.
+    """Search the cheapest fleet of one mixed option; the answer is in `search`. Options are simulated in the
+    given order: if a good one comes first, the others are ruled out with few simulations.
     """
     for wave in _waves(bounded):
         if out_of_time():

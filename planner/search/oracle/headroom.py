@@ -81,9 +81,8 @@ def most_that_holds(
         kept_frac, failed_frac = (middle, failed_frac) if holds(middle) else (kept_frac, middle)
     oracle, counts = at_share(failed_frac)
     failing = oracle.failing_loss(counts)
-    if (
-        failing is None
-    ):  # It survives all losses and fails whole, or in scenarios; no limit is named for that.
+    # It survives all losses and fails whole, or in scenarios; no limit is named for that.
+    if failing is None:
         return kept_frac, ()
     failing_oracle, remaining = failing
     return kept_frac, tuple(line.limit for line in failing_oracle.judge_whole(remaining).missed)

@@ -62,9 +62,8 @@ class AnswerFile:
         self._known: dict[str, tuple[bool, int]] = {}
         self._unnamed: list[tuple[AnswerKey, tuple[bool, int]]] = []
         self._is_loaded = False
-        self._written_s = (
-            time.monotonic() + FIRST_WRITE_S - WRITE_EVERY_S
-        )  # The first writing is due at FIRST_WRITE_S.
+        # So that the first writing is due FIRST_WRITE_S from now.
+        self._written_s = time.monotonic() + FIRST_WRITE_S - WRITE_EVERY_S
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def load(self) -> None:

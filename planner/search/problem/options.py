@@ -62,9 +62,8 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
 # The price of an owned GPU in the search. It is above 0, so that solvers take no more owned GPUs than needed,
 # and too small to be shown.
 OWNED_USD_PER_H = 1e-5
-FULL_STEP_FRAC = (
-    0.9  # A full step may take this share of a limit on gaps, because other steps come in between.
-)
+# A full step may take this share of a limit on gaps, because other steps come in between.
+FULL_STEP_FRAC = 0.9
 # Decode workers have the token budget nearest to this, vLLM's default. The budget hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
 # With the objective "gpus" a GPU counts as 1 plus up to this share, in proportion to its price. So of fleets

@@ -42,13 +42,10 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
         limits=tuple(replace(limit, limit_s=limit.limit_s * LIKELY_FRAC) for limit in problem.slo.limits),
     )
     in_trace = judge_traffic(problem, problem.trace)
-    # A scenario's z has the errors of its step times, of prefills and decodes (scenarios.py). If even the
-    # slowest steps of all scenarios come near no limit, the scenarios need not be checked one by one.
-    slowest_z = (
-        max(scenario.step_time_sigmas[0] for scenario in scenarios),
-        max(scenario.step_time_sigmas[1] for scenario in scenarios),
-    )
-    if not _unreachable_limits(problem, tight_slo, slowest_z, in_trace):
+    # If even the slowest prefills and decodes of all scenarios come near no limit, the scenarios need not be
+    # checked one by one.
+    prefills, decodes = zip(*(scenario.step_time_sigmas for scenario in scenarios), strict=True)
+    if not _unreachable_limits(problem, tight_slo, (max(prefills), max(decodes)), in_trace):
         return None
     likely = [
         scenario

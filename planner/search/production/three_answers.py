@@ -174,9 +174,7 @@ def _find_production_fleet(
         if least is None:
             raise unreachable_share_error(scenario_problem, paper)
         problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
-        best = (
-            in_time(partial(_most_headroom, scenario_problem, paper, least), least) if is_searched else least
-        )
+        best = _most_headroom(scenario_problem, paper, least) if is_searched else least
         test = ScenarioTest(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.decide(best)
         # A cheaper fleet may pass only in the first round: later fleets have grown because cheaper ones
@@ -338,7 +336,7 @@ def pick_fleet_and_test(
     """Among fleets at about the price of `best`, the one with the most headroom, reduced to as few workers as
     pass the test, with the last test of it and the result of that test.
     """
-    best = in_time(partial(_most_headroom, scenario_problem, paper, best), best)
+    best = _most_headroom(scenario_problem, paper, best)
     return _with_fewest_workers(scenario_problem, test, best, test.decide(best))
 
 
@@ -356,7 +354,7 @@ def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet
         scenario_problem, oracle=replace(scenario_problem.oracle, until=problem.deadline)
     )
     test = ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
-    best = in_time(partial(_most_headroom, scenario_problem, paper, counts), counts)
+    best = _most_headroom(scenario_problem, paper, counts)
     best, test, kept_in = _with_fewest_workers(scenario_problem, test, best, test.decide(best))
     return FleetTrial(best, kept_in, scenario_problem, test)
 
@@ -832,7 +830,14 @@ def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.S
 
 
 def _most_headroom(problem: Problem, paper: FleetSearch, best: Counts) -> Counts:
-    """Of fleets at about this price the one with the most headroom; `best` where no other has more.
+    """Of fleets at about this price the one with the most headroom; `best` where no other has more, and if
+    the time ends first.
+    """
+    return in_time(partial(_search_most_headroom, problem, paper, best), best)
+
+
+def _search_most_headroom(problem: Problem, paper: FleetSearch, best: Counts) -> Counts:
+    """As `_most_headroom`; raises StoppedError if the time ends.
 
     Headroom is computed first, because checking whether a fleet keeps enough scenarios takes many more
     simulations. A fleet replaces `best` only if its headroom is larger by the factor MORE_HEADROOM.

@@ -2,9 +2,10 @@
 
     alone   Each LLM gets its production fleet with all of the limits for itself. If all these fleets fit
             together, they are the answer.
-    share   Otherwise one master (level0/cheapest.py) chooses among the designs of all LLMs. A fleet holds if
-            it misses its SLO in no more of its LLM's scenarios than it may. The LLMs are also served in turn,
-            each from what those before it leave, which also finds fleets of several worker types.
+    share   Otherwise one master (level0/cheapest.py) chooses among the designs of all LLMs, in the end
+            without the rule on prefill pools alone. A fleet holds if it misses its SLO in no more of its
+            LLM's scenarios than it may. The LLMs are also served in turn, each from what those before it
+            leave, which also finds fleets of several worker types.
     refine  Each LLM is searched within what the others leave, if its fleet may have several types.
     test    Each fleet is tested in scenarios that no search has seen. The test scenarios of a fleet that
             fails join the search scenarios of its LLM, and the search continues at `share`.
