@@ -26,11 +26,11 @@ import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from benchmarks.vidur_tables import VidurTables
 from planner.documents.catalog import read_catalog
 from planner.domain import Limit, Slo
 from planner.files.checked_files import open_input
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.models.foreign_forms import VidurTables
 from planner.papers.goodput import Steady, Traffic, find_goodput, poisson_traffic
 from planner.papers.vidur_search import (
     SearchedConfiguration,

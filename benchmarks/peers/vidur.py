@@ -37,14 +37,15 @@ sys.path.extend([str(Path(__file__).parents[2]), str(Path(__file__).parents[2] /
 
 from reference_batching import Settings, VidurTables
 
+from benchmarks import vidur_tables
 from benchmarks.latency_models import oracle_table
 from benchmarks.peers.compare import Array, Bounds, Columns, each_case, judge, lookup
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import read_json
 from planner.fleet import Fleet, Policies, Pool, WorkerType
-from planner.models import foreign_forms
 from planner.models.families.corrected import CorrectedSteps
+from planner.models.foreign_forms import StepForm
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 
@@ -114,7 +115,7 @@ class Case:
     peer_cpu_s: float
 
 
-def fleet_and_trace(case: Case, steps: foreign_forms.StepForm) -> tuple[Fleet, Trace]:
+def fleet_and_trace(case: Case, steps: StepForm) -> tuple[Fleet, Trace]:
     """A case as the simulator takes it. GPU and LLM are names only: the step times are `steps`."""
     catalog, said = read_catalog(), case.settings
     llm, gpu = catalog.llm(case.setup[1]), catalog.gpu("a100-80g")
@@ -140,7 +141,7 @@ def fleet_and_trace(case: Case, steps: foreign_forms.StepForm) -> tuple[Fleet, T
     return fleet, Trace(case.name, case.arrival_s, case.prompt, case.output)
 
 
-def simulate_case(case: Case, steps: foreign_forms.StepForm) -> tuple[Array, Array]:
+def simulate_case(case: Case, steps: StepForm) -> tuple[Array, Array]:
     """TTFT and E2E [s] of each request, by us."""
     fleet, trace = fleet_and_trace(case, steps)
     try:
@@ -269,7 +270,7 @@ def find(directory: Path, setup: tuple[str, str, int]) -> tuple[Path, Path]:
     raise InputError(f"{directory}: step times are missing, none of tables_({'|'.join(names)}).npz")
 
 
-def fitted(path: Path) -> foreign_forms.StepForm:
+def fitted(path: Path) -> StepForm:
     """Learned from the few hundred steps of an oracle file, as `plan fit` would from measured ones; but they
     are computed, so all count and none is off, and Vidur's KV comes in 64s.
     """
@@ -293,7 +294,7 @@ def with_tpot(case: Case, ttft_s: Array, e2e_s: Array) -> Columns:
     return {"ttft": ttft_s, "e2e": e2e_s, "tpot": (e2e_s - ttft_s)[several] / (case.output[several] - 1)}
 
 
-def compared(case: Case, steps: foreign_forms.StepForm, label: str, bounds: Bounds) -> bool:
+def compared(case: Case, steps: StepForm, label: str, bounds: Bounds) -> bool:
     simulate_case(case, steps)  # compiles, the first time
     start_s = time.process_time()
     ours = simulate_case(case, steps)
@@ -303,10 +304,10 @@ def compared(case: Case, steps: foreign_forms.StepForm, label: str, bounds: Boun
     return judge(name, with_tpot(case, *ours), peer, METRICS, bounds, (cpu_s, case.peer_cpu_s))
 
 
-def exact_steps(case: Case, tables: Path) -> foreign_forms.VidurTables:
+def exact_steps(case: Case, tables: Path) -> vidur_tables.VidurTables:
     """Vidur's own step times, from its tables."""
     read = VidurTables.read(tables, read_catalog().llm(case.setup[1]).layers)
-    return foreign_forms.VidurTables(
+    return vidur_tables.VidurTables(
         np.array(read.linear_ms) * 1e-3,
         np.array(read.prefill_ms) * 1e-3,
         np.array(read.decode_ms) * 1e-3,

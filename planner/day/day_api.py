@@ -41,19 +41,19 @@ from planner.studies.what_if import Study
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
-# Unless `most` says otherwise, a pool may grow to this many times the workers that stand all day, and by at
-# least this many workers: to serve what waited while workers started.
+# Without `most` a pool may grow to this many times its size in the fleet that stands all day, and by at least
+# this many workers: after a burst, more workers must serve what waited while they started.
 MOST_WORKERS_FACTOR, FEWEST_EXTRA_WORKERS = 2, 2
-SHORTEST_LIMIT_S = 1.0  # What is left of the time limit counts as at least this, so that no search has none.
-# A spot worker is taken away after this notice, which is that of AWS; other clouds give 30 s.
+# AWS takes a spot worker away after a notice of this length; other clouds give 30 s.
 NOTICE_S = 120.0
-STATIC_SHARE = 0.4  # The share of the time limit for planning the fleet that stands all day.
+# Shares of the time limit for planning the fleet that stands all day, and for its alternatives.
+STATIC_SHARE, ALTERNATIVES_SHARE = 0.4, 0.2
+SHORTEST_LIMIT_S = 1.0  # Every search gets at least this long, even after the time limit.
 # The origin of fleets that `day` plans, for the reader of its answer.
 PAPER_NOTE = (
     "the cheapest on paper for this SLO in each of its windows; `plan` adds a margin and may take another: "
     "for the day of that one give its folder with --fleet"
 )
-OTHERS_SHARE = 0.2  # The share of the time limit for planning other fleets that might stand all day.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -191,8 +191,7 @@ def day(
         )
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
-    task = question.task()
-    task = _as_day_asks(task)
+    task = _static_fleet_question(question.task())
     log_options = reading_of(question.document, question.path)
     study = Study(
         requests_of(trace, task.described, seed=seed, log_options=log_options),
@@ -208,7 +207,7 @@ def day(
         limits, requests = plan.problem.slo, plan.problem.trace
         fleets, note = {ON_PAPER: plan.fleet}, PAPER_NOTE
         if day_section.fleets == ALL_FLEETS:
-            until = began + (STATIC_SHARE + OTHERS_SHARE) * time_limit_s
+            until = began + (STATIC_SHARE + ALTERNATIVES_SHARE) * time_limit_s
             fleets = candidate_fleets(study, task, plan, until)
     else:
         fleets, limits, note = {GIVEN: read_fleet(standing, question.catalog, slo=question)}, task.slo, ""
@@ -235,9 +234,10 @@ def day(
     return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s), day_section.is_oracle)
 
 
-def _as_day_asks(task: PlanQuestion) -> PlanQuestion:
-    """The question of the fleet that stands all day: on paper, as the day itself is one draw of its traffic,
-    and in the windows by which the day is judged.
+def _static_fleet_question(task: PlanQuestion) -> PlanQuestion:
+    """The question whose answer is the fleet that stands all day.
+
+    It has the windows by which the day is judged, and no safety: the day is simulated on this traffic alone.
     """
     return replace(task, slo=replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S), safety=None)
 
@@ -281,13 +281,13 @@ def _day_question(
         start_notes=start_notes(fleet, day_section, facts),
         fleet_note=fleet_note,
         stock={gpu: count for gpu, count in task.stock_and_owned.items() if count is not None},
-        warnings=_unheeded(task),
+        warnings=_unheeded_warnings(task),
         is_least_given=day_section.is_least_given,
     )
 
 
-def _unheeded(task: PlanQuestion) -> tuple[str, ...]:
-    """A warning for what the question asks of a fleet, and the days of pools that change are not held to."""
+def _unheeded_warnings(task: PlanQuestion) -> tuple[str, ...]:
+    """Warnings of settings that hold for the fleet that stands all day, and not for pools that change."""
     limits = {"power": task.power_limit_w, "cost": task.cost_limit_usd_per_h, "gpus": task.gpu_limit}
     warnings = []
     if task.spare_workers or task.spare_nodes:
@@ -315,7 +315,7 @@ def _day_together(
 ) -> JointDayResult:
     """`day` for a question of several LLMs; `deadline` is a time of `time.monotonic`."""
     shared_question = questions_of(question, trace)
-    parts = [replace(part, task=_as_day_asks(part.task)) for part in shared_question.parts]
+    parts = [replace(part, task=_static_fleet_question(part.task)) for part in shared_question.parts]
     for part in parts:
         if part.task.slowdowns is not None:
             raise InputError(
@@ -393,7 +393,7 @@ def elastic_pools(
         gpu = pool.type.gpu.name
         spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
         most = day_section.most or max(MOST_WORKERS_FACTOR * pool.count, pool.count + FEWEST_EXTRA_WORKERS)
-        # Workers on owned GPUs have those alone, others the whole row with them.
+        # Workers on owned GPUs may take only the owned ones; others the whole stock of their catalog row.
         stock = task.stock_and_owned.get(gpu, task.stock.get(row_of(gpu)))
         if stock is not None:
             most = min(most, stock // pool.type.gpus)
@@ -402,12 +402,14 @@ def elastic_pools(
                 f"day: least {day_section.least} and most {most} workers of pool {pool.name}, where "
                 f"{pool.count} stand all day; widen them"
             )
-        start, warm_s = start_of(standing, pool, day_section, facts), day_section.warm_start_s
+        start_s, warm_s = day_section.start_s, day_section.warm_start_s
+        if start_s is None:
+            start_s = start_of(standing, pool, day_section, facts).start_s
         if warm_s is None:
             warm_s = facts.warm_start_time(standing.llm, pool.type).start_s
         pools.append(
             ElasticPool(
-                start_s=start.start_s if day_section.start_s is None else day_section.start_s,
+                start_s=start_s,
                 least=day_section.least,
                 most=most,
                 warm=day_section.warm,

@@ -10,15 +10,15 @@ A bill is the sum of
 
 What ready workers cost more than the optimum's ready workers is split, at each moment and for each pool, into
 
-    kept       workers more than the optimum has now, but not more than it had within the last hour
-    unneeded   workers more than the optimum had within the last hour
-    without    workers fewer than the optimum has (negative USD)
+    kept       surplus over the optimum's workers of now, up to the most that it had within the last hour
+    unneeded   surplus over the most workers that the optimum had within the last hour
+    without    workers that the optimum has and this day has not (negative USD)
 
-So the causes add up to the difference of both bills. Missed windows are of three kinds:
+So the causes add up to the difference of both bills. A missed window has one of three causes:
 
-    too few    fewer workers than in the optimum, as the controller ordered fewer
-    too late   fewer workers than in the optimum, as they were ordered, but not ready yet
-    as many    no fewer workers, but at other moments, or with a queue from the window before
+    too few    the controller ordered fewer workers than the optimum has
+    too late   it ordered as many, but they were not ready yet
+    as many    it had as many in the mean, but at other moments, or with a queue from the window before
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 SAME_WORKERS = 0.01  # Mean numbers of workers in a window that differ by less count as equal.
-RECENT_S = 3600.0  # Workers that the optimum had within this time count as kept, not as unneeded.
+RECENT_S = 3600.0  # The last hour of the docstring above.
 
 
 @dataclass(frozen=True, slots=True)
 class DayCauses:
-    """What a day costs above the optimum by cause [USD], and the missed windows by cause."""
+    """What a day costs above the optimum by cause [USD], and the numbers of its missed windows by cause."""
 
     starting_usd: float
     draining_usd: float
@@ -128,7 +128,7 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
         ready = own_ready[np.searchsorted(own_s, begins_s, "right") - 1]
         end = np.searchsorted(best_s, begins_s, "right")
         first = np.searchsorted(best_s, begins_s - RECENT_S, "right")
-        # The most of the last hour: from change `i - 1`, whose number stands when the hour begins, to now.
+        # Change `i - 1` is the last one before the hour begins; its number still holds then.
         most_recent = np.array([best_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)])
         needed = best_ready[end - 1]
         more = np.maximum(ready - needed, 0)
@@ -157,14 +157,14 @@ def _missed_by_cause(
         last = int(np.searchsorted(row.run.requested_s, window.end_s))
         first = max(int(np.searchsorted(row.run.requested_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
-        # `needed` is a mean over the window and need not be whole, so an order of its whole part is enough.
+        # `needed` is a mean over the window. An order of its whole part is no order of too few workers.
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
         cause = too_few if is_too_few.any() else too_late if is_short.any() else as_many
         cause.append(v)
     return tuple(too_few), tuple(too_late), tuple(as_many)
 
 
-# The columns of `cause_rows`, as the reader sees them; from the third on, one for each field of DayCauses.
+# Headings of the columns of `cause_rows`: the first two, then one for each field of DayCauses.
 CAUSE_COLUMNS = (
     "Controller",
     "Above the optimum",
@@ -199,8 +199,8 @@ OWN_CONTROLLER = "fleetplan"  # The controller of this program, beside those of 
 def cause_columns(answer: DayAnswer) -> list[dict[str, str]]:
     """The causes as a table for a terminal, with a row for each cause.
 
-    Its columns are the winner, the controller `fleetplan` and the fleet that stands all day. Causes without
-    cost and without windows are left out.
+    Its columns are the winner, the controller `fleetplan` and the fleet that stands all day. A cause that
+    explains neither cost nor windows has no row.
     """
     shown = dict.fromkeys((answer.winner.name, OWN_CONTROLLER, answer.static.name))
     rows = [row for name in shown for row in answer.rows if row.name == name]

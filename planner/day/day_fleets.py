@@ -4,8 +4,8 @@ The cheapest fleet of constant size need not be the cheapest over a day: another
 dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So it is
 compared with the cheapest fleet of each GPU type alone, with the cheapest mixed pools of each type if the
 search knows them, and with itself under each other order of the queue that the question allows. The order
-matters because of bursts that come before a new worker is ready: first come, first served, even short prompts
-are late then; if short prompts go first, only long ones are.
+matters in a burst, before a new worker is ready: first come, first served makes even short prompts late;
+shortest first makes only long ones late.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def candidate_fleets(
     types = gpu_types(task, study)
     plan_gpus = {pool.type.gpu.base for pool in answer.fleet.pools}
     for name, stock in types.items():
-        # A plan of this GPU alone is the cheapest such fleet; that of the only type is the plan.
+        # If the plan uses this GPU alone, it is already the cheapest fleet of this GPU.
         if len(types) > 1 and plan_gpus != {name} and time.monotonic() < deadline:
             left_s = deadline - time.monotonic()
             limited = replace(study, time_limit_s=max(left_s / len(types), LEAST_TIME_S))
@@ -69,7 +69,7 @@ def other_queues(task: PlanQuestion, fleets: dict[str, Fleet]) -> dict[str, Flee
     (label, fleet), others = next(iter(fleets.items())), {}
     for queue in dict.fromkeys([*task.policies.queues, *raced]):
         policies = task.changed_policies(fleet.policies, PolicyChange(QUEUE_AXIS, queue))
-        # None is a queue that does not go together with the fleet's other policies.
+        # It is None for a queue that does not go together with the fleet's other policies.
         if policies is not None and policies.queue != fleet.policies.queue:
             others[f"{label}, {queue}"] = replace(fleet, policies=policies)
     return others
@@ -79,8 +79,10 @@ def cheapest_fleet(
     fleets: dict[str, Fleet], day_of: Callable[[Fleet, float], DayAnswer], deadline: float
 ) -> DayAnswer:
     """The day of the fleet that costs least under its best controller; its `fleets` has a row for every
-    fleet. A missed window counts as many USD for each fleet as it does for the first. Raises what the day of
-    the first raises.
+    fleet.
+
+    `day_of` simulates a fleet's day within some seconds. For every fleet a missed window costs as much as for
+    the first one. An error in the day of the first fleet is raised; another fleet's row gives it as `why`.
     """
     answers: dict[str, DayAnswer] = {}
     rows: dict[str, FleetDay] = {}

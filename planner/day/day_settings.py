@@ -5,16 +5,16 @@ day:
   controllers: {hpa: {metric: kv, target: 70 %}, keda: {}}     # or names: [hpa, keda]
   train: 70 %                # parameters are chosen on the first part of the traffic, the rest judges
   start: 4 min               # or, by catalogs/startup.yaml,  storage: nvme-raid0  and  image: none
-  warm: 1                    # so many workers at a time start in  warm_start: 30 s
-  drain: 10 min              # a worker that is given up is stopped after this time, even with requests
+  warm: 1                    # one worker at a time may start from a warm pool, in  warm_start: 30 s
+  drain: 10 min              # a removed worker may finish its requests for this long
   billing: second            # or hour: every started hour is paid; or day (`is_paid_all_day`)
   least: 1                   # workers of every pool, see DaySection; most: 16
-  missed_window: 5           # USD that a missed window counts where the best is chosen
+  missed_window: 5           # USD that a missed window adds to a bill when controllers are compared
   missed: 1 %                # or the best is the cheapest that misses no larger share of the windows
-  optimum: true              # or false: it is not looked for
+  optimum: true              # or false: no search for the optimum
   oracle: true               # public autoscalers, tuned on the first 70 %; manifests of all of them
   sleep: 1                   # or 2: workers of several LLMs sleep (vLLM's levels) on GPUs paid all day
-  fleets: all                # or plan: only the cheapest fleet that stands, not its alternatives
+  fleets: all                # or plan: only the cheapest fleet of constant size, without alternatives
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
     *("image", "least", "most", "missed_window", "missed", "optimum", "fleets", "oracle", "sleep"),
 )
-USUAL_EVERY_S = 600.0  # The windows of an SLO without windows of its own: a day is judged by ten minutes.
+USUAL_EVERY_S = 600.0  # The windows by which a day is judged if its SLO has none.
 # Controllers where `controllers:` is left out.
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
 # What `plan day --oracle` tunes on the first part of the traffic and judges on the rest: public autoscalers.
@@ -51,12 +51,12 @@ LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95  # Both parts of the traffic must
 class DaySection:
     """How pools may change, and which controllers decide.
 
-    A field that is None follows from something else: `every_s` from the SLO's windows, `start_s` from the
-    catalog's `storage` and `image` (None: nodes have the image), `most` from the static fleet, about twice
-    its size, and `missed_usd` from what that fleet costs in a window. With a `train_frac` of 0 nothing is
-    tuned, and all of the traffic judges. With `is_paid_all_day`, of several LLMs, the peak number of GPUs in
-    use is paid for the whole traffic. Unless `least` is given, the optimum may empty rented pools while owned
-    ones of their role stand (`DayQuestion.optimum_pools`).
+    A field that is None has its value from elsewhere: `every_s` from the SLO's windows, `start_s` from the
+    catalog by `storage` and `image`, `most` from the static fleet, about twice its size, and `missed_usd`
+    from what that fleet costs in a window. An `image` of None means that nodes have the image already. With a
+    `train_frac` of 0 nothing is tuned, and all of the traffic judges. With `is_paid_all_day`, for several
+    LLMs, the peak number of GPUs in use is paid for the whole traffic. `is_least_given` matters to the
+    optimum alone (`DayQuestion.optimum_pools`).
     """
 
     controllers: tuple[ChosenController, ...]

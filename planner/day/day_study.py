@@ -1,15 +1,14 @@
-"""A day of traffic on a fleet whose pools change: what each controller costs above the optimum, and misses.
+"""A day of traffic on a fleet whose pools change: what each controller costs, and which windows it misses.
 
-The static fleet, which keeps its sizes all day, a timetable, and the controllers are simulated on the same
-requests. The optimum is the cheapest sequence of pool sizes that keeps the SLO in every window; its search
-knows all requests in advance (planner/day/search/day_optimum.py). A controller's regret is what it costs
-above the optimum, and the windows that it misses. With `train_frac`, parameters are chosen on the first part
-of the traffic, and all days are judged on the rest, which only the optimum has seen.
+The static fleet, which keeps its sizes all day, and the controllers are simulated on the same requests. The
+optimum is the cheapest sequence of pool sizes that keeps the SLO in every window; its search knows all
+requests in advance (planner/day/search/day_optimum.py). A controller's regret is what it costs above the
+optimum. With `train_frac`, parameters are chosen on the first part of the traffic, and all days are judged on
+the rest, which only the optimum knows in advance.
 
 The best parameters, and the best controller, have the lowest bill plus the cost of missed windows. By default
-a missed window costs what the static fleet, which keeps it, pays for a window. With `missed_frac` the best is
-instead the cheapest of those that miss no larger share of the windows; where all miss more, the one that
-misses fewest.
+a missed window costs what the static fleet pays for a window. With `missed_frac` the best is instead the
+cheapest of those that miss no larger share of the windows; where all miss more, the one that misses fewest.
 
 The search for the optimum changes sizes only on a grid of times. A controller that keeps every window for
 less is itself a feasible sequence, and then becomes the optimum.
@@ -57,8 +56,8 @@ BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
 SHORT_DAY_S = 12 * 3600.0  # Of shorter traffic a warning says that it is not a day.
-WHOLE_ROUNDING = 1e-9  # Added before shares of windows are rounded down, against rounding errors.
-MOST_VARIANTS = 40  # No more settings of one controller are simulated: each takes a simulation of a day.
+WHOLE_ROUNDING = 1e-9  # A number of windows that a rounding error put below a whole one counts as whole.
+MOST_VARIANTS = 40  # Settings of one controller that tuning tries, each by a simulation of a day.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +77,7 @@ class DayQuestion:
     step_s: float
     train_frac: float = 0.0
     missed_usd: float | None = None  # The cost of a missed window; None: see `missed_usd_of`.
-    missed_frac: float | None = None  # The share of windows that may be missed, if there is one.
+    missed_frac: float | None = None  # The share of windows that may be missed; None: misses cost USD.
     start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
     fleet_note: str = ""  # The origin of the fleet, if it was not given.
     stock: Mapping[str, int] = field(default_factory=dict)
@@ -90,9 +89,11 @@ class DayQuestion:
 
     @property
     def optimum_pools(self) -> tuple[ElasticPool, ...]:
-        """The bounds of the optimum. Beside an owned pool of the same role, which costs nothing and stands,
-        a paid pool may be empty, unless the least is given. Controllers keep the least of every pool: most
-        look at the metrics of their pool alone, and would not wake it.
+        """The bounds of the optimum.
+
+        Unless the question gives the least, a paid pool may be empty beside an owned pool of the same role,
+        which costs nothing and keeps its least. Controllers keep the least of every pool: most read only the
+        metrics of their own pool, so they would never start a worker in an empty one.
         """
         if self.is_least_given:
             return self.pools
@@ -117,8 +118,8 @@ class WindowVerdict:
     """The verdict of one window of the SLO.
 
     `holds` is True if every limit and the attainment, if any, are kept. `short_limit` names the limit that is
-    kept worst: of those that fail, or of all where none does, the one with the smallest share of values
-    within it. This share is `kept_frac`.
+    kept worst: the one with the smallest share of values within it (`kept_frac`), of the limits that fail,
+    or of all limits where none fails.
     """
 
     start_s: float
@@ -193,15 +194,14 @@ class ControllerDay:
 class Optimum:
     """The cheapest known sequence of sizes that keeps every window, of P pools in T steps.
 
-    Between `edges_s` (T + 1,) the `sizes` (T, P) stand; where a controller is the optimum, they are those of
-    the best sequence that the search found. No sequence on the grid costs less than `bound_usd`, and no
-    controller, whenever it changes sizes, less than `proved_usd`. `status` says whether a cheaper sequence
-    may exist.
+    Pools have the `sizes` (T, P) between `edges_s` (T + 1,); where the day of a controller is the optimum,
+    these are the best sequence that the search found itself. No sequence on the grid costs less than
+    `bound_usd`, and no controller, whenever it changes sizes, less than `proved_usd`. `status` says whether a
+    cheaper sequence may exist.
 
-    `causal` is what a controller that knows only the past pays at least, and `reacting` the same of one that
-    also knows all of a window when it begins; they are None for pools that have too many sizes.
-    `any_moment_usd` is a higher `proved_usd` that takes for granted that more workers never hurt; None where
-    it was not computed.
+    `causal` bounds the cost of controllers that know only the past, `reacting` that of controllers that also
+    know all of a window when it begins; they are None for pools that have too many sizes. `any_moment_usd` is
+    a higher bound than `proved_usd`, valid if more workers never hurt; None where it was not computed.
     """
 
     day: ControllerDay
@@ -292,14 +292,15 @@ def study_day(
 ) -> DayAnswer:
     """Simulate the static fleet, every controller and the optimum on the same traffic.
 
-    The limit on time is for the choice of parameters and the optimum. Raises InputError where the traffic
-    cannot be split as `train_frac` says, or is of a kind that pools that change cannot serve.
+    The time limit is for the choice of parameters and the optimum. Raises InputError where the traffic
+    cannot be split as `train_frac` says, or is of a kind that changing pools cannot serve.
     """
     deadline = time.monotonic() + time_limit_s
     check_step(question)
     progress(f"{len(question.trace):,} requests in {question.trace.duration_s / 3600:.3g} h")
     train, judged = split_training(question.trace, question.train_frac)
-    known = judged if train is None else train  # What the controllers' tables and rules are made of.
+    # The controllers' tables and rules are made of this traffic.
+    known = judged if train is None else train
     judged_question = replace(question, trace=judged)
     progress("how much traffic so many workers carry")
     knowledge = gather_knowledge(question, known, train)
@@ -332,8 +333,8 @@ def study_day(
 class DayInputs:
     """What every controller of a day is run on.
 
-    The question has the judged traffic; `train` is the traffic on which parameters are chosen, if any, within
-    `left_s` seconds. That is no deadline because the clock of another process may have another zero.
+    The question has the judged traffic; `train` is the traffic on which parameters are chosen, if any. Tuning
+    may take `left_s` seconds: not a deadline, because clocks of other processes may have another zero.
     """
 
     question: DayQuestion
@@ -369,8 +370,7 @@ def _run_controllers(
 def _run_to_send(
     inputs: DayInputs, each: ChosenController
 ) -> tuple[ControllerDay | None, dict[str, Any], str]:
-    """What a worker process sends back: the day, the settings that were chosen, and the reason if there is
-    none.
+    """What a worker process sends back: the day or None, the tuned settings, and the reason for a None.
 
     The day comes without the controller and the knowledge, which the caller has already.
     """
@@ -406,8 +406,10 @@ def best_sizes(
     time_limit_s: float,
     progress: Progress = report_nothing,
 ) -> Optimum:
-    """The cheapest known sequence of sizes: on the grid, refined to changes at other moments (`finer_day`),
-    or what the cheapest controller that keeps all windows did.
+    """The cheapest known sequence of sizes that keeps every window.
+
+    The search on the grid finds one, `finer_day` moves its changes to other moments, and the cheapest
+    controller that keeps all windows replaces it if its day cost less.
 
     Raises InfeasibleError where a window fails with the most workers all day.
     """
@@ -442,7 +444,7 @@ def best_sizes(
         status,
         causal_bound(runs),
         reacting_bound(runs),
-        # A bound above the cost of a day that keeps every window is refuted: here more workers did hurt.
+        # A day that keeps every window for less refutes this bound: here more workers did hurt.
         bound.usd if bound.usd <= best.usd else cheapest.proved.usd,
     )
 
@@ -485,7 +487,7 @@ def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace
 
 
 def missed_usd_of(question: DayQuestion, static: ControllerDay) -> float:
-    """The cost of a missed window: the question's, else what the static fleet pays for a window."""
+    """The cost of a missed window: as the question says, or what the static fleet pays for a window."""
     static_window_usd = static.usd / len(static.windows)
     return static_window_usd if question.missed_usd is None else question.missed_usd
 
@@ -494,8 +496,8 @@ def missed_usd_of(question: DayQuestion, static: ControllerDay) -> float:
 class MissTerms:
     """How missed windows count where days are compared.
 
-    Each costs `usd`. Or, with `most_frac`, a day may miss this share of its windows for nothing, and of two
-    days that miss more the one that misses fewer is better.
+    Without `most_frac` each costs `usd`. With it, a day may miss this share of its windows for nothing, and
+    of two days that miss more the one that misses fewer is better.
     """
 
     usd: float
@@ -555,7 +557,8 @@ def tune_controller(
     """The best settings of a controller on the question's traffic, and the number of settings simulated."""
     best, best_value, settings_count = chosen, (np.inf, np.inf, 0), 0
     for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:
-        if settings_count and time.monotonic() > deadline:  # The first, as chosen, is always simulated.
+        # The first variant has the settings as they were chosen, and is always simulated.
+        if settings_count and time.monotonic() > deadline:
             break
         row = simulate_controller(question, variant, knowledge)
         settings_count += 1
@@ -596,17 +599,19 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
 def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     """The effect of every change of a pool's size by the controller, in order of time."""
     simulation, effects = run.simulation, []
-    # At i: how many of the first i requests missed a limit.
+    # Entry i counts the requests that missed a limit among the first i.
     late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
     spans_of_pool = [
         [span for span in run.spans if span.pool == p] for p in range(run.requested_sizes.shape[1])
     ]
-    counted = 0  # Requests before this index count for earlier changes, whose workers start at the same time.
-    # By decision d, the later of two in a row that differ, and then by pool p.
+    # A request counts for one change only, although workers of several changes may start at the same time:
+    # requests before this index have been counted.
+    counted = 0
+    # Decision d is the later of two in a row that differ in the size of pool p.
     for before, p in np.argwhere(np.diff(run.requested_sizes, axis=0)).tolist():
         d = before + 1
         sizes, pool_spans, at_s = run.requested_sizes[:, p], spans_of_pool[p], float(run.requested_s[d])
-        # Until the workers that this change requested are ready (`elastic.Span`).
+        # The workers that this change requested are ready then.
         until_s = max((span.ready_s for span in pool_spans if span.requested_s == at_s), default=at_s)
         first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
         first, counted = max(first, min(counted, last)), max(counted, last)
@@ -624,17 +629,18 @@ def _count_rerouted(simulation: Simulation, gone_s: Floats) -> int:
     """
     end_s = simulation.arrival_s + np.nan_to_num(simulation.e2e_s, nan=np.inf)
     stops_s = np.sort(gone_s)
-    # Before an arrival there were fewer stops than before the end: a stop lies between them.
+    # A worker stopped while a request was under way if fewer stops came before its arrival than before its
+    # end.
     stops_before_arrival = np.searchsorted(stops_s, simulation.arrival_s)
     under_way = np.searchsorted(stops_s, end_s) > stops_before_arrival
     return int((under_way & (simulation.preemptions > 0)).sum())
 
 
 def _highest_rps(trace: Trace, window_s: float) -> float:
-    """The highest request rate of any window of a trace. A trace of less than a second counts as 1 s."""
+    """The highest request rate of any window of a trace."""
     edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + window_s, window_s)
     counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
-    # A trace shorter than a window is one window of its own length.
+    # A trace shorter than a window is one window of its own length, of at least a second.
     return float(counts.max() / min(window_s, max(trace.duration_s, 1.0)))
 
 
@@ -687,8 +693,10 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
 
 
 def knowledge_of(chosen: ChosenController, knowledge: Knowledge, judged: Trace) -> Knowledge:
-    """What a controller may know: `knowledge`. Without training traffic a timetable knows the judged traffic
-    too, as if earlier days had been the same; hours of a day that it does not reach are without requests.
+    """What a controller may know.
+
+    A timetable is made of earlier days. Without training traffic, the judged traffic stands for the day
+    before; hours of the day that it does not reach have no requests.
     """
     if chosen.row.name != CRON or knowledge.history is not None:
         return knowledge
@@ -709,7 +717,7 @@ def check_step(question: DayQuestion) -> None:
 
 
 def warnings_of(question: DayQuestion, train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
-    """All warnings on the answer to a question, in sentences."""
+    """Everything that a reader of the answer should be warned of, in sentences."""
     return (*question.warnings, *_short_day_warnings(question.trace), *_untrained_warnings(train, rows))
 
 
@@ -724,7 +732,7 @@ def _short_day_warnings(trace: Trace) -> tuple[str, ...]:
 
 
 def _untrained_warnings(train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
-    """A warning if something that a controller uses was made of the traffic that judges it."""
+    """A warning if the traffic that judges a controller was also used to set it up."""
     learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
     if train is not None or not learns:
         return ()

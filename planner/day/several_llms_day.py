@@ -1,9 +1,9 @@
 """Simulates a day of several LLMs that share one stock of GPUs.
 
-Each LLM has its own pools and controllers. At every moment all together hold no more GPUs than the stock has,
-and their costs are added up. A controller runs once for each LLM, at the same time, and a worker that finds
-no GPU waits until one is given back. There is one optimum for all LLMs: where they have their peaks at
-different hours, one takes the GPUs that another gives up.
+Each LLM has its own pools and its own controller; all controllers run at the same time. At no moment do the
+workers of all LLMs take more GPUs than the stock has: a worker that finds no free GPU waits for one. There is
+one bill and one optimum for all LLMs: where their peaks come at different hours, one LLM takes the GPUs that
+another gives back.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class JointOptimum:
 class JointAnswer:
     """The days of all controllers in `rows`, that of the fleets that stand all day first.
 
-    `each` has the answer of every LLM by its name; its winner is the controller that is best for all LLMs.
-    `no_optimum` is the reason why there is no optimum. `left_out` are controllers with the reason why they
-    could not run.
+    `each` has the answer of every LLM by its name; the winner in each is the controller that is best for all
+    LLMs together. `no_optimum` is the reason why there is no optimum. `left_out` are controllers with the
+    reason why they could not run.
     """
 
     each: Mapping[str, DayAnswer]
@@ -118,9 +118,7 @@ class JointAnswer:
 
 
 def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> JointDay:
-    """The day with the least cost, missed windows included; days that miss fewer windows above the shares
-    that may be missed come first (`MissTerms`).
-    """
+    """The best day: each LLM's part is scored by `score_day`, and the scores are added up."""
     miss_terms = [
         MissTerms(missed_usd_of(question, part), question.missed_frac)
         for question, part in zip(questions, rows[0].parts, strict=True)
@@ -129,7 +127,7 @@ def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> Joi
     def score(row: JointDay) -> tuple[int, float, int]:
         scores = [score_day(part, terms) for part, terms in zip(row.parts, miss_terms, strict=True)]
         too_many, usd, missed = (sum(column) for column in zip(*scores, strict=True))
-        # In `usd` the bills of single LLMs give way to the common one, which counts shared nodes once.
+        # The common bill replaces the bills of single LLMs, which count shared nodes more than once.
         return int(too_many), usd + row.usd - sum(part.usd for part in row.parts), int(missed)
 
     return min(rows, key=score)
@@ -320,7 +318,7 @@ def _simulate_day(
 
 def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> JointDay:
     """The day of all LLMs, with the bill of all workers on nodes that they share."""
-    # `terms` number the pools of all LLMs one after another.
+    # `terms` numbers the pools of all LLMs one after another.
     lives, first_pool = [], 0
     for part in parts:
         lives += [(first_pool + span.pool, span.requested_s, span.gone_s) for span in part.run.spans]
@@ -338,10 +336,10 @@ def _find_optimum(
     deadline: float,
     progress: Progress,
 ) -> JointOptimum:
-    """The cheapest day of all LLMs together that is known.
+    """The cheapest known day of all LLMs together.
 
-    It is the cheapest on the grid, or the day of a controller that was cheaper still, as controllers may
-    change sizes between the moments of the grid.
+    It is the cheapest on the grid, or that of a controller, which may change sizes between the moments of the
+    grid and so cost less.
     """
     llm_runs = [
         DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms_of(question))

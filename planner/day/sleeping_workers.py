@@ -1,14 +1,14 @@
 """Several LLMs whose workers sleep and wake on one stock, as vLLM's sleep mode does.
 
 Every LLM has an engine, awake or asleep, on every group of GPUs that its workers may take. A worker that the
-controller gives up ends its requests and falls asleep; one that it requests wakes as soon as GPUs are free.
-Neither an image nor compiled kernels are loaded, so a worker is ready within seconds, where a start takes
-minutes. But no node is given back meanwhile: the peak number of GPUs in use is paid all day.
+controller removes finishes its requests and falls asleep; a worker that the controller adds wakes as soon as
+GPUs are free. Waking loads neither an image nor compiled kernels, so it takes seconds, where a start takes
+minutes. But nodes are never given back: the peak number of GPUs in use is paid all day.
 
     ready_s = longest fall_asleep_s of any LLM + wake_s of its own          (catalogs/startup.yaml, sleep)
 
-A worker takes this time if the only free GPUs are those of a worker that has just begun to fall asleep; other
-workers are ready sooner. A GPU counts as in use from the request for its worker on.
+This is the slowest case: the only free GPUs are those of a worker that has just begun to fall asleep. A GPU
+counts as in use from the moment at which the controller adds its worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.models.startup import SleepLevel
 def sleeping_questions(
     questions: Mapping[str, DayQuestion], level: int, storage: str, facts: StartupFacts
 ) -> dict[str, DayQuestion]:
-    """The questions with workers that wake in place of starting; level 2 reads weights from `storage`."""
+    """The questions with workers that wake instead of starting; level 2 reads weights from `storage`."""
     longest_s = max(
         facts.fall_asleep_s(question.fleet.llm, pool.type, level)
         for question in questions.values()
@@ -52,8 +52,9 @@ def sleeping_questions(
 
 
 def sleep_lines(questions: Mapping[str, DayQuestion], row: SleepLevel) -> list[str]:
-    """What sleeping takes beside GPUs: memory of the host and of each GPU, and who calls the engines."""
+    """What sleeping takes: memory of the host and of each GPU, and someone who calls the engines."""
     lines, host_bytes = list[str](), dict[str, float]()
+    # A level that drops the weights keeps nothing in host memory.
     for question in questions.values() if row.keeps_weights else ():
         for pool in question.fleet.pools:
             gpu = pool.type.gpu

@@ -1,11 +1,12 @@
-"""Tokens on their way to experts on other nodes, and back: DeepEP's kernels, which vLLM starts for ranks on
-several nodes (`--all2all-backend`).
+"""The time in which tokens go to experts on other nodes and back, and the memory that this takes.
 
-    deepep_low_latency       each token to each of its k experts; at most MOST_LOW_LATENCY_TOKENS of a rank in
-                             a step, as every expert keeps a buffer of that many rows for every GPU; in CUDA
-                             graphs
-    deepep_high_throughput   each token once to each node that has some of its experts; vLLM runs it without
-                             CUDA graphs, for prefills
+If ranks are on several nodes, vLLM moves tokens with the kernels of DeepEP (`--all2all-backend`):
+
+    deepep_low_latency       sends each token to each of its k experts, in CUDA graphs. A step has at most
+                             MOST_LOW_LATENCY_TOKENS of a rank, as every expert has a buffer of that many rows
+                             for every GPU
+    deepep_high_throughput   sends each token once to each node that has some of its experts, for prefills;
+                             vLLM runs it without CUDA graphs
 
 Seconds of one layer, there and back: n tokens of each GPU, M nodes, hidden width H, k experts per token, B
 bytes/s of a GPU's own link to other nodes. A value takes v bytes on the way there (1 where experts are
@@ -35,19 +36,19 @@ LOW_LATENCY: All2All = "deepep_low_latency"
 HIGH_THROUGHPUT: All2All = "deepep_high_throughput"
 MOST_LOW_LATENCY_TOKENS = 256  # The most tokens of a rank in a step with low-latency kernels.
 MOST_NODES = 8  # The formulas rest on measurements of up to this many nodes.
-# Each GPU of the measurements has a 400 Gb/s adapter: bytes per second in one direction.
+# In one direction: each GPU of the measurements has an adapter of 400 Gb/s.
 MEASURED_LINK_BYTES_PER_S = 50e9
 FORMATS_IN_8_BITS = ("fp8", "fp8-block")  # Experts in these formats get their tokens in 8 bits.
-# vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB: of DeepEP's NVLink buffer, and of its buffer between nodes, which with
-# low latency has another size.
+# vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB: the size of DeepEP's NVLink buffer, and with high throughput also of its
+# buffer between nodes.
 BUFFER_BYTES = 2.0**30
 # Mean error of the formulas on the measurements.
 MAPE_FRAC: dict[All2All, float] = {LOW_LATENCY: 0.02, HIGH_THROUGHPUT: 0.14}
-# One GPU makes room for this many times the rows of experts that it gets if all GPUs get equally many: our
+# Tokens choose experts unevenly, so each GPU has room for this many times its fair share of rows: our
 # assumption, not a measurement.
 UNEVEN_ROWS_FACTOR = 2.0
-# Launching a layer's experts without CUDA graphs takes this long on H100, by aiconfigurator's tables; a floor
-# in models/roofline.py.
+# Launching a layer's experts without CUDA graphs takes this long on H100, by aiconfigurator's tables
+# (models/roofline.py takes no shorter time).
 EXPERT_LAUNCHES_S = 390e-6
 
 
@@ -63,7 +64,7 @@ DEFAULT_EXCHANGE = Exchange()  # The link of the measurements.
 
 
 def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
-    """The nodes that `dp` ranks of `tp` GPUs fill. Raises InputError where they cannot be dealt out."""
+    """The nodes that `dp` ranks of `tp` GPUs fill. Raises InputError for ranks that vLLM cannot place."""
     gpus, per_node = tp * dp, int(gpu.gpus_per_node)
     if gpus <= per_node:
         return 1
@@ -100,7 +101,7 @@ def all2all_s(
     values_bytes = llm.hidden * ((1 if _in_8_bits(llm) else 2) + 2)
     if kind == LOW_LATENCY:
         fixed_s, reached_frac = 40e-6 + 5e-6 * np.log2(nodes), 0.92
-        copies = k * (1 - 1 / nodes)  # Of a token, to other nodes.
+        copies = k * (1 - 1 / nodes)  # The copies of a token that go to other nodes.
     else:
         fixed_s, reached_frac = 85e-6 + 60e-6 * np.log2(nodes), 0.64
         copies = (nodes - 1) * (1 - (1 - 1 / nodes) ** k)
@@ -111,14 +112,14 @@ def all2all_s(
 def activation_bytes(llm: Llm, kind: All2All, budget_tokens: int, tp: int) -> float:
     """The memory of one GPU beside the residual stream: DeepEP's buffers, and the experts' rows.
 
-    With low latency each expert has `budget_tokens` rows for every GPU, and of g GPUs each has 1/g of the
-    experts, so neither g nor tp matters. DeepEP has buffers to send and to receive, both for even and for odd
-    steps (its config.hpp). With high throughput the GPUs of a rank share its tokens.
+    With low latency each expert has `budget_tokens` rows for each of g GPUs, and each GPU has 1/g of the
+    experts, so neither g nor tp matters. DeepEP has four buffers: to send and to receive, for even and for
+    odd steps (its config.hpp). With high throughput the GPUs of a rank share its tokens.
     """
     row_bytes = (2 * llm.hidden + 3 * llm.ffn) * 2.0  # Input and output; gate, up and product.
     if kind == LOW_LATENCY:
         rows = float(llm.experts * budget_tokens)
-        # A message has room for values in 16 bits, in whichever format they are sent, and a head of 16 bytes.
+        # A message has a head of 16 bytes, and room for values in 16 bits even if they are sent in 8.
         return BUFFER_BYTES + 4 * rows * (2 * llm.hidden + 16) + rows * row_bytes
     rows = UNEVEN_ROWS_FACTOR * budget_tokens / tp * llm.experts_per_token
     return 2 * BUFFER_BYTES + rows * row_bytes

@@ -18,14 +18,16 @@ from planner.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-# The `code` of each form: FIVE is `latency.StepLatency`, with its five numbers.
+# The `code` of each form. FIVE is `latency.StepLatency` with its five numbers. VIDUR_TABLES is made in
+# benchmarks/vidur_tables.py.
 FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULATIVE = range(6)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """The numbers and tables of a form as the kernel reads them. `code` names the form; what the numbers and
-    `widths` (sizes of the tables) mean depends on it.
+    """The numbers and tables of a form as the kernel reads them.
+
+    `code` names the form. The form says what the numbers mean, and of which tables `widths` are the sizes.
     """
 
     code: int
@@ -42,14 +44,15 @@ class StepForm(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitwiseLookup:
-    """The form of Splitwise's simulator: `prompt_s` by tokens for prompts, `token_s` by their number for
-    decodes, each interpolated between the knots and extrapolated beyond.
+    """The form of Splitwise's simulator: times at knots, interpolated between and extrapolated beyond them.
 
-    A step with both phases takes `mixed_factor` times as long as a prompt with all its tokens, one of them
-    per decode. Splitwise's program looks `token_s`, which its profile gives by *tokens*, up by number of
-    *sequences*, so 64 decodes cost what one does; that mistake is kept. With one value in `token_s`, and
-    `b_s` per decode and `d_s` per KV token, the form is a fit without it; then prompts are looked up by their
-    own tokens.
+    A step of prompts takes `prompt_s` at its tokens, a step of decodes `token_s` at the number of decodes. A
+    step with both takes `mixed_factor` times as long as a prompt with all its tokens, one of them per decode.
+    Splitwise's profile gives `token_s` by *tokens*, but its program looks it up by *sequences*, so 64 decodes
+    cost what one does; we keep that mistake, to reproduce its results.
+
+    With a single value in `token_s` the form is a fit without the mistake: a decode adds `b_s`, a KV token
+    `d_s`, and prompts are looked up by their own tokens.
     """
 
     knots_tokens: tuple[float, ...]
@@ -110,41 +113,13 @@ class SplitwiseLookup:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class VidurTables:
-    """Vidur's predictor as tables.
-
-    `linear_s` (N / 8,) is indexed by tokens / 8. `prefill_s` (C, edge) is indexed by cached tokens / 64, and
-    by the root of the summed squares of the chunks. `decode_s` (D, context) is indexed by decodes, and by
-    their mean context / 64.
-
-    Attention takes longer by `prefill_over_frac` or `decode_over_frac` where a step has several prefills or
-    decodes. Sending to the next pipeline stage takes `send_s`, and `send_s_per_token`. The simulator refuses
-    a step beyond the tables.
-    """
-
-    linear_s: Floats
-    prefill_s: Floats
-    decode_s: Floats
-    prefill_over_frac: float = 0.0
-    decode_over_frac: float = 0.0
-    send_s_per_token: float = 0.0
-    send_s: float = 0.0
-
-    def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
-        return Compiled(
-            VIDUR_TABLES,
-            (self.prefill_over_frac, self.decode_over_frac, self.send_s_per_token, self.send_s),
-            (self.linear_s, self.prefill_s.ravel(), self.decode_s.ravel()),
-            (len(self.linear_s), *self.prefill_s.shape, self.decode_s.shape[1], len(self.decode_s)),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class DistServeSteps:
-    """DistServe's fits: prefills take a + b sum n + c sum n^2, decodes a + b K + c D, with other numbers from
-    `threshold` decodes on; all are divided by pp. The first pipeline rank adds the engine's overhead, and a
-    step with prefills `per_rank_s` times pp.
+    """DistServe's fits: prefills of n tokens each take a + b sum n + c sum n^2, D decodes a + b K + c D.
+
+    K is the decodes' context. From `threshold` decodes on the numbers are `decode_large_s`. All times are
+    divided by pp. The first pipeline rank adds the engine's overhead, and `per_rank_s` times pp to a step
+    with prefills.
     """
 
     prefill_s: tuple[float, float, float]
@@ -170,13 +145,13 @@ class DistServeSteps:
         """Seconds of the shortest step of up to this many tokens, decodes and tokens of context, and the list
         that gives it.
 
-        Coefficients of a least-squares fit may be negative while its times are not. But the simulator relies
-        on decodes that do not get shorter with context, so a negative b is returned as if it were a step.
+        A least-squares fit may have negative coefficients and positive times. But the simulator relies on
+        decodes that do not get shorter with context, so a negative b is returned as if it were a step's time.
         """
         a, b, c = self.prefill_s
         n = np.arange(1.0, most_tokens + 1)
-        # The sum of squares is between n and n times twice the longest context. c may be < 0, so the end that
-        # gives the shorter time counts.
+        # The sum of squares is between n and n times twice the longest context. The shorter time is at one of
+        # these ends: which, depends on the sign of c.
         prefill = a + b * n + np.minimum(c * n, c * n * 2 * max(most_kv_tokens, most_tokens))
         shortest = [(float(prefill.min()), "prefill_s")]
         small = (1, min(self.threshold - 1, most_decodes))

@@ -1,44 +1,42 @@
-"""How vLLM lays keys and values of unlike layers out in one pool of blocks, and what a sequence takes of the
-pool.
+"""How vLLM puts the caches of unlike layers into one pool of blocks, and how many blocks a sequence takes.
 
 Layers of a kind (the same keys and values, the same window) form groups of equally many layers; a block of
 the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page_size`):
 
-    g = layers of a group = layers of the rarest kind, or of the commonest if that has < 1.5 times as many
+    g = layers of a group = layers of the rarest kind; of the commonest if it has < 1.5 times as many
     groups of a kind      = ceil(layers / g), the last one padded
     bytes of a block      = g * the largest page of a layer
 
-A sequence of L tokens takes, per group: ceil(L / block) blocks where layers attend to all tokens; at most the
-blocks of the window and one more where they have a window; one block where they carry a state. Blocks are
-made longer until a state fits into one, in steps of 16 tokens, or of 128 beside latent attention.
+A sequence of L tokens takes, per group: ceil(L / block) blocks if the layers attend to all tokens; at most
+the blocks of the window and one more if they have a window; one block if they carry a state. Blocks are made
+longer until a state fits into one, in steps of 16 tokens, or of 128 beside latent attention.
 
-Here a KV block holds 16 tokens of all layers that attend to all tokens; other layers are counted in such
-blocks:
+Our KV block holds 16 tokens of all layers that attend to all tokens. What other layers keep is counted in
+such blocks:
 
     blocks(L) = ceil(L / 16) + constant + ceil(window_ratio * min(ceil(L / 16), window_blocks))
 
-LLMs whose layers are alike, or latent with an index among them, need no such blocks: constant = window_ratio
-= 0.
+For LLMs whose layers are all alike, or all latent with an index on some, constant = window_ratio = 0.
 
-Compressed attention (DeepSeek-V4) has pages of 256 tokens of all layers; the windows, and the tokens that
-wait for compression, fill pages of their own, of the same size, with 64, 4 and 8 tokens each. So while its
-step is under way, a token of a prefill takes a hundred times the bytes that it takes for good
-(vllm-project/vllm#54703 has the groups of V4-Flash: pages of 1,002,240 bytes, 2 + 1 + 1 groups beside).
+Compressed attention (DeepSeek-V4) has pages of 256 tokens of all layers. Windows, and tokens that wait for
+compression, fill pages of their own, of the same bytes, with 64, 4 and 8 tokens each. So a token of a prefill
+takes a hundred times as many bytes during its step as it takes for good (vllm-project/vllm#54703 has the
+groups of V4-Flash: pages of 1,002,240 bytes, 2 + 1 + 1 groups beside).
 
-A prefix is found only while the pages of the window at its end are there. They go back to the pool when the
-window has moved on. vLLM before 0.23 gave pages out again in the order in which they came back; since then it
-first gives out those in which no prefix can be found (vllm-project/vllm#43447). So a prefix is lost when the
-worker has computed so many tokens that their pages fill the memory that running requests leave
-(planner/simulator/caches.py). Windows beside layers that attend to all tokens (gpt-oss, Gemma) do the same
-until 0.26: a token takes window_ratio / 16 blocks for them.
+A prefix is found only while the pages of the window at its end exist. A sequence gives them back to the pool
+when its window has moved on. vLLM before 0.23 reused pages in the order in which they were given back; since
+then it first reuses those in which no prefix can be found (vllm-project/vllm#43447). So a prefix is lost when
+the worker has computed so many tokens that their pages fill the memory that running requests leave
+(planner/simulator/caches.py). Until 0.26 the same holds for windows beside layers that attend to all tokens
+(gpt-oss, Gemma): a token takes window_ratio / 16 blocks for them.
 
 Since 0.27 vLLM keeps windows and states only where a prompt ends and where two prompts began to differ
-(--prefix-cache-retention-interval 0, vllm-project/vllm#52216). So a shared beginning is found from its third
-request on, while the plan counts it from the second. And few blocks go to windows, while for compressed
-attention the plan counts those at the end of each page. A plan with prefix caches for such an LLM says so.
+(--prefix-cache-retention-interval 0, vllm-project/vllm#52216). The plan still counts as before: a shared
+beginning is found by its second request, where vLLM finds it from the third on; and windows of compressed
+attention keep blocks at the end of each page. A plan with prefix caches for such an LLM says so.
 
-What vLLM logs as "GPU KV cache size" is derived: the requests of `max_model_len` tokens that fit, each with a
-whole step's tokens in its windows, times that length (benchmarks/kv_capacity.py).
+vLLM derives the "GPU KV cache size" that it logs: the number of requests of `max_model_len` tokens that fit,
+each with a whole step's tokens in its windows, times that length (benchmarks/kv_capacity.py).
 """
 
 from __future__ import annotations
@@ -51,23 +49,24 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import CatalogError
 from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 
-# vLLM makes groups of the most layers of a kind if these are fewer than this many times the fewest, so that
-# little is padded.
+# A group has the layers of the commonest kind if they are fewer than this many times those of the rarest, as
+# little is padded then.
 FEW_MORE = 1.5
 LATENT_PAGE_TOKENS = 128  # Beside states the pages of latent attention are a multiple of this many tokens.
-# Tokens in a page of compressed attention: for good, in a window, and waiting for compression by 4 or by 128.
+# Tokens in a page of compressed attention: compressed ones, those of a window, and by ratio of compression
+# those that wait for it.
 COMPRESSED_PAGE_TOKENS = 256
 WINDOW_PAGE_TOKENS = 64
-WAITING_PAGE_TOKENS = {4: 4, 128: 8}  # By ratio of compression.
+WAITING_PAGE_TOKENS = {4: 4, 128: 8}
 
 
 @dataclass(frozen=True, slots=True)
 class KvBeside:
     """KV blocks that a sequence takes beside those of its tokens.
 
-    Windows and tokens that wait for compression give their blocks back soon. Until then each computed token
-    has taken `passing_blocks` for them, of which `findable_blocks` are at the end of a page, where a prefix
-    can be found again.
+    Compressed attention gives blocks of windows and of waiting tokens back soon. Each computed token passes
+    through `passing_blocks` of them, of which `findable_blocks` are at the end of a page, where a prefix can
+    be found again.
     """
 
     constant_blocks: int = 0
@@ -93,8 +92,7 @@ BESIDE_NOTHING = KvBeside()
 class KvLayout:
     """Bytes of a KV block on one GPU, and what a sequence takes beside the blocks of its tokens.
 
-    `step_blocks_per_token` are blocks that each token of the step under way takes in windows and among the
-    tokens that wait for compression, until the step ends.
+    With compressed attention each token of a step takes `step_blocks_per_token` more until the step ends.
     """
 
     block_bytes: float
@@ -102,8 +100,8 @@ class KvLayout:
     step_blocks_per_token: float = 0.0
 
     def request_blocks(self, tokens: int, step_tokens: int) -> float:
-        """The KV blocks that vLLM counts for a request of this length, `step_tokens` of which a step under
-        way adds to its windows.
+        """The KV blocks that vLLM counts for a request of this length while a step computes `step_tokens` of
+        it.
         """
         token_blocks = -(-tokens // KV_BLOCK_TOKENS)
         beside = self.beside
@@ -130,8 +128,8 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     token_bytes = {kind: llm.kv_layer_bytes(kind) / min(kind.kv_shares, tp) for kind in caches}
     all_windows = {kind.window_tokens for kind in caches}
     window_tokens = max(filter(None, all_windows), default=None)
-    # Windows of several lengths, or windows alone, are not modelled: then every layer counts as one without a
-    # window, which is on the safe side.
+    # Windows of several lengths, or windows in all layers, are not modelled. To be safe, every layer then
+    # counts as one without a window.
     if len(all_windows - {None}) > 1 or None not in all_windows:
         window_tokens = None
     if window_tokens is None and not states:
@@ -162,10 +160,10 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     ratio, window_blocks = 0.0, 0
     if window_tokens is not None:
         ratio = groups["window"] / groups["full"] * tokens_in["full"] / tokens_in["window"]
-        # The block that the window begins in counts too.
+        # The window may begin within a block, so one block more counts.
         window_blocks = math.ceil((window_tokens - 1) / KV_BLOCK_TOKENS) + 1
     beside = KvBeside(
-        # The last page may be filled in part only, hence page_blocks - 1.
+        # A sequence takes whole pages: page_blocks - 1 blocks of the last one may be empty.
         constant_blocks=math.ceil(page_blocks * groups["state"] / groups["full"] + page_blocks - 1),
         window_ratio=ratio,
         window_blocks=window_blocks,
@@ -174,7 +172,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
 
 
 def _compressed_layout(llm: Llm) -> KvLayout:
-    """The layout with compressed attention: every GPU keeps all of the cache, because one vector serves all
+    """The layout with compressed attention, where every GPU keeps the whole cache: one vector serves all
     heads.
 
     A sequence keeps the pages of its window and of its tokens that are not compressed yet, and one more of
@@ -196,7 +194,7 @@ def _compressed_layout(llm: Llm) -> KvLayout:
                 kinds[waiting] += round(group.count * in_page * attention.waiting_bytes)
     constant_pages, pages_per_token, findable_pages = 0, 0.0, 0
     for (in_page, kept_tokens), kind_bytes in kinds.items():
-        groups = math.ceil(kind_bytes / page_bytes)  # Rounded up: groups are padded to pages.
+        groups = math.ceil(kind_bytes / page_bytes)  # Groups are padded to pages.
         constant_pages += groups * (math.ceil((kept_tokens - 1) / in_page) + 1)
         pages_per_token += groups / in_page
         findable_pages += groups * math.ceil(kept_tokens / in_page)

@@ -1,21 +1,21 @@
-"""CPU memory behind the KV cache of an engine: what it holds, and how fast KV blocks come back.
+"""CPU memory behind the KV cache of an engine: how many tokens it holds, and how fast they come back.
 
-vLLM (0.32, OffloadingConnector) keeps for every rank of a worker the KV blocks of that rank, each copied at
-the rank's own link:
+vLLM (0.32, OffloadingConnector) keeps the KV blocks of every rank of a worker in CPU memory, and copies them
+over the rank's own link:
 
     tokens of a worker = bytes of a GPU's share / bytes of a KV token on one GPU
     seconds per token  = bytes of a KV token on one GPU / bandwidth of a GPU's link
 
-With latent attention all GPUs of a TP group have the same keys and values, of which one copy is kept; every
-GPU still loads all of it.
+With latent attention all GPUs of a TP group have the same keys and values. One copy of them is kept, but
+every GPU still loads all of it.
 
 Behind the CPU memory may be a disk of the same node: KV blocks go there when they leave CPU memory, and come
-back over the disk's link and then the GPU's, at the rate of the slower one.
+back over the disk's link and then the GPU's, at the rate of the slower link.
 
-A shared store (Mooncake's, on machines of its own) serves all workers. It holds as many tokens as its bytes
-over those of a KV token on all GPUs of a worker. One link carries the loads of all workers one after the
-other; a load has the bytes that one GPU needs, times the TP degree. Workers of several TP degrees share
-blocks where `is_common` says so.
+A shared store (Mooncake's, on machines of its own) serves all workers. Its tokens are its bytes divided by
+the bytes of a KV token on all GPUs of a worker. One link carries the loads of all workers one after the
+other; a load has the bytes that one GPU needs, times the TP degree. `is_common` says whether workers of
+different TP degrees share blocks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from planner.models.llm import LatentAttention, Llm
 
 @dataclass(frozen=True, slots=True)
 class KvOffload:
-    """For each GPU its share of the host's memory for KV blocks, and the bandwidth of its link to that
-    memory; with `is_shared` the figures of the one store that all workers share. `disk_bytes` and the disk's
-    bandwidth are a GPU's share of a disk behind its memory, 0 without one.
+    """A GPU's share of the host's memory for KV blocks, and the bandwidth of its link to that memory.
+
+    With `is_shared` these are the figures of the one store that all workers share. `disk_bytes` and the
+    disk's bandwidth are a GPU's share of a disk behind the memory; the size is 0 without one.
     """
 
     size_bytes: float
@@ -61,7 +62,7 @@ class KvOffload:
         return self._tokens(llm, tp, self.size_bytes + self.disk_bytes)
 
     def memory_tokens(self, llm: Llm, tp: int) -> int:
-        """KV tokens that CPU memory holds, the ones used last; a disk behind it has all others."""
+        """KV tokens that CPU memory holds: those used last. A disk behind it has the others."""
         return self._tokens(llm, tp, self.size_bytes)
 
     def _tokens(self, llm: Llm, tp: int, size_bytes: float) -> int:
@@ -71,8 +72,9 @@ class KvOffload:
         return int(gpus / copies * size_bytes / _token_bytes(llm, tp))
 
     def token_s(self, llm: Llm, tp: int) -> float:
-        """Seconds in which one KV token comes back to the GPUs of a worker: over their own links at once, or
-        over the one link of a shared store.
+        """Seconds in which one KV token comes back to all GPUs of a worker.
+
+        The GPUs load at the same time over their own links, or one after the other from a shared store.
         """
         gpus = tp if self.is_shared else 1
         return gpus * _token_bytes(llm, tp) / self.bandwidth_bytes_per_s
@@ -82,7 +84,7 @@ class KvOffload:
         return _token_bytes(llm, tp) / self.disk_bandwidth_bytes_per_s
 
     def worker_bytes(self, tp: int) -> float:
-        """The host's memory for all GPUs of a worker, in bytes; a shared store takes none."""
+        """Bytes of the host's memory for all GPUs of a worker; 0 with a shared store."""
         return 0.0 if self.is_shared else tp * self.size_bytes
 
 

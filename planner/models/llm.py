@@ -1,8 +1,8 @@
 """The structure of an LLM: groups of layers, each an attention and a feed-forward block in a number format.
 
-    parameters     of a part, from the shapes of its matrices; norms, biases and routers are left out
-    KV values      what a token leaves behind in a layer: keys and values, or one latent vector
-    state          what a sequence leaves behind in a layer however long it is
+    parameters     numbers in the matrices of a part; norms, biases and routers are left out
+    KV values      what every token leaves in a layer's cache: keys and values, or one latent vector
+    state          what a sequence keeps in a layer, however long it is
 
 Sources: the configs and modelling code of Hugging Face's transformers and of vLLM (docs/models.md).
 """
@@ -16,7 +16,7 @@ from typing import Literal
 
 from planner.errors import CatalogError
 
-# Bytes of one weight by number format, with its share of the scales that its group of weights has.
+# Bytes of one weight by number format, with its share of the scales of its group.
 WEIGHT_BYTES = {
     "bf16": 2.0,
     "fp8": 1.0,  # A scale per tensor or channel.
@@ -44,9 +44,9 @@ class GroupedAttention:
 
     With a window a layer attends to the last `window_tokens` alone. `gates_output`: a gate as wide as the
     queries (Qwen3-Next). `values_are_keys`: keys and values have one projection; the cache holds both.
-    `reuses_kv`: the keys and values are an earlier layer's (Gemma 3n). `index_*`: a small further attention,
-    the index, chooses the tokens to attend to; its keys are cached in 16 bits (MiniMax-M3).
-    `bf16_parameters` counts weights that have 16 bits whatever `weights` says.
+    `reuses_kv`: the keys and values are an earlier layer's (Gemma 3n). `index_*`: another small attention,
+    the index, chooses the tokens to attend to; its keys are cached in 16 bits (MiniMax-M3). `bf16_parameters`
+    counts weights that have 16 bits whatever `weights` says.
     """
 
     heads: int
@@ -86,7 +86,7 @@ class GroupedAttention:
 
     @property
     def kv_shares(self) -> int:
-        """The most GPUs of a TP group that the cache is split over. On more GPUs some heads are copied."""
+        """The most GPUs of a TP group that the cache is split over. With more GPUs heads are copied."""
         return self.kv_heads
 
     @property
@@ -99,7 +99,7 @@ class GroupedAttention:
 class LatentAttention:
     """Keys and values as one compressed vector per token (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    With `q_rank` 0 queries are not compressed. `index_*`: a small further attention, the index, chooses the
+    With `q_rank` 0 queries are not compressed. `index_*`: another small attention, the index, chooses the
     tokens to attend to (DeepSeek-V3.2); its keys are cached in 8 bits with a scale. A layer with
     `index_tokens` and no index attends to the tokens that an earlier layer chose (GLM-5.2). `gates_output`: a
     gate as wide as the output (Kimi-K3). `bf16_parameters` counts weights that have 16 bits whatever
@@ -155,8 +155,10 @@ class LatentAttention:
 
     @property
     def flops_per_pair(self) -> float:
-        """FLOPs of a query with a key: those of the index where it chooses the keys (every GPU of a TP group
-        computes them), else those of all heads.
+        """FLOPs of a query with a key, over all heads.
+
+        With an index only its own FLOPs, as only the index looks at every key; each GPU of a TP group
+        computes them all. `chosen_flops` are those of the heads then.
         """
         if self.index_tokens:
             return 2.0 * self.index_heads * self.index_dim
@@ -209,7 +211,7 @@ class CompressedAttention:
 
     @property
     def overlap_factor(self) -> int:
-        """2 with an index, where a vector also covers the tokens before its own; else 1."""
+        """2 with an index, as each vector then also covers the tokens of the one before it; otherwise 1."""
         return 2 if self.index_heads else 1
 
     @property
@@ -276,11 +278,10 @@ class StateAttention:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """One feed-forward block; or `experts` blocks, of which a token visits `experts_per_token`, with shared
-    experts that every token visits (`shared_width` is the width of all together).
+    """One feed-forward block, or `experts` blocks, of which each token visits `experts_per_token`.
 
-    `inner` is the width of the routed experts' inputs, where it is not the LLM's hidden width (Nemotron's
-    latent experts).
+    `shared_width` is the width of all shared experts together, which every token visits. `inner` is the width
+    of the routed experts' inputs if it differs from the LLM's hidden width (Nemotron's latent experts).
     """
 
     width: int
@@ -332,16 +333,17 @@ class Llm:
     """The shape of an LLM: one row of catalogs/llms.yaml, or a Hugging Face config.json.
 
     `groups` are its layers. Without groups all layers are alike: grouped-query attention and a feed-forward
-    block as the other fields say. With groups these fields hold the largest of each kind: `heads` (which TP
-    must divide), `kv_heads`, `head_dim`, `ffn` (the width of an expert, or of the only block), `experts`.
+    block of the sizes in the other fields. With groups these fields have the largest size in any group:
+    `heads` (which TP must divide), `kv_heads`, `head_dim`, `ffn` (the width of an expert, or of the only
+    block), `experts`.
 
     `context_tokens` is the longest prompt + output that the LLM accepts. `weights` is the format of most
-    weights, and `dtype_bytes` the bytes of one weight where all layers are alike; embeddings and output head
-    keep 16 bits. `head_weights` is the format of the output head where the layers are in `groups`.
-    `kv_dtype_bytes` is of keys and values, which engines keep in 16 bits whatever the weights are, unless
-    configured otherwise (vLLM's --kv-cache-dtype auto). `encoder_parameters` turn images or sound into
-    tokens, in 16 bits and whole on every GPU. `draft_parameters` belong to the checkpoint's layers for
-    speculative decoding, which engines load only to use them.
+    weights. Without groups `dtype_bytes` are the bytes of one weight, and embeddings and output head have 16
+    bits; with groups `head_weights` is the format of the output head. A key or value has `kv_dtype_bytes`:
+    engines keep them in 16 bits, whatever the weights have, unless configured otherwise (vLLM's
+    --kv-cache-dtype auto). `encoder_parameters` turn images or sound into tokens, in 16 bits and whole on
+    every GPU. `draft_parameters` belong to layers for speculative decoding in the checkpoint, which engines
+    load only with speculative decoding.
     """
 
     name: str
@@ -354,7 +356,7 @@ class Llm:
     vocab: int
     context_tokens: int
     dtype_bytes: float = 2.0
-    gated_ffn: bool = True  # A gated block has three matrices (SwiGLU), another one two.
+    gated_ffn: bool = True  # A gated feed-forward block (SwiGLU) has three matrices, a plain one two.
     tied_embeddings: bool = False
     experts: int = 1
     experts_per_token: int = 1
@@ -395,7 +397,7 @@ class Llm:
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
-        """The groups, or all layers as one group where none were given."""
+        """The groups; without groups all layers as one group."""
         if self.groups:
             return self.groups
         attention = GroupedAttention(
@@ -411,7 +413,7 @@ class Llm:
         return WEIGHT_BYTES[weights] if self.groups else self.dtype_bytes
 
     def parts(self) -> Iterator[tuple[Part, str, float, float]]:
-        """The parts of all layers: kind, format, parameters, and the parameters that one token visits."""
+        """The parts of all layers: kind, format, parameters, and those of them that one token visits."""
         for group in self.layer_groups:
             if group.attention is not None:
                 in_16_bits = group.count * group.attention.bf16_parameters
@@ -475,8 +477,9 @@ class Llm:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes that a token leaves in the caches of all layers, as if none had a window, over all GPUs of a
-        worker whose TP does not exceed the KV heads.
+        """Bytes that a token leaves in the caches of all layers, if no layer had a window.
+
+        They are those of all GPUs of a worker whose TP does not exceed the KV heads.
         """
         return sum(group.count * self.kv_layer_bytes(group.attention) for group in self.layer_groups)
 
@@ -524,7 +527,7 @@ class Llm:
 
     @property
     def has_heads_alone(self) -> bool:
-        """Whether keys and values of heads are all that the layers keep of a sequence."""
+        """Whether the layers keep nothing of a sequence but keys and values of heads."""
         return all(isinstance(group.attention, GroupedAttention | None) for group in self.layer_groups)
 
     @property

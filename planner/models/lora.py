@@ -1,18 +1,19 @@
-"""LoRA adapters on a worker as vLLM serves them: slots on the GPUs, what they take of memory and of a step.
+"""LoRA adapters on a worker as vLLM serves them: memory of their slots, and time that they add to steps.
 
 A module of the LLM, a matrix of `in` x `out` values on one GPU, has for every slot a pair A (r x in) and B
-(out x r) in 16 bits, r the largest rank that is allowed. Modules that are several matrices in one (qkv_proj,
-gate_up_proj) have an A for each of them. TP splits a module's input or its output. The side that is not split
-keeps its A or B whole on every GPU, unless vLLM's --fully-sharded-loras is set.
+(out x r) in 16 bits, where r is the largest rank that is allowed. In the formula A and B are the values of
+these matrices per unit of rank. Modules that are several matrices in one (qkv_proj, gate_up_proj) have an A
+for each of them. TP splits a module's input or its output. The side that is not split keeps its A or B whole
+on every GPU, unless vLLM's --fully-sharded-loras is set.
 
-    slot bytes   2 r sum (A + B)                        of one GPU, over all modules
-    step         kernels + K read + min(n k/E, K) experts + n token         where K adapters are in it, else 0
+    slot bytes   2 r sum (A + B)                                  of one GPU, over all modules
+    step         kernels + K read + min(n k/E, K) experts + n token    with K adapters; 0 without any
 
 n tokens of the step have an adapter. `kernels` is the time of the kernels alone, `read` the time to read an
 adapter's matrices outside of experts, `experts` the time to read the matrices of all its experts, of which a
 token visits k of E. `token` is the time of 2 FLOPs per value and token at the rate of GEMMs, with each input
-read once and each output twice. All of these are rooflines with the efficiencies of catalogs/roofline.yaml;
-nobody has measured them.
+read once and each output twice. All of these are rooflines with the efficiencies of catalogs/roofline.yaml,
+not measurements.
 
 After vLLM 0.32, vllm/lora/layers and vllm/config/lora.py (github.com/vllm-project/vllm).
 """
@@ -43,8 +44,10 @@ DISK_BYTES_PER_S = 1e9  # Estimated rate at which vLLM reads an adapter's file i
 
 @dataclass(frozen=True, slots=True)
 class LoraCost:
-    """What adapters take on one GPU of a worker, in the words of the module's docstring (`visited_frac` is
-    k/E). `load_s` is the time from the host's memory into a slot, `disk_s` from disk into the host's memory.
+    """What adapters take on one GPU of a worker; the module's docstring explains the first six fields.
+
+    `visited_frac` is k/E. An adapter comes from the host's memory into a slot in `load_s`, and from disk into
+    the host's memory in `disk_s`.
     """
 
     slot_bytes: float
@@ -63,7 +66,7 @@ class LoraCost:
 
     @property
     def one_token_s(self) -> float:
-        """Seconds that one token with an adapter adds to a step, where the adapter is in its slot."""
+        """Seconds that the only token with an adapter adds to a step, if the adapter is in a slot."""
         return self.kernels_s + self.read_s + min(self.visited_frac, 1.0) * self.experts_s + self.token_s
 
     def with_longer_times(self, share: float) -> LoraCost:
@@ -80,8 +83,8 @@ class LoraCost:
 class Lora:
     """How LoRA is served: at most `max_loras` adapters in a step, of rank `max_rank` at most.
 
-    `adapters` are the names or the number of all adapters; `max_cpu_loras` of them are kept in the host's
-    memory. `targets` are the modules that have slots, None for all.
+    `adapters` are the names or the number of all adapters; at most `max_cpu_loras` of them are kept in the
+    host's memory. `targets` are the modules that have slots, None for all.
     """
 
     max_loras: int
@@ -140,8 +143,10 @@ class LoraSlots:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """`count` matrices, or experts, of one name on one GPU, with the values of A and B of each per unit of
-    rank, and the kernels of all together.
+    """The `count` matrices (or experts) of one name on one GPU.
+
+    `a_values` and `b_values` are of one matrix and per unit of rank, `kernels` those of all matrices
+    together.
     """
 
     name: str

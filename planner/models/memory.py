@@ -5,23 +5,24 @@
 with everything counted on one GPU of the worker, the one with the least room. Tensor parallelism splits
 weights and KV heads; with more GPUs than KV heads the heads are copied, so a token costs each GPU one KV head
 at least. Pipeline parallelism splits the layers; the first stage also holds the embeddings, the last one the
-output head, and the longest stage ceil(layers / PP) layers. Data-parallel ranks have keys, values and all
-other weights of their own; experts are dealt out to the GPUs of all ranks, whole or in slices. Where weights
-are quantised, embeddings and head keep 16 bits.
+output head, and the longest stage ceil(layers / PP) layers. Each data-parallel rank has its own KV cache and
+its own copy of all weights except experts, which are dealt out to the GPUs of all ranks, whole or in slices.
+If weights are quantised, embeddings and head keep 16 bits.
 
 Activations: vLLM profiles one step of `max_num_batched_tokens` tokens, then samples `max_num_seqs` rows, and
-keeps the larger peak free. In the layers these are alive: the residual stream and its norm (hidden each,
-whole on every GPU), the feed-forward block's gate, up and their product (split over TP). A mixture holds
-gate, up and product once per expert that a token visits, and each such expert's output (hidden, whole) before
+keeps the larger peak free. The peak in the layers holds the residual stream and its norm (hidden each, whole
+on every GPU) and the feed-forward block's gate, up and their product (split over TP). A mixture holds gate,
+up and product once per expert that a token visits, and the output of each such expert (hidden, whole) before
 the sum. With data-parallel ranks on one node every GPU gets the tokens of all ranks (vLLM's
 allgather_reducescatter), and makes room for their experts' values as if all were its own; for ranks on
-several nodes planner/models/all2all.py says what it gets. In the sampler, on the last stage: the residual
-stream, and for each row and word of the vocabulary its logit in 16 and in 32 bit, its probability and a
+several nodes see planner/models/all2all.py. The peak in the sampler, on the last stage, holds the residual
+stream, and for each row and word of the vocabulary the logit in 16 and in 32 bits, the probability and a
 random number.
 
-Reserve: what CUDA does not show of the card, what vLLM calls non-torch memory (cuBLAS, and between GPUs NCCL
+Reserve: card memory that CUDA does not show, what vLLM calls non-torch memory (cuBLAS, and between GPUs NCCL
 and the workspaces of all-reduces), the CUDA graphs that vLLM 0.21 and later keep free, and for attention with
-an index a workspace that grows with `max_model_len`. benchmarks/kv_capacity.yaml has the logs they come from.
+an index a workspace that grows with `max_model_len`. The numbers come from the logs in
+benchmarks/kv_capacity.yaml.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from planner.models.parallelism import ACTIVATION_BYTES
 # nvidia-smi, and so the catalog, reports this much more memory than CUDA, of which vLLM takes its share:
 # 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
 HIDDEN_BYTES = 0.5 * 2**30
-# Non-torch memory of one GPU. A GPU of a group has GROUP_BYTES more, by the group's link: over NVLink 5 the
-# buffers of NCCL and of FlashInfer's all-reduces. All are medians of what is left in the logs of
-# benchmarks/kv_capacity.yaml after all other terms.
+# Non-torch memory of one GPU. A GPU of a group has more: GROUP_BYTES or OTHER_GROUP_BYTES, by the group's
+# link; over NVLink 5 these are buffers of NCCL and of FlashInfer's all-reduces. All are medians over the logs
+# of benchmarks/kv_capacity.yaml of the memory that no other term explains.
 NON_TORCH_BYTES = 0.4 * 2**30
 # Releases before 0.14 had more non-torch memory: 1.8 GiB, and twice that in a group of GPUs.
 FIRST_WITH_SMALL_NON_TORCH = (0, 14)
@@ -59,7 +60,7 @@ FIRST_WITH_GRAPHS = (0, 21)
 # Bytes per row and word of the vocabulary in the sampler: the logit in 16 bits, and in 32 bits the logit, its
 # probability and a random number.
 SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0
-SORTING_SAMPLER_BYTES = 32.0  # The same of releases before FIRST_WITH_GRAPHS, which sort the logits.
+SORTING_SAMPLER_BYTES = 32.0  # Releases before FIRST_WITH_GRAPHS sort the logits and take this much.
 # DeepSeek-V4's hyper-connections carry this many residual streams (`hc_mult`).
 STREAMS = 4
 # vLLM's index gathers keys of 132 bytes in a workspace of 40 times the longest request.
@@ -106,8 +107,9 @@ class Memory:
 
     @property
     def kv_tokens(self) -> int:
-        """The KV tokens of the worker, or of each of its ranks, in whole blocks: each GPU has its own heads
-        of all tokens. 0 if the weights do not fit.
+        """The KV tokens of the worker, or of each of its ranks, in whole blocks; 0 if the weights do not fit.
+
+        The worker has no more tokens than this GPU, because each GPU has its own heads of all tokens.
         """
         lasting_bytes = self.kv_bytes - self.step_bytes
         blocks = math.floor(lasting_bytes / self.kv_bytes_per_token / KV_BLOCK_TOKENS)
@@ -262,11 +264,13 @@ def _index_bytes(llm: Llm, max_model_len: int) -> float:
 
 
 def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
-    """The layers of each pipeline stage, as vLLM partitions them: evenly, with the rest dealt to the stages
-    before the last one, which has the output head.
+    """The layers of each pipeline stage, as vLLM partitions them: evenly, the rest to the stages before the
+    last.
+
+    The last stage has the output head instead.
     """
+    # The last `longer_stages` of the stages before the last one have a layer more.
     least, longer_stages = divmod(llm.layers, pp)
-    # So many of the stages before the last one have a layer more.
     return tuple(least + (pp - 1 - longer_stages <= stage < pp - 1) for stage in range(pp))
 
 
@@ -276,8 +280,9 @@ def fits_memory(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_
 
 
 def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
-    """Bytes of weights that a step of N tokens reads, over all GPUs. A dense LLM reads all but the input
-    embeddings, a mixture of experts those experts that some token visits.
+    """Bytes of weights that a step of N tokens reads, over all GPUs.
+
+    All but the input embeddings are read, and of a mixture only the experts that some token visits.
     """
     read = np.zeros_like(np.asarray(tokens, dtype=float))
     for group in llm.layer_groups:
@@ -298,6 +303,6 @@ def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
 
 
 def touched_experts(block: Llm | FeedForward, tokens: float | Array) -> Array:
-    """The mean number of a layer's experts that N tokens visit, each k of E evenly."""
+    """The mean number of a layer's experts that N tokens visit, if each visits k of E at random."""
     share = block.experts_per_token / block.experts
     return np.asarray(block.experts * (1 - (1 - share) ** np.asarray(tokens, dtype=float)))

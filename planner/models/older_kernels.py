@@ -1,55 +1,63 @@
-"""What vLLM takes beyond the kernel tables (profiles of version 0.24): on older versions, for launches, and
-in CUDA graphs.
+"""Corrections of step times from the kernel tables, which are profiles of vLLM 0.24 without CUDA graphs.
 
-Up to 0.18 a layer of experts in fp8 by blocks took longer by the same time at every batch size, on H100, H200
-and B200 alike: launches and quantisation that later versions fuse. So it is seconds per layer, not a factor.
+There are four: older kernels for experts, padding in CUDA graphs, launches outside of graphs, and launches of
+sparse attention. A mixture is an LLM with routed experts.
+
+Up to 0.18 a layer of experts in fp8 by blocks took longer, by the same time at every batch size and on H100,
+H200 and B200 alike: launches and quantisation that later versions fuse. So the correction is seconds per
+layer, not a factor.
 
     t = g + l layers          l by the version of the engine, layers those with routed experts
 
-Found between predictions and measured runs (docs/evidence/accuracy.md): 77 to 227 us a layer on 0.11 and
+The difference of predictions and measured runs (docs/evidence/accuracy.md): 77 to 227 us a layer on 0.11 and
 0.12 (Qwen3-235B-A22B-FP8 in five places, DeepSeek-V3.1 in one), 37 to 59 on 0.16 and 0.17, 13 to 23 on 0.18
-(MiniMax-M2.5), and -19 to 10 on 0.19. The other formats of weights show nothing of the kind.
+(MiniMax-M2.5), and -19 to 10 on 0.19. Other formats of weights show no such difference.
 
 vLLM captures CUDA graphs for steps of 1, 2, 4, 8, 16, 24 ... G tokens. G is 512, or twice the seats if that
-is less. A step is filled up to the next size, and what fills it chooses experts as tokens do. In mixtures
+is less. A step is padded to the next size, and padding visits experts as tokens do. So in mixtures
 
     t = f(next size)          in steps of up to G tokens
 
 DeepSeek-V4-Pro on 4 GB300 took 14.7 ms with 3 and 4 sequences, 16.4 to 17.2 with 5 to 8, 21.1 and 21.2 with
-10 and 16 (0.21; the server's log of Prathmesh234/mutliturn-inferenceX, windows without prompts). To skip the
-filling is off by default (vllm #46428, June 2026). Other LLMs and data-parallel ranks are taken as they are.
+10 and 16 (0.21; the server's log of Prathmesh234/mutliturn-inferenceX, windows without prompts). vLLM can
+skip the padding, but does not by default (vllm #46428, June 2026). Other LLMs and data-parallel ranks are not
+corrected.
 
-Larger steps launch their kernels one by one. On Blackwell before 0.19 that took longer than the kernels of
-short prompts do:
+Larger steps launch their kernels one by one. On Blackwell before 0.19 the launches took longer than the
+kernels of short prompts:
 
     t >= k layers             in steps of more than G tokens, k by the version, all layers of the LLM
 
-k is 1.45 ms from 0.16 to 0.18. Fitted alone, MiniMax-M2.5 gives 1.6 ms and Kimi-K2.5 in nvfp4 1.45 ms, both
-on 0.17. Before 0.16 k is 0.65 ms. Llama-3.1-70B in fp8 on 0.10 alone gives 0.8 to 1.0 ms, but with more than
-0.65 the inter-token latencies of ML.ENERGY on 0.11 would be too long. With these values 92 to 98 % of TTFTs
-lie inside the spread, without the launches 43 to 82 %. Dense LLMs in 16 bits launch less: 0.4 ms. With 8
-seats, whose graphs end at 16 tokens, the slowest hundredth of gaps takes 0.26 to 0.43 ms a layer on 0.11
-(Llama-3.1-70B 0.26, Qwen3-32B 0.40, gemma-3-27b 0.39, 8B LLMs 0.43). Mixtures in 8 and 16 bits launch more:
-0.9 ms, the least of what they take with 16 seats (Qwen3-235B 0.86, Qwen3-30B-A3B 1.17, Qwen3-Coder 1.11,
-DeepSeek-V3.1 1.8).
+The values of k on Blackwell:
 
-On other GPUs the same 1.45 ms counts for LLMs with experts in fp8 by blocks from 0.16 to 0.18, without a fit
-there: MiniMax-M2.5 on 8 H200 takes 105 ms for 1024 tokens, its kernels 48. All other LLMs, and these on other
-versions, have k = 0.6 ms there from 0.14 on. It was fitted to one measurement: steps of 513 to 2500 tokens of
-Llama-3.1-8B on an H100 with 0.26 (benchmarks/gpu/h100) are 5.5 % short with it, 15.7 % without. TTFT of
-gpt-oss-120b on H200 with 0.18, which had no part in that, comes from 26 to 23 % short. Runs of 0.11 are no
-nearer with it.
+    0.16 to 0.18   1.45 ms   fits to single LLMs on 0.17 give 1.6 (MiniMax-M2.5) and 1.45 (Kimi-K2.5, nvfp4)
+    before 0.16    0.65 ms   a fit to Llama-3.1-70B in fp8 on 0.10 gives 0.8 to 1.0, but with more than 0.65
+                             the inter-token latencies of ML.ENERGY on 0.11 would be too long
+                   0.4 ms    dense LLMs in 16 bits. With 8 seats, whose graphs end at 16 tokens, the slowest
+                             hundredth of gaps takes 0.26 to 0.43 ms a layer on 0.11 (Llama-3.1-70B 0.26,
+                             Qwen3-32B 0.40, gemma-3-27b 0.39, 8B LLMs 0.43)
+                   0.9 ms    mixtures in 8 and 16 bits: about the least that they take with 16 seats
+                             (Qwen3-235B 0.86, Qwen3-30B-A3B 1.17, Qwen3-Coder 1.11, DeepSeek-V3.1 1.8)
+
+With these values 92 to 98 % of TTFTs lie inside the spread, without the launches 43 to 82 %. On other GPUs:
+
+    0.16 to 0.18   1.45 ms   LLMs with experts in fp8 by blocks; not fitted there, but MiniMax-M2.5 on 8 H200
+                             takes 105 ms for 1024 tokens, its kernels 48
+    from 0.14 on   0.6 ms    other LLMs, and these on other versions. Fitted to one measurement: steps of 513
+                             to 2500 tokens of Llama-3.1-8B on an H100 with 0.26 (benchmarks/gpu/h100) are
+                             5.5 % short with it, 15.7 % without. It brings TTFT of gpt-oss-120b on H200 with
+                             0.18, which was not fitted to, from 26 to 23 % short, and runs of 0.11 no nearer
 
 Sparse latent attention (DeepSeek-V3.2, GLM-5) and compressed attention (DeepSeek-V4) are launched outside
 graphs on every version and GPU:
 
     t >= f(G) + s layers      in steps of more than G tokens, layers those with an index or compressors
 
-s is 1.5 ms: AIConfigurator's tables of prompts without graphs have 1.4 to 2.1 on Hopper and Blackwell however
-short the prompt. Behind a Grace CPU they have 1.7 times as much (GB200 against B200: medians of 3.2 and 1.9
-ms, least 2.0 and 1.1), so s is 2.55 ms there. None of it was fitted to runs. DeepSeek-V4-Pro on 4 GB300
-(0.21, G = 256) takes some 205 ms for a prompt of 257 tokens and for one of 4000 alike (the difference to TTFT
-of prompts in graphs); predicted are 204.
+s is 1.5 ms: however short a prompt without graphs, AIConfigurator's tables have 1.4 to 2.1 ms on Hopper and
+Blackwell. Behind a Grace CPU they have 1.7 times as much (GB200 against B200: medians of 3.2 and 1.9 ms,
+least 2.0 and 1.1), so s is 2.55 ms there. Neither was fitted to runs. On 4 GB300 (0.21, G = 256)
+DeepSeek-V4-Pro takes some 205 ms for a prompt of 257 tokens and as long for one of 4000, over the TTFT of
+prompts in graphs; 204 ms are predicted.
 """
 
 from __future__ import annotations
@@ -63,18 +71,18 @@ from planner.models.llm import CompressedAttention, Llm
 from planner.models.roofline import experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
-# By version: (first version without the time, l: seconds per layer that versions before it take longer).
+# Rows are (first version without the correction, l of earlier versions) [s per layer].
 LAYER_S_BEFORE = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
 BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")  # GPUs of gpus.yaml.
-# (first version without it, k of versions before it), on the GPUs of BLACKWELL.
+# On the GPUs of BLACKWELL, rows are (first version without the correction, k of earlier versions) [s].
 LAUNCHES_S_BEFORE = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
-# The same before 0.16 for dense LLMs in 16 bits, and for mixtures whose experts have 8 or 16 bits.
+# k before 0.16 for dense LLMs in 16 bits, and for mixtures whose experts have 8 or 16 bits.
 PLAIN_LAUNCHES_S, MIXTURE_LAUNCHES_S = 0.4e-3, 0.9e-3
 # LLMs with experts in fp8 by blocks have no such launches from this version on: a nightly after 0.18 (April
 # 2026) has none for MiniMax-M2.5 in fp8 on B300, and all of them for the same LLM in nvfp4 on B200.
 BLOCK_LAUNCHES_GONE = (0, 18, 2)
-BLOCK_LAUNCHES_SEEN = (0, 16)  # On GPUs other than BLACKWELL they were seen from this version on.
-# On GPUs other than BLACKWELL all LLMs: k from this version on.
+BLOCK_LAUNCHES_SEEN = (0, 16)  # On GPUs other than BLACKWELL they have such launches from this version on.
+# On GPUs other than BLACKWELL every LLM has launches from this version on, with this k.
 LAUNCHES_S_SINCE = ((0, 14), 0.6e-3)
 SPARSE_LAUNCHES_S = 1.5e-3  # s above.
 GRACE = ("gb200-186g", "gb300-279g")  # GPUs of gpus.yaml behind a Grace CPU.
@@ -84,7 +92,7 @@ GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, MOST_CAPTURED_TOKENS + 1,
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
-    """Seconds that a layer of experts takes longer on this engine's version than in the kernel tables."""
+    """Seconds that a layer of experts takes on this engine's version beyond the kernel tables (l above)."""
     if not _has_block_experts(llm) or (version := _vllm_version(engine)) is None:
         return 0.0
     # Versions rise from row to row, so the first row that is later than this version counts.
@@ -92,8 +100,9 @@ def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
 
 
 def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
-    """Seconds that launches take in steps larger than the captured graphs (k layers above); 0 for versions
-    and GPUs where none were seen.
+    """The least seconds of steps larger than the captured graphs, by their launches (k layers above).
+
+    0 for versions and GPUs where no launches were measured.
     """
     if (version := _vllm_version(engine)) is None:
         return 0.0
@@ -127,9 +136,7 @@ def _experts_formats(llm: Llm) -> set[str]:
 
 
 def sparse_launches_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
-    """Seconds that vLLM takes to launch the sparse or compressed attention of a step larger than the captured
-    graphs.
-    """
+    """Seconds of launching the sparse or compressed attention of steps without graphs (s layers above)."""
     if _vllm_version(engine) is None:
         return 0.0
     compressed = sum(
@@ -149,8 +156,9 @@ def captured_tokens(max_num_seqs: int, tokens_per_seq: int = 1) -> int:
 def on_version(
     latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None, captured: int = MOST_CAPTURED_TOKENS
 ) -> StepLatency:
-    """Step times of kernels or of a roofline, corrected for the version of this engine, whose largest CUDA
-    graph has `captured` tokens. Measured steps (other kinds) are returned as they are.
+    """Step times corrected for the version of this engine, whose largest CUDA graph has `captured` tokens.
+
+    Only those of kernels or of a roofline are corrected: other kinds are measured steps.
     """
     if engine is None or latency.kind not in ("kernels", "roofline"):
         return latency
@@ -165,7 +173,8 @@ def on_version(
         latency = replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
     least_s = least_large_step_s(llm, gpu, engine)
     if launches_s := sparse_launches_s(llm, gpu, engine):
-        # f(G) + s layers, as the module says; h is added to every step.
+        # This is f(G) + s layers of the module's docstring. `step_s` includes h, which is added to every
+        # step.
         least_s = max(least_s, float(latency.step_s(captured)) - latency.h_s + launches_s)
     if least_s:
         basis = (

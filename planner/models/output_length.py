@@ -1,10 +1,11 @@
-"""What is known of a request's output before it is complete: buckets of lengths, and predictors of them.
+"""Predictions of a request's output length before the output is complete, as a mean or as a bucket of
+lengths.
 
-TetriInfer (arXiv 2401.11181, 3.3.2) predicts a range of `bucket_tokens` tokens, not a length: bucket k holds
-outputs of k w + 1 ... (k + 1) w tokens. Its classifier reads the prompt and is right for 58.9, 74.9 and 85 %
-of ShareGPT requests at w = 100, 200, 400. A trace has no prompts, so a predictor fitted to it
-(`planner/models/output_length_fit.py`) sees lengths, times and prefixes only; `synthetic_buckets` stands in
-for a predictor of any accuracy, to ask what it would be worth.
+TetriInfer (arXiv 2401.11181, 3.3.2) predicts a range of w tokens (`bucket_tokens`), not a length: bucket k
+holds outputs of k w + 1 ... (k + 1) w tokens. Its classifier reads the prompt and is right for 58.9, 74.9 and
+85 % of ShareGPT requests at w = 100, 200, 400. A trace has no prompts, so a predictor fitted to it
+(`planner/models/output_length_fit.py`) sees lengths, times and prefixes only. `synthetic_buckets` imitates a
+predictor of a given accuracy, so that a plan shows what that accuracy would be worth.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ FEATURES = ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
 
 
 class OutputTable(NamedTuple):
-    """The outputs of requests that ended, by the length of their prompts: E[output | input, output >
-    generated] is read from this table (Aladdin, arXiv:2405.06856, 2.3 and 4.3). All values are tokens.
+    """The outputs of n requests that ended, in G buckets of prompt lengths. All values are tokens.
 
-    Bucket g has prompts up to `edges[g]` and outputs[start[g] : start[g + 1]], shortest first; the last
-    bucket has those of any prompt. The table is of n requests and G buckets of prompt lengths. `sums[k]` is
-    the sum of `outputs[k]` and of the outputs after it in its bucket. `start` has an end for each bucket too.
+    It gives E[output | input, output > generated] (Aladdin, arXiv:2405.06856, 2.3 and 4.3). Bucket g has the
+    prompts up to `edges[g]`; their outputs are outputs[start[g] : start[g + 1]], shortest first. One more
+    bucket, the last, has the outputs of all prompts. `sums[k]` is the sum of `outputs[k]` and of the outputs
+    after it in its bucket.
     """
 
     edges: Floats  # (G - 1,)
@@ -43,8 +44,8 @@ class OutputTable(NamedTuple):
     def expected_tokens(self, input_tokens: npt.ArrayLike, generated_tokens: npt.ArrayLike) -> Floats:
         """The mean output of requests that have made this many tokens and go on.
 
-        The mean is over the prompts of the same bucket if one of their outputs was longer, otherwise over all
-        prompts. If no output was longer, one more token is expected.
+        It is the mean of the longer outputs in the same bucket; if there are none, of the longer outputs of
+        all prompts; if there are none either, one token more than were made.
         """
         generated = np.asarray(generated_tokens, float)
         bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
@@ -101,9 +102,9 @@ def bucket_range(bucket: npt.ArrayLike, bucket_tokens: int = BUCKET_TOKENS) -> t
 def synthetic_buckets(output_tokens: npt.ArrayLike, accuracy_frac: float, rng: np.random.Generator) -> Ints:
     """Predicted buckets of which `accuracy_frac`, to the nearest request, are right.
 
-    Which requests are wrong is drawn evenly. Wrong buckets are drawn as often as they occur among these
-    outputs, so that mistakes look like the traffic; if all outputs share one bucket, the next one up is
-    predicted.
+    The wrong ones are drawn evenly. Their buckets are drawn as often as they occur among these outputs, so
+    that mistakes look like the traffic. If all outputs share one bucket, a wrong prediction is the next one
+    up.
     """
     if not 0 <= accuracy_frac <= 1:
         raise InputError(f"accuracy is {accuracy_frac}, must be a share in [0, 1]")
@@ -123,10 +124,10 @@ def synthetic_buckets(output_tokens: npt.ArrayLike, accuracy_frac: float, rng: n
 
 
 def length_features(trace: Trace) -> Floats:
-    """What a trace says of each request when it arrives, (n, 5) in the order of FEATURES.
+    """What is known of each request when it arrives, (n, 5) in the order of FEATURES.
 
-    `first_block` is the id of the prompt's first block, and `seen_tokens` the length of the prefix that an
-    earlier request had too; they are -1 and 0 in a trace without prefixes.
+    `first_block` is the id of the prompt's first block, and `seen_tokens` the length of the longest prefix
+    that an earlier request had too; they are -1 and 0 in a trace without prefixes.
     """
     n = len(trace)
     blocks = np.diff(trace.prefix_offsets)
@@ -138,8 +139,9 @@ def length_features(trace: Trace) -> Floats:
 
 
 def _seen_tokens(trace: Trace) -> Floats:
-    """Tokens of the longest prefix that an earlier request had too, at most the prompt's."""
-    children: dict[tuple[int, int], int] = {}  # (node, block id) -> node; 0 is the root
+    """The tokens of the longest prefix that an earlier request had too, at most the prompt's tokens."""
+    # A tree of prefixes: (node, block id) -> child node. Node 0 is the root.
+    children: dict[tuple[int, int], int] = {}
     ids, offsets = trace.prefix_ids.tolist(), trace.prefix_offsets.tolist()
     seen_blocks = np.zeros(len(trace))
     for i in range(len(trace)):

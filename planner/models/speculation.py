@@ -1,8 +1,9 @@
 """Speculative decoding: a drafter guesses tokens, the LLM checks them all in its next step.
 
-    k     tokens drafted per sequence and step      a_i   how likely the i-th is accepted if all before it are
-    P_i   = a_1 * a_2 * ... * a_i                   the chance that at least i tokens are accepted
-    1 + P_1 + ... + P_k                             mean tokens of a step: the accepted length of papers
+    k                       tokens drafted per sequence and step
+    a_i                     the chance that the i-th of them is accepted if all before it are
+    P_i = a_1 a_2 ... a_i   the chance that at least i of them are accepted
+    1 + P_1 + ... + P_k     the mean tokens that a step yields, which papers call accepted length
 
 The letters of step times are those of planner/models/latency.py: a step has D decodes with K tokens of KV,
 and P prompts of n tokens together after C cached ones, with A_p pairs of a query and a key. With R = D + P
@@ -12,10 +13,10 @@ sequences it takes
     draft    q [ f(n + (1 + k) D) + a A_p + b D + d (K + k D + C) + e P ]        over all tokens of the step
              + (k - 1) q [ f(R) + b R + d (K + k D) ] + k s                      then a token at a time
 
-The KV of a sequence is read once for its 1 + k queries. Each query after the first adds pairs, at the price a
-of a prompt's pairs. One pass of the drafter takes the share q of a step of the LLM, and s seconds more. Step
-times with a term m K have m (K + k D) instead, in both lines. q is estimated as the share of the LLM's
-weights that the drafter reads, 0 for drafters without weights (n-grams).
+The KV of a sequence is read once for its 1 + k queries. Each query after the first adds pairs, which take as
+long as those of a prompt. One pass of the drafter takes the share q of a step of the LLM, and s seconds more.
+If step times have a term m K, both lines have m (K + k D) in its place. q is estimated as the bytes of
+weights that the drafter reads, divided by those that the LLM reads; 0 for drafters without weights (n-grams).
 
 Acceptance follows Leviathan, Kalman, Matias 2023 (arXiv:2211.17192, equation 1 where all a_i are alike).
 Steps follow vLLM: every sequence is checked at full width, whatever was accepted before.
@@ -34,10 +35,10 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Memory, active_weight_bytes
 
-MOST_DRAFTS = 16  # The most tokens drafted per step: twice as many as published acceptance curves have.
+MOST_DRAFTS = 16  # Published acceptance curves have half as many drafted tokens per step.
 
-# vLLM 0.32 profiles sampling with this many rows per sequence, a draft token and the next one: they take
-# memory (search/problem/options.py).
+# When vLLM 0.32 measures its memory, it samples this many rows per sequence, a draft token and the next one
+# (search/problem/options.py).
 SAMPLED_ROWS = 2
 WEIGHTLESS = ("ngram", "suffix")  # Methods that look tokens up and have no weights.
 OWN_LAYERS = ("mtp",)  # Methods whose drafter comes with the LLM's checkpoint.
@@ -84,7 +85,7 @@ class Speculation:
 
     @property
     def accepted_fracs(self) -> tuple[float, ...]:
-        """The acceptance of all drafts up to each one, P_1 .. P_k."""
+        """P_1 .. P_k: for each drafted token the chance that it and all before it are accepted."""
         return tuple(np.cumprod(self.acceptance).tolist())
 
     @property
@@ -105,15 +106,16 @@ class Speculation:
 
     @property
     def lookahead_tokens(self) -> int:
-        """The KV slots that vLLM keeps per sequence beyond those of the checked tokens: drafters with weights
-        write KV of the tokens that they draft.
+        """The KV slots that vLLM keeps per sequence beyond those of the checked tokens.
+
+        They are for drafters with weights, which write KV of the tokens that they draft.
         """
         return self.tokens if self.has_weights else 0
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeSteps:
-    """The formulas above with numbers in them."""
+    """Step times of an LLM with speculation: the formulas of the module's docstring."""
 
     latency: StepLatency
     speculation: Speculation
@@ -131,7 +133,7 @@ class SpeculativeSteps:
         k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
         width, read = prompt_tokens + (1 + k) * decodes, kv_tokens + k * decodes
         more = k * kv_tokens + decodes * k * (k + 1) / 2
-        # h is of the LLM's step alone.
+        # h is added once per step, so it is taken off the drafter's passes.
         own_s = float(latency.step_s(width, pairs + more, (1 + k) * decodes, read, prefills, cached))
         first_s = float(latency.step_s(width, pairs, decodes, read, prefills, cached)) - latency.h_s
         rows = decodes + prefills
@@ -147,11 +149,11 @@ class SpeculativeSteps:
 
 
 def least_token_times(latency: StepLatency, speculation: Speculation | None) -> StepLatency:
-    """Step times that are a lower bound for each token of a decode, for all bounds on work.
+    """Step times that no token of a decode can undercut, for lower bounds on work.
 
     Every token that a step yields was checked in that step and took f, a and b there. KV is read once for up
-    to 1 + k tokens, so each takes at least d / (1 + k). Terms that only make steps longer, m and the
-    drafter's time, are left out.
+    to 1 + k tokens, so each takes at least d / (1 + k). m and the drafter's time only make steps longer, so
+    they are left out.
     """
     if speculation is None:
         return latency
@@ -159,11 +161,11 @@ def least_token_times(latency: StepLatency, speculation: Speculation | None) -> 
 
 
 def conditional_acceptance(lengths: Sequence[float], tokens: int) -> tuple[float, ...]:
-    """The a_i of `tokens` drafts from mean accepted lengths, measured apart for 1, 2, ... drafts.
+    """The a_i of `tokens` drafts from mean accepted lengths, which were measured with 1, 2, ... drafts.
 
-    P_i is what the i-th draft added to the length. Measurements scatter while P never rises, so neighbours
-    that rise are averaged (isotonic regression). If 1 + P_1 + ... + P_k then exceeds the measured length, the
-    P_i are scaled down: that happens where a draft more was measured to shorten the length.
+    P_i is what the i-th draft added to the length. P never rises with i, but measurements scatter, so rising
+    neighbours are averaged (isotonic regression). Where a further draft was measured to shorten the length,
+    1 + P_1 + ... + P_k may then exceed the measured length; the P_i are scaled down to it.
     """
     if tokens > len(lengths):
         raise InputError(f"acceptance is known for up to {len(lengths)} draft tokens, found {tokens}")
@@ -183,9 +185,7 @@ def conditional_acceptance(lengths: Sequence[float], tokens: int) -> tuple[float
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """What a drafter costs a worker: its weights and its KV per token, over all GPUs, and the share q of the
-    LLM's step that one pass takes.
-    """
+    """What a drafter costs a worker: weights and KV per token, over all GPUs, and q (`draft_frac`)."""
 
     weight_bytes: float = 0.0
     kv_bytes_per_token: float = 0.0

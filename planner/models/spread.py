@@ -1,9 +1,9 @@
-"""How far step times on another cluster may lie from the predicted ones.
+"""How far step times on a cluster may lie from the predicted ones.
 
-The error of a fit on steps of its own campaign says little about other engines, hosts and GPUs. So step times
-have a spread: lognormal factors on the time of prefills and of decodes, as found between predictions and
-measured runs of whole campaigns (catalogs/spreads.yaml). The API server's time for a prompt varies as
-prefills do, around its own median: of prompts that are cached, TTFT is little else.
+The error of a fit on the steps that it was made of says little about other engines, hosts and GPUs. So step
+times have a spread: lognormal factors on the time of prefills and of decodes, from comparing predictions with
+measured runs of whole campaigns (catalogs/spreads.yaml). The API server's time for a prompt has the spread of
+prefills around a median of its own, because it makes up most of the TTFT of cached prompts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import NormalDist
 from planner.errors import InputError
 
 WITHIN_FRAC = 0.9  # The share of clusters whose factor lies between `low` and `high`.
-INTERVAL_SIGMAS = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)  # `low` and `high` lie so far from the median.
+INTERVAL_SIGMAS = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)  # From the median to `low` and to `high`.
 MOST_FACTOR = 10.0  # A catalog with a factor beyond this, or below its inverse, is refused as a mistake.
 
 
@@ -38,18 +38,18 @@ class Factor:
 
     @property
     def low(self) -> float:
-        """The factor below which those of 5 % of clusters lie."""
+        """The factor of which 5 % of clusters stay below."""
         return self.at_sigmas(-INTERVAL_SIGMAS)
 
     @property
     def high(self) -> float:
-        """The factor above which those of 5 % of clusters lie."""
+        """The factor that 5 % of clusters exceed."""
         return self.at_sigmas(INTERVAL_SIGMAS)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeSpread:
-    """The factors on prefills and decodes; `is_own`: they come from runs of this very engine and hardware."""
+    """The factors on prefills and decodes; `is_own` if they come from this very engine and hardware."""
 
     prefill: Factor
     decode: Factor
@@ -57,7 +57,11 @@ class StepTimeSpread:
     is_own: bool = False
 
     def front_end_factor(self, z_prefill: float) -> float:
-        """The factor on the API server's time where prefills are `z_prefill` standard deviations late."""
+        """The factor on the API server's time if prefills are `z_prefill` standard deviations above the
+        median.
+
+        The median of that time is predicted by itself, so the median of prefills does not count.
+        """
         return math.exp(z_prefill * self.prefill.log_sd)
 
     @classmethod

@@ -387,7 +387,7 @@ def test_the_rules_of_ours_read_what_stands_before_them() -> None:
 def test_the_rate_ahead_is_looked_up_a_season_before() -> None:
     """Start-up 120 s and a look of 60 s: up to 180 s ahead, at the middle of buckets of 300 s: the highest of
     the last 300 s, 86400 - 180 - 150 s ago. Headroom 25 %, hold 900 s, and prompts that wait within 30 s."""
-    files = rendered("fleetplan", headroom_frac=0.25, hold_s=900.0, drain_s=30.0)
+    files = rendered("fleetplan", headroom_frac=0.25, hold_s=900.0, drain_s=30.0, every_s=60.0)
     (rule,) = of(files, prometheus_queries.RULES_FILE)
     told = {each["record"]: each["expr"] for each in rule["spec"]["groups"][0]["rules"]}
     assert "[300s] offset 86070s)) * sum(fleetplan:season_share{" in told[recording_rules.EXPECTED]

@@ -1,4 +1,4 @@
-"""The autoscaler of a plan's pools: which controller decides, between which sizes, by which parameters."""
+"""The autoscaler of a plan's pools: its controller, the controller's parameters, and the sizes of pools."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ScaledPool:
     """How one pool of the fleet may change: `least` to `most` workers, `size` at the beginning.
 
     `timetable` has pairs (second of the day, workers from then on), in order; the last one applies until the
-    first of the next day. A worker is ready `start_s` after the autoscaler requests it; one that is removed
-    has `drain_s` to finish its requests.
+    first of the next day. A worker is ready `start_s` after the autoscaler requests it; a removed worker has
+    `drain_s` to finish its requests.
     """
 
     name: str
@@ -117,7 +117,7 @@ def timetable_of(
     """The timetable of pool number `pool` for `ScaledPool`: at each time the largest size among the windows
     that contain it, or the nearest size from `least` to `most`. Without windows it has one row, at midnight.
 
-    Raises InputError for windows of some days of the week: what is written here is the same every day.
+    Raises InputError for windows on some days of the week only, because a timetable is the same every day.
     """
     if partial := next((each for each in windows if len(set(each.days)) < WEEK_DAYS), None):
         clocks = f"{format_clock(partial.begin_s)} to {format_clock(partial.end_s)}"

@@ -1,9 +1,9 @@
 """The rules by load of our controller (controllers/planned.py) as recording rules in PromQL.
 
-A recording rule makes a series, its record, out of others. The records are, of one pool where nothing else is
-said:
+A recording rule makes a series, its record, out of others. The first two records are of all pools, the others
+of one pool:
 
-prompt, output   mean tokens of a request over the window of the rules, of all pools
+prompt, output   mean tokens of a request over the window of the rules
 token_work       what an output token adds to the steps of a worker of the pool            [s]
 request_work     what a request of these lengths adds (EngineProfile.work_s)               [s]
 work             what the tokens of the last span added, per second of the span            [s/s]
@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from planner.day.autoscaling import prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler
-from planner.day.autoscaling.records import MOST_STEPS, llm_series, pool_series
+from planner.day.autoscaling.records import MOST_STEPS, llm_series, pool_series, usual_value
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.knowledge import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule
 from planner.day.controllers.planned import MOST_GROWTH
@@ -36,17 +36,14 @@ PROMPT, OUTPUT = "fleetplan:prompt_mean_tokens", "fleetplan:output_mean_tokens"
 TOKEN_WORK, REQUEST_WORK = "fleetplan:pool_token_work_s", "fleetplan:pool_request_work_s"
 WORK, LOAD = "fleetplan:pool_work", "fleetplan:pool_load"
 NOW, GROWTH = "fleetplan:pool_now_rps", "fleetplan:pool_growth"
-# For an Autoscaler that a caller makes without these parameters. Plans give all of them
-# (controllers/planned.FleetplanSettings, whose defaults are others).
-EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRule:
     """A pool's LoadRule, and the seconds that tokens add to the steps of a worker.
 
-    controllers/knowledge.py explains the first four fields. A prompt token adds `prompt_token_s`; an output
-    token adds `output_token_s`, and `context_token_s` per token of its context.
+    The first four fields are those of `LoadRule`. A prompt token adds `prompt_token_s`; an output token adds
+    `output_token_s`, and `context_token_s` per token of its context.
     """
 
     edges: tuple[float, ...]
@@ -90,7 +87,7 @@ def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
 
 
 def read_pool_rules(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
-    """One rule per pool; none if the controller goes by the request rate in place of the load."""
+    """One rule per pool; () if the controller goes by the request rate instead of the load."""
     rules_setting = autoscaler.parameters.get("rules")
     if (
         autoscaler.controller != "fleetplan"
@@ -149,7 +146,7 @@ def load_exprs(
     token_work, request_work, growth = (
         f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
     )
-    # A range of a span and one scrape interval has two scrapes that lie a span apart.
+    # A rate needs two scrapes. One scrape interval more than a span always has two that lie a span apart.
     range_s = max(span_s, monitoring.SCRAPE_S) + monitoring.SCRAPE_S
     expr_by_record, request_terms, work_terms = {}, [], []
     if rule.prompt_token_s:
@@ -175,9 +172,10 @@ def load_exprs(
         GROWTH: f"clamp({expected} / (sum({pool_series(NOW, app, scale_target)}) > 0), 1, {MOST_GROWTH:.12g})"
         " or vector(1)",
     }
-    headroom = headroom_factor(autoscaler)
     spans = f"{pool_series(WORK, app, scale_target)}[{window_s}s:{span_s}s]"
-    expr_by_record[LOAD] = f"{headroom:.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
+    expr_by_record[LOAD] = (
+        f"{headroom_factor(autoscaler):.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
+    )
     if drain_s := read_drain_s(autoscaler):
         waiting = prometheus_queries.waiting_beyond_one(prefilling)
         expr_by_record[LOAD] += f" + clamp_min({waiting}, 0) / {drain_s} * {request_work}"
@@ -185,13 +183,13 @@ def load_exprs(
 
 
 def worker_steps_expr(rule: PoolRule, load: str) -> str:
-    """LoadRule.workers_for_load of `load` (PromQL of a vector without labels), as PromQL."""
-    # One worker for any load, and one more for each edge below the load. Equal edges make one term.
+    """LoadRule.workers_for_load as PromQL, where `load` is PromQL of a vector without labels."""
+    # One worker for any load, and one more for each edge below the load. Equal edges share a term.
     edges = Counter(edge for edge in rule.edges if edge < rule.highest)
     if len(edges) > MOST_STEPS:
         raise InputError(f"fleetplan: rules: {len(edges)} edges, a rule holds {MOST_STEPS}")
     at_highest = 1 + edges.total()
-    # Any load passes the edges at 0 as well.
+    # Any load is above edges at 0, so these join the first term.
     terms = [f"{1 + edges.pop(0.0, 0)} * ({load} > bool 0)"]
     terms += [f"{more} * ({load} > bool {edge!r})" for edge, more in edges.items()]
     # Above the highest load workers grow in proportion to the load.
@@ -201,12 +199,12 @@ def worker_steps_expr(rule: PoolRule, load: str) -> str:
 
 def whole_span_s(autoscaler: Autoscaler, rule: PoolRule) -> float:
     """The rule's span, rounded up to whole intervals of the controller (`every_s`) [s]."""
-    every_s = autoscaler.read_number("every_s", EVERY_S)
+    every_s = autoscaler.read_number("every_s", usual_value(autoscaler, "every_s"))
     return math.ceil(rule.span_s / every_s - ROUNDING) * every_s
 
 
 def read_memory_s(autoscaler: Autoscaler, rule: PoolRule) -> int:
-    """Seconds of the past over which the load is a percentile of work; by default the window of the rule."""
+    """The past over which the load is a percentile of work [s]; by default the window of the rule."""
     if autoscaler.parameters.get("memory_s") is None:
         return math.ceil(rule.window_s)
     return autoscaler.read_seconds("memory_s", 0, least=1, most=DAY_S)
@@ -214,17 +212,15 @@ def read_memory_s(autoscaler: Autoscaler, rule: PoolRule) -> int:
 
 def headroom_factor(autoscaler: Autoscaler) -> float:
     """1 + headroom, by which loads are multiplied."""
-    headroom = 1 + autoscaler.read_number("headroom_frac", HEADROOM)
-    if headroom <= 0:
-        raise InputError(
-            f"{autoscaler.controller}: headroom: {100 * (headroom - 1):g} %, must be above -100 %"
-        )
-    return headroom
+    factor = 1 + autoscaler.read_number("headroom_frac", usual_value(autoscaler, "headroom_frac"))
+    if factor <= 0:
+        raise InputError(f"{autoscaler.controller}: headroom: {100 * (factor - 1):g} %, must be above -100 %")
+    return factor
 
 
 def read_drain_s(autoscaler: Autoscaler) -> int:
     """Seconds within which waiting prompts shall be served; 0: waiting prompts do not count."""
-    return autoscaler.read_seconds("drain_s", DRAIN_S, least=0, most=3600)
+    return autoscaler.read_seconds("drain_s", usual_value(autoscaler, "drain_s"), least=0, most=3600)
 
 
 def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from planner.manifests import kubernetes
 FILE = "cron-jobs.yaml"
 KUBECTL = "registry.k8s.io/kubectl:v1.35.0"
 LATEST_S = 600  # Kubernetes skips a job that could not start within this time.
-# What Kubernetes calls the objects of a kind, in rights and for kubectl.
+# The resource of each kind of object, as access rights and kubectl name it.
 _RESOURCES = {
     "Deployment": "deployments",
     "LeaderWorkerSet": "leaderworkersets",

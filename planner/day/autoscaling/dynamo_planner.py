@@ -1,9 +1,8 @@
-"""The planner of NVIDIA Dynamo 1.6.1, which scales a graph's pools: a component of the graph, configured by
-`--config`.
+"""The planner of NVIDIA Dynamo 1.6.1, a component of a Dynamo graph that scales the graph's pools.
 
-Keys, their ranges and which of them exclude each other are those of dynamo/planner/config/planner_config.py
-and defaults.py in ai-dynamo 1.6.1 from PyPI. The component is written as in ai-dynamo/dynamo,
-examples/backends/vllm/deploy/v1beta1/disagg_planner.yaml at 04521f4.
+Its keys, their ranges and the keys that exclude each other are from dynamo/planner/config/planner_config.py
+and defaults.py in ai-dynamo 1.6.1 from PyPI; they are passed as JSON in `--config`. The component is written
+as in ai-dynamo/dynamo, examples/backends/vllm/deploy/v1beta1/disagg_planner.yaml at 04521f4.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LOAD_EVERY_S, SLA_EVERY_S = 5, 180  # Dynamo's times between decisions by load a
 def planner_component(
     targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int
 ) -> Document:
-    """The planner of one graph. Raises InputError for several pools of a role: it cannot tell them apart."""
+    """The planner of one graph. Raises InputError for several pools of a role, which it cannot tell apart."""
     roles = sorted(target.pool.role for target in targets)
     if roles not in (["mixed"], ["decode", "prefill"]):
         raise InputError(
@@ -147,7 +146,7 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
 
 
 def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
-    """Lines for README.md: what Dynamo's planner does not do, and which settings it has no field for."""
+    """Lines for README.md: what the simulated controller did that Dynamo's planner does not do."""
     if autoscaler.controller == BY_SLA:
         lines = [
             "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it is not told of the "

@@ -8,9 +8,9 @@
                data of a season, the last bucket and its drift from the one before
     rate       the rate [requests/s] that a pool must carry, by controller (below)
     asked      the workers that the controller wants now: those that carry the rate
-    held       the highest `asked` during `hold_s`, within least and most; only where nodes are sold whole
-    workers    `held` and more workers on the idle GPUs of these nodes (node_filling); elsewhere the highest
-               `asked` during `hold_s`
+    held       only where nodes are sold whole: the highest `asked` during `hold_s`, within least and most
+    workers    where nodes are sold whole, `held` and more workers on the idle GPUs of these nodes
+               (node_filling); otherwise the highest `asked` during `hold_s`
 
     fleetplan  By rate: the larger of present and expected up to `ahead_s` from now, times 1 + headroom; plus
                (waiting prompts - one per worker) / `drain_s`. Sizes are those of the capacity table at the
@@ -19,7 +19,8 @@
     aladdin    the mean of arrivals over `learn` times `every_s`; ceil(slope x rate + offset), a line over
                the capacity table
 
-planner/day/controllers has the same rules, but its season is the mean of all earlier ones, not the last.
+The simulated controllers (planner/day/controllers) have the same rules, but their season is the mean of all
+earlier seasons, not the last one alone.
 """
 
 from __future__ import annotations
@@ -31,8 +32,14 @@ from typing import Any
 
 from planner.day.autoscaling import by_load, hpa_object, keda_object, node_filling, prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler, Document, WrittenManifests
-from planner.day.autoscaling.by_load import EVERY_S
-from planner.day.autoscaling.records import LLM, MOST_STEPS, llm_series, pool_series, recording_rule
+from planner.day.autoscaling.records import (
+    LLM,
+    MOST_STEPS,
+    llm_series,
+    pool_series,
+    recording_rule,
+    usual_value,
+)
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.forecasting import LAST_BUCKETS, MOST_SEASON_RATIO
 from planner.domain import ROUNDING
@@ -47,10 +54,6 @@ ARRIVALS, BUCKET, PRESENT, SHARE = (
 EXPECTED, RATE, ASKED, HELD, WORKERS = (
     f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "held", "workers")
 )
-# Values for an Autoscaler that a caller makes without these parameters. Plans give all of them, from the
-# settings of planner/day/controllers.
-BUCKET_S, AHEAD_S, LEARN = 300, 300, 5
-HOLD_S = {"fleetplan": 600, "forecast": 300, "aladdin": 0}
 MOST_SEASON_S = 28 * DAY_S  # Four weeks; Prometheus must keep its data for so long.
 # With these the HPA behind KEDA follows at once; 0 pods and 0 percent are no limit.
 HPA_RULES: dict[str, float] = {
@@ -142,19 +145,19 @@ def _pool_exprs(
     rate, expected = (f"sum({pool_series(name, app, target)})" for name in (RATE, EXPECTED))
     expr_by_record = {}
     if controller == "aladdin":
-        learn_s = math.ceil(
-            autoscaler.read_number("learn", LEARN) * autoscaler.read_number("every_s", EVERY_S)
-        )
+        learn_s = math.ceil(_read_usual(autoscaler, "learn") * _read_usual(autoscaler, "every_s"))
         expr_by_record[RATE] = f"sum(avg_over_time({llm_series(ARRIVALS, app)}[{max(learn_s, 1)}s]))"
         expr_by_record[ASKED] = _workers_by_line(autoscaler, rate, number, pools)
     elif controller == "forecast":
-        ahead_s = autoscaler.read_seconds("ahead_s", AHEAD_S, least=1, most=DAY_S)
+        usual_s = usual_value(autoscaler, "ahead_s")
+        ahead_s = autoscaler.read_seconds("ahead_s", usual_s, least=1, most=DAY_S)
         expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s)
         expr_by_record[RATE] = expected
         expr_by_record[ASKED] = _workers_by_rate(autoscaler, rate, number, pools)
     elif load_rules:
         ahead_s = _ahead_s(autoscaler, target)
-        # Until the next decision at least. By rate a whole bucket counts, as `rate` is a mean over buckets.
+        # The forecast must reach the next decision. By rate (below) it reaches a bucket, as rates are means
+        # over buckets.
         over_s = max(ahead_s, _every_s(autoscaler))
         expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s, over_s=over_s)
         expr_by_record |= by_load.load_exprs(
@@ -188,22 +191,26 @@ def _decoding_pools(targets: Sequence[ScaleTarget]) -> list[str]:
     return [target.name for target in targets if target.pool.role != "prefill"]
 
 
+def _read_usual(autoscaler: Autoscaler, name: str) -> float:
+    return autoscaler.read_number(name, usual_value(autoscaler, name))
+
+
 def _every_s(autoscaler: Autoscaler) -> int:
     """The time between two decisions of the controller [s]."""
-    return autoscaler.read_seconds("every_s", EVERY_S, least=1, most=3600)
+    return autoscaler.read_seconds("every_s", usual_value(autoscaler, "every_s"), least=1, most=3600)
 
 
 def _ahead_s(autoscaler: Autoscaler, target: ScaleTarget) -> int:
     """How far to look ahead: by default until a worker of the next decision is ready."""
-    start_s = target.scaled.start_s + autoscaler.read_number("every_s", EVERY_S)
+    start_s = target.scaled.start_s + _read_usual(autoscaler, "every_s")
     return autoscaler.read_seconds("ahead_s", start_s, least=1, most=DAY_S)
 
 
 def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_within: bool) -> str:
-    """The highest ASKED during `hold_s`; `is_within`: within least and most, as KEDA sees to otherwise."""
+    """The highest ASKED during `hold_s`. Without `is_within`, KEDA keeps it within least and most."""
     controller, asked = autoscaler.controller, pool_series(ASKED, app, target)
-    hold_s = autoscaler.read_seconds("hold_s", HOLD_S[controller], least=0, most=DAY_S)
-    if 0 < hold_s < (every_s := autoscaler.read_number("every_s", EVERY_S)):
+    hold_s = autoscaler.read_seconds("hold_s", usual_value(autoscaler, "hold_s"), least=0, most=DAY_S)
+    if 0 < hold_s < (every_s := _read_usual(autoscaler, "every_s")):
         raise InputError(
             f"{controller}: hold: {hold_s} s, must be 0 or at least the time between decisions, {every_s:g} s"
         )
@@ -212,14 +219,14 @@ def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_w
 
 
 def _larger_of_two_expr(one: str, other: str) -> str:
-    """The larger of two vectors without labels, or the only one that has a value."""
+    """PromQL for the larger of two vectors without labels, or for the only one that has a value."""
     return f"({one} > {other} or {other} or {one})"
 
 
 def _bucket_s(autoscaler: Autoscaler) -> int:
     """The length of the buckets of arrivals [s]: at least the time between two decisions."""
-    bucket_s = autoscaler.read_seconds("bucket_s", BUCKET_S, least=10, most=7200)
-    if bucket_s < (every_s := autoscaler.read_number("every_s", EVERY_S)):
+    bucket_s = autoscaler.read_seconds("bucket_s", usual_value(autoscaler, "bucket_s"), least=10, most=7200)
+    if bucket_s < (every_s := _read_usual(autoscaler, "every_s")):
         raise InputError(
             f"{autoscaler.controller}: bucket: {bucket_s} s, must be at least the time between decisions, "
             f"{every_s:g} s"
@@ -233,12 +240,12 @@ def _season_s(autoscaler: Autoscaler) -> int:
 
 
 def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: int = 0) -> str:
-    """The rate expected `ahead_s` from now, or the highest expected in the `over_s` before that, as PromQL.
+    """PromQL for the rate expected `ahead_s` from now, or with `over_s` the highest of the time before.
 
     PromQL's `or` takes the first of three that has a value: season, drift, last bucket.
     """
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
-    # What came a season before the time that is forecast; a bucket's mean is recorded half a bucket late.
+    # A season before the forecast time. A bucket's mean is recorded at its end, half a bucket late.
     back_s = season_s - ahead_s - bucket_s // 2
     if back_s <= 0:
         raise InputError(
@@ -283,19 +290,19 @@ def _workers_by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int
         if after != before
     ]
     if last := own[-1]:
-        # Above the last rate: what more than the last size the rate needs, in proportion.
+        # Above the last rate workers grow in proportion to the rate; `beyond` are those above the last size.
         beyond = f"(ceil({rate} * {last / rates_rps[-1]!r} - {ROUNDING}) - {last})"
         steps.append(f"({rate} > bool {rates_rps[-1]!r}) * {beyond}")
     return " + ".join(steps)
 
 
 def _workers_by_rate(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
-    """The rate divided by what a worker carries: as given, or at the table's highest rate. PromQL."""
+    """PromQL for the rate divided by the rate of one worker, which is given or that of the table's end."""
     if autoscaler.parameters.get("per_worker_rps") is not None:
         per_worker_rps = autoscaler.read_number("per_worker_rps", 1.0)
     else:
         rates_rps, sizes = _read_capacity_table(autoscaler, pools)
-        # A pool that the table leaves empty needs no worker at any rate, as if one carried all.
+        # A pool that the table leaves empty needs no worker at any rate, as if one carried every rate.
         per_worker_rps = rates_rps[-1] / sizes[-1][number] if sizes[-1][number] else math.inf
     if per_worker_rps <= 0:
         raise InputError(f"{autoscaler.controller}: per_worker_rps: {per_worker_rps:g}, must be > 0")

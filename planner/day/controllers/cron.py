@@ -1,12 +1,11 @@
 """A timetable of sizes per time of day.
 
-It sets sizes at times of day, as CronHPA does (AliyunContainerService/kubernetes-cronhpa-controller), or
-holds a number of workers within a window, as KEDA's cron trigger does; but without KEDA's HPA, which would
-keep a size for five minutes more (controller "keda" has that).
+Each window has a number of workers, as in CronHPA (AliyunContainerService/kubernetes-cronhpa-controller) and
+in KEDA's cron trigger. KEDA's HPA would keep a size for five minutes more; the controller "keda" has that.
 
-Without windows the timetable is made of the arrivals of earlier days: for every hour (`step`) of the day the
-sizes that the plan's capacity table gives for the highest rate of that hour on any day, times 1 + `headroom`.
-An hour that no earlier day has gets the sizes of the highest hour.
+Without given windows there is one for every hour (`step`) of the day. Its sizes are those of the plan's
+capacity table for the highest rate of this hour on any earlier day, times 1 + `headroom`. An hour of which no
+earlier day has arrivals gets the sizes of the busiest hour.
 """
 
 from __future__ import annotations
@@ -44,13 +43,17 @@ class CronSettings(ControllerSettings):
 def windows_from_history(
     settings: CronSettings, history: History, capacity: CapacityTable, end_s: float
 ) -> tuple[Window, ...]:
-    """A window per step of the day, which begins `lead` earlier; the history ends at `end_s` of the week."""
+    """A window per step of the day, which begins `lead_s` before the step, as workers take time to start.
+
+    The history ends at second `end_s` of the week.
+    """
     rates = history.rates_rps
     begins_s = end_s - history.bucket_s * np.arange(len(rates), 0, -1)
     steps = np.floor_divide(begins_s % DAY_S, settings.step_s).astype(int)
-    windows = []  # In a step without history the highest of all rates stands.
+    windows = []
     for step in range(round(DAY_S / settings.step_s)):
         rates_in_step = rates[steps == step]
+        # A step without history has the highest of all rates.
         highest_rps = float((rates_in_step if len(rates_in_step) else rates).max())
         sizes = capacity.sizes_for_rate(highest_rps * (1 + settings.headroom_frac))
         begin_s_of_day = (step * settings.step_s - settings.lead_s) % DAY_S
@@ -60,7 +63,7 @@ def windows_from_history(
 
 
 class Cron:
-    """Asks for the largest size of the windows that are open, and for the least sizes if none is."""
+    """The largest size of the open windows, and the pools' least sizes while no window is open."""
 
     lag_s = 0.0  # It reads the clock alone, and no metrics that could be old.
 

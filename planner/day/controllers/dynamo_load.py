@@ -5,10 +5,10 @@ Read in ai-dynamo/dynamo: components/src/dynamo/planner/core/load_scaling.py at 
 
 It decides every `every` (5 s), and only while no worker starts. A prefill pool gains a worker if queued
 prompt tokens per worker reach `prefill_up` times the longest context, and loses one below `prefill_down`. A
-decode pool gains a worker if the KV cache in use, with what queues for it, is above `kv_up`, and loses one
-below `kv_down`. Mixed pools go by the KV cache, with queued prompts counted as KV. The original looks at the
-fullest worker to add one, and at all workers to take one away; here the mean of a reading stands for both.
-Queued tokens are the number of waiting prompts times the mean length of the prompts that finished last.
+decode or mixed pool gains a worker if the share of the KV cache in use, with queued prompts counted as used,
+is above `kv_up`, and loses one below `kv_down`. The original looks at the fullest worker to add one, and at
+all workers to take one away; here both look at the pool's mean, as a reading has no single workers. Queued
+tokens are the number of waiting prompts times the mean length of the prompts that finished last.
 """
 
 from __future__ import annotations
@@ -78,13 +78,14 @@ class DynamoSettings(ControllerSettings):
 
 
 def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int) -> int:
-    """The next size of a prefill pool of `workers`, each of which has queued prompt tokens of `queued_share`
-    times the longest context.
+    """The next size of a prefill pool of `workers`.
+
+    Queued prompt tokens per worker are `queued_share` times the longest context.
     """
     down_frac = settings.thresholds.prefill_down_frac
     if queued_share >= settings.thresholds.prefill_up_frac:
         return workers + 1
-    # No queue is below a threshold of 0, so an empty one counts as below.
+    # Nothing is below a threshold of 0, so with this threshold an empty queue counts as below.
     is_idle = queued_share < down_frac or queued_share == down_frac == 0
     return workers - 1 if workers > 1 and is_idle else workers
 
@@ -131,7 +132,7 @@ class Dynamo:
     def _pool_size(self, reading: MetricsReading, pool: int) -> int:
         """The next size of a pool, at most one worker from the present one."""
         workers, engine = self.current[pool], self.knowledge.engines[pool]
-        if not workers:  # A pool without workers gains one if requests found no worker.
+        if not workers:
             return 1 if self.knowledge.limbo_of(reading, pool) else 0
         waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
         if waiting and math.isnan(self.input_tokens):

@@ -1,13 +1,15 @@
-"""Forecasts the request rate y: with a season (a day or a week) from earlier seasons, scaled by the rates of
-today; without one from the last rate and its drift.
+"""Forecasts the request rate y.
+
+With earlier seasons (days or weeks) the forecast is their rate at this time, scaled by the rates of today;
+without them it is the last rate and its drift.
 
     with a season:  y(t + h) = s(t + h) x (mean of y over the last buckets / mean of s over them)
     without one:    y(t + h) = y(t) + h x (y(t) - y(t - b)) / b
 
-Here s is the mean of earlier seasons at the same time, and b the length of a bucket. These are the seasonal
-naive and the drift method of Hyndman and Athanasopoulos, Forecasting: Principles and Practice, 5.2. We do not
-use statsforecast 2.1.1 for them: it brings 130 MB of wheels (`pip download statsforecast`, 2026-11-21) and
-needs pandas < 3, where 3.1 is installed.
+Here s is the mean of earlier seasons at the same time, and b the length of a bucket. The first is the
+seasonal naive method, scaled, the second the drift method of Hyndman and Athanasopoulos, Forecasting:
+Principles and Practice, 5.2. We do not use statsforecast 2.1.1 for them: it brings 130 MB of wheels
+(`pip download statsforecast`, 2026-11-21) and needs pandas < 3, where 3.1 is installed.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import numpy as np
 
 from planner.day.controllers.knowledge import Knowledge
 
-LAST_BUCKETS = 3  # Today is compared with the season over this number of buckets.
-# The season is scaled by at most this factor, and at least by its reciprocal: a few quiet or busy minutes do
-# not say more of a whole day.
+LAST_BUCKETS = 3  # The scale of the season is measured over this number of buckets.
+# The scale is at most this factor, and at least its reciprocal: a few quiet or busy minutes are no reason to
+# forecast a day that is quieter or busier still.
 MOST_SEASON_RATIO = 3.0
 
 
@@ -59,7 +61,7 @@ class RateForecast:
             return
         for k, rate in enumerate(history.rates_rps.tolist()):
             begin_s = (k - len(history.rates_rps)) * history.bucket_s
-            steps = max(round(history.bucket_s / self.bucket_s), 1)  # Buckets of ours in one of the history.
+            steps = max(round(history.bucket_s / self.bucket_s), 1)  # The history may have longer buckets.
             for step in range(steps):
                 bucket = self._bucket(begin_s + (step + 0.5) * history.bucket_s / steps)
                 self._sums[bucket] += rate
@@ -88,7 +90,7 @@ class RateForecast:
         self._open = OpenBucket(bucket, seconds + interval_s, requests + rate_rps * interval_s)
 
     def mean_rps(self, over_s: float, ago_s: float = 0.0) -> float:
-        """The mean of the rates in the `over_s` that ended `ago_s` ago; NaN if there were none."""
+        """The mean rate over the `over_s` that ended `ago_s` before the last rate; NaN without rates."""
         if not self._recent:
             return math.nan
         end_s = self._recent[-1][0] - ago_s
@@ -97,16 +99,17 @@ class RateForecast:
         return sum(span * rate for span, rate in spans) / total_s if total_s else math.nan
 
     def rate_at(self, time_s: float) -> float:
-        """The forecast for a time of the run [requests/s]. Before any rate is added: the season's, or 0."""
+        """The forecast for a time of the run [requests/s]; without any rate yet the season's rate, or 0."""
         season = self._season_rps(self._bucket(time_s))
         if not self._recent:
             return 0.0 if math.isnan(season) else season
-        # The season's rate and today's in each of the last buckets, the open one included.
-        recent = [(self._season_rps(bucket), rate) for bucket, rate in self._past]
-        recent += [(self._season_rps(self._open.bucket), self._open.rate_rps)] if self._open else []
-        rate_pairs = [(was, now) for was, now in recent if was > 0]  # Without a season `was` is NaN.
-        if rate_pairs and not math.isnan(season):
-            ratio = sum(now for _, now in rate_pairs) / sum(was for was, _ in rate_pairs)
+        # The season's rate and today's in each of the last buckets, the open one included. Without a season
+        # its rate is NaN, which is not above 0.
+        last_buckets = [*self._past, *([(self._open.bucket, self._open.rate_rps)] if self._open else [])]
+        pairs = [(self._season_rps(bucket), today_rps) for bucket, today_rps in last_buckets]
+        pairs = [(season_rps, today_rps) for season_rps, today_rps in pairs if season_rps > 0]
+        if pairs and not math.isnan(season):
+            ratio = sum(today_rps for _, today_rps in pairs) / sum(season_rps for season_rps, _ in pairs)
             return season * min(max(ratio, 1 / MOST_SEASON_RATIO), MOST_SEASON_RATIO)
         last, before = self.mean_rps(self.bucket_s), self.mean_rps(self.bucket_s, self.bucket_s)
         ahead_s = max(time_s - self._recent[-1][0], 0.0)

@@ -1,4 +1,4 @@
-"""The facts that a controller may know before the day begins, and the calculations that controllers share."""
+"""What a controller may know before the day begins, and calculations that several controllers use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ DECODE: Role = "decode"
 class CapacityTable:
     """The least pool sizes `sizes` (R, P) that keep the SLO at steady rates `rates_rps` (R,).
 
-    Rates rise, and no size falls. `made` says for the reader which traffic was simulated.
+    Rates rise, and no size falls from one rate to the next. `made` says for the reader which traffic was
+    simulated.
     """
 
     rates_rps: Floats
@@ -48,8 +49,8 @@ class CapacityTable:
         """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
-        # Both tolerances are for rounding errors: a rate of the table finds its own row, not the next one,
-        # and beyond the table no size is rounded up to one worker more.
+        # Both tolerances are for rounding errors: they would take the next row for a rate of the table, and
+        # beyond the table round a size up to one worker more.
         row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]
@@ -62,8 +63,8 @@ class CapacityTable:
 class EngineProfile:
     """Linear step times of a pool's workers, for the queue model and Dynamo's planner.
 
-    A prompt of x tokens takes `prefill_s + prefill_s_per_token x` alone; a decode step of n sequences with c
-    tokens of context each `decode_s + decode_s_per_sequence n + decode_s_per_token n c`.
+    Alone, a prompt of x tokens takes `prefill_s + prefill_s_per_token x`. A decode step of n sequences with
+    c tokens of context each takes `decode_s + decode_s_per_sequence n + decode_s_per_token n c`.
     """
 
     prefill_s: float
@@ -100,10 +101,11 @@ class EngineProfile:
 class LoadRule:
     """The workers that a pool needs for the load of a window: one, and one more above each of `edges`.
 
-    The load is the `PEAK_FRAC` quantile, over the window's spans of `span_s`, of the work that arrives per
-    second (requests times `EngineProfile.work_s` of their mean lengths), so that lengths and bursts count.
-    Above `highest`, the largest load of the traffic that made the rule, workers grow in proportion. `needs`
-    are the least workers of that traffic's windows, ascending; () if unknown.
+    A window is cut into spans of `span_s`. The work of a span is the seconds of `EngineProfile.work_s` that
+    arrive per second, so a long request counts more than a short one. The load of the window is the
+    `PEAK_FRAC` quantile over its spans, so that bursts count. Above `highest`, the largest load of the
+    traffic that the rule was fitted on, workers grow in proportion. `needs` are the least workers of that
+    traffic's windows, ascending; () if unknown.
     """
 
     edges: tuple[float, ...]  # They rise.
@@ -113,10 +115,7 @@ class LoadRule:
     needs: tuple[int, ...] = ()
 
     def with_floor(self, covered_frac: float) -> LoadRule:
-        """The rule with a least number of workers at any load above 0.
-
-        It is the number that sufficed in a share `covered_frac` of the windows.
-        """
+        """The rule with a floor: at any load above 0, the workers that sufficed in this share of windows."""
         if covered_frac <= 0 or not self.needs:
             return self
         floor = self.needs[max(least_whole(covered_frac * len(self.needs)), 1) - 1]
@@ -131,7 +130,7 @@ class LoadRule:
         return 1 + bisect.bisect_left(self.edges, load)
 
 
-# The load of a window is this quantile of its spans: the largest spans are chance, and a mean hides bursts.
+# The load of a window is this quantile of its spans: the maximum would be chance, and a mean hides bursts.
 PEAK_FRAC = 0.95
 
 
@@ -152,10 +151,10 @@ class History:
 class Knowledge:
     """What a controller may know before the day: the pools, and facts from the plan.
 
-    Facts that are not known are None or (). `clock_s` is the time of the week at the beginning of the run, in
-    seconds since Monday 0:00. `ttft_s` and `tpot_s` are the targets of the SLO. `nodes` has, for each pool
-    whose nodes are sold whole, the node's kind and GPUs. `front` are the pools that requests reach first: all
-    but decode pools.
+    Facts that are not known are None or (). The run begins at `clock_s` of the week, in seconds since Monday
+    0:00. `ttft_s` and `tpot_s` are limits of the SLO. `nodes` has the kind and the GPUs of each pool's node,
+    None for a pool whose nodes are not sold whole. `front` are the pools that requests reach first: all but
+    decode pools.
     """
 
     pools: tuple[ElasticPool, ...]
@@ -195,8 +194,8 @@ class Knowledge:
     def rate_rps(self, reading: MetricsReading) -> float:
         """Requests/s that came to the fleet during the reading's interval.
 
-        Requests in limbo wait because no pool has a worker, and have not arrived at a pool. Some may be of
-        earlier intervals, so they are not added: the larger of the two numbers counts.
+        Requests in limbo wait for a pool to get a worker, so they have not arrived at a pool yet. Some may
+        have come in earlier intervals, so the larger of the two numbers counts, not their sum.
         """
         arrived = sum(int(reading.arrived[i]) for i in self.front)
         return max(arrived, reading.limbo) / reading.interval_s
@@ -225,7 +224,8 @@ class Knowledge:
         for node in dict.fromkeys(node for node in self.nodes if node is not None):
             on_node = [i for i, each in enumerate(self.nodes) if each == node]
             _, node_gpus = node
-            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node_gpus  # Up to whole nodes.
+            # GPUs that are missing to whole nodes.
+            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node_gpus
             for i in sorted(on_node, key=lambda i: i not in self.front):
                 more = min(idle // self.gpus[i], self.pools[i].most - filled_sizes[i])
                 if filled_sizes[i]:
@@ -234,7 +234,7 @@ class Knowledge:
         return filled_sizes
 
     def limbo_of(self, reading: MetricsReading, pool: int) -> int:
-        """Requests in limbo, which wait for a first worker, if `pool` is one that requests reach first."""
+        """The requests in limbo that wait for this pool: all of them, or none for a decode pool."""
         return reading.limbo if pool in self.front else 0
 
     def require_facts(self, controller: str, *facts: str) -> None:
@@ -258,7 +258,7 @@ _FACTS = {
 
 
 def is_before_traffic(reading: MetricsReading) -> bool:
-    """Whether a reading is of the start of a run, before any request: there is nothing to decide by."""
+    """Whether this is the reading at the start of a run, before any request, which says nothing yet."""
     if reading.time_s > 0 or reading.limbo:
         return False
     gauges = (reading.arrived, reading.waiting, reading.running, np.nan_to_num(reading.kv_frac))
@@ -278,12 +278,12 @@ def mean_lengths(reading: MetricsReading) -> tuple[float, float]:
 
 
 def least_whole(value: float) -> int:
-    """Round up, but not for a rounding error."""
+    """The value rounded up; a rounding error above a whole number is rounded down."""
     return math.ceil(value - ROUNDING)
 
 
 class RecentMaximum:
-    """The largest size of each pool that was decided during the last `hold_s`."""
+    """The largest size that was decided for each pool during the last `hold_s`."""
 
     def __init__(self, hold_s: float) -> None:
         self.hold_s = hold_s

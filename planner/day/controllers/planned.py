@@ -1,13 +1,13 @@
-"""fleetplan's own controller: the workers that the plan found enough for the load it forecasts.
+"""fleetplan's own controller: it forecasts the load and takes the workers that the plan found to be enough.
 
 `by: load`, where the plan has load rules (knowledge.LoadRule): the workers of a pool grow with its load, the
 95th percentile of the work that arrived in spans of some seconds, over the last window or a longer `memory`.
-Load counts a long request as more than a short one and a burst as more than the mean; a long memory keeps
-workers for a while after many bursts, not after one. A rule is fitted on windows of earlier traffic whose
+A long request counts more than a short one, and a burst more than the mean; with a long memory, many bursts
+keep workers for a while, and a single one does not. A rule is fitted on windows of earlier traffic whose
 least sizes were simulated (planner/day/search/load_rules.py).
 
-`by: rate`: the least sizes that the capacity table has for the present rate, which is that of the last
-reading or of the last bucket, whichever is higher.
+`by: rate`: the least sizes that the capacity table has for the present rate, which is the higher of the rate
+of the last reading and the mean of the last bucket.
 
 Load or rate is multiplied by the growth that the forecast (planner/day/controllers/forecasting.py) sees up to
 `start-up + every` from now, and by 1 + `headroom`; waiting prompts add what serves them within `drain`. A
@@ -66,7 +66,7 @@ class FleetplanSettings(ControllerSettings):
     lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
 
 
-MOST_GROWTH = 3.0  # A forecast of higher growth is taken for this factor: it is more likely an error.
+MOST_GROWTH = 3.0  # Growth is capped at this factor: a forecast of more is more likely an error.
 
 
 class Fleetplan:
@@ -94,7 +94,7 @@ class Fleetplan:
     def sizes(self, reading: MetricsReading) -> list[int]:
         settings, now_rps = self.settings, self.knowledge.rate_rps(reading)
         if is_before_traffic(reading):
-            # Only a season tells of rates before the first request, and nothing tells of loads.
+            # Before the first request only a season predicts a rate, and nothing predicts a load.
             if self.is_by_load or not self.forecast.has_season:
                 return list(self.sizes_at_start)
             present_rps = self.forecast.rate_at(0.0)
@@ -130,17 +130,18 @@ class Fleetplan:
         return self.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
 
     def _growth(self, time_s: float, ahead_s: float) -> float:
-        """The highest forecast up to `ahead_s` from now, divided by that for now; 1 to MOST_GROWTH."""
-        # The forecast has one value per bucket, so it is read once per bucket.
+        """The highest forecast up to `ahead_s` from now, over the forecast for now; 1 to MOST_GROWTH."""
+        # The forecast has one value per bucket, so one reading per bucket is enough.
         buckets = max(round(ahead_s / self.settings.bucket_s), 1)
         highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / buckets) for k in range(buckets))
         now = self.forecast.rate_at(time_s)
         return min(max(highest / now, 1.0), MOST_GROWTH) if now > 0 else 1.0
 
     def _backlog_rps(self, reading: MetricsReading) -> float:
-        """Requests/s to add, so that prompts that wait for the pools that prefill are served in `drain`.
+        """Requests/s to add so that waiting prompts are served within `drain`.
 
-        One waiting prompt per worker is not counted; requests that found no worker (`limbo`) are.
+        Prompts wait at the pools that prefill. One waiting prompt per worker is normal and does not count;
+        requests that found no worker (`limbo`) do.
         """
         if not self.settings.drain_s:
             return 0.0
@@ -156,14 +157,15 @@ class RecentWork:
         self.rule = rule
         self.memory_s = rule.window_s if rule is not None and memory_s is None else memory_s or 0.0
         self.spans: deque[tuple[float, float]] = deque()  # The end of each span, and its work per second.
-        self.open_s, self.open_work = 0.0, 0.0  # Of the span that is not over yet.
+        self.open_s, self.open_work = 0.0, 0.0  # Length and work of the span that is not over yet.
 
     def add(self, time_s: float, interval_s: float, work_per_s: float) -> float:
-        """The load with the work of the last interval."""
+        """Add the work of the last interval; returns the load."""
         assert self.rule is not None
         self.open_s += interval_s
         self.open_work += interval_s * work_per_s
-        if self.open_s >= self.rule.span_s - ROUNDING:  # Intervals add up to a span but for rounding.
+        # Whole intervals may add up to slightly less than the span they make.
+        if self.open_s >= self.rule.span_s - ROUNDING:
             self.spans.append((time_s, self.open_work / self.open_s))
             self.open_s = self.open_work = 0.0
         while self.spans and self.spans[0][0] <= time_s - self.memory_s:

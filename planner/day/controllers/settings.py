@@ -1,4 +1,4 @@
-"""The parameters of controllers: names, units, defaults and ranges stand with the fields of a dataclass.
+"""The parameters of controllers: each is a field of a dataclass, with its unit, default and range.
 
     class HpaSettings(ControllerSettings):
         tolerance_frac: float = settings_field(0.1, SHARE, "no change within so much of the target", most=1.0)
@@ -18,7 +18,8 @@ from planner.files import document_values
 from planner.units import quantity, shortest_digits, show_span
 
 SECONDS, SHARE, NUMBER, WHOLE, NAME, FLAG, LIST = "s", "share", "number", "whole", "name", "flag", "list"
-_ENDINGS = ("_per_s", "_s", "_frac", "_rps", "_tokens")  # The first that fits counts: `_per_s` before `_s`.
+# The endings of field names that a document leaves out. The first that fits counts: `_per_s` before `_s`.
+_ENDINGS = ("_per_s", "_s", "_frac", "_rps", "_tokens")
 
 AnySettings = TypeVar("AnySettings", bound="ControllerSettings")
 
@@ -28,9 +29,8 @@ class Parameter:
     """One parameter: its `name` in a document, the `field` that holds it, what it is (`words`), and its
     range.
 
-    A value of None follows from what is known of the day or from another parameter.
-
-    A document writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
+    Where the value is None, the controller computes it from its knowledge or another parameter. A document
+    writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
     """
 
     name: str
@@ -109,8 +109,8 @@ def settings_field(
 ) -> Any:
     """A field of `ControllerSettings`.
 
-    `parse` reads a value in place of what its unit says; its second argument names the place of the value
-    in error messages.
+    `parse` reads a value from a document instead of the unit's own parser; its second argument names the
+    place of the value in error messages.
     """
     metadata = {
         "unit": unit,
@@ -150,10 +150,9 @@ class ControllerSettings:
 def read_settings(
     settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
 ) -> AnySettings:
-    """Settings with the values in `given`; other parameters, and those given as null, have their defaults or
-    the values in `over`.
+    """Settings with the values in `given`; other parameters have the values in `over`, or their defaults.
 
-    Raises InputError with the place.
+    A value of null counts as not given. Raises InputError with the place.
     """
     by_name = {each.name: each for each in parameters_of(settings)}
     document_values.refuse_unknown(given, by_name, where)

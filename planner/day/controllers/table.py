@@ -39,17 +39,17 @@ from planner.files import document_values
 from planner.fleet import Role
 from planner.simulator.elastic import Controller
 
-SAME_FOR_ALL_POOLS = ("every", "lag")  # A role cannot have its own: all pools are decided at once.
+SAME_FOR_ALL_POOLS = ("every", "lag")  # All pools are decided at once, so no role has its own.
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerRow:
     """A kind of controller, described in `words`.
 
-    `reads` are the fields of a `MetricsReading` (simulator/elastic.py) that it uses, `needs` those of the
-    `Knowledge`. `kind` is the manifest that runs it in production, `source` where its rules are from
-    (repository at commit). `controller` makes one of settings and `Knowledge`; with `by_pool` it makes a
-    `Scaler` for each pool, and takes the number of the pool too.
+    `reads` are the fields of a `MetricsReading` (simulator/elastic.py) that it uses, `needs` the fields of
+    `Knowledge`. `kind` names the manifest that runs it in production, `source` the repository and commit, or
+    the paper, of its rules. `controller(settings, knowledge)` makes one; with `by_pool` it makes a `Scaler`
+    for one pool, and takes the pool's number as a third argument.
 
     `grid` has a few values of the parameters that matter most, as a document has them; a study that tunes
     (`settings_variants`) simulates each.
@@ -274,7 +274,7 @@ class ChosenController:
             return PerPool(scalers, knowledge, every_s=settings.every_s, lag_s=settings.lag_s)
 
     def values(self) -> dict[str, object]:
-        """Every setting in the library's units, by its field; those of a role in a mapping under its name."""
+        """Every setting in the library's units, by its field; a role's own in a mapping under its name."""
         by_role = {str(role): dict(_field_values(settings)) for role, settings in self.by_role.items()}
         return {**dict(_field_values(self.settings)), **by_role}
 
@@ -326,9 +326,10 @@ def parse_controller(
 
 
 def parse_controllers(value: object, where: str = "controllers") -> tuple[ChosenController, ...]:
-    """The controllers of a text ("hpa,keda"), of a list of names, or of a mapping of names to parameters.
+    """The controllers that a document lists: "hpa,keda", a list of names, or a mapping of names to
+    parameters.
 
-    Raises InputError for a name that is there twice.
+    Raises InputError for a name that stands there twice.
     """
     if isinstance(value, str):
         value = [each.strip() for each in value.split(",") if each.strip()]
@@ -348,7 +349,8 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
 
 
 def settings_variants(chosen: ChosenController) -> Iterator[ChosenController]:
-    """The controller as it was chosen, then once with the parameters of each point of its row's grid.
+    """The controller as it was chosen, then one for each point of its row's grid with that point's
+    parameters.
 
     Settings for prefill or decode workers alone stay as they were chosen.
     """
@@ -359,7 +361,8 @@ def settings_variants(chosen: ChosenController) -> Iterator[ChosenController]:
         changed = {by_name[name].field: by_name[name].read(value, name) for name, value in point.items()}
         try:
             settings = dataclasses.replace(chosen.settings, **changed)
-        except InputError:  # The point contradicts settings that were chosen and that the grid leaves alone.
+        except InputError:
+            # This point contradicts a chosen setting that the grid does not change.
             continue
         if settings not in yielded:
             yielded.append(settings)

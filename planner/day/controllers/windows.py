@@ -16,8 +16,10 @@ _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window from `begin_s` to `end_s`, in seconds of the day, on each of `days` (0: Monday). If `end_s` is
-    less than `begin_s`, it ends on the next day. `workers` has one number for all pools, or one for each.
+    """A number of workers from `begin_s` to `end_s`, in seconds of the day, on each of `days` (0: Monday).
+
+    If `end_s` is less than `begin_s`, the window ends on the next day. `workers` has one number for all
+    pools, or one for each.
     """
 
     begin_s: float
@@ -53,14 +55,14 @@ def format_clock(second: float) -> str:
 
 
 def workers_at(windows: tuple[Window, ...], knowledge: Knowledge, time_s: float) -> list[int]:
-    """The workers of each pool (P,) at a time: the most of all windows that contain it, or 0."""
-    # `clock_s` is the time of the week at the beginning of the run.
+    """The workers of each pool (P,) at a time of the run: the most of all windows that contain it, or 0."""
+    # `clock_s` is the time of the week at which the run begins.
     now = [each for each in windows if each.contains(knowledge.clock_s + time_s)]
     return [max((each.workers_of(i) for each in now), default=0) for i in range(len(knowledge.pools))]
 
 
 def check_windows(windows: tuple[Window, ...], knowledge: Knowledge) -> None:
-    """Raise InputError for a window with workers of other pools than there are."""
+    """Raise InputError for a window whose list of workers does not have one number per pool."""
     for each in windows:
         if len(each.workers) not in (1, len(knowledge.pools)):
             raise InputError(

@@ -51,8 +51,8 @@ LONGEST_SOLVE_S = 30.0  # The longest time for one solution of the master.
 SAME_FRAC = 1e-6  # Costs that differ by less than this share count as equal.
 LEAST_POINTS = 4.0  # The fewest points of the frontier's grid in a window, however little work it may take.
 ROUNDING_S = 1e-6  # Points of a grid that are nearer than this are one.
-# The first try shortens a need by so many times EXACT_FRAC; each success doubles the step.
-FIRST_STRIDES = 16
+# The first try shortens a need by this many times EXACT_FRAC; each success doubles the step.
+FIRST_STRIDE = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,8 +247,7 @@ def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _unmet(slices: _Slices, window: int, lives: LevelStretches) -> list[Need]:
-    """The needs that the sizes of the master's solution do not meet near a window, one for each span of equal
-    sizes.
+    """The needs that the master's solution does not meet near a window: one for each span of equal sizes.
 
     Each worker counts as ready for a little longer than it is, so that a cut rules out more than this
     solution.
@@ -300,7 +299,7 @@ def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed
                     i: (first_s, last_s - by_s, c, n) if is_end else (first_s + by_s, last_s, c, n)
                 }
 
-            least_s, most_s, stride_s = 0.0, end_s - begin_s, FIRST_STRIDES * slices.exact_s
+            least_s, most_s, stride_s = 0.0, end_s - begin_s, FIRST_STRIDE * slices.exact_s
             while least_s + stride_s < most_s and fails(shorter(least_s + stride_s)):
                 least_s, stride_s = least_s + stride_s, 2 * stride_s
             most_s = min(most_s, least_s + stride_s)

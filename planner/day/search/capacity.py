@@ -1,4 +1,4 @@
-"""Makes the table of rates and the pool sizes that carry them, which some controllers read.
+"""Makes the capacity table, which some controllers read: rates, and the pool sizes that carry each.
 
 For each of RUNGS rates the table has the cheapest sizes of a fleet's pools that keep the SLO on a sample of
 the traffic. The sample is the busiest part of the traffic, brought to the rate by leaving requests out or by
@@ -24,7 +24,7 @@ from planner.traffic.trace import Trace, judged_span_s
 from planner.units import show_s
 
 SAMPLE = "busiest 10 min"
-RUNGS = 12  # Rates of the table, equally spaced; between two the pools are sized for the higher.
+RUNGS = 12  # Rates of the table, equally spaced. A rate between two has the sizes of the higher one.
 ABOVE_FRAC = 0.3  # The highest rate of the table is this share above the highest rate of the traffic.
 MANY_SEQUENCES = 64  # The line through decode step times goes through 1 sequence and this many.
 LEAST_REQUESTS = 200  # A smaller sample says too little about a percentile, so its rate is left out.
@@ -62,14 +62,16 @@ def slo_text(slo: Slo) -> str:
 
 
 def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
-    """A worker's step times as straight lines: of a prompt through 1 token and a full step's tokens, of a
-    decode step through 1 and MANY_SEQUENCES sequences. The engine's host time is added.
+    """A worker's step times as straight lines through two points each, with the engine's host time added.
+
+    The line of a prompt goes through 1 token and the tokens of a full step, that of a decode step through 1
+    and MANY_SEQUENCES sequences.
     """
     host_step_s, host_sequence_s = (
         sum(part) for part in zip(*(each.per_step_s(worker.tp) for each in worker.host), strict=True)
     )
     full = worker.max_num_batched_tokens
-    first_s, full_s = (float(worker.latency.prefill_s(n, full)) for n in (1, full))  # Each is one step.
+    first_s, full_s = (float(worker.latency.prefill_s(n, full)) for n in (1, full))
     token_s = (full_s - first_s) / max(full - 1, 1)
     sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
@@ -109,8 +111,8 @@ def least_sizes(
 ) -> tuple[int, ...] | None:
     """The cheapest sizes from `least` to `most` that hold, if more workers never hurt; None if none do.
 
-    First each pool by itself is made as small as possible, with all others at their most; no smaller size can
-    hold. From these sizes on, all sizes are tried in order of their price.
+    First each pool by itself is made as small as possible, with all others at their most: the sizes that hold
+    are at least these. From them on, all sizes are tried in order of their price.
     """
     if not holds(most):
         return None

@@ -1,4 +1,4 @@
-"""A lower bound on the cost of every controller that cannot see ahead, where some windows may be missed.
+"""A lower bound on the cost of every controller that cannot see ahead and may miss some windows.
 
 Sets   v  window of the SLO, tau_v its length [s]     h  block of neighbouring windows
 Data   n_vc   least workers of pool c with which window v is kept if all other pools have their most
@@ -10,22 +10,22 @@ Vars   w_hx   share of the windows of block h that have x workers
   s.t.  sum_h |h| sum_x w_hx share(v of h with n_vc > x_c for some c)  <=  m,     sum_x w_hx = 1
 
 Sizes change at the edges of windows, as those of the optimum do, and a worker that is ready in a window was
-ordered before the window began. Let the traffic of each window be drawn from the windows of its block. Then
-nothing that was seen before tells which of them comes, so sizes x miss the window with the share above,
-whatever rule chose them. Start-ups cost more on top. So no such rule costs less in the mean over such days,
-if more workers and less work before never hurt (MORE in day/search/day_optimum.py). The bound
-does not hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a
-window: where the burst of a window comes more than a start-up after its beginning, it may keep the window.
+ordered before the window began. Let the traffic of each window be drawn at random from the windows of its
+block. Then nothing that a rule has seen tells which of them comes next, so sizes x miss the window with the
+share above, whatever rule chose them. Start-ups cost more on top. So no rule costs less in the mean over such
+days, if more workers and less work before never hurt (MORE in day/search/day_optimum.py). The bound does not
+hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a window: if
+the burst of a window comes more than a start-up after its beginning, such a controller may still keep it.
 
-`reacting_bound` is for rules that act within a window: they see the whole window when it begins. Workers
-that such a rule orders then are ready start_s later. So n_vc becomes the size that the first start_s of the
-window need, in which no size can change. Sizes x are paid in two parts of a window only: in the start_s
-before it, while workers start, and in its first start_s. For the rest the least sizes are paid.
+`reacting_bound` holds for rules that act within a window, even for one that sees the whole window when it
+begins. Workers that such a rule orders then are ready start_s later. So n_vc becomes the size that the first
+start_s of the window need, in which no size can change. Sizes x are paid in two parts of a window only: in
+the start_s before it, while workers start, and in its first start_s. For the rest the least sizes are paid.
 
-Both bounds are for rules that know, as a block begins, what its windows are like. A rule that must learn it
-pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block j with
-probability p_j, its share of the half day's windows. Windows with equal needs are of one kind e, and look
-alike in all blocks; q_je is the share of kind e in block j. After k windows of a block a rule knows its
+Both bounds hold even for rules that know, as a block begins, what its windows are like. A rule that must
+learn this pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block
+j with probability p_j, its share of the half day's windows. Windows with equal needs are of one kind e, and
+look alike in all blocks; q_je is the share of kind e in block j. After k windows of a block a rule knows its
 history s: s_e of them were of kind e. The programme above then has w_sx in place of w_hx, the chance that
 sizes are x after s:
 
@@ -55,9 +55,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 # The bound is shown for blocks of these lengths, within which windows come in any order.
 BLOCKS_S = (HOUR_S, 2 * HOUR_S)
-AMONG_S = 12 * HOUR_S  # A block is drawn from those of a half day.
-MOST_SIZES = 4096  # If more sizes may have to be compared in a block, the bound is not computed.
-MOST_HISTORIES = 20_000  # Nor is it if s, the needs seen so far in a block, may take more values than this.
+AMONG_S = 12 * HOUR_S  # The half day from whose blocks a block is drawn.
+# Limits on work: a bound that needs more combinations of sizes in a block, or more histories s, is not
+# computed.
+MOST_SIZES, MOST_HISTORIES = 4096, 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +84,7 @@ class CausalBound:
     ) -> float | None:
         """The least cost if a rule does not know which block it is in; None for too many histories.
 
-        Each block is drawn from the blocks of the `among_s` around it.
+        The day is cut into parts of `among_s`, and each block is drawn from the blocks of its part.
         """
         blocks = self._blocks(block_s)
         group_blocks = max(round(among_s / block_s), 1)

@@ -272,9 +272,9 @@ def _raise_most_fails(search: _DaySearch) -> NoReturn:
 
 
 def _cut_least_sizes(search: _DaySearch) -> None:
-    """For each window and pool, cut off the sizes below the least with which the window holds while all else
-    is at its most: the least in all of the window's steps together and, if it has several, in each alone. All
-    least sizes together are the first sequence that is simulated.
+    """Add the cuts `least` for each window and pool, and simulate the sequence of all least sizes.
+
+    A window of several steps has a cut for all of them together, and one for each step alone.
     """
     runs, floor = search.runs, search.terms.least  # `least` is a new array at each call.
     for c, pool in enumerate(search.terms.pools):
@@ -307,7 +307,7 @@ def misses_with_size(runs: DaySimulations, window: int, steps: range, c: int, si
 
 
 def least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
-    """The least of low ... high that does not fail, beginning at `guess`; `high` is taken to hold."""
+    """The least of low ... high that does not fail; `high` is taken to hold, and `guess` is tried first."""
     low -= 1  # Sizes up to `low` are taken to fail.
     size, stride = min(max(guess - 1, low + 1), high - 1), 1
     while high - low > 1:
@@ -361,12 +361,12 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
         if size < most and not still_fails(most):
             largest_failing = least_that_holds(still_fails, size + 1, most, size + 1) - 1
             raised[t, c] = largest_failing
-    # If it fails with all sizes raised to the most, only earlier steps can explain it.
+    # If the window fails with all these sizes raised to the most, only earlier steps can explain it.
     return _cut_of(terms, raised, range(first, later.stop)) or _cut_of(terms, workers, range(later.stop))
 
 
 def _cut_of(terms: pool_sizes.DayTerms, workers: Ints, steps: range) -> pool_sizes.Cut:
-    """The cut that at least one of these sizes must be exceeded; sizes that are the most cannot be."""
+    """The cut that at least one of these sizes must be exceeded, without those that are the most already."""
     return tuple(
         (t, c, int(workers[t, c]))
         for t in steps
@@ -383,7 +383,8 @@ def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int,
     ]
     cuts = [(window, cut) for window, cut in cuts if cut]
     search.cuts += [cut for _, cut in cuts]
-    # No window is missed where the backlog grows or a request is never served, so the sequence itself is cut.
+    # A day in which the backlog grows or a request is never served may miss no window; then the sequence
+    # itself is cut.
     if not cuts:
         search.excluded.append(workers)
     return cuts

@@ -3,10 +3,10 @@
 A timetable is a list of lives for each (pool, k): stretches in which the k-th worker of the pool is ready.
 The search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
 
-    repair    While a window fails, a life begins earlier, ends later or is added. The change is taken that
-              saves the most late requests per USD.
+    repair    While a window fails, a life begins earlier, ends later or is added. Of these changes the one
+              is made that saves the most late requests per USD.
     shorten   Every life is dropped, shortened or parted by a pause, as far as all windows that this touches
-              still hold. The search goes from the highest k down, as those workers are needed the least.
+              still hold. Workers with the highest k come first, as they are needed the least.
 
 Whether a window holds is simulated on a slice of the day that begins one window earlier
 (day/search/day_runs.py). The resulting timetable is simulated as a whole day. Windows that it misses there,
@@ -42,8 +42,7 @@ EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
 # A change may affect windows that begin this long after it, so they are simulated again.
 LASTS_FRAC = 1 / 4
 MOST_REPAIRS = 100  # The most changes to keep one window; a window that needs more stays missed.
-# The most repairs in the whole day. Few are needed: most windows that the day misses are missed in slices
-# too.
+# The most repairs in the whole day. Few are needed, as most windows were repaired in their slices before.
 MOST_DAY_REPAIRS = 12
 MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 # The most work for each of the two timetables (the bound's and the grid's): requests simulated, plus
@@ -71,10 +70,10 @@ def finer_day(
     progress: Callable[[str], None] = lambda _: None,
     deadline: float = math.inf,
 ) -> FinerDay | None:
-    """The first of the two timetables that keeps every window and is cheaper than the grid's.
+    """A timetable that keeps every window and is cheaper than the grid's; the bound's timetable comes first.
 
-    `grid` are the sizes (T, P) on the grid, whose day costs `grid_usd`. None if neither timetable does, or if
-    bills are by the hour. From `deadline` on (time.monotonic) timetables are not changed any more.
+    `grid` are the sizes (T, P) on the grid, whose day costs `grid_usd`. None if there is no such timetable,
+    or if bills are by the hour. From `deadline` on (time.monotonic) timetables are not changed any more.
     """
     if runs.terms.is_by_unit:
         return None
@@ -190,8 +189,10 @@ class _LifeSearch:
         return finer if day.holds and day.fits and day.usd < most_usd else None
 
     def excess(self, lives: Lives, window: int) -> float:
-        """By how much the late requests of a window exceed those that may be late, as a share of the latter:
-        of the limit with the largest excess, below 0 if the window holds.
+        """How far a window is from holding: (late requests - those that may be late) / those that may be
+        late.
+
+        Of several limits the largest excess counts. It is below 0 if the window holds.
         """
         runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
         times_s, workers = self.timetable(lives)

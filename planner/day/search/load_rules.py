@@ -1,11 +1,12 @@
-"""Fits how many workers a load takes to windows of earlier traffic, for the plan's own controller.
+"""Fits rules from load to workers on windows of earlier traffic, for the plan's own controller.
 
 Windows are taken evenly from the traffic. Simulations find the fewest workers that keep the SLO in each. A
-rule (`LoadRule` of planner/day/controllers/knowledge.py) maps the load of a window to workers that suffice
-in COVERED of the windows with this load. The load is a percentile over spans of a window; of SPANS_S a rule
-has the span whose loads predict a pool's workers best. The mean rate of a window predicts little: on a
-production day prompts are five times as long in one hour as in another, and bursts come and go. The busiest
-windows are also simulated with more traffic, so that a rule reaches above the highest load of the day.
+rule (`LoadRule` of planner/day/controllers/knowledge.py) maps the load of a window to a number of workers
+that suffices in 90 % (COVERED) of the windows with this load. The load is a percentile over spans of a
+window; each rule uses the length in SPANS_S whose loads predict a pool's workers best. The mean rate of a
+window predicts little: on a production day prompts are five times as long in one hour as in another, and
+bursts come and go. The busiest windows are also simulated with more traffic, so that a rule reaches above the
+highest load of the day.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 MOST_WINDOWS = 72  # Each takes several simulations, so more windows would take too long.
 LEAST_WINDOWS = 8  # No rule is fitted through fewer points.
-LEAST_REQUESTS = 200  # A window with fewer requests says too little of a percentile.
+LEAST_REQUESTS = 200  # A percentile of fewer requests is mostly chance.
 SPANS_S = (15.0, 60.0, 600.0)  # From a short burst to a whole window.
 COVERED = 0.9  # The share of windows that a rule has enough workers for.
 # The busiest windows are simulated with so many times their traffic. Without these a rule took one worker
@@ -44,8 +45,8 @@ def fit_load_rules(
 ) -> tuple[LoadRule, ...]:
     """A rule for each of the P pools; none where the traffic has too few windows to fit them.
 
-    A pool has from 1 to its entry of `most` (P,) workers. Its entry of `engines` (P,) says how much work a
-    request is.
+    A pool has at least one worker, and at most its entry of `most` (P,). Its entry of `engines` (P,) gives
+    the work of a request.
     """
     window_s = slo.every_s or WINDOW_S
     windows = _spread_windows(trace, window_s)
@@ -54,7 +55,7 @@ def fit_load_rules(
     own_count = len(windows)
     windows += _busiest_with_more_traffic(windows, engines[0], window_s)
     least = [1] * len(fleet.pools)
-    # (windows, P). A window in which not even `most` workers keep the SLO counts as one that needs them all.
+    # Shape (windows, P). A window in which not even `most` workers keep the SLO counts as needing them all.
     needed = np.array([least_that_keep(fleet, part, slo, least, most) or tuple(most) for part in windows])
     rules = []
     for i, pool in enumerate(fleet.pools):
@@ -71,8 +72,9 @@ def fit_load_rules(
 
 
 def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
-    """At most MOST_WINDOWS whole windows with enough requests, evenly spread over the trace; the arrivals of
-    each count from its own start.
+    """At most MOST_WINDOWS whole windows with enough requests, evenly spread over the trace.
+
+    The arrival times of each window count from its start.
     """
     starts_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] - window_s, window_s)
     edges = np.searchsorted(trace.arrival_s, [starts_s, starts_s + window_s]).T
@@ -88,8 +90,9 @@ def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
 
 
 def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> list[Trace]:
-    """The windows of the highest load, each with MORE_TRAFFIC times its own requests. `engine` ranks them, as
-    if it did prefill and decode.
+    """The windows of the highest load, each with MORE_TRAFFIC times its own requests.
+
+    They are ranked by the work that they would be for `engine` if it did both prefill and decode.
     """
     by_load = sorted(parts, key=lambda part: -_window_load(part, engine, "mixed", window_s, window_s))
     return [
@@ -100,8 +103,9 @@ def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, wi
 
 
 def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:
-    """The load of a window (`knowledge.LoadRule`), as a controller will see it: of each span the requests
-    per second, times the seconds of work of their mean lengths.
+    """The load of a window (`knowledge.LoadRule`), from the rate and the mean lengths of each span.
+
+    Not from single requests, because a controller sees only rates and mean lengths.
     """
     span_of_request = np.floor_divide(part.arrival_s, span_s).astype(int)
     spans = round(window_s / span_s)
@@ -119,12 +123,11 @@ def _window_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, 
 def _fit_rule(
     loads: Floats, needed: npt.NDArray[np.int64], span_s: float, window_s: float
 ) -> tuple[float, LoadRule]:
-    """Fit a rule to `loads` (n,) of windows and the workers `needed` (n,) in them; returns its mean error in
-    workers, and the rule.
+    """Fit a rule to the `loads` (W,) of windows and the workers `needed` (W,) in them.
 
-    The n-th edge of the rule is the load above which n workers are too few. It is the smaller of two loads:
-    that from which on more than 1 - COVERED of the windows need more than n workers, by isotonic regression;
-    and that at which `_covering_line` reaches n.
+    Returns the rule's mean error in workers, and the rule. Its n-th edge is the load above which n workers
+    are too few: the smaller of two loads. From the first on, more than 1 - COVERED of the windows need more
+    than n workers, by isotonic regression. At the second, `_covering_line` reaches n.
     """
     slope, offset = _covering_line(loads, needed)
     ordered = np.sort(loads)
@@ -146,11 +149,10 @@ def _fit_rule(
 
 
 def _covering_line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Slope and offset of the line below which COVERED of the points lie: the quantile regression of Koenker
-    and Bassett (Econometrica 1978), as a linear program.
+    """Slope and offset of the line below which COVERED of the points (load, needed - 1) lie.
 
-    The points are (load, needed - 1). Workers are the line rounded up, so they suffice where the line is
-    above needed - 1.
+    The workers of a load are the line rounded up, so they suffice where the line is above needed - 1. This is
+    the quantile regression of Koenker and Bassett (Econometrica 1978), as a linear program.
     """
     n = len(loads)
     # Variables: the slope (>= 0), the offset, and how far each point lies above and below the line (>= 0).
@@ -158,4 +160,5 @@ def _covering_line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float,
     line = np.column_stack((loads, np.ones(n), np.eye(n), -np.eye(n)))
     bounds = [(0.0, None), (None, None), *[(0.0, None)] * (2 * n)]
     solution = linprog(weights, A_eq=line, b_eq=needed - 1.0, bounds=bounds, method="highs")
-    return float(solution.x[0]), float(solution.x[1]) + 1e-6  # Above needed - 1, not at it.
+    # The optimal line passes through points. Raised a little, it lies above them, as rounding up needs.
+    return float(solution.x[0]), float(solution.x[1]) + 1e-6

@@ -1,9 +1,8 @@
-"""Simulates a day of several LLMs whose pools change and share one stock; the same methods as
-day/search/day_runs.py.
+"""Simulates a day of several LLMs whose pools change and share one stock of GPUs.
 
-In the master problem (day/search/day_optimum.py) the pools of all LLMs are columns side by side, and the
-windows of one LLM follow those of another. Each LLM is simulated by itself, because LLMs share only GPUs and
-paid nodes.
+`JointRuns` has the methods of `DayRuns`, so that the search for the optimum (day/search/day_optimum.py) need
+not know of LLMs: the pools of all LLMs are the columns of one problem, and their windows are numbered
+through. Each LLM is simulated by itself, because LLMs share only GPUs and paid nodes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
 from planner.units import HOUR_S
 
 Ints = npt.NDArray[np.int64]
-# The traffic of one LLM may end earlier than that of another by at most this share of the longest traffic:
-# the day is judged to the end of the shortest.
+# The day ends with the shortest traffic of any LLM, which may lack at most this share of the longest.
 MOST_EARLIER_FRAC = 0.05
 
 
@@ -49,11 +47,10 @@ def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: floa
 
 
 class JointRuns:
-    """Simulates the days of several LLMs with sizes (T, P) of all their pools; the methods are those of
-    `DayRuns`.
+    """Simulates the days of several LLMs with sizes (T, P) of all their pools.
 
-    `each` are the runs of every LLM by itself, brought to the grid of `terms` and without a stock: the LLMs
-    share that of `terms`. `columns` are the columns of each LLM's pools. Windows are numbered over all LLMs.
+    `each` has the runs of every LLM by itself, on the grid of `terms`. They have no stock, because the LLMs
+    share the stock of `terms`. `columns` are the columns of each LLM's pools.
     """
 
     def __init__(self, each: Sequence[DayRuns], terms: DayTerms):
@@ -70,11 +67,11 @@ class JointRuns:
         )
         ends = np.cumsum([len(runs.fleet.pools) for runs in each]).tolist()
         self.columns = [range(end - len(runs.fleet.pools), end) for runs, end in zip(each, ends, strict=True)]
-        # By window: the number of its LLM, and its own number among that LLM's windows.
+        # For each window the number of its LLM, and its number among the windows of this LLM.
         self._llm_and_window = [
             (llm, own) for llm, runs in enumerate(each) for own in range(runs.window_count)
         ]
-        # By LLM: the number of its first window.
+        # For each LLM the number of its first window.
         self._first_window = [0, *np.cumsum([runs.window_count for runs in each[:-1]]).tolist()]
 
     @property
@@ -100,10 +97,12 @@ class JointRuns:
         return self._llm_and_window[window][1] == 0
 
     def least_paid(self) -> LeastPaid:
-        """The sum of what the LLMs pay at least, because each LLM's work is done by its own workers, and no
-        less than the nodes of the least workers of all. Where GPUs are paid all day, it is at least what the
-        busiest window takes all day. The bound at single moments is not known for the sum, so its arrays are
-        empty.
+        """A lower bound on the bill for all LLMs.
+
+        Each LLM's work is done by its own workers, so the bounds of the LLMs add up; and the nodes of all
+        pools' least workers are paid in any case. Where GPUs are paid all day, the bill is at least what the
+        busiest window takes, for the whole day. The bound at single moments is not known for the sum, so its
+        arrays are empty.
         """
         each_llm = [runs.least_paid(shares_nodes=True) for runs in self.each]
         least_usd_per_h = paid_usd_per_h(
@@ -155,10 +154,8 @@ class JointRuns:
 
 
 def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
-    """The most that must be paid per second in a window: of one LLM alone, or of all LLMs in a window that
-    they have in common.
-    """
-    # For each LLM the USD per second of each window, by its edges to the microsecond.
+    """The most USD per second that a window needs: of one LLM, or of all LLMs if they have it in common."""
+    # For each LLM the USD per second of each window. Edges are rounded so that equal ones are found equal.
     rates: list[dict[tuple[float, float], float]] = [
         {
             (round(begin_s, 6), round(end_s, 6)): float(usd) / (end_s - begin_s)
