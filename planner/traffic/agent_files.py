@@ -10,12 +10,12 @@
     multi_turn  `output_length`, and `timestamp` or `delay` [ms] after the answer before; a first turn of role
                 system, with text alone, begins every prompt. Prompts hold all turns before and their answers
 
-Where a file does not say which request waits for which, it follows from the times. A request waits for the
-last request of its own agent that had ended when it began, and for the last request of each sub-agent that
-was sent out since that request. The first request of a sub-agent waits for the last request of the agent that
-sent it out. The time from the end of all these to the request is its pause. A request that begins before
-another request of its agent has ended runs beside it and does not wait for it. Each conversation has a clock
-of its own. All clocks begin at 0, so as many agents are at work as there are conversations.
+Where a file does not say which request waits for which, the times show it. A request waits for the last
+request of its own agent that had ended when it began, and for the last request of each sub-agent that was
+started since then. The first request of a sub-agent waits for the last request of the agent that started it.
+The pause of a request is the time from the end of all that it waits for to its begin. Requests of an agent
+that overlap do not wait for each other. Each conversation has a clock of its own, which begins at 0, so as
+many agents are at work as there are conversations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TURNS_BLOCK = 16  # Tokens of a block where we cut texts ourselves: as large as 
 WEKA_BLOCK = 64  # Tokens of a block in captures that do not say it.
 # Tokens of texts are estimated from bytes of UTF-8. For English, tokenizers are within a quarter of this.
 BYTES_PER_TOKEN = 4
-# The lines of a file that begins like this are conversations, which may be long (trace_reading.py).
+# A file that begins like this has a conversation on each line, which may be long (trace_reading.py).
 LONG_LINES = (b'{"id"', b'{"requests"', b'{"models"', b'{"session_id"', b'{"turns"')
 _MOONCAKE_KEYS = {"session_id", "input_length", "output_length"}
 _TEXTS, _MEDIA = ("text", "texts"), ("image", "images", "audio", "audios", "video", "videos")
@@ -49,10 +49,12 @@ _REQUEST_KEYS = ("timestamp", "delay", "output_length", "extra")  # A turn with 
 
 @dataclass(slots=True)
 class _Call:
-    """A request of a conversation. `thread` names its agent: "" is the main one, "/a/b" the sub-agent b of a.
-    `think_s` is the pause before it, None if it must be found from the times; it never starts before
-    `not_before_s`. `begins_task` says that a user, not a tool, sent it. `_link` sets `parents`, the requests
-    for which it waits, as indices into all calls of the file, and the number of its `task`.
+    """A request of a conversation.
+
+    `thread` names its agent: "" is the main one, "/a/b" the sub-agent b of a. `think_s` is the pause before
+    the request, None if `_link` must compute it from the times. The request never starts before
+    `not_before_s`. `begins_task` if a user, not a tool, sent it. `_link` sets `parents`, the requests for
+    which it waits, as indices into all calls of the file, and the number of its `task`.
     """
 
     thread: str
@@ -69,8 +71,10 @@ class _Call:
 
 
 def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
-    """WEKA, TURNS or MOONCAKE; None for other files. `sample` are some lines from the first on: only a later
-    line may show that a file is MOONCAKE, because a first turn may have no delay.
+    """WEKA, TURNS or MOONCAKE; None for other files.
+
+    `sample` are some lines, the first included: a file of MOONCAKE is known by its delays, and a first turn
+    may have none.
     """
     head = _object_of(first)
     turns = head.get("turns")
@@ -111,7 +115,8 @@ def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -
 
 def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
     """The calls of each conversation, and the tokens of a block, from a file of Weka captures."""
-    # A hash id is of its line alone, unless its scope is global. `id_of` numbers (scope, id) for the trace.
+    # The same hash id means the same block only within a line, unless its scope is global. `id_of` numbers
+    # the pairs (scope, id) for the trace.
     id_of: dict[tuple[object, int], int] = {}
     sizes = set()
     for number, line in lines:
@@ -132,9 +137,7 @@ def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list
 
 
 def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) -> Iterator[_Call]:
-    """The calls of an agent and of its sub-agents. `since_s` is the time on the conversation's clock at which
-    the agent's own clock is 0.
-    """
+    """The calls of an agent and its sub-agents; the agent's clock begins at `since_s` of the conversation."""
     for i, row in enumerate(requests):
         entry = f"{where}: requests[{i}]"
         if not isinstance(row, dict):
@@ -170,9 +173,10 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
 
 
 def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """The calls of each session, and the tokens of a block, from a file of agentic Mooncake. A line says what
-    its turn adds; the prompt holds all turns before it and their answers too. The file has no ids for blocks
-    of answers, so they get ids here.
+    """The calls of each session, and the tokens of a block, from a file of agentic Mooncake.
+
+    A line has what its turn adds; the prompt holds all turns before it and their answers too. The file has no
+    ids for blocks of answers, so they get ids here.
     """
     sessions: dict[str, list[_Call]] = {}
     id_of: dict[object, int] = {}
@@ -194,14 +198,14 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
         tokens_before = before.input_tokens + before.output_tokens if before else 0
         tokens = added_tokens + tokens_before
         ids = list(before.ids) if before else []
-        # A block of the answer before is known by its session and its number in the prompt.
+        # The blocks of the last answer get ids by their session and their place in the prompt.
         if before:
             blocks_before = tokens_before // MOONCAKE_BLOCK
             ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
         ids += [id_of.setdefault(each, len(id_of)) for each in row.get("hash_ids") or []]
         delay_s = _number(row, "delay", where, usual=0.0) / 1000
-        # The file does not say how long answers took. So a request is taken to end when it starts, and only
-        # delays lie between the turns.
+        # The file does not say how long answers took. So a request counts as ending when it starts, and a
+        # turn starts a delay after the one before.
         start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
         ids = ids[: -(-tokens // MOONCAKE_BLOCK)]  # The file may list more ids than its prompt has blocks.
         think_s = delay_s if before else None
@@ -212,8 +216,9 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
 
 
 def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """The calls of each session, and the tokens of a block, from a file of aiperf's conversations. Several
-    lines may belong to one session. Two prompts share a block if all text up to its end is the same.
+    """The calls of each session, and the tokens of a block, from a file of aiperf's conversations.
+
+    Several lines may belong to one session. Two prompts share a block if all text up to its end is the same.
     """
     sessions: dict[object, list[_Call]] = {}
     id_of: dict[tuple[object, bytes], int] = {}
@@ -246,8 +251,8 @@ def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[lis
             output_tokens = max(int(_number(turn, "output_length", entry)), 1)  # Engines give one at least.
             texts[session] = texts.get(session, b"") + text
             calls.append(_turn_call(turn, entry, calls, texts[session], output_tokens, id_of))
-            # The file does not hold the answers. In place of each we put as many bytes of a hash of the
-            # session and the turn, which no other answer has.
+            # The file has no answers. A hash of session and turn, repeated to the answer's length, stands for
+            # each, so that no two answers share blocks.
             answer = blake2b(f"{session} {len(calls)}".encode(), digest_size=2 * BYTES_PER_TOKEN).digest()
             texts[session] += (answer * output_tokens)[: output_tokens * BYTES_PER_TOKEN]
     for calls in sessions.values():
@@ -263,12 +268,14 @@ def _turn_call(
     output_tokens: int,
     id_of: dict[tuple[object, bytes], int],
 ) -> _Call:
-    """The request of a turn. `prompt` is the text of its whole prompt, `before` are the calls of its session
-    so far; its prompt begins with the blocks of the last of these.
+    """The request of a turn; `prompt` is the text of its whole prompt, `before` are earlier calls of its
+    session.
+
+    The prompt begins with the blocks of the last of these calls.
     """
     block_bytes = TURNS_BLOCK * BYTES_PER_TOKEN
     ids = list(before[-1].ids) if before else []
-    # Only whole blocks have ids. A block is known by the id of the block before it and by its own bytes.
+    # Only whole blocks have ids. A block's id is of the id of the block before it and of its own bytes.
     for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
         key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
         ids.append(id_of.setdefault(key, len(id_of)))
@@ -325,11 +332,11 @@ def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
             last_by_sub_agent = {
                 calls[k].thread: k
                 for k in ended
-                if _sender_of(calls[k].thread) == call.thread and calls[k].start_s >= since_s
+                if _starter_of(calls[k].thread) == call.thread and calls[k].start_s >= since_s
             }
             parents += last_by_sub_agent.values()
         elif call.thread:  # This is the first request of a sub-agent.
-            parents = [k for k in ended if calls[k].thread == _sender_of(call.thread)][-1:]
+            parents = [k for k in ended if calls[k].thread == _starter_of(call.thread)][-1:]
         if call.think_s is None:
             ends_s = max((calls[k].end_s for k in parents), default=call.start_s)
             call.think_s = max(call.start_s - ends_s, 0.0)
@@ -341,8 +348,8 @@ def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
     return tasks + 1
 
 
-def _sender_of(thread: str) -> str | None:
-    """The thread that sent out a sub-agent; None for the main one."""
+def _starter_of(thread: str) -> str | None:
+    """The thread of the agent that started this sub-agent; None for the main agent."""
     return thread.rpartition("/")[0] if thread else None
 
 

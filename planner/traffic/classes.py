@@ -1,5 +1,4 @@
-"""The classes of an SLO: which requests of a trace each of them contains, and whether the classes fit a
-trace.
+"""The classes of an SLO: which requests belong to each, and whether the classes fit a trace.
 
 A `Selector` (planner/domain.py) describes a class.
 """
@@ -48,10 +47,10 @@ def _matches(
     input_tokens: npt.ArrayLike,
     is_one_of: Callable[[str, Collection[str]], npt.ArrayLike],
 ) -> npt.NDArray[np.bool_]:
-    """Which requests with these prompts a class takes: those for which every key of its `match` holds.
+    """Which requests with these prompts are of a class: those for which every key of its `match` holds.
 
-    `is_one_of(column, names)` says which requests have one of the names in this column. The trace of a plan
-    and the router of a running fleet both go by this function, so they agree on every request's class.
+    `is_one_of(column, names)` says which requests have one of the names in this column. Planning and the
+    router of a running fleet both use this function, so they agree on every request's class.
     """
     matches = np.greater_equal(input_tokens, selector.least_tokens)
     if selector.most_tokens is not None:
@@ -61,7 +60,7 @@ def _matches(
         ("adapter", selector.adapters),
         ("llm", selector.llms),
     ):
-        if wanted:  # A class that names none takes all.
+        if wanted:  # A class that names no tenants, for example, takes those of all.
             matches = matches & is_one_of(column, wanted)
     return np.asarray(matches)
 
@@ -69,15 +68,17 @@ def _matches(
 def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
     """(n,): the index of the first class that takes each request, as the router chooses; -1 for none."""
     numbers = np.full(len(trace), -1, dtype=np.int64)
-    # The first class is written last, so it overwrites others.
+    # The first class is written last, so that it wins.
     for number in reversed(range(len(selectors))):
         numbers[select_requests(selectors[number], trace)] = number
     return numbers
 
 
 def check_classes(slo: Slo, trace: Trace) -> None:
-    """Raise InputError for a class without a request, for a request of two classes, for a request to which no
-    line of the SLO applies, and for guarantees to tenants that the trace does not name.
+    """Raise InputError if the classes of an SLO do not fit a trace.
+
+    So for a class without a request, a request of two classes, a request to which no line of the SLO applies,
+    and guarantees to tenants that the trace does not name.
     """
     _check_tenants(slo, trace)
     if not (selectors := slo.selectors):
@@ -108,7 +109,7 @@ def check_classes(slo: Slo, trace: Trace) -> None:
 
 
 def check_judged_classes(slo: Slo, trace: Trace) -> None:
-    """As `check_classes`, for requests that are simulated: each class must have some after the warm-up."""
+    """As `check_classes`; in addition each class must have requests after the warm-up of a simulation."""
     check_classes(slo, trace)
     judged_from_s, _ = measured_window(trace)
     warm_up = show_s(judged_from_s - float(trace.arrival_s[0]))
@@ -139,8 +140,10 @@ def _check_tenants(slo: Slo, trace: Trace) -> None:
 
 
 def _what_is_there(selector: Selector, trace: Trace) -> str:
-    """What a trace has in place of what a class matches, for the error on a class without requests: its names
-    of the kind (tenants, adapters, models) of which the class names only others, else its prompt lengths.
+    """The trace's own names or prompt lengths, for the error on a class without requests.
+
+    Names are listed of the first kind (tenants, adapters, models) of which the class has only unknown ones;
+    if there is no such kind, its prompt lengths must be wrong.
     """
     for wanted, names, kind in (
         (selector.tenants, trace.tenants, "tenants"),

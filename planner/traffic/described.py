@@ -8,11 +8,12 @@ clients send most of the requests. Each client sends in bursts of its own (Gamma
 over minutes, and with lengths of its own. So the bursts of the largest clients make the sum burstier than a
 Poisson process.
 
-Where the burstiness of the sum is given (`gap_cv`, `fano`), the sum is drawn first and then shared among the
-clients. Its gaps are Gamma distributed with the coefficient of variation cv = `gap_cv`, in units of a rate
-that moves. The rate is a product of independent factors, one for each time scale tau. Each factor is constant
-over blocks of tau, which begin at a random phase; it is Gamma distributed, with mean 1 and variance
-sigma_tau^2. The mean of the product over a window T has the variance
+If the burstiness of the sum is given (`gap_cv`, `fano`), the arrivals of the sum are drawn first and then
+dealt out to the clients. Their gaps are Gamma distributed with the coefficient of variation cv = `gap_cv`, on
+a clock that runs as fast as the rate. The rate is a product of independent factors, one for each time scale
+tau, and so moves over time. Each factor is constant over blocks of tau, which begin at a random phase; it is
+Gamma distributed, with mean 1 and variance sigma_tau^2. The mean of the product over a window T has the
+variance
 
     v(T) = 2 / T^2 * int_0^T (T - x) * (prod_tau (1 + sigma_tau^2 * max(0, 1 - x / tau)) - 1) dx
 
@@ -40,27 +41,28 @@ from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 from planner.units import DAY_S
 
-MOST_DRAWN = 20_000_000  # One description may draw no more requests than this.
-MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
-# A client's rate, relative to its mean, has the variance CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S:
-# our assumption for "moves over minutes", where a description gives no burstiness.
+MOST_DRAWN = 20_000_000  # Requests of one description.
+MOST_IDS = 20_000_000  # Block ids of all drawn prompts together.
+# If a description gives no burstiness, we assume that a client's rate, relative to its mean, has the variance
+# CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S.
 CLIENT_RATE_VAR = 0.25
 CLIENT_RATE_S = (60.0, 600.0)
 # Time is cut into cells in which a rate is constant. The rates of clients have at most CLIENT_CELLS cells,
 # each of at least CLIENT_CELL_S: one matrix holds all clients and cells.
 CLIENT_CELLS, CLIENT_CELL_S = 5_000, 5.0
-MOST_BURST_CELLS = 400_000  # Bursts of the sum have finer cells, at most so many: a few MB of memory.
-CELLS_PER_WINDOW = 6  # The shortest window of a Fano factor has so many cells, so that bursts fit into it.
+MOST_BURST_CELLS = 400_000  # Bursts of the sum have finer cells, at most this many: a few MB of memory.
+CELLS_PER_WINDOW = 6  # The shortest window of a Fano factor has this many cells, so that bursts fit into it.
 # The sigmas are corrected in FIT_ROUNDS rounds; each measures a rate that is drawn on FIT_CELLS cells.
 FIT_ROUNDS, FIT_CELLS = 6, 400_000
 LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
-# Sessions are drawn from WARM_SESSIONS mean session lengths before time 0 on, at most LONGEST_WARM_S, so that
-# at time 0 as many are under way as later.
+# Sessions are drawn from a time before 0 on, WARM_SESSIONS mean session lengths but at most LONGEST_WARM_S,
+# so that as many are under way at time 0 as later.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, DAY_S
 LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
-# Each kind of draw has a number of its own beside the user's seed, so that no two draws are alike.
+# Each kind of draw seeds its generator with its own number and the user's seed, so that no two draws are
+# alike.
 CLIENT_STREAM, TENANT_STREAM = 20, 21
-_OPEN = 1e-12  # Probabilities are kept so far from 0 and 1, where normal scores are infinite.
+_OPEN = 1e-12  # Probabilities stay this far from 0 and 1, where normal scores are infinite.
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -106,17 +108,17 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is known of traffic before there is a trace.
+    """Traffic without a trace: rates, lengths, bursts and sharing, from which requests are drawn.
 
     `rate_rps` are requests/s in intervals of `every_s`; one number is a constant rate. If `duration_s` is
     shorter than this curve, the curve's busiest part is drawn; if it is longer, the curve begins again.
     `growth` is a factor on all rates. `input` are the tokens of prompts, or in sessions the tokens that a
     turn adds.
 
-    `joint` is the rank correlation of input and output. `joint_table` says more and takes its place: it
-    counts requests by classes of input (rows, the shortest first) and of output (columns). `drift` has two
-    rows, for inputs and outputs: by how many standard deviations (of normal scores) the lengths in an
-    interval of the curve lie above the mean. `fano` are rows (window [s], variance / mean of counts).
+    `joint` is the rank correlation of input and output. A `joint_table` replaces it: counts of requests by
+    classes of input (rows, the shortest first) and of output (columns). `drift` has two rows, for inputs and
+    outputs: by how many standard deviations (of normal scores) the lengths in each interval of the curve lie
+    above the mean. `fano` are rows (window [s], variance / mean of counts).
 
     `name` is the trace's name, `basis` the assumptions that its notes list.
 
@@ -143,7 +145,7 @@ class Description:
     agents: Agents | None = None  # In place of arrivals at a rate; `input` is then what a turn adds.
     tenants: int = 1
     by_tenant: tuple[tuple[str, Description], ...] = ()
-    most_tokens: int = 0  # Of a prompt and its answer, which are cut to it; 0: no limit.
+    most_tokens: int = 0  # A prompt and its answer are cut to this many tokens together; 0: no limit.
     name: str = "described traffic"
     basis: tuple[str, ...] = ()
 
@@ -165,7 +167,7 @@ class Description:
 
     @property
     def agent_count(self) -> int | None:
-        """How many agents work at once, with the growth; None where the traffic is not of agents."""
+        """How many agents work at once, with growth; None if the traffic is not of agents."""
         return None if self.agents is None else max(round(self.agents.count * self.growth), 1)
 
     @property
@@ -182,7 +184,7 @@ class Description:
     def from_s(self) -> float:
         """How many seconds after its start the curve's busiest part of `duration_s` begins."""
         intervals = len(self.rate_rps)
-        drawn = math.ceil(self.duration_s / self.every_s - ROUNDING)  # Intervals of the part that is drawn.
+        drawn = math.ceil(self.duration_s / self.every_s - ROUNDING)  # The number of intervals to draw.
         if not self.is_curve or drawn >= intervals:
             return 0.0
         # The curve stands twice in a row, since the busiest part may run past its end.
@@ -191,9 +193,10 @@ class Description:
 
 
 def fit_context(description: Description, most_tokens: int) -> Description:
-    """The same traffic for an LLM that accepts `most_tokens`. Agents compact their contexts before that, and
-    sessions end. Other requests are cut rather than refused, because where only a mean length was given the
-    longest ones come from a tail that we assumed.
+    """The same traffic for an LLM that accepts `most_tokens`.
+
+    Agents compact their contexts and sessions end before they exceed that. Other requests are cut rather than
+    refused: if only a mean length was given, the longest requests come from a tail that we assumed.
     """
     sessions, agents, basis = description.sessions, description.agents, description.basis
     if sessions is not None and sessions.most_tokens > most_tokens:
@@ -213,8 +216,9 @@ def fit_context(description: Description, most_tokens: int) -> Description:
 
 
 def check_description(description: Description) -> None:
-    """Raise InputError for a description with too few or too many requests, or with Fano factors that no
-    bursts can have: below that of the gaps, or over windows whose counts the rate already fixes.
+    """Raise InputError for too few or too many requests, or for Fano factors that no bursts can have.
+
+    Those are factors below that of the gaps, or over windows whose counts the rate already fixes.
     """
     requests = description.mean_rps * description.duration_s
     if not LEAST_DRAWN <= requests <= MOST_DRAWN:

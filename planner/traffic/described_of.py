@@ -1,9 +1,9 @@
-"""Describes a trace: computes from it what `described.draw_requests` needs to draw requests like it.
+"""Describes a trace: computes from it the `Description` from which requests like its own can be drawn.
 
 The rate becomes a curve of at most INTERVALS intervals. Lengths become histograms, with edges at quantiles of
 the lengths, and a joint table of input and output. Bursts become Fano factors, which measure how counts vary
-around the curve. A share of the variance of lengths is between clients; it is chosen so that lengths of
-requests close in time correlate as in the trace. Sessions and shared prefixes are described by their means.
+around the curve. Clients differ in their mean lengths, just as much as makes lengths of requests close in
+time correlate as in the trace. Sessions and shared prefixes are described by their means.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from planner.units import HOUR_S
 INTERVALS = 48  # Half an hour each over a day.
 # An interval is one of these lengths [s], whole parts of an hour or a day.
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 21600.0, 43200.0, 86400.0)
-# An interval has at least so many requests on average: the standard deviation of their rate is
-# 1 / sqrt(50) = 14 % of it.
+# An interval has at least this many requests on average, so that chance changes its rate by only
+# 1 / sqrt(50) = 14 %.
 INTERVAL_REQUESTS = 50
 # Lengths of the windows of the Fano factors: from about a step of an engine to about the start of a worker.
 WINDOWS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0)
 # Quantiles of the lengths that are a histogram's first edges, closer together at both ends.
 FRACS = np.array((0, 0.01, 0.025, *np.arange(1, 20) / 20, 0.975, 0.99, 0.995, 0.999, 1))
-BIN_FRAC = 5e-4  # Drawn lengths of a bin may miss its tokens by this share of all tokens of the trace.
-MOST_BINS = 100  # A histogram has no more bins, so that the document stays readable.
-PARTS = 8  # The joint table has at most so many rows (input lengths) and columns (output lengths).
-PART_REQUESTS = 10  # The table has so few cells that each has at least so many requests on average.
-LEAST_REQUESTS = 100  # Of fewer requests nothing can be said about bursts.
-# The largest share of the variance of lengths between clients: with all, a client's requests are equal.
+BIN_FRAC = 5e-4  # Drawn lengths of a bin may differ from its tokens by this share of all tokens.
+MOST_BINS = 100  # A histogram has at most this many bins, so that the document stays readable.
+PARTS = 8  # The joint table has at most this many rows (input lengths) and columns (output lengths).
+PART_REQUESTS = 10  # A cell of the table has at least this many requests on average.
+LEAST_REQUESTS = 100  # Bursts of fewer requests cannot be told from chance.
+# At most this share of the variance of lengths is between clients: with all of it, a client's requests would
+# be equal.
 MOST_LENGTHS_FRAC = 0.9
-MOST_SKEW = 6.0  # With that exponent of Zipf's law the first of all clients has 98 % of the requests.
+MOST_SKEW = 6.0  # With this exponent of Zipf's law the first client has 98 % of the requests.
 MOST_PREFIXES = 100_000  # A description names no more texts than this.
 
 
@@ -51,7 +52,7 @@ def described_of(trace: Trace) -> Description:
     duration_s = float(f"{trace.duration_s * (1 + 1e-6):.6g}")
     curve_rps, every_s = _rate_curve(trace, duration_s)
     session = session_numbers(trace) if trace.after.size else None
-    # Of a session only the first request is an arrival; the others follow from it.
+    # Only the first request of a session arrives by itself; the others follow it.
     starts = trace if session is None else trace.select(np.unique(session, return_index=True)[1])
     fano = _fano_factors(starts, every_s, duration_s)
     # In sessions a prompt shares the conversation before it. Other shared texts are not described then.
@@ -84,8 +85,8 @@ def described_of(trace: Trace) -> Description:
 def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
     """The rate of each interval [requests/s], and the length of an interval [s].
 
-    If the trace ends within the last interval, the rate of that is over its part before the end. A trace
-    shorter than two intervals has one rate, and the length of an interval (an hour) is not used.
+    The rate of the last interval is that of its part before the trace ends. A trace shorter than two
+    intervals has one rate; the length of an interval (an hour) then has no effect.
     """
     least_s = max(duration_s / INTERVALS, INTERVAL_REQUESTS / trace.rate_rps)
     every_s = next((length_s for length_s in INTERVALS_S if length_s >= least_s), duration_s)
@@ -97,7 +98,7 @@ def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], flo
     if edges_s[-1] - edges_s[-2] < every_s / 4:
         edges_s = np.delete(edges_s, -2)
     rates_rps = np.histogram(since_s, edges_s)[0] / np.diff(edges_s)
-    # An interval that is longer than 0 by rounding only is none.
+    # A rounding error is no further interval.
     count = int(np.ceil(duration_s / every_s - ROUNDING))
     # An interval that was joined gets the rate of both.
     rates_rps = np.append(rates_rps, rates_rps[-1:].repeat(count - len(rates_rps)))
@@ -105,19 +106,20 @@ def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], flo
 
 
 def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float, float], ...]:
-    """(window length [s], Fano factor): the variance of the counts of windows around the rate of their
-    interval, over their mean. At least 1, which is the value of a Poisson process.
+    """Rows (window length [s], Fano factor): variance / mean of the counts of windows, at least 1.
+
+    The variance is around the rate of each window's interval. A Poisson process has 1.
     """
     since_s = trace.arrival_s - trace.arrival_s[0]
     rate_rps = len(trace) / duration_s
     longest_s = min(every_s, duration_s) / 3  # A variance needs at least three windows in an interval.
     fano_factors = []
     for window_s in WINDOWS_S:
-        # With less than half a request per window on average hardly any window has two requests.
+        # With less than half a request per window on average, hardly any window has two: no sign of bursts.
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
         windows_per_interval = max(round(min(every_s, duration_s) / window_s), 1)
-        # A last part of an interval is left out.
+        # Only whole intervals are used.
         intervals = int(duration_s / window_s) // windows_per_interval
         windows = intervals * windows_per_interval
         counts = np.bincount((since_s / window_s).astype(np.int64), minlength=windows)[:windows]
@@ -130,7 +132,7 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
 def _length_histogram(tokens: IntArray) -> LengthHistogram:
     """A histogram of lengths, with edges at quantiles.
 
-    Lengths are drawn evenly within a bin, so drawn requests of a bin do not have its total of tokens. The bin
+    Lengths are drawn evenly within a bin, so the drawn requests of a bin do not add up to its tokens. The bin
     with the largest error is cut at its mean length, until no error is above BIN_FRAC of all tokens.
     """
     ordered = np.sort(tokens)
@@ -151,9 +153,7 @@ def _length_histogram(tokens: IntArray) -> LengthHistogram:
 
 
 def _joint_table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]:
-    """The requests by quantiles of their input lengths (rows) and of their output lengths (columns); empty
-    for too few requests.
-    """
+    """Requests by quantiles of input length (rows) and output length (columns); () for few requests."""
     size = min(PARTS, int(np.sqrt(len(inputs) / PART_REQUESTS)))
     if size < 2:
         return ()
@@ -171,10 +171,10 @@ def _random_ranks(tokens: IntArray, rng: np.random.Generator) -> IntArray:
 def _length_drift(
     trace: Trace, tokens: IntArray, every_s: float, curve_rps: tuple[float, ...]
 ) -> tuple[float, ...]:
-    """How lengths change over time: for each interval of the rate curve the mean normal score of its
-    requests' ranks by length, 0 where they are as long as all requests.
+    """How lengths change over time: the mean normal score of the ranks by length, per interval of the rate
+    curve.
 
-    Empty if the curve has one interval.
+    0 is an interval whose requests are as long as all requests. Empty if the curve has one interval.
     """
     from scipy.special import ndtri
 
@@ -192,8 +192,9 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
     """The number of clients, the skew of their rates, and the share of the variance of lengths between them.
 
     If all clients sent evenly, two requests in a window would be of one client with probability
-    `same_client`. Rates that vary as in described.py add `same_client * rate_excess`. From that and the
-    correlation of lengths in a window of the trace follows the share of the variance.
+    `same_client`. Rates that vary as in described.py add `same_client * rate_excess`. Requests of one client
+    correlate in length by the share of the variance, so the share is the correlation in a window of the
+    trace, divided by this added probability.
     """
     usual = Clients()  # A trace that names no tenants has this number of clients, and this skew.
     count, skew = usual.count, usual.skew
@@ -216,7 +217,7 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
 def _find_skew(square_sum: float, count: int) -> float:
     """The Zipf exponent with which the squared shares of `count` clients add up to `square_sum`."""
     too_even, too_skewed = 0.0, MOST_SKEW
-    for _ in range(40):  # Until the interval is 6 / 2^40, far below the three digits that are written.
+    for _ in range(40):  # The interval becomes 6 / 2^40, far below the three digits that are written.
         middle = (too_even + too_skewed) / 2
         if np.square(Clients(count, middle).rate_shares()).sum() < square_sum:
             too_even = middle
@@ -226,8 +227,9 @@ def _find_skew(square_sum: float, count: int) -> float:
 
 
 def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> float:
-    """The correlation of the length ranks of two requests in one window of `window_s`, both less the mean
-    rank of their interval of `every_s`; at least 0.
+    """The correlation of the length ranks of two requests in one window of `window_s`; at least 0.
+
+    The mean rank of each interval of `every_s` is subtracted first, as the drift describes it.
     """
     rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens) - 0.5
     interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
@@ -235,10 +237,10 @@ def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: 
     window = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
     counts = np.bincount(window)
     sums = np.bincount(window, weights=rank)
-    pairs = float((counts * (counts - 1.0)).sum())  # ordered pairs of requests in one window
+    pairs = float((counts * (counts - 1.0)).sum())  # Ordered pairs of requests in one window.
     if not pairs:
         return 0.0
-    products = float((sums**2).sum() - (rank**2).sum())  # the sum over these pairs of the product of ranks
+    products = float((sums**2).sum() - (rank**2).sum())  # The sum of the product of ranks over these pairs.
     return max(products / pairs / float((rank**2).mean()), 0.0)  # A negative correlation is taken for chance.
 
 
@@ -246,9 +248,9 @@ def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntAr
     """The means of the trace's sessions, and the tokens that each request adds to its conversation."""
     waits = waits_for_others(trace)
     conversation_tokens = trace.input_tokens + trace.output_tokens
-    before = np.zeros(len(trace), np.int64)  # Tokens of the longest conversation that a request waited for.
+    before = np.zeros(len(trace), np.int64)  # Tokens of the longest conversation that a request waits for.
     np.maximum.at(before, trace.after[:, 0], conversation_tokens[trace.after[:, 1]])
-    # A prompt that is not longer than the conversation before it (it was cut) counts as one token more.
+    # A prompt that is not longer than the conversation before it was cut; it counts as adding one token.
     added_tokens = np.maximum(np.where(before < trace.input_tokens, trace.input_tokens - before, 1), 1)
     turns = len(trace) / (int(session.max()) + 1)
     think_s = float(trace.think_s[waits].mean())
@@ -257,11 +259,11 @@ def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntAr
 
 
 def _describe_prefixes(trace: Trace) -> Prefixes | None:
-    """The shared texts with which prompts of a trace with block ids begin: their number, which is that of
-    different first blocks, their mean length, and the skew of their use.
+    """The shared texts with which prompts begin: their number, mean length, and the skew of their use.
 
-    The length is the mean number of tokens that a prompt repeats from earlier ones, over the prompts that
-    share their first block and repeat any. None if no two prompts share their first block.
+    Prompts with the same first block begin with the same text. The length is the mean number of tokens that a
+    prompt repeats from earlier ones, over the prompts that share their first block and repeat any. None if no
+    two prompts share their first block.
     """
     offsets, ids = trace.prefix_offsets, trace.prefix_ids
     has_blocks = np.diff(offsets) > 0

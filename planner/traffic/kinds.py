@@ -1,12 +1,11 @@
-"""Whether the lengths of requests change during a trace, by the Kolmogorov-Smirnov distance D of its
-quarters.
+"""Whether the lengths of requests change during a trace, by the Kolmogorov-Smirnov distance of its quarters.
 
-    D = max_x |F_1(x) - F_2(x)|        F_i  share of the requests of a part that are no longer than x
+    D = max_x |F_1(x) - F_2(x)|        F_i(x)  share of the requests of part i that are no longer than x
 
-D is the largest difference between the two distribution functions. With thousands of requests almost any D is
-significant, so its size must also reach OTHER_FRAC to count. The largest D between quarters of a trace is
-0.08 for Azure's hour of code and Mooncake's hour, 0.22 for RAGPulse's fortnight, 0.30 for Azure's chat, 0.37
-for a day of ServeGen and 0.44 for Mooncake's synthetic trace.
+With thousands of requests almost any D is significant, so its size must also reach OTHER_FRAC to count. The
+largest D between quarters of a trace is 0.08 for Azure's hour of code and Mooncake's hour, 0.22 for
+RAGPulse's fortnight, 0.30 for Azure's chat, 0.37 for a day of ServeGen and 0.44 for Mooncake's synthetic
+trace.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from planner.traffic.trace import Trace
 
 Ints = npt.NDArray[np.int64]
 OTHER_FRAC = 0.1  # From this D on, two parts count as different traffic.
-BY_CHANCE = 0.01  # The significance level: samples of one distribution reach such a D more rarely than this.
-QUARTERS = 4  # A trace is compared in so many parts of equal time.
-QUARTER_REQUESTS = 20_000  # At most so many requests of each part are compared, to save time.
+BY_CHANCE = 0.01  # The significance level: how often parts of one distribution may count as different.
+QUARTERS = 4  # A trace is cut into this many parts of equal time.
+QUARTER_REQUESTS = 20_000  # At most this many requests of each part are compared, to save time.
 
 
 def quarters_apart(trace: Trace) -> tuple[float, float]:
-    """The largest D between two quarters of a trace's time, of prompt lengths and of output lengths; 0 if no
-    D is both large and significant.
+    """The largest D between two quarters, of prompt lengths and of output lengths.
+
+    0 if no D is both large and significant.
     """
     since_s = trace.arrival_s - trace.arrival_s[0]
     duration_s = since_s[-1] or 1.0  # If all requests arrive at once, the duration is 0.
@@ -58,13 +58,15 @@ def distance_frac(a: Ints, b: Ints) -> float:
 
 
 def by_chance_frac(a: Ints, b: Ints, comparisons: int) -> float:
-    """The D that samples of one distribution exceed with probability BY_CHANCE in at least one of
-    `comparisons`, by Bonferroni's inequality and the asymptotic formula for large samples.
+    """The D that samples of one distribution exceed by chance, in any of `comparisons`, once in 1 /
+    BY_CHANCE.
+
+    It is by Bonferroni's inequality and the asymptotic formula for large samples.
     """
     return math.sqrt(-math.log(BY_CHANCE / comparisons / 2) / 2 * (len(a) + len(b)) / (len(a) * len(b)))
 
 
 def _sample_evenly(tokens: Ints) -> Ints:
     """Every k-th length, with the least k for which at most QUARTER_REQUESTS remain."""
-    k = max(math.ceil(len(tokens) / QUARTER_REQUESTS), 1)  # Of an empty quarter the quotient is 0.
+    k = max(math.ceil(len(tokens) / QUARTER_REQUESTS), 1)  # An empty quarter would give k = 0.
     return tokens[::k]

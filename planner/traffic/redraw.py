@@ -1,5 +1,4 @@
-"""Draws another day of the same traffic from blocks of a trace, each replaced by one from nearby (a local
-block bootstrap).
+"""Draws another day of the same traffic from a trace, by a local block bootstrap.
 
 The trace is cut into blocks of equal length. Each is replaced by a block of the same length that begins at a
 random time near it, within REACH_FRAC of the trace to either side (Paparoditis and Politis, Local block
@@ -7,8 +6,8 @@ bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). This preserves burst
 the course of the rate over much longer times; the number of arrivals varies with the blocks drawn.
 
 A session belongs to the block of its first request, and is moved as a whole, with its waits. A session that
-is drawn twice becomes the sessions of two users: prompt blocks that no other session has then differ between
-them.
+is drawn twice becomes the sessions of two users: they share only the prompt blocks that other sessions have
+too.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from planner.traffic.scaling import combine_parts
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 
-BLOCKS = 60  # A block is one of so many equal parts of the trace, within the bounds below.
+BLOCKS = 60  # A trace is cut into this many blocks, unless their length is out of the bounds below.
 LEAST_S, MOST_S = 20.0, 600.0  # Bounds of a block's length, which is also at most a quarter of the trace.
-MOST_DRAWS = 100  # If so many redraws have no requests over time, the trace is used unchanged.
+MOST_DRAWS = 100  # If this many draws in a row are empty or a single moment, the trace is used unchanged.
 REACH_FRAC = 0.125  # A block is drawn from at most this share of the trace before or after its position.
 
 
@@ -33,9 +32,10 @@ def block_s(trace: Trace) -> float:
 
 
 def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
-    """Other requests of the same kind, from the first to about the last arrival of the trace. If requests
-    come in few bursts, the blocks may miss all of them: then all blocks are drawn again, up to MOST_DRAWS
-    times.
+    """Other requests of the same kind, over about the time of the trace.
+
+    If requests come in few bursts, the blocks may miss all of them: then all blocks are drawn again, up to
+    MOST_DRAWS times.
     """
     for _ in range(MOST_DRAWS):
         new_trace = _redrawn_once(trace, rng)
@@ -45,10 +45,10 @@ def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
 
 
 def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
-    """One redraw; None where no block has a request."""
+    """One draw of all blocks; None if no block has a request."""
     length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
     if not length_s > 0:
-        return trace  # All requests arrive at once: nothing to redraw.
+        return trace  # All requests arrive at once, so there is nothing to draw.
     session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
     first_row = np.full(session.max() + 1, len(trace))
     np.minimum.at(first_row, session, np.arange(len(trace)))

@@ -1,22 +1,22 @@
-"""Another amount of traffic from a trace, or a part of it.
+"""Brings a trace to another rate, or cuts a window out of it.
 
 There are three ways to another rate. Each keeps a request's input and output length together. Each keeps the
 order of arrivals within a copy, except that a shifted copy begins in its middle and goes on at its start:
 
     superpose   more users: copies of the trace, each shifted in a circle around the trace's duration by a
-                random time of its own, the last copy thinned. A copy keeps its bursts; their sum is smoother,
-                as a sum of independent users is. The duration stays.
+                random time of its own, the last copy thinned. Each copy keeps its bursts, but their sum is
+                smoother, like that of independent users. The duration stays.
     compress    a faster or slower clock: arrival / factor. Bursts grow with the rate, the horizon shrinks.
     thin        fewer users: a random part of the requests. The duration stays.
 
 A rate is requests / duration everywhere (`Trace.rate_rps`).
 
-Where requests wait for others (planner/traffic/sessions.py) all of this uses nominal arrivals, as if answers
-took no time. In a simulation such requests arrive later. Sessions stay whole: whole sessions are drawn, a
-faster clock shortens the pauses too, and the sessions of a copy wait within that copy. But if a session
-crosses the edge of a window, or the seam of the circle (the end of the trace, where a shifted copy goes on at
-its start), its later requests arrive at their nominal times and wait for nothing. Copies are other users:
-they share the blocks that several sessions share, and none of those that only one session has.
+If requests wait for others (planner/traffic/sessions.py), arrivals here are nominal, as if answers took no
+time; in a simulation such requests arrive later. Sessions stay whole: thinning draws whole sessions, a faster
+clock shortens the pauses too, and requests of a copy wait for requests of the same copy. But a session may
+cross the edge of a window, or the seam of the circle (the end of the trace, where a shifted copy goes on at
+its start): then its later requests arrive at their nominal times and wait for nothing. Copies are other
+users: they share the blocks that several sessions share, and none of those that only one session has.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ if TYPE_CHECKING:
 Scaling = Literal["superpose", "compress", "thin"]
 
 # Bounds on the work and the memory of `find_busiest_window` and `_may_be_busiest`; none changes a result.
-# `find_busiest_window` tests so many requests at a time, so that its arrays stay small.
+# `find_busiest_window` tests this many requests at a time, so that its arrays stay small.
 BLOCK_REQUESTS = 1_000_000
 # A window is cut into at most WINDOW_BINS bins and the trace into at most TRACE_BINS, to see where the
 # busiest window may begin. More bins leave fewer requests to sort, and cost more memory.
 WINDOW_BINS, TRACE_BINS = 4096, 1 << 18
-MOST_BINS_OFF = 3  # A request may be counted so many bins beside its own; `_may_be_busiest` says why.
-LEAST_BINS = 16  # With fewer bins in a window hardly a request could be left out, so all are sorted.
+MOST_BINS_OFF = 3  # A request may be counted this many bins beside its own; `_may_be_busiest` says why.
+LEAST_BINS = 16  # With fewer bins per window hardly a request could be left out, so all are sorted.
 SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
 
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """Which traffic to plan for: a trace at this rate (None: its own), scaled by `scale`, and the `part` of
-    it (`select_window`). With `described` there is no trace: requests of that description are drawn.
-    `reading` are the options of slo.yaml for a log.
+    """Which traffic to plan for: the rate (None: the trace's own), the way to it, and the part of the trace.
+
+    `part` is a window as `select_window` takes it. With `described` there is no trace: requests of that
+    description are drawn. `reading` are the options of slo.yaml for reading a log.
     """
 
     rate_rps: float | None = None
@@ -65,7 +66,7 @@ class RateRequest:
     reading: LogOptions | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
-        """The requests to plan for. The seed is for what `rescale` or a description draws."""
+        """The requests to plan for. `rescale`, or the description, draws with this seed."""
         if self.described is not None:
             rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
             return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.part)
@@ -91,7 +92,7 @@ def same_requests(trace: Trace, other: Trace) -> bool:
 
 def sped_up(trace: Trace, factor: float) -> Trace:
     """The same requests, arriving `factor` times as fast."""
-    # A faster clock draws nothing, so the generator is not used.
+    # "compress" draws nothing, so the generator is not used.
     return rescale(trace, trace.rate_rps * factor, scale="compress", rng=np.random.default_rng(0))
 
 
@@ -100,10 +101,10 @@ def rescale(
 ) -> Trace:
     """The trace at `rate_rps`, by one of the ways above; the trace itself if it has that rate already.
 
-    The duration stays what it was ("superpose" does not shift its first copy, and thinning keeps the first
-    and the last request), so the rate is met up to one request, or half a session, in the duration.
-    "superpose" below the trace's rate thins. Copies keep their tenants. They also keep all prefix ids if
-    there are no sessions, since users share system prompts; this favours prefix caches.
+    Except with "compress" the duration stays: "superpose" does not shift its first copy, and thinning keeps
+    the first and the last request. So the rate is met up to one request, or half a session, in the duration.
+    "superpose" to a lower rate thins. Copies keep their tenants. Without sessions they also keep all prefix
+    ids, since users share system prompts; this favours prefix caches.
     """
     return _rescaled(trace, rate_rps, scale, rng)
 
@@ -111,15 +112,17 @@ def rescale(
 def busiest_at(
     trace: Trace, rate_rps: float, spec: str, *, scale: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
-    """The same as `select_window(rescale(...), spec)`. It is faster if `spec` is a busiest window of copies,
-    because only requests that may be in that window are sorted.
+    """The same as `select_window(rescale(...), spec)`, but faster for the busiest window of superposed
+    copies.
+
+    Only requests that may be in that window are sorted.
     """
     match = _window_spec(spec)
     length_s = _length_s(match) if match is not None and match[1] == "busiest" else np.inf
     # Requests that wait for others must be drawn with their sessions, so none of them can be left out.
     can_skip = scale == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
     has_enough_bins = length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
-    raises_rate = trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf  # Else nothing is copied.
+    raises_rate = trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf  # A lower rate makes no copies.
     if not (can_skip and has_enough_bins and raises_rate):
         return select_window(rescale(trace, rate_rps, scale=scale, rng=rng), spec)
     scaled = _rescaled(trace, rate_rps, scale, rng, length_s)
@@ -176,8 +179,9 @@ def _rescaled(
 def _whole_sessions(
     trace: Trace, requests: int, rng: np.random.Generator, *, always: tuple[int, ...] = ()
 ) -> IntArray:
-    """(m,): the requests of random whole sessions, of about `requests` requests together. The sessions of the
-    requests `always` are among them.
+    """(m,): the requests of random whole sessions, about `requests` of them.
+
+    The sessions of the requests `always` are among them.
     """
     session = session_numbers(trace)
     order = rng.permutation(session.max() + 1)
@@ -194,8 +198,9 @@ def _whole_sessions(
 def _superpose(
     trace: Trace, requests: int, note: str, rng: np.random.Generator, busiest_s: float | None
 ) -> Trace:
-    """Copies of the trace with `requests` requests together; with `busiest_s` only the requests that may be
-    in the busiest window of that length. `note` says from which rate to which.
+    """Copies of the trace with `requests` requests together; `note` says from which rate to which.
+
+    With `busiest_s` only the requests that may be in the busiest window of that length.
     """
     whole, rest = divmod(requests, len(trace))  # One more copy, the last, has `rest` requests.
     copies = [_Copy(None, None)]
@@ -223,9 +228,7 @@ def _superpose(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """A copy of a trace: its requests `chosen` (None: all), shifted by `shift_s` in a circle around the
-    trace's duration (None: not shifted).
-    """
+    """A copy of a trace: requests `chosen` (None: all), shifted by `shift_s` in a circle (None: not)."""
 
     chosen: IntArray | None
     shift_s: float | None
@@ -235,9 +238,7 @@ class _Copy:
         return np.arange(len(trace)) if self.chosen is None else self.chosen
 
     def turned(self, trace: Trace, rows: IntArray) -> tuple[FloatArray, FloatArray]:
-        """When the requests `rows` arrive after the shift, and for each 1.0 if it passed the seam of the
-        circle, else 0.0.
-        """
+        """The arrivals of `rows` after the shift, and 1.0 for each that passed the seam, else 0.0."""
         arrival_s = trace.arrival_s[rows]
         if self.shift_s is None:
             return arrival_s, np.zeros(len(rows))
@@ -296,7 +297,8 @@ def _with_waits(
 
 
 def with_own_blocks(merged_trace: Trace, trace: Trace, copy: IntArray) -> Trace:
-    """Give blocks that only one session has a new id in each copy; blocks of several sessions keep theirs.
+    """Give each block that only one session has a new id in each copy; blocks of several sessions keep
+    theirs.
 
     Request i of `merged_trace` belongs to copy number `copy[i]`. Copy 0 keeps all its ids.
     """
@@ -361,8 +363,10 @@ def _may_be_busiest(
 
 
 def _split_at_seam(since_s: FloatArray, shift_s: float | None, period_s: float) -> list[tuple[slice, float]]:
-    """Requests at the times `since_s` (n,), in order, are shifted in a circle of `period_s`. Returns those
-    that stay before its seam and those that pass it, each as a slice and the seconds by which it moves.
+    """Split requests that are shifted in a circle of `period_s` into those before its seam and those past it.
+
+    Their times before the shift are `since_s` (n,), in order. Each part is a slice of them, with the seconds
+    by which it moves.
     """
     if shift_s is None:
         return [(slice(0, len(since_s)), 0.0)]
@@ -378,8 +382,9 @@ def _join_intervals(begins: IntArray, ends: IntArray) -> IntArray:
 
 
 def find_busiest_window(trace: Trace, length_s: float) -> int:
-    """The number of the request at which the busiest window of `length_s` begins: the one with the most input
-    and output tokens, the earliest if there are several.
+    """The number of the request at which the busiest window of `length_s` begins.
+
+    It is the window with the most input and output tokens, the earliest of several.
     """
     arrival_s = trace.arrival_s
     tokens = np.zeros(len(trace) + 1, np.int64)
@@ -435,8 +440,10 @@ def _length_s(match: re.Match[str]) -> float:
 
 
 def _cut_window(trace: Trace, spec: str, first: int, length_s: float, requests: int) -> Trace:
-    """The requests that arrive within `length_s` from the arrival of request `first` on. The note names
-    `requests`, the number in all: `trace` may already lack requests that are not in this window.
+    """The requests that arrive within `length_s` from the arrival of request `first` on.
+
+    `requests` is the number before the cut, for the note: `trace` may already lack requests outside the
+    window.
     """
     arrival_s = trace.arrival_s
     start_s = float(arrival_s[first])

@@ -6,7 +6,7 @@ waits for all of them, so the requests of a task form a directed acyclic graph. 
 arrivals a_i and end-to-end times e_i,
 
     total time   = max_i (a_i + e_i) - min_i a_i
-    served time  = longest path over the requests of t, each as long as e_i, without pauses and tools
+    served time  = longest path through the requests of t, each as long as e_i: no pauses, no tools
 
 Arrays over requests hold a task's value at its last request in the trace, and NaN at its other requests.
 """
@@ -91,7 +91,7 @@ class Tasks:
         return at_last_s
 
 
-# A cache, because each metric of tasks needs them.
+# Each metric of tasks needs the tasks of the trace, so they are cached.
 _KNOWN: WeakKeyDictionary[Trace, Tasks] = WeakKeyDictionary()
 
 

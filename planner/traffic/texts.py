@@ -1,7 +1,6 @@
-"""Cuts prompts into blocks with shared prefixes, for traces that list a prompt as numbers of texts
-(RAGPulse).
+"""Cuts prompts into blocks with shared prefixes, for traces in which a prompt is a list of texts (RAGPulse).
 
-The lengths of the texts are in other files beside the trace. formats.py calls this module.
+The trace has the number of each text; the lengths of the texts are in other files beside the trace.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def cut_texts(
     Request i has the next `counts[i]` of the `texts`; `length` has the tokens of each text. Tokens of a
     prompt beyond its texts count as part of the last text. Raises TraceError for a text without a length.
     """
-    # A chain is a sequence of texts with which a prompt begins. Its key is the number of the chain without
-    # the last text (-1 for none), and that text.
+    # A chain is a sequence of texts with which a prompt begins. Its key is the number of the chain that is
+    # shorter by one text (-1 for the empty chain), and its last text.
     chains: dict[tuple[int, int], int] = {}
     ids, start = [], 0
     for number, (tokens, count) in enumerate(zip(inputs.tolist(), counts.tolist(), strict=True)):
@@ -55,15 +54,15 @@ def cut_texts(
         last_token = np.minimum((blocks + 1) * KV_BLOCK_TOKENS, tokens) - 1
         text_of_block = np.searchsorted(ends[1:], last_token, side="right")
         text_of_block = np.minimum(text_of_block, len(chain_of_text) - 1)
-        # Each pair of a chain and the index of a block has its own id, because no prompt has MAX_TOKENS
-        # blocks.
+        # No prompt has MAX_TOKENS blocks, so each pair of a chain and a block's index has its own id.
         ids.append(np.array(chain_of_text, np.int64)[text_of_block] * MAX_TOKENS + blocks)
     return np.concatenate(([0], np.cumsum([len(prompt_ids) for prompt_ids in ids]))), np.concatenate(ids)
 
 
 def text_lengths(trace: Path) -> dict[int, int]:
-    """The tokens of every text, by its number, from the other .jsonl files in the trace's folder, whose lines
-    have these two numbers.
+    """The tokens of every text by its number, from the other .jsonl files in the trace's folder.
+
+    The lines of these files have the two numbers and nothing else.
     """
     length: dict[int, int] = {}
     for path in sorted({*trace.parent.glob("*.jsonl"), *trace.parent.glob("*.jsonl.gz")} - {trace}):

@@ -18,14 +18,14 @@ from typing import Any
 from planner.files import column_files, csv_lines
 from planner.traffic.trace import Trace
 
-LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are read in a second or two.
+LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are not kept: to parse them takes a second or two.
 # Fields of Trace that are kept: as JSON, and as arrays.
 _DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens", "task")
 
 
 def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> Trace:
-    """The trace that `read` makes of a file, or the one kept from before. Small files are always read."""
+    """The kept trace of a file, or the one that `read` makes of it, which is kept if the file is large."""
     try:
         if not path.is_file() or path.stat().st_size < LEAST_KEPT_BYTES:
             return read()

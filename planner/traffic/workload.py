@@ -1,5 +1,7 @@
-"""A trace in numbers: a summary for `plan trace`; classes of similar requests for the master problem
-(solvers/master.py); and counts of distinct pairs of lengths for the lower bounds.
+"""A trace in numbers: a summary, classes of similar requests, and counts of pairs of lengths.
+
+`plan trace` shows the summary. The master problem (solvers/master.py) is of classes; lower bounds sum over
+the pairs of input and output length.
 """
 
 from __future__ import annotations
@@ -24,9 +26,7 @@ PROMPT_PARTS = 3  # With caches, classes of equal uncached length are cut into t
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How lengths [tokens], counts or times [s] are distributed. Percentiles are interpolated linearly, as
-    NumPy does.
-    """
+    """How lengths [tokens], counts or times [s] are distributed; percentiles are interpolated linearly."""
 
     mean: float
     p50: float
@@ -64,11 +64,10 @@ class PrefixSharing:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """The sessions of a trace in which requests wait for others: requests that are joined by waits are one
-    session.
+    """The sessions of a trace in which requests wait for others; requests joined by waits are one session.
 
-    `waiting` is how many requests wait, `think_s` the pause of each after the request that it waits for, and
-    `turns` the number of requests in each session of more than one. `sessions` counts only such sessions.
+    `waiting` is how many requests wait, `think_s` the pause of each after the request that it waits for.
+    `sessions` counts the sessions of more than one request, and `turns` are the requests of each of these.
     """
 
     sessions: int
@@ -79,7 +78,7 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """A trace in numbers. None stands where a number needs more requests or a longer trace.
+    """A trace in numbers. A number that needs more requests or a longer trace is None.
 
     `rate_rps` is requests / duration. `peak_rps` maps a window length [s] to the most requests in any window
     of that length, per second. `gap_cv` is the coefficient of variation of the gaps between arrivals, 1 for a
@@ -162,15 +161,15 @@ def session_summary(trace: Trace) -> SessionSummary:
 
 
 def prefix_sharing(trace: Trace) -> PrefixSharing:
-    """What an ideal prefix cache would spare on a trace with prefix ids."""
+    """How much of the prompts of a trace with prefix ids an ideal cache would spare."""
     offsets, ids, block = trace.prefix_offsets, trace.prefix_ids, trace.prefix_block_tokens
     blocks = np.diff(offsets)
     owner = np.repeat(np.arange(len(trace)), blocks)  # The request of every id.
     _, first_at, distinct = np.unique(ids, return_index=True, return_inverse=True)
     first_owner = owner[first_at][distinct]  # The first request with the same id.
 
-    # A prompt's hits end at its first block that no earlier request had. `misses` has these blocks, and the
-    # end of all ids for prompts after the last miss.
+    # A prompt's hits end at its first block that no earlier request had. `misses` has all such blocks, and at
+    # the end a further one, so that every prompt has a next miss.
     misses = np.append(np.flatnonzero(first_owner == owner), len(ids))
     hit_blocks = np.minimum(misses[np.searchsorted(misses, offsets[:-1])], offsets[1:]) - offsets[:-1]
     hit_tokens = np.minimum(hit_blocks * block, trace.input_tokens)
@@ -197,11 +196,10 @@ class Workload:
     """A trace as K classes of requests of similar lengths. Arrays (K,) are sorted by input, then output
     length.
 
-    Each minimum is over the class by itself. So a request of (min_input_tokens, min_output_tokens) is at most
-    as much work as any request of the class, and lower bounds count that. `class_of` (n,) is each request's
-    class.
-    With prefix caches at least `min_uncached_tokens` of a prompt must be computed, and at least
-    `min_own_tokens` are in no other prompt; without caches both are the whole prompt.
+    The minima of a class may be of different requests. So a request of (min_input_tokens, min_output_tokens)
+    is at most as much work as any request of the class, which makes lower bounds valid. `class_of` (n,) is
+    each request's class. With prefix caches at least `min_uncached_tokens` of a prompt must be computed, and
+    at least `min_own_tokens` are in no other prompt; without caches both are the whole prompt.
     """
 
     requests: IntArray
@@ -224,8 +222,8 @@ def to_classes(
     """Cut the trace into INPUT_PARTS by quantiles of input length, each into OUTPUT_PARTS by output length.
 
     Every request is in one class and no class is empty; equal lengths stay together, so there may be fewer
-    classes than parts. `cached_tokens` (n,) of each prompt may hit in a cache, and `shared_tokens`
-    may lie in memory once for several prompts. With caches the first cut is by uncached length, the second by
+    classes than parts. `cached_tokens` (n,) of each prompt may hit in a cache, and `shared_tokens` (n,) may
+    lie in memory once for several prompts. With caches the first cut is by uncached length, the second by
     prompt length into PROMPT_PARTS, the third by output length into half of OUTPUT_PARTS.
     """
     if not trace.duration_s > 0:
@@ -244,7 +242,7 @@ def to_classes(
         for bucket in np.unique(code):
             rows = np.flatnonzero(code == bucket)
             code[rows] += _quantile_bucket(lengths[rows], parts)
-    class_of = np.unique(code, return_inverse=True)[1].astype(np.int64)  # Numbers without gaps.
+    class_of = np.unique(code, return_inverse=True)[1].astype(np.int64)  # Codes have gaps, classes have none.
 
     order = np.argsort(class_of, kind="stable")
     requests = np.bincount(class_of)
@@ -265,11 +263,11 @@ def to_classes(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceLengths:
-    """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
+    """The U distinct pairs of lengths in a trace, (U,), and how many requests have each.
 
     Traces repeat lengths, above all scaled ones, so that sums over pairs are much cheaper than over requests.
-    With prefix caches (`is_cached`, search/problem/prefix_hits.py) `cached_tokens` of a prompt hit, and
-    `shared_tokens` are in other prompts too.
+    With prefix caches (`is_cached`, search/problem/prefix_hits.py) `cached_tokens` of a prompt hit the cache,
+    and `shared_tokens` are in other prompts too.
     """
 
     input_tokens: FloatArray
@@ -294,40 +292,42 @@ def pair_numbers(lengths: TraceLengths, trace: Trace) -> IntArray:
 
 
 def _pair_codes(input_tokens: IntArray, output_tokens: IntArray) -> IntArray:
-    """Both lengths in one number of 64 bits, as each is at most MAX_TOKENS, which has less than 32."""
+    """Both lengths in one number of 64 bits: each is at most MAX_TOKENS, which has less than 32 bits."""
     return (input_tokens << 32) + output_tokens
 
 
-MOST_PAIRS = 20_000  # Lower bounds sum over at most so many pairs of prompt and output length.
-LEAST_RATIO = 1.02  # Lengths are rounded down to powers of this, so by at most 2 %; of more if need be.
+MOST_PAIRS = 20_000  # Lower bounds sum over at most this many pairs of prompt and output length.
+LEAST_RATIO = 1.02  # Lengths are rounded to powers of this or, if many pairs remain, of a larger ratio.
 
 
 @lru_cache(maxsize=16)  # A search needs the same pairs for every worker type.
 def coarser_lengths(lengths: TraceLengths) -> TraceLengths:
-    """The same requests as at most MOST_PAIRS pairs of lengths. Each pair is of no more work than the
-    requests it stands for, so lower bounds stay valid: prompts and outputs are rounded down to powers of
-    LEAST_RATIO or of a larger ratio, cached and shared tokens up.
+    """The same requests as at most MOST_PAIRS pairs of lengths, rounded to powers of LEAST_RATIO or more.
+
+    Prompts and outputs are rounded down, cached and shared tokens up, so that a pair is no more work than the
+    requests it stands for and lower bounds stay valid.
     """
     return coarsen_pairs(lengths, MOST_PAIRS, LEAST_RATIO)[0]
 
 
 def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[TraceLengths, IntArray]:
-    """As `coarser_lengths`, rounded to powers of `ratio`, and of larger ratios while there are more than
-    `most` pairs. Also the index (U,) of each pair's coarse pair.
+    """As `coarser_lengths`, with powers of `ratio`, and of larger ratios while more than `most` pairs remain.
+
+    Also returns the index (U,) of each pair's coarse pair.
     """
     coarse_of = np.arange(len(lengths.requests))
     while len(lengths.requests) > most:
         inputs = _on_grid(lengths.input_tokens, ratio, np.floor)
         columns = [inputs, _on_grid(lengths.output_tokens, ratio, np.floor)]
         if lengths.is_cached:
-            # Adding zeros turns a scalar, which is the value of all pairs, into an array.
+            # A scalar is the value of all pairs; adding zeros makes an array of it.
             columns += [
                 np.minimum(_on_grid(np.zeros(len(inputs)) + tokens, ratio, np.ceil), inputs)
                 for tokens in (lengths.cached_tokens, lengths.shared_tokens)
             ]
         group = np.zeros(len(inputs), np.int64)
         for column in columns:
-            # Both numbers are packed into one of 64 bits: the group by the columns so far, and this column.
+            # The group by the columns so far and the value in this column are packed into one number.
             group = np.unique((group << 32) + column.astype(np.int64), return_inverse=True)[1]
         requests = np.bincount(group, weights=lengths.requests).astype(np.int64)
         first = np.zeros(len(requests), np.int64)
@@ -342,10 +342,11 @@ def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[Trace
 
 
 def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray:
-    """Tokens rounded to powers of `ratio`, by np.floor or np.ceil; unchanged where the powers are less than 1
-    token apart.
+    """Tokens rounded to powers of `ratio`, by np.floor or np.ceil.
+
+    They are unchanged where the powers are less than 1 token apart.
     """
-    # With this slack an exact power of the ratio stays itself in spite of the logarithm's rounding error.
+    # This slack keeps an exact power of the ratio where it is, in spite of the logarithm's rounding error.
     slack = 1e-9 if rounding is np.floor else -1e-9
     power = rounding(np.log(np.maximum(tokens, 1)) / np.log(ratio) + slack)
     on_grid = rounding(ratio**power)
@@ -353,8 +354,6 @@ def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray
 
 
 def _quantile_bucket(tokens: IntArray, buckets: int) -> IntArray:
-    """The bucket, from 0 to buckets - 1, of each length: bucket b ends below the (b + 1) / buckets
-    quantile.
-    """
+    """The bucket of each length, 0 to buckets - 1: bucket b ends below the (b + 1) / buckets quantile."""
     cuts = np.quantile(tokens, np.arange(1, buckets) / buckets, method="higher")
     return np.searchsorted(cuts, tokens, side="right").astype(np.int64)

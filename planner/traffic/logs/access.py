@@ -25,7 +25,7 @@ from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic.logs.log_columns_map import Columns, guess_columns
 
-# Groups: quoted, bracketed, key and value of key="value", plain.
+# One field of a line. Its groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
 # The beginning of a line, from the address to the status and the bytes; further fields may follow.
 COMBINED = re.compile(
@@ -46,7 +46,7 @@ _NAMES = {
         "duration",
     ),
 }
-# Short names of fields in the format above, and names by which guess_columns finds their role.
+# The short names of the format above, with the names by which guess_columns finds a field's role.
 _FULL_NAMES = {
     "rt": "request_time",
     "in": "input_tokens",
@@ -70,7 +70,7 @@ def kind_of(lines: Iterable[bytes]) -> str:
 def access_rows(
     kind: str, lines: Iterable[tuple[int, bytes]], path: Path
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each line that is not blank, and its fields by name or number; "-" is None."""
+    """The number of each line, and its fields by name or number; "-" is None, a blank line has none."""
     pattern = COMBINED if kind == "combined" else ENVOY
     names = _NAMES[kind]
     for number, raw in lines:

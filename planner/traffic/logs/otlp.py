@@ -1,10 +1,9 @@
-"""Reads requests from spans of generative AI as OpenTelemetry's collector writes them: OTLP as JSON, with one
-export per line or per file.
+"""Reads requests from OpenTelemetry's spans of generative AI, in OTLP as JSON, one export per line or file.
 
 Attributes are those of the conventions (`gen_ai.usage.input_tokens`; open-telemetry/semantic-conventions,
 from 1.27 on) and their older names, which vLLM emits (`gen_ai.usage.prompt_tokens`, span `llm_request`; vLLM
-0.32, vllm/tracing/utils.py). Attributes with messages are not read. Spans of agents and tools are not
-requests, but show which request waits for which (span_waits.py).
+0.32, vllm/tracing/utils.py). Texts of messages are not read. Spans of agents and tools are not requests, but
+show which request waits for which (span_waits.py).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _ATTRIBUTES_BY_COLUMN: Mapping[str, tuple[str, ...]] = {
 # OpenTelemetry traces that share a value of one of these attributes are turns of one session.
 _CONVERSATION = ("gen_ai.conversation.id", "session.id")
 _MODEL_PREFIXES = ("gen_ai.", "llm.")  # A span with such an attribute is of a model, an agent or a tool.
-_PLAIN_TYPES = ("intValue", "doubleValue", "stringValue", "boolValue")  # OTLP names a value's type.
+_PLAIN_TYPES = ("intValue", "doubleValue", "stringValue", "boolValue")  # OTLP's keys of a value, by its type.
 _END = "endTimeUnixNano"
 _AGENT_OPERATIONS = {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}
 _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")  # Exporters write the status code of an error in these ways.
@@ -56,8 +55,8 @@ def span_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """A row for each call of a model, with the number of its line. All spans are added to `tree`.
 
-    A gateway's span and the engine's span within it are one request. If the inner span has a number of input
-    tokens, it is the request, and the spans around it are left out.
+    A gateway's span and the engine's span within it are one request: if the inner span has a number of input
+    tokens, the spans around it give no rows.
     """
     span_list: list[tuple[int, str, dict[str, Any]]] = []
     parent_of: dict[str, str] = {}
@@ -73,11 +72,10 @@ def span_rows(
             tree.add(span_id, parent, trace, str(conversation), *times)
             row = _call_row(span, attributes)
             if row is not None:
-                # By this number SpanTree later finds the call, to say which requests it waited for.
+                # SpanTree knows the call by this number when it is asked which requests the call waited for.
                 row[SERIAL] = tree.add_call(span_id, trace, *times)
                 span_list.append((number, span_id, row))
-    # The spans around a call with a number of input tokens are the same request.
-    outer: set[str] = set()
+    outer: set[str] = set()  # The spans around a call with a number of input tokens.
     for _, span_id, row in span_list:
         ancestor = parent_of.get(span_id) if row["input_tokens"] is not None else None
         while ancestor and ancestor not in outer:
