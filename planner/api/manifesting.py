@@ -95,7 +95,7 @@ def manifests(
     if max_model_len is None:
         raise InputError(f"{file}: max_model_len: missing; add the tokens of the longest request to serve")
     doubt = changed_plan_doubt(document, file, fleet)
-    routers = [] if doubt else [targets.RouterRow(*row) for row in routers_of(document, file)]
+    routers = [] if doubt else routers_of(document, file)
     rendered = targets.render(fleet, max_model_len, target, routers)
     return ManifestsResult(fleet, target, rendered, (doubt,) if doubt else ())
 

@@ -348,24 +348,26 @@ def max_model_len_of(document: Document, path: Path) -> int | None:
     return file.whole_number("max_model_len", None, most=MOST)
 
 
-class WrittenRouter(NamedTuple):
-    """One of the `routers` of a plan.yaml: the router of a deployment target, what is simulated in its place,
-    the SLO under that router, and whether the plan keeps the SLO there (None in a plan of an older version).
+class RouterRow(NamedTuple):
+    """The SLO under the router of a deployment target, in words: a row of `routers` in a plan.yaml.
+
+    `simulated` is the routing that was simulated in place of the router. `kept` says whether the plan keeps
+    the SLO there; None in a plan of an older version.
     """
 
     target: str
     router: str
     simulated: str
     slo: str
-    kept: bool | None
+    kept: bool | None = None
 
 
-def routers_of(document: Document, path: Path) -> list[WrittenRouter]:
+def routers_of(document: Document, path: Path) -> list[RouterRow]:
     """The `routers` of a plan.yaml. Errors name `path`."""
     listed = check_rows(document.get("routers", []), f"{path}: routers")
-    rows = [Section.from_document(each, f"{path}: routers", WrittenRouter._fields) for each in listed]
+    rows = [Section.from_document(each, f"{path}: routers", RouterRow._fields) for each in listed]
     return [
-        WrittenRouter(
+        RouterRow(
             row.text("target"),
             row.text("router"),
             row.text("simulated"),

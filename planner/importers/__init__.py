@@ -3,8 +3,8 @@
     read("auto", [Path("result.json")], StatedSetup(gpu="h100-80g", tp=1), read_catalog())
 
 A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark becomes `MeasuredRuns`
-(latencies of requests under a load). `planner.calibrate.fitting` fits step times to the former, and
-`planner.calibrate.measured_runs` corrects a fit by either.
+(latencies of requests under a load). `planner.calibrate.fitting` fits step times to a StepTable, and
+`planner.calibrate.measured_runs` corrects a fit by either of the two.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ __all__ = [
     "summarise_import",
 ]
 
-# An error names at most so many keys or columns of a file of no known format, in at most so many characters.
+# Limits of the list of keys or columns in the error for a file of unknown format.
 MOST_NAMED, MOST_NAMED_CHARS = 8, 200
-HEAD_LINES = 200  # Prometheus's text says within so many lines what it is.
+HEAD_LINES = 200  # Prometheus's text is recognised within this many lines.
 
 Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredRuns"]
 
@@ -58,7 +58,7 @@ class ForeignFormat:
     """How a format is read, and how a file of it is recognised.
 
     A file is of the format if it has all keys or columns of one of the sets in `marks`. `inside` are patterns
-    of the files in a folder of results; the first one that matches any file counts.
+    of the files in a folder of results; the first pattern that matches any file is used.
     """
 
     read: Reader

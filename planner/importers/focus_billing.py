@@ -4,9 +4,9 @@
     Usage,Standard,24,Hours,1320.96,USD,AWS,...,"$55.04 per On Demand Linux p5.48xlarge Instance Hour"
 
 A GPU's price is what its instances cost by the hour after discounts (EffectiveCost over ConsumedQuantity),
-divided by the GPUs of an instance. The instance type is looked for in all texts of a row, as each provider
-has it in another column. Google bills cores, memory and GPUs apart, so that no row has the price of an
-instance: such rows are left out, and a line says so.
+divided by the GPUs of an instance. The instance type may stand anywhere in a row, because each provider
+writes it into another column. Google bills cores, memory and GPUs apart, so no row has the price of an
+instance: such rows are left out, and a line of the answer says so.
 
 Sources: focus.finops.org, columns of 1.0 to 1.2; instance types: aws.amazon.com/ec2/instance-types and
 learn.microsoft.com/azure/virtual-machines/sizes (2026-11).
@@ -31,7 +31,7 @@ from planner.units import counted
 # A file with these columns is such an export. If others of NEEDED are missing, an error names them.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
-MOST_HEADER_BYTES = 2**16  # No more of the first line is read to tell what a file is.
+MOST_HEADER_BYTES = 2**16  # The first line is read up to here, to tell what a file is.
 # Spellings of the unit in bills.
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
 TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}  # By PricingCategory.
@@ -71,15 +71,15 @@ _INSTANCES: Mapping[str, tuple[str, int]] = {
     "nc40ads_h100_v5": ("h100-nvl-94g", 1),
     "nc80adis_h100_v5": ("h100-nvl-94g", 2),
 }
-# Azure writes "Standard_ND96isr_H100_v5" and "ND96isr H100 v5". Other marks before or after a name are parts
-# of a longer one: "ml.p5.48xlarge" is SageMaker's, at a price of its own.
+# Azure writes "Standard_ND96isr_H100_v5" and "ND96isr H100 v5". A name with other characters next to it is
+# part of a longer name: "ml.p5.48xlarge" is SageMaker's, at a price of its own.
 _NAMES = "|".join(re.escape(name).replace("_", "[_ ]") for name in _INSTANCES)
 _INSTANCE = re.compile(rf"(?<![\w.-])(?:standard[_ ])?({_NAMES})(?![\w-])", re.IGNORECASE)
 
 
 @dataclass(slots=True)
 class PaidHours:
-    """What was paid for the instances of one GPU and term, and for how many hours of one GPU."""
+    """What was paid for one kind of GPU on one kind of term, and for how many hours of a GPU."""
 
     usd: float = 0.0
     gpu_hours: float = 0.0
@@ -94,7 +94,7 @@ class BilledPrices:
 
 
 def is_billing_export(path: Path) -> bool:
-    """Whether the first line of a file has FOCUS' columns; SkyPilot's catalog, also CSV, has others."""
+    """Whether the first line of a file has FOCUS' columns, which SkyPilot's catalog, also CSV, has not."""
     with open_input(path) as stream:
         header = stream.readline(MOST_HEADER_BYTES)
     return all(mark.encode() in header for mark in MARKS)
@@ -103,10 +103,10 @@ def is_billing_export(path: Path) -> bool:
 def read_billed_prices(
     path: Path, catalog: Catalog, *, provider: str | None, date: str, region: str | None = None
 ) -> BilledPrices:
-    """The price of each GPU by what was paid on demand, reserved and on spot.
+    """The price that was paid for each GPU on demand, reserved and on spot.
 
-    With `region` (RegionId or RegionName) only that region counts. `provider` names the offers; by default it
-    is the bill's own, in lower case.
+    With `region` (RegionId or RegionName) only that region counts. `provider` names the offers; by default
+    they have the name in the bill, in lower case.
 
     Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
     """
@@ -118,7 +118,7 @@ def read_billed_prices(
         if region is not None and region not in row_regions:
             continue
         if row["ChargeCategory"].strip().lower() != "usage":
-            continue  # It is a tax, a credit, or the purchase of a commitment, whose hours have rows too.
+            continue  # Taxes, credits, and purchases of commitments, whose hours have rows of their own.
         if (instance := find_instance(_texts(row))) is None:
             if "gpu" in _texts(row).lower():
                 skipped["names a GPU but no known type of instance"] += 1
@@ -144,7 +144,8 @@ def read_billed_prices(
             "with --provider"
         )
     left_out = tuple(f"{counted(count, 'row')}: {why}" for why, count in skipped.items())
-    offered_by = provider or next(iter(providers), "") or "bill"  # The column may be empty.
+    # The bill's column of providers may be empty.
+    offered_by = provider or next(iter(providers), "") or "bill"
     return make_offers(used, left_out, path=path, format_name="FOCUS export", provider=offered_by, date=date)
 
 
@@ -159,7 +160,7 @@ def make_offers(
 ) -> BilledPrices:
     """Offers at the mean prices of the paid hours, by GPU and term; InputError where there are none.
 
-    `format_name` is for the offers' sources. Hours that later rows took back altogether have no price.
+    The sources of the offers name `format_name`. Hours that later rows took back altogether have no price.
     """
     paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid:
@@ -179,16 +180,16 @@ def _texts(row: Mapping[str, str]) -> str:
 
 
 def find_instance(text: str) -> tuple[str, int] | None:
-    """The GPU of the instance that a text names and how many it has; None where it names no known type."""
+    """The GPU and the number of GPUs of the instance that a text names; None if it names no known type."""
     match = _INSTANCE.search(text)
     return None if match is None else _INSTANCES[match[1].lower().replace(" ", "_")]
 
 
 def _term(row: Mapping[str, str]) -> Term | None:
-    """On what terms a row was paid; None for a commitment of unknown length."""
+    """The terms on which the hours of a row were bought; None for a commitment of unknown length."""
     category = row["PricingCategory"].strip().lower()
     if category != "committed":
-        return TERMS.get(category, "on-demand")  # "Other", and empty cells, name no discount.
+        return TERMS.get(category, "on-demand")  # "Other" and empty cells are no discount.
     years = _YEARS.search(_texts(row))
     return None if years is None else _RESERVED[years["years"].lower()]
 

@@ -1,7 +1,7 @@
 """guidellm's benchmarks.json: one run per entry of `benchmarks`.
 
-Its inter_token_latency_ms is, for an answer of n tokens, the time from the first to the last token over n -
-1: our tpot. Its time_per_output_token_ms includes the first token and is not used.
+Its inter_token_latency_ms is our TPOT: for an answer of n tokens, the time from the first to the last token
+divided by n - 1. Its time_per_output_token_ms includes the first token and is not used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _llm_name(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str 
 
 
 def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
-    """One benchmark: from its requests if it lists all of them, else from its statistics."""
+    """One benchmark: from its requests if it lists all of them, otherwise from its statistics."""
     requests = benchmark.get("requests")
     by_outcome = requests if isinstance(requests, Mapping) else {}
     successful, errored = (
@@ -65,7 +65,7 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     )
     succeeded = [check_mapping(row, f"{where}: requests.successful[{i}]") for i, row in enumerate(successful)]
     metrics = check_mapping(benchmark.get("metrics", {}), f"{where}: metrics")
-    # The lists of requests may be samples (guidellm can limit their length), the totals count all.
+    # guidellm may list only a sample of the requests; the totals count all.
     totals = metrics.get("request_totals")
     totals = totals if isinstance(totals, Mapping) else {}
     failed = len(errored)
@@ -89,7 +89,7 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
         latency_s=latency,
         concurrency=concurrency,
         rate_rps=rate_rps,
-        # In a closed loop the engine's answers decide when requests arrive, so a simulation makes them anew.
+        # In a closed loop answers decide when requests arrive, so arrivals are simulated, not replayed.
         arrival_s=() if concurrency is not None else start_s,
         failed=failed,
         notes=foreign_fields.run_remarks(failed=failed, is_summary=is_sample or not succeeded),
@@ -99,8 +99,9 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
 def _from_requests(
     where: str, succeeded: Sequence[Mapping[str, Any]]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
-    """The number of requests that succeeded, their input and output tokens, statistics of their latencies,
-    and their start times [s] from the first one on; () where a request has none.
+    """The requests that succeeded: their number, tokens, statistics of latencies, and start times [s].
+
+    Start times count from the first one; they are () if a request has none.
     """
 
     def tokens(*keys: str) -> tuple[float, ...]:
@@ -132,7 +133,7 @@ def _from_requests(
 def _from_statistics(
     where: str, metrics: Mapping[str, Any]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]]]:
-    """As `_from_requests`, from the statistics of all requests: one mean length stands for all lengths."""
+    """As `_from_requests`, but from statistics: the mean length is the length of every request."""
 
     def statistics_of(*keys: str) -> Mapping[str, Any]:
         """The statistics of the requests that succeeded, under the first of these keys that is there."""
@@ -172,8 +173,7 @@ def _from_statistics(
 def _parse_load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:
     """The load: (concurrency, None) of a closed loop, (None, rate) of an open one.
 
-    (None, None) where the file has no strategy that is known here; then the start times of the requests are
-    the load.
+    (None, None) if we do not know the file's strategy; then the start times of the requests are the load.
     """
     strategy: Any = None
     for key in ("config", "args", "scheduler"):  # Versions of guidellm differ in the key.

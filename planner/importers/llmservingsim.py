@@ -8,13 +8,12 @@ A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMS
                      + [TP > 1] 2 all_reduce(N) )
 
 with N tokens of S sequences, in microseconds, interpolated between measured sizes. `operators` are the rows
-of dense.csv that the first line does not name; LLMServingSim calls each of them a layer. Only kernels were
-timed, on one GPU: without the host, and without all-reduces, which are taken from the GPU's row of the
-catalog.
+of dense.csv that the first line does not name; LLMServingSim calls each of them a layer. Only kernels on one
+GPU were timed: the times are without the host, and all-reduces are added by the GPU's row of the catalog.
 
-Attention was measured in launches of one prefill and decodes of one context length. The times of several
+Attention was measured in launches of one prefill with decodes of one context length. The times of several
 prefills in a step are added, with the launch counted once. In a mixture with E experts, k of them per token,
-N tokens visit E (1 - (1 - k/E)^N) experts, evenly split over the GPUs.
+N tokens visit E (1 - (1 - k/E)^N) experts, which are evenly split over the GPUs.
 
 The step table is made of steps drawn at random. A regular grid would be biased: sizes that are powers of two
 are quicker than their neighbours, because GEMMs are cut into tiles.
@@ -52,10 +51,10 @@ FILES = {  # Each file, and the columns over which it was measured.
 }
 TIME = "time_us"
 MARKS = tuple((*names, TIME) for names in FILES.values())
-# How often each layer of the LLM calls an operator of dense.csv; 0 means once per step. Others are called
-# once.
+# How often each layer of the LLM calls an operator of dense.csv: once if it is not named here. 0 means once
+# per step instead of per layer.
 CALLS_PER_LAYER = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}
-# Steps that are drawn for the table; a third each are prefills alone, decodes alone, and both together.
+# The number of steps in the table: a third each of prefills alone, decodes alone, and both together.
 DRAWN_STEPS = 3000
 MOST_PROMPTS = 8  # The most prompts in a drawn step.
 
@@ -108,11 +107,11 @@ class Profile:
         prompts, new, cached, decodes, context = step
         if not prompts:
             return interpolate_time(self.attention, 0, 0, decodes, context)
-        # The time of one decode without context, the shortest of all, is taken as the launch.
+        # One decode without context takes the shortest time, which counts as the time of a launch.
         launch_us = interpolate_time(self.attention, 0, 0, 1, 0)
         alone_us = interpolate_time(self.attention, new, cached, 0, 0)
         decodes_us = 0.0
-        if decodes:  # The time that they add to a launch of one prefill with the new tokens of all prompts.
+        if decodes:  # What decodes add to one prefill with the new tokens of all prompts.
             both_us = interpolate_time(self.attention, prompts * new, cached, decodes, context)
             decodes_us = both_us - interpolate_time(self.attention, prompts * new, cached, 0, 0)
         return launch_us + prompts * max(alone_us - launch_us, 0.0) + decodes_us
@@ -125,8 +124,8 @@ class Profile:
     def steps(self, rng: np.random.Generator) -> Iterator[StepShape]:
         """Steps drawn at random within the measured sizes, without end.
 
-        Limits that differ between the measured chunks are the smallest of these, so that nothing is
-        extrapolated.
+        Where measured chunks of prefill differ in their limits, the smallest limit holds for all, so that
+        nothing is extrapolated.
         """
         chunks = [size for size in self.attention if size > 0]
         least, most = int(min(chunks)), int(min(self.most_tokens, max(chunks)))
@@ -169,7 +168,7 @@ def interpolate_time(tree: Any, *sizes: float) -> float:
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
     """The step table of the profile's files, which may be in any order.
 
-    Files that are none of a profile are left out; the table's note names them.
+    Files that do not belong to a profile are left out; the table's note names them.
     """
     llm_name, gpu_name, tp = foreign_fields.read_setup(
         stated, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
@@ -200,7 +199,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
 
 
 def _read_tables(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFrame]], list[str]]:
-    """The tables by their key in FILES, and the names of files that are none of these."""
+    """The tables by their key in FILES, and the names of other files."""
     tables: dict[str, tuple[Path, pd.DataFrame]] = {}
     unknown = []
     for path, shown in zip(paths, foreign_fields.file_labels(paths), strict=True):

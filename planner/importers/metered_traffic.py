@@ -1,4 +1,4 @@
-"""Traffic known as figures per interval instead of single requests: vLLM's metrics, and OpenAI's usage.
+"""Traffic as figures per interval instead of single requests: vLLM's metrics, and OpenAI's usage.
 
 Both become the section `traffic` of slo.yaml: a curve of rates, and lengths.
 
@@ -42,17 +42,19 @@ from planner.units import DAY_S, HOUR_S, quantity
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
 LENGTHS = {"input": PROMPT, "output": OUTPUT}  # vLLM's histogram of each length in slo.yaml.
-MOST_UNKNOWN_FRAC = 0.5  # If a larger share of intervals has no samples, the curve would be invented.
+MOST_UNKNOWN_FRAC = (
+    0.5  # With a larger share of intervals without samples most of the curve would be a guess.
+)
 LEAST_EVERY_S = 1.0  # Prometheus does not scrape more often.
-LEAST_GAP_S = 300.0  # Counters are read across gaps of this length even with shorter intervals.
+LEAST_GAP_S = 300.0  # Counters are interpolated over gaps of this length, even with shorter intervals.
 MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a slip in a time.
 SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is a warning.
 # A histogram has a mean by the middles of its buckets and one by its sum. If they differ by more than this
 # share, the histogram is shifted to the mean by its sum, and a note says so.
 _SHIFT_FRAC = 0.02
-# If so many requests waited on average in an interval, engines were behind.
+# If this many requests waited on average in an interval, engines were behind.
 _BEHIND_WAITING = 1.0
-HEAD_BYTES = 4096  # So much of a file tells its format.
+HEAD_BYTES = 4096  # The beginning of a file that tells its format.
 # Beginnings of Prometheus' formats: the text format, a dump of promtool, the API's JSON.
 _METRIC = re.compile(
     rb'\s*(?:#\s*(?:HELP|TYPE|EOF)|vllm:\w+(?:\{|\s)|\{(?:__name__|[A-Za-z_]\w*)=")|\s*\{\s*"status"\s*:\s*"(?:success|error)"'
@@ -132,7 +134,7 @@ def read_metered_traffic(
 
 
 def _detect_format(path: Path) -> str | None:
-    """The format of a file by its first bytes, else None. A pipe is not opened: it can be read only once."""
+    """The format by a file's first bytes; None if unknown, or for a pipe, which can be read only once."""
     if not os.path.isfile(path) or path.suffix in (".parquet", ".pq"):  # noqa: PTH113
         return None
     with open_input(path) as stream:
@@ -249,11 +251,10 @@ def _length_histogram(
 
 
 def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floats]:
-    """Cut every bucket into halves such that the histogram has this mean; returns edges and counts.
+    """Cut every bucket into halves so that the histogram has this mean; returns edges and counts.
 
-    The lower half of each bucket gets the share w of its c requests, the same in all buckets:
-    sum c (middle + (1/2 - w) width / 2) = mean sum c. w is kept within 0 and 1, so a mean may be out of
-    reach.
+    In every bucket the lower half gets the same share w of its c requests, so that
+    sum c (middle + (1/2 - w) width / 2) = mean sum c. A mean that would need w < 0 or w > 1 is not reached.
     """
     middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
     shift = float((counts * middles).sum() / counts.sum()) - mean
@@ -265,7 +266,7 @@ def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floa
 def _more_facts(
     series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: list[str]
 ) -> dict[str, Any]:
-    """Further figures: requests, use and hits of caches, waiting requests; warns if engines were behind."""
+    """Other figures: requests, use and hits of caches, waiting requests; warns if engines were behind."""
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}
     aborted = [r for r in series if r.name == FINISHED and r.label("finished_reason") == "abort"]
     if aborted and (count := float(np.nansum(counter_increase(aborted, edges_s)))) > 0:
@@ -282,7 +283,7 @@ def _more_facts(
                 "at a time): what finished then is less than what was asked"
             )
     by_name = [[row for row in series if row.name == name] for name in KV_USE]
-    kv_use = next((rows for rows in by_name if rows), [])  # The series of the first name that there is.
+    kv_use = next((rows for rows in by_name if rows), [])  # Versions of vLLM differ in the name.
     if kv_use:
         kv_frac = mean_gauge(kv_use, edges_s) / len(kv_use)  # `mean_gauge` adds up instances.
         facts["most_kv_cache_frac"] = None if np.isnan(kv_frac).all() else float(np.nanmax(kv_frac))
@@ -322,7 +323,7 @@ def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
     widths_s = ends_s - starts_s
     every_s = float(np.median(widths_s))
     places = (starts_s - starts_s.min()) / every_s
-    # Buckets of one width that follow each other, to within a second or a thousandth of a bucket.
+    # Buckets must have one width and follow each other, to within a second or a thousandth of a bucket.
     if (np.abs(widths_s - every_s) > 1.0).any() or (np.abs(places - np.round(places)) > 1e-3).any():
         raise InputError(f"{where}: buckets have several widths; ask for one bucket_width, better 1m than 1d")
     intervals = round(float(places.max())) + 1
@@ -362,7 +363,7 @@ def _usage_rows(path: Path) -> list[dict[str, float]]:
 
 
 def _is_given(row: Mapping[Any, Any]) -> bool:
-    """Whether a row of the CSV has counts: that of an empty bucket has times alone."""
+    """Whether a row of the CSV has counts; the row of an empty bucket has only times."""
     value = row.get("num_model_requests")
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
@@ -395,7 +396,7 @@ def _usage_of_json(text: str, path: Path) -> Iterable[dict[str, float]]:
 
 
 def _usage_row(row: Mapping[Any, Any], where: str) -> dict[str, float]:
-    """The _USAGE_COLUMNS of a row as numbers; raises InputError for what is none."""
+    """The _USAGE_COLUMNS of a row as numbers; raises InputError for anything else."""
     columns = {}
     for name in _USAGE_COLUMNS:
         value = row.get(name)

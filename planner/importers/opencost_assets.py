@@ -1,12 +1,12 @@
-"""Prices of GPUs from OpenCost: its answer of /assets, the nodes of a cluster with what each cost.
+"""Prices of GPUs from OpenCost's answer of /assets: the nodes of a cluster and what each cost.
 
     curl 'http://opencost:9003/assets?window=7d' > assets.json
     {"code": 200, "data": {"...": {"type": "Node", "nodeType": "p5.48xlarge", "GPUHours": 1344,
       "preemptible": 0, "totalCost": 9246.7, "labels": {"nvidia_com_gpu_product": "NVIDIA-H100-80GB-HBM3"}}}}
 
-A GPU's price is what its nodes cost, with cores and memory, divided by their GPU hours. Which GPU a node has
-is known by a label that GPU feature discovery sets, else by the type of the instance. OpenCost names no
-currency: figures are taken as USD. It does not tell reserved nodes: they count as on demand, at the price
+A GPU's price is what its nodes cost, with cores and memory, divided by their GPU hours. A label of NVIDIA's
+GPU feature discovery tells which GPU a node has; without it the type of the instance does. OpenCost names no
+currency, so figures count as USD. It does not mark reserved nodes, so they count as on demand, at the price
 that was paid.
 
 Sources: github.com/opencost/opencost, core/pkg/opencost/asset_json.go at 5f65333 (fields of a Node);
@@ -30,7 +30,7 @@ from planner.units import counted
 
 
 def is_assets_answer(path: Path) -> bool:
-    """Whether the file is OpenCost's, by its ending: the other exports of prices are CSV."""
+    """Whether the file is OpenCost's: of the formats with prices it is the only one in JSON."""
     return path.name.removesuffix(".gz").endswith(".json")
 
 
@@ -39,7 +39,7 @@ def read_asset_prices(
 ) -> BilledPrices:
     """The price of each GPU on demand and on spot; with `region` only nodes with that region's label count.
 
-    Raises InputError for another JSON file, for nodes of several providers, or without a known GPU's hours.
+    Raises InputError for another JSON file, for nodes of several providers, or if no known GPU has hours.
     """
     data = read_json(path).get("data")
     by_label = {
@@ -83,9 +83,7 @@ def read_asset_prices(
 
 
 def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The nodes of an answer, or of a list of answers, each of a span of time; each with its place in the
-    file.
-    """
+    """The nodes of an answer, or of a list of answers for several spans, with their places in the file."""
     answers = data if isinstance(data, list) else [data]
     if not all(isinstance(each, Mapping) for each in answers):
         raise InputError(f"{where}: expected assets by name, as OpenCost answers /assets?window=7d")

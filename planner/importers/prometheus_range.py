@@ -1,12 +1,12 @@
-"""A range of Prometheus' samples: counters, gauges and histograms as figures per interval.
+"""Reads samples of Prometheus over a range of time: counters, gauges and histograms as figures per interval.
 
 These formats are read: the matrix that `/api/v1/query_range` and `/api/v1/query?query=name[1h]` answer, and
 that `promtool query range -o json` prints; the text of `promtool tsdb dump` (milliseconds) and of `promtool
 tsdb dump-openmetrics` (seconds).
 
-A counter that falls began anew at zero. A sample that is not a number marks the end of a series (Prometheus'
-staleness marker). The first value of a counter is no increase, as in Prometheus' own increase(). Where
-samples are further apart than `GAP_S`, the intervals between them are unknown.
+A counter that falls was reset to zero. A sample that is not a number marks the end of a series (Prometheus'
+staleness marker). The first value of a counter is no increase, as in Prometheus' own increase(). Between
+samples that are further apart than `GAP_S` counters are unknown.
 
 Source: prometheus.io/docs/prometheus/latest/querying/api, and prometheus/prometheus, cmd/promtool/tsdb.go.
 """
@@ -35,7 +35,7 @@ NamePredicate = Callable[[str], bool]
 GAP_S = 300.0  # A sample holds for this long: Prometheus' lookback.
 MOST_SAMPLES = 50_000_000  # More are refused: these take 800 MB of times and values.
 _LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
-_SAME_S = 1e-6  # An edge counts as lying at a sample from which it is no further away.
+_SAME_S = 1e-6  # An edge no further than this from a sample counts as lying at it.
 # A label `name="value"`; a line `name{labels} value time`, in which the name may be among the labels.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
 _LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
@@ -63,8 +63,9 @@ class Series:
 class SampledHistogram:
     """The observations that a histogram counted in each of N intervals, summed over instances.
 
-    `edges` (B,) are upper edges of buckets, rising, the last one infinite; `counts` (N, B) per bucket, not
-    cumulative; `total` (N,) and `sums` (N,) what `_count` and `_sum` rose by. NaN: unknown.
+    `edges` (B,) are upper edges of buckets, rising, the last one infinite; `counts` (N, B) are per bucket,
+    not cumulative; `total` (N,) and `sums` (N,) are the increases of `_count` and `_sum`. Unknown numbers are
+    NaN.
     """
 
     edges: Floats
@@ -81,8 +82,7 @@ def any_name(name: str) -> bool:
 def read_series(paths: Sequence[Path], wanted: NamePredicate = any_name) -> tuple[Series, ...]:
     """The series of all files together, sorted by name and labels; only names that `wanted` accepts.
 
-    Raises InputError where a file is none of the formats, where no series is left, and where files
-    contradict each other.
+    Raises InputError for a file of another format, if no series is left, or if files contradict each other.
     """
     all_series = [series for path in paths for series in parse_series(read_text(path), path, wanted)]
     merged = _merge_series(all_series, " and ".join(path.name for path in paths[:3]))
@@ -328,7 +328,7 @@ def interval_edges(series: Iterable[Series], every_s: float) -> Floats:
     if not all_series:
         return np.empty(0)
     first, last = min(float(row.t_s[0]) for row in all_series), max(float(row.t_s[-1]) for row in all_series)
-    # A sample that rounding has moved off a multiple still counts as lying at it.
+    # A sample that lies off a multiple by a rounding error counts as lying at it.
     low, high = math.ceil(first / every_s - 1e-9), math.floor(last / every_s + 1e-9)
     return np.asarray(np.arange(low, high + 1) * every_s, dtype=float)
 
@@ -336,8 +336,8 @@ def interval_edges(series: Iterable[Series], every_s: float) -> Floats:
 def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
     """What counters rose by in each of the N intervals between N + 1 edges, summed over instances.
 
-    Between two samples a counter is taken to rise evenly. NaN where a gap, the beginning or the end of all
-    samples leaves an interval unknown.
+    Between two samples a counter is assumed to rise evenly. An interval that a gap, or the beginning or end
+    of all samples, leaves unknown is NaN.
     """
     edges_s = np.asarray(edges_s, dtype=float)
     total = np.zeros(max(len(edges_s) - 1, 0))
@@ -349,7 +349,7 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
             continue
         first, last = min(first, float(t_s[0])), max(last, float(t_s[-1]))
         rises = np.diff(values)
-        rises = np.where(rises < 0, values[1:], rises)  # A counter that falls began anew at zero.
+        rises = np.where(rises < 0, values[1:], rises)  # A counter that falls was reset to zero.
         rise_since_first = np.append(0.0, np.cumsum(rises))
         total += np.diff(np.interp(edges_s, t_s, rise_since_first))
         is_covered |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
@@ -379,7 +379,7 @@ def mean_gauge(series: Sequence[Series], edges_s: Floats) -> Floats:
     for row in series:
         ends = np.append(row.t_s[1:], np.inf)
         ends = np.minimum(ends, row.t_s + GAP_S)
-        # Nothing is known after the last sample, except that a single one holds too.
+        # The last sample does not hold, as the series may have ended; the only sample of a series does.
         ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + GAP_S
         is_number = np.isfinite(row.values)
         starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]
@@ -410,7 +410,7 @@ def interval_histogram(
     if not series_by_edge:
         return None
     edges = np.array(sorted(series_by_edge))
-    # By edge the labels but for `le`, the edge itself: those of the instances that have this bucket.
+    # For each edge the instances that have this bucket, as their labels without `le`, the edge.
     groups = {
         edge: {tuple(label for label in row.labels if label[0] != "le") for row in rows}
         for edge, rows in series_by_edge.items()
@@ -419,8 +419,8 @@ def interval_histogram(
         raise InputError(f"{name}: instances have different buckets; watch those of one version of an engine")
     if not math.isinf(edges[-1]):
         raise InputError(f'{name}: has no bucket le="+Inf"; query all of its buckets')
-    # A bucket of Prometheus counts all observations up to its edge. Scrapes of buckets at different moments
-    # may differ the wrong way round, so what is less than 0 counts as 0.
+    # A bucket of Prometheus counts all observations up to its edge. Buckets that were scraped at different
+    # moments may give a negative difference, which counts as 0.
     cumulative = np.array([counter_increase(series_by_edge[edge], edges_s, gap_s=gap_s) for edge in edges])
     counts = np.maximum(np.diff(cumulative, axis=0, prepend=0.0), 0.0).T
     sums = counter_increase([row for row in series if row.name == f"{name}_sum"], edges_s, gap_s=gap_s)

@@ -1,10 +1,10 @@
 """Kernel times of LLMs whose layers differ, from AIConfigurator, which reads their config.json itself.
 
-Some operations depend on a step's tokens alone (matrices, norms, experts, all-reduces), the others on its
-sequences (attention of any kind, states). The time of a step of N tokens is the sum of
+Operations of tokens depend on a step's tokens alone (matrices, norms, experts, all-reduces), operations of
+sequences also on contexts (attention of any kind, states). The time of a step of N tokens is the sum of
 
-    those of tokens, at N tokens, and the output head, at a row per prompt and per decode
-    those of sequences, for the prompts and for the decodes
+    operations of tokens, at N tokens, and the output head, at a row per prompt and per decode
+    operations of sequences, for the prompts and for the decodes
 
 with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, experts) and these:
 
@@ -12,14 +12,14 @@ with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, e
                   AIConfigurator counts those of DeepSeek twice, and those of Gemma 4 by half.
   shared experts  run beside the routed ones in vLLM up to MOST_SHARED_STREAM_TOKENS tokens: the longer of
                   the two counts.
-  modules         latent and sparse attention was measured together with its projections, for prompts and for
-                  decodes apart. A step that has both reads the weights once, so the time of one short decode,
-                  which is that of the weights, is subtracted (`_weights_ms`).
+  modules         latent and sparse attention was measured together with its projections, as one module, for
+                  prompts and for decodes apart. A step that has both reads the weights only once, so the time
+                  of one short decode, which is mostly reading weights, is subtracted (`_weights_ms`).
   launches        latent attention of decodes was measured without CUDA graphs, except on B200: 80 to 120 us
                   for a sequence of one token whose parts take 40 to 50, and twice as long on GB200 and B300,
                   which are no slower than B200. The excess of one sequence over its parts counts as launches
-                  if it is above LAUNCHED_FRAC of their sum, and is subtracted at every batch. Sparse
-                  attention of prompts likewise: `planner/importers/silicon_sparse.py`.
+                  if it is above LAUNCHED_FRAC of their sum, and is subtracted at every batch. For sparse
+                  attention of prompts see `planner/importers/silicon_sparse.py`.
   formats         of sparse attention come from the catalog's row: AIConfigurator takes a checkpoint for one
                   in 16 bits if only its norms are (GLM-5-FP8).
 """
@@ -51,12 +51,12 @@ from planner.models.step_tables import StepShape
 
 Floats = npt.NDArray[np.float64]
 Operation = dict[str, Any]
-# Kinds of operations in AIConfigurator. A name of MODULES is the beginning of a kind.
+# Kinds of operations in AIConfigurator; MODULES are the first letters of kinds.
 OF_TOKENS = ("Gemm", "Elementwise", "Embedding", "Mhc")
 REDUCES = ("CustomAllReduce", "MoeDispatch", "P2P")
 MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
 SPARSE = ("DsaContext", "DsaGeneration")
-# Kinds of plain attention -> those under which latent attention was measured as a whole.
+# Kinds of plain attention -> the kinds of modules in which latent attention was measured as a whole.
 PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModuleGeneration"}
 # Ends of the names of matrices that a measured attention module includes.
 LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")
@@ -65,7 +65,7 @@ LAUNCHED_FRAC = 0.5  # See "launches" above: a smaller excess counts as an error
 SAME_FRAC = 0.01  # Weights of the same formats differ in bytes by less than this.
 # Formats of dense matrices that were measured without CUDA graphs -> the format whose times are used instead.
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}
-# Times are looked up at these token counts, and each bounds the times of fewer tokens.
+# The time of an operation at each of these tokens is an upper bound for fewer tokens.
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
 QUANTISER = "hf_quant_config.json"
@@ -98,8 +98,9 @@ def has_same_weights(llm: Llm, folder: Path) -> bool:
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
-    """The paths, by name, of config.json and of a quantiser's file beside it: those of a checkpoint, or
-    AIConfigurator's copies. Empty where there is no config.json.
+    """The paths of config.json and of a quantiser's file beside it, by name; empty without a config.json.
+
+    `folder` is that of a checkpoint, or the one with AIConfigurator's copies.
     """
     stem = name.replace("/", "--")
     config = folder / f"{stem}_config.json"
@@ -115,9 +116,9 @@ def _files_of(name: str, folder: Path) -> dict[str, Path]:
 class ConfigKernels:
     """The kernels of one LLM on `tp` GPUs of a system, by the config.json in `folder`.
 
-    `whole_experts` as in `expert_split`. `reduces_by_row`: times of all-reduces come from the GPU's row of
-    the catalog. `dp`: data-parallel ranks, which share the experts. Raises InputError where kernels are
-    lacking.
+    `whole_experts` is `whole` of `expert_split`. With `reduces_by_row` the times of all-reduces come from the
+    GPU's row of the catalog. `dp` data-parallel ranks share the experts. Raises InputError where
+    AIConfigurator lacks kernels.
     """
 
     def __init__(
@@ -231,13 +232,13 @@ class ConfigKernels:
         experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
         is_parallel = tokens <= MOST_SHARED_STREAM_TOKENS
         if self._dp > 1:
-            # `joint_ms` counts the experts, for the tokens of all ranks. Here only the time counts by which
-            # shared experts take longer.
+            # `joint_ms` has the time of the routed experts, for the tokens of all ranks. Only the time by
+            # which shared experts take longer than these is added here.
             ms = max(shared_ms - experts_ms, 0.0) if is_parallel else shared_ms
         else:
             ms = max(shared_ms, experts_ms) if is_parallel else shared_ms + experts_ms
         if self._by_row:
-            share = self._count_reduces() / (2 * self._llm.layers)  # `tp_s` has two in each layer.
+            share = self._count_reduces() / (2 * self._llm.layers)  # `tp_s` is of two reduces per layer.
             ms += 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp, tokens))
         return ms + float(each_ms[~self._is_shared].sum())
 
@@ -267,7 +268,7 @@ class ConfigKernels:
         """Time of launches in latent attention of decodes ("launches" above)."""
         if not self._parts:
             return 0.0
-        # The least of several batches counts, as single entries of the tables are too long.
+        # Single entries of the tables are too long, so the least of several batches counts.
         least_ms = min(self._parts_ms(decodes) for decodes in (1, 2, 4, 8))
         excess_ms = self._decodes_ms(self._module_operations, 1, 1) - least_ms
         return excess_ms if excess_ms > LAUNCHED_FRAC * least_ms else 0.0
@@ -287,8 +288,10 @@ class ConfigKernels:
 
 
 def least_of_more_tokens(operation_ms: Callable[[int], Floats]) -> Floats:
-    """(B + 1, O): in row i the least time [ms] of each of O operations on the i-th of the B BOUNDING_TOKENS
-    or more; the last row is infinite and bounds nothing. `operation_ms` gives the times (O,) on N tokens.
+    """Bounds (B + 1, O) on the times [ms] of O operations, for the B BOUNDING_TOKENS.
+
+    Row i has the least time on the i-th of these tokens or more; the last row is infinite and bounds nothing.
+    `operation_ms` gives the times (O,) on N tokens.
     """
     at_tokens_ms = np.array([operation_ms(tokens) for tokens in BOUNDING_TOKENS])
     bounded_ms = np.vstack([at_tokens_ms, np.full((1, at_tokens_ms.shape[1]), np.inf)])
@@ -305,7 +308,7 @@ def experts_format(llm: Llm) -> str:
 
 
 def count_blocks(llm: Llm) -> int:
-    """Attention and feed-forward blocks, each of which ends in an all-reduce."""
+    """The number of attention and feed-forward blocks, each of which ends in an all-reduce."""
     return sum(
         group.count * ((group.attention is not None) + (group.feed_forward is not None))
         for group in llm.layer_groups
@@ -402,9 +405,9 @@ def _is_latent(llm: Llm) -> bool:
 def as_measured(operation: Operation, llm: Llm) -> Operation:
     """The measured operation that fits how vLLM runs this one.
 
-    Latent attention is taken as a whole module in 16 bits: AIConfigurator's plain attention has keys and
-    values for each head, which vLLM does not cache. DeepSeek-V4's is taken with 8-bit caches, which vLLM
-    always uses.
+    Latent attention is replaced by a whole module in 16 bits, because AIConfigurator's plain attention has
+    keys and values for each head, which vLLM does not cache. DeepSeek-V4's attention gets a cache in 8 bits,
+    which vLLM always uses.
     """
     kind = _kind_of(operation)
     fields = operation[kind]
@@ -431,7 +434,7 @@ def as_measured(operation: Operation, llm: Llm) -> Operation:
 
 
 def _row_formats(llm: Llm, fields: Operation) -> Operation:
-    """Fields with fp8-block projections if the row has all latent attention in it, else none."""
+    """Fields for projections in fp8-block if all latent attention of the LLM has them, otherwise none."""
     formats = {
         (group.attention.weights, group.attention.bf16_parameters)
         for group in llm.layer_groups
@@ -444,8 +447,9 @@ def _row_formats(llm: Llm, fields: Operation) -> Operation:
 
 
 def _latent_parts(operation: Operation, llm: Llm) -> list[Operation]:
-    """The separately measured parts of a decode's latent attention: projections, products with both halves of
-    the expansion, and attention to one token. Empty for other operations.
+    """The separately measured parts of a decode's latent attention; empty for other operations.
+
+    They are projections, products with both halves of the expansion, and attention to one token.
     """
     kind = _kind_of(operation)
     fields = operation[kind]

@@ -1,7 +1,4 @@
-"""Milliseconds of the experts of an LLM, from AIConfigurator's kernel tables.
-
-`planner/importers/silicon.py` calls this module and explains the tables.
-"""
+"""The time of the experts of an LLM [ms], from the kernel tables that silicon.py explains."""
 
 from __future__ import annotations
 
@@ -19,18 +16,17 @@ from planner.models.roofline import experts_layers
 Milliseconds = Callable[[int], float]  # A function of the number of tokens.
 # Systems whose tables have only experts drawn from a power law, and no even routing.
 ONE_ROUTING = ("a100_sxm",)
-# LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few as the tables' power law has, on
-# real text (ML.ENERGY, H100) and random tokens (InferenceX, H200) alike. gpt-oss-20b was not measured.
+# LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few experts as the tables' power
+# law, on real text (ML.ENERGY, H100) and on random tokens (InferenceX, H200). gpt-oss-20b was not measured.
 UNEVEN = ("openai/gpt-oss-120b",)
 # A step with more tokens must hold prompts: engines decode at most some hundred sequences at once.
 MOST_DECODES = 512
 
 
 def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None) -> dict[str, int]:
-    """How `tp` GPUs share experts: each has whole ones (vLLM's --enable-expert-parallel), or a slice of every
-    one.
+    """How `tp` GPUs share experts: whole ones for each (vLLM's --enable-expert-parallel), or a slice of all.
 
-    By default each has slices, unless they would cut through the blocks that fp8 weights are scaled by.
+    By default each GPU has slices, unless they would cut through the blocks by which fp8 weights are scaled.
     """
     if whole is None:
         whole = cuts_blocks(weights, width, tp)
@@ -107,11 +103,11 @@ def experts_ms(
 ) -> float:
     """Milliseconds of all experts, of which each token visits the share `share`.
 
-    Tokens of many sequences choose experts evenly. Reading weights takes the time of the experts that are
-    touched: it is looked up at the number of tokens that touch as many in the table's even routing, in which
-    no two tokens share an expert before all are taken. The computing time of further tokens is added. Steps
-    of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the power
-    law's time. Unless decodes choose evenly (`is_even`), smaller steps take at most that time.
+    Tokens of many sequences choose experts evenly, and some choose the same. In the table's even routing no
+    two tokens share an expert before all are taken. So the time of reading weights is looked up at the
+    smaller number of tokens that touch as many experts there; the computing time of further tokens is added.
+    Steps of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the
+    power law's time. Smaller steps take at most that time if decodes do not choose evenly (`is_even` False).
     """
     touched = (1 - (1 - share) ** tokens) / share
     low = max(int(touched), 1)

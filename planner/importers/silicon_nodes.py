@@ -1,11 +1,10 @@
-"""Experts on several nodes out of AIConfigurator's tables: the time of tokens on their way to the experts and
-back (planner/models/all2all.py), and the experts' own time.
+"""Experts on several nodes from AIConfigurator's tables: the experts' own time, and the way there and back.
 
-DeepEP was measured on 2, 4 and 8 nodes of 8 H100 (a 400 Gb/s adapter each) for DeepSeek-V3's shape, with the
-experts' kernels beside it, in SGLang 0.5.6 and 0.5.10. vLLM runs the same DeepEP with kernels of the same
-kind (DeepGEMM, contiguous and masked). AIConfigurator's tables of vLLM have one node only, and it answers for
-several nodes of vLLM from the tables of SGLang, as estimates; so SGLang's are read here. For H200 it ships
-H100's numbers.
+DeepEP, which carries the tokens (planner/models/all2all.py), was measured on 2, 4 and 8 nodes of 8 H100 (a
+400 Gb/s adapter each) for DeepSeek-V3's shape, and the experts' kernels too, in SGLang 0.5.6 and 0.5.10. vLLM
+runs the same DeepEP with kernels of the same kind (DeepGEMM, contiguous and masked). AIConfigurator's tables
+of vLLM have one node only; for several it estimates vLLM by the tables of SGLang, which are read here. For
+H200 it ships H100's numbers.
 
   low latency       decodes, up to 256 tokens of a GPU; experts in CUDA graphs, each with room for all tokens
   high throughput   prefills, on NUM_SMS SMs, as many as DeepEP and vLLM take; experts without CUDA graphs, so
@@ -37,13 +36,13 @@ NUM_SMS = 20  # See "high throughput" above.
 # The tables are of DeepSeek-V3's shape: hidden size, experts of a token, experts, width of one, and format.
 HIDDEN, TOPK, EXPERTS, WIDTH, FORMAT = 7168, 8, 256, 2048, "fp8-block"
 TP = 1  # In the tables each GPU has whole experts.
-# How tokens choose experts in the tables: some experts more often than others, or all equally often.
+# The tables' names for how tokens choose experts: some more often than others, or all equally often.
 POWER_LAW = "power_law_1.01"
 EVEN = "uniform"
 
 
 def why_not_on_nodes(llm: Llm, gpu: Gpu, nodes: int) -> str:
-    """Why there are no kernel times of experts on so many nodes; empty if there are."""
+    """Why there are no kernel times of experts on this many nodes; empty if there are."""
     shape = (llm.hidden, llm.experts_per_token, llm.experts, llm.ffn, experts_format(llm))
     has_tables = shape == (HIDDEN, TOPK, EXPERTS, WIDTH, FORMAT)
     if gpu.name not in NODE_SYSTEMS or nodes not in NODES or not has_tables:
@@ -66,7 +65,7 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
     exchange_ms = _interpolated(measured_exchange_ms(system, nodes, kind))
     even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, choice) for choice in (EVEN, POWER_LAW))
     if is_low:
-        # Tokens of many sequences choose experts evenly; `experts_ms` counts how many experts they touch.
+        # Decodes are of many sequences, which choose experts evenly; `experts_ms` counts the touched experts.
         compute_ms: Milliseconds = partial(
             experts_ms, llm.experts_per_token / llm.experts, even_ms, uneven_ms
         )
@@ -125,9 +124,9 @@ def _latencies(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
 
 
 def _interpolated(by_tokens: Mapping[int, float]) -> Milliseconds:
-    """Time by the number of tokens, on straight lines between the measured sizes, and never less with more
-    tokens. The slope of the last two sizes goes on beyond them. Fewer tokens than the smallest size take as
-    long as the smallest.
+    """Time by the number of tokens: straight lines between the measured sizes, never falling.
+
+    The slope of the last two sizes goes on beyond them; below the smallest size the time is constant.
     """
     sizes = np.array(sorted(by_tokens), dtype=float)
     times_ms = np.maximum.accumulate(np.array([by_tokens[int(size)] for size in sizes]))

@@ -1,23 +1,23 @@
-"""Sparse attention of prompts (DeepSeek-V3.2, GLM-5) out of AIConfigurator's tables.
+"""Sparse attention of prompts (DeepSeek-V3.2, GLM-5) from AIConfigurator's tables.
 
-A layer was measured with its projections and its index, for B prompts of L tokens. Decodes were measured in
-CUDA graphs, prompts without. So all prompts of up to some 2000 tokens take 1.2 to 2.4 ms, for one head as for
-128, and 2.3 to 4.3 ms on the same GPU behind a Grace CPU: the time of the launches, not of the kernels. We
-take the kernels of a layer to take
+A layer was measured with its projections and its index, for B prompts of L tokens: decodes in CUDA graphs,
+prompts without. So all prompts of up to some 2000 tokens take 1.2 to 2.4 ms, with one head or with 128, and
+2.3 to 4.3 ms on the same GPU behind a Grace CPU. That is the time of the launches, not of the kernels. We
+assume that the kernels of a layer take
 
     t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones
     o                               the decode of one token: weights are read once
     w(L) = (T(B, L) - o) / B        a prompt of L tokens. T is the measured time, B as many prompts
                                     as make about MOST_TOKENS: so long a step hides its launches
 
-Between LENGTHS w is interpolated. New tokens were measured after 128 cached tokens at the most; the
-difference w(c + n) - w(c) has the others, as a prompt of c + n tokens is its first c and the n after them.
-Past the longest prompt, MOST_TOKENS, w goes on as the parabola through PARABOLA_LENGTHS: a token is looked up
-in an index as long as its context, and looks at 2048 tokens.
+Between LENGTHS w is interpolated. Tables have new tokens after at most 128 cached ones; with more, the new
+tokens take w(c + n) - w(c), because a prompt of c + n tokens is its first c and the n after them. Beyond the
+longest measured prompt, MOST_TOKENS, w is the parabola through PARABOLA_LENGTHS: for every token the index
+looks at its whole context, and attention at 2048 tokens.
 
-A token of a longer prompt takes at least as long. Where the tables say otherwise, by more than noise, two
-kernels were measured in turn (KV in 8 bits, 32 or 64 heads, on B300 and GB200: 0.46 and 0.66 us a token).
-Such tables are refused.
+A token of a longer prompt takes at least as long as one of a shorter prompt. If tables have less, by more
+than noise, they mix the times of two kernels (KV in 8 bits, 32 or 64 heads, on B300 and GB200: 0.46 and 0.66
+us a token). Such tables are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from planner.models.llm import LatentAttention, Llm
 MOST_TOKENS = 32768  # Most tokens of a step, and of the longest prompt that was measured.
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768)
 PARABOLA_LENGTHS = (8192, 16384, 32768)
-NOISE_FRAC = 0.1  # A token of a longer prompt may take this much less before two kernels are suspected.
+NOISE_FRAC = 0.1  # A token of a longer prompt may take this share less before tables count as mixed.
 
 
 def is_sparse(llm: Llm) -> bool:
@@ -43,7 +43,7 @@ def is_sparse(llm: Llm) -> bool:
 
 
 def shares_index(llm: Llm) -> bool:
-    """Whether layers look at the tokens that another one's index chose (GLM-5.2)."""
+    """Whether some layers attend to the tokens that another layer's index chose (GLM-5.2)."""
     return any(
         isinstance(group.attention, LatentAttention)
         and group.attention.index_tokens > 0
@@ -55,15 +55,15 @@ def shares_index(llm: Llm) -> bool:
 class SparsePrompts:
     """Milliseconds of prompts in a layer of sparse attention, by the formulas above.
 
-    `measured_ms(prompts, tokens)` is T, AIConfigurator's time of so many prompts of so many tokens with
-    nothing cached; `once_ms` is o. Raises ValueError if the measured times are those of several kernels.
+    `measured_ms(prompts, tokens)` is T, AIConfigurator's time of prompts without cached tokens; `once_ms` is
+    o. Raises ValueError if the measured times mix those of several kernels.
     """
 
     def __init__(self, measured_ms: Callable[[int, int], float], once_ms: float) -> None:
         self._once_ms = once_ms
         whole_ms, token_ms = [0.0], 0.0
         for length in LENGTHS:
-            # So many prompts of this length were measured together: a power of two.
+            # The tables have powers of two.
             prompts = 2 ** int(np.log2(MOST_TOKENS // length))
             whole_ms.append((measured_ms(prompts, length) - once_ms) / prompts)
             if whole_ms[-1] / length < (1 - NOISE_FRAC) * token_ms:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Protocol
 
+from planner.documents.fleet_file import RouterRow
 from planner.errors import InputError
 from planner.files.document_values import did_you_mean
 from planner.fleet import Fleet, Policies
@@ -81,30 +82,6 @@ OUTDATED: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RouterRow:
-    """A row of README.md: what became of the SLO under a target's router, in words.
-
-    `kept`: whether the SLO is kept there, None where plan.yaml does not say.
-    """
-
-    target: str
-    router: str
-    simulated: str
-    slo: str
-    kept: bool | None = None
-
-    @property
-    def warning(self) -> str:
-        """The first line of manifests under which the SLO is missed; empty where it is kept, or unknown."""
-        if self.kept is not False:
-            return ""
-        return (
-            f"NOT KEPT: on {self.target} ({self.router}) this fleet misses its SLO ({self.slo}): plan for it "
-            f"with `plan --target {self.target}`."
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Rendered:
     """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none.
 
@@ -157,7 +134,7 @@ def render(
                 raise
             refused[name] = str(error)
         else:
-            warning = next((row.warning for row in router_rows if row.target == name), "")
+            warning = next((_missed_warning(row) for row in router_rows if row.target == name), "")
             files |= deployed_routing.with_first_line(
                 deployed_routing.with_notes(target_files, target_notes), engine_command.one_line(warning)
             )
@@ -213,7 +190,7 @@ def _write_readme(
     for name, note_lines in notes.items():
         target = TARGETS[name]
         versions = f"For {engine_command.versions_sentence(target.ENGINE, fleet)}"
-        warning = next((row.warning for row in router_rows if row.target == name), "")
+        warning = next((_missed_warning(row) for row in router_rows if row.target == name), "")
         lines += ["", f"## {name}", "", *([f"**{_table_cell(warning)}**", ""] if warning else []), versions]
         lines += ["", *target.steps(fleet)]
         lines += ["", f"Routing: {' '.join([target.routing(fleet), *note_lines])}"]
@@ -226,6 +203,16 @@ def _write_readme(
         ]
     lines += _power_cap_lines(fleet) + _difference_lines(fleet, max_model_len)
     return "\n".join(lines) + "\n"
+
+
+def _missed_warning(row: RouterRow) -> str:
+    """The first line of manifests under which the SLO is missed; empty if it is kept there, or unknown."""
+    if row.kept is not False:
+        return ""
+    return (
+        f"NOT KEPT: on {row.target} ({row.router}) this fleet misses its SLO ({row.slo}): plan for it "
+        f"with `plan --target {row.target}`."
+    )
 
 
 def _describe_routers(rows: Sequence[RouterRow]) -> list[str]:

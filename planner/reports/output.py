@@ -257,7 +257,7 @@ def _prefixes(plan: Plan) -> Document:
 
 def _routers(plan: Plan) -> Document:
     """The router of each target, and the SLO under it; `plan manifests` writes these lines again."""
-    rows = [dataclasses.asdict(row) for row in simulated_routers(plan)]
+    rows = [row._asdict() for row in simulated_routers(plan)]
     target = plan.certificate.deploy
     for_targets = [
         {"targets": list(each.targets), "status": each.status, "usd_per_h": each.usd_per_h}

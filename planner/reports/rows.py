@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from planner.documents.certificate import Alternative
+from planner.documents.fleet_file import RouterRow
 from planner.domain import KV_BLOCK_TOKENS, Slo, row_of
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.manifests import RouterRow
 from planner.manifests.engine_command import engine_title, why_undeployable
 from planner.reports.answer_sentences import workers_text
 from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s, spread_of
