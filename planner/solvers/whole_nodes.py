@@ -6,6 +6,7 @@ alone is a lower bound of what is paid, and more GPUs never cost less.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import OWNED, Gpu, market_of
+from planner.domain import OWNED, ROUNDING, FleetLimit, Gpu, market_of, row_of
 from planner.models.power import shipped_power
 
 Floats = npt.NDArray[np.float64]
@@ -52,6 +53,21 @@ def node_of(gpu: Gpu) -> PricedNode | None:
         # `shipped_power` are the power fits that come with the catalog.
         idle_electricity_usd_per_h=shipped_power().idle_w(gpu) / 1e3 * gpu.energy_usd_per_kwh,
     )
+
+
+def enough_for(limit: FleetLimit, amount: float, used: float, gpus: Iterable[Gpu]) -> float:
+    """To how much a limit of `amount` must be raised for a fleet on these GPUs, which uses `used` of it.
+
+    A stock of a GPU that is sold whole grows by whole nodes: with a part of a node the same question would
+    have its GPUs sold singly (`PlanQuestion.priced_gpus`).
+    """
+    nodes = (
+        node_of(gpu) for gpu in gpus if limit.of == "stock" and limit.gpu in (gpu.name, row_of(gpu.name))
+    )
+    node_gpus = max((node.gpus for node in nodes if node is not None), default=None)
+    if node_gpus is None:
+        return used
+    return amount + node_gpus * math.ceil((used - amount) / node_gpus - ROUNDING)
 
 
 def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, Number]]) -> Number | float:

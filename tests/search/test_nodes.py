@@ -13,6 +13,7 @@ from instances import fleets_of_level0, instance
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.domain import GPUS, FleetLimit
 from planner.errors import InfeasibleError
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
@@ -23,6 +24,7 @@ from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem
+from planner.solvers.whole_nodes import enough_for
 
 A100, H100 = (CATALOG.gpu(name).price_usd_per_h for name in ("a100-80g", "h100-80g"))
 
@@ -170,3 +172,32 @@ def test_parts_of_nodes_cost_by_the_gpu() -> None:
     found = search(problem)
     gpus = sum(option.type.gpus * count for option, count in found.best)
     assert objective_paid(problem, found.best) == pytest.approx(gpus * H100) == pytest.approx(found.value)
+
+
+def test_a_stock_of_nodes_is_raised_by_whole_nodes() -> None:
+    """10 H100 would do. A stock of 10 is no whole number of nodes, so they would be sold by the GPU and cost
+    less than the plan that was found; with the 16 that are named the bill is that of two nodes.
+    """
+    asked = traffic(1, rate_rps=12.0, requests=300)
+    with pytest.raises(InfeasibleError) as error:
+        plan(question(fleet={"gpus": {"h100-80g": 8}, "max_num_batched_tokens": 2048}), asked, CATALOG)
+    ((change,),) = error.value.ways
+    assert (change.present, change.enough) == (8, 16)
+    assert "stock of h100-80g from 8 to 16" in error.value.relaxation
+    enough = {"gpus": {"h100-80g": int(change.enough)}, "max_num_batched_tokens": 2048}
+    found = plan(question(fleet=enough), asked, CATALOG)
+    assert found.fleet.gpus == 10 and found.bill.usd_per_h == pytest.approx(16 * H100)
+
+
+@pytest.mark.parametrize(
+    ("amount", "used", "is_sold_whole", "enough"),
+    [(8, 9, True, 16), (12, 13, True, 20), (8, 16, True, 16), (8, 9, False, 9)],
+)
+def test_a_limit_is_raised_as_its_gpus_are_sold(
+    amount: int, used: int, is_sold_whole: bool, enough: int
+) -> None:
+    """12 may be 4 owned ones and a node of 8 to rent: with 20 two nodes are for rent."""
+    gpu = replace(CATALOG.gpu("h100-80g"), is_sold_whole=is_sold_whole)
+    assert enough_for(FleetLimit("stock", gpu.name), amount, used, [gpu]) == enough
+    assert enough_for(FleetLimit("stock", "a100-80g"), amount, used, [gpu]) == used
+    assert enough_for(GPUS, amount, used, [gpu]) == used

@@ -27,6 +27,7 @@ from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import compute_slo_work
+from planner.solvers.whole_nodes import enough_for
 from planner.units import show_s
 
 RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # These multiples of the least possible limit are tried in turn.
@@ -361,8 +362,11 @@ def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
 
 
 def _exceeded(limits: FleetLimits, best: Counts) -> tuple[Change, ...]:
-    """The limits that a fleet exceeds, each with how much of it the fleet uses."""
+    """The limits that a fleet exceeds, each with how much of it is enough for the fleet."""
     uses = [(limit, amount, limits.used(limit, workers_of(best))) for limit, amount in limits.rows()]
+    gpus = [option.type.gpu for option, _ in best]
     return tuple(
-        Change(limit.name, amount, used, limit.unit) for limit, amount, used in uses if used > amount
+        Change(limit.name, amount, enough_for(limit, amount, used, gpus), limit.unit)
+        for limit, amount, used in uses
+        if used > amount
     )

@@ -21,6 +21,7 @@ from planner.search.oracle.work_clock import ended_by
 from planner.search.problem.options import OBJECTIVE_UNITS, whole_gpus
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
+from planner.solvers.whole_nodes import enough_for
 
 CHEAPER_FRAC = 1e-6  # A saving of a smaller share may be a rounding error, of the solver for example.
 
@@ -69,7 +70,7 @@ def price_limits(
         least = queries.find_least(
             [*others, SharedLimit(None, below, lambda option: option.objective)], row.use
         )
-        amount = least.value if least.best is not None else _amount_used(row, without)
+        amount = _enough(row, without if least.best is None else least)
         raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
         if raised.best is not None:
             saves, saves_most = saves_at(raised.value), saves_at(without.value)
@@ -193,21 +194,32 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
         least_use = queries.find_least([other for other in rows if other is not row], row.use)
         is_exact &= least_use.is_exact
         if least_use.best is not None:
-            ways.append([_limit_change(row, least_use.value)])
+            ways.append([_limit_change(row, least_use)])
     if not ways and is_exact:  # No single limit is enough, so the cheapest fleets without any limit count.
         unlimited = queries.find_cheapest((), below=float("inf"))
         exceeded = [row for row in rows if _amount_used(row, unlimited) > row.amount * (1 + CHEAPER_FRAC)]
-        ways.append([_limit_change(row, _amount_used(row, unlimited)) for row in exceeded])
+        ways.append([_limit_change(row, unlimited) for row in exceeded])
     return ways
 
 
 def _amount_used(row: SharedLimit, shared: Cheapest) -> float:
     """How much of a limit the best fleets of a query use; 0 if it found none."""
-    chosen = [design.counts(vector) for design, vector in shared.best or ()]
-    return sum(row.use(option) * count for counts in chosen for option, count in counts)
+    return sum(row.use(option) * count for option, count in _chosen(shared))
 
 
-def _limit_change(row: SharedLimit, amount: float) -> Change:
-    """The change of one limit to `amount`, as an error reports it."""
+def _chosen(shared: Cheapest) -> Counts:
+    """The pools of the best fleets of a query, of all LLMs."""
+    return tuple(pool for design, vector in shared.best or () for pool in design.counts(vector))
+
+
+def _enough(row: SharedLimit, shared: Cheapest) -> float:
+    """To how much a limit must be raised for the best fleets of a query."""
     assert row.limit is not None
-    return Change(row.limit.name, row.amount, amount, row.limit.unit)
+    gpus = [option.type.gpu for option, _ in _chosen(shared)]
+    return enough_for(row.limit, row.amount, _amount_used(row, shared), gpus)
+
+
+def _limit_change(row: SharedLimit, shared: Cheapest) -> Change:
+    """The change of a limit with which the best fleets of a query fit, as an error reports it."""
+    assert row.limit is not None
+    return Change(row.limit.name, row.amount, _enough(row, shared), row.limit.unit)
