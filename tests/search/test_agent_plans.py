@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +17,15 @@ from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.search.evidence import certify
-from planner.search.mixed import infeasible, policy_search
+from planner.search.mixed import agents_reach, infeasible, policy_search
 from planner.search.oracle import work_clock
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.idle_limits import requests_to_judge, unreachable
+from planner.search.problem.plan_problem import Problem
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge, measured_mask
+from planner.simulator.simulation import Simulation
+from planner.simulator.slo_verdict import Verdict, judge, measured_mask
 from planner.traffic.agents import Agents, Pause, SubAgents, draw_agents
 from planner.traffic.lengths import Lognormal
 
@@ -187,6 +193,72 @@ def test_a_turn_that_no_number_of_workers_ends_in_time_is_answered_before_the_se
     monkeypatch.undo()
     result = fleetplan.plan({"turn": {"p90": f"{change.enough} s"}}, **question)
     assert isinstance(result, PlanResult) and result.plan.verdict.holds
+
+
+def _judged_as(monkeypatch: pytest.MonkeyPatch, change: Callable[[Verdict], Verdict]) -> None:
+    """Fleets with about a worker for each agent get another verdict."""
+
+    simulate_and_judge = Oracle.simulate_and_judge
+
+    def judged(oracle: Oracle, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
+        simulation, verdict = simulate_and_judge(oracle, fleet, record=record)
+        return simulation, change(verdict)
+
+    def find(problem: Problem) -> tuple[Problem, Counts] | None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Oracle, "simulate_and_judge", judged)
+            return agents_reach.find_reachable_fleet(problem)
+
+    monkeypatch.setattr(policy_search, "find_reachable_fleet", find)
+
+
+def test_agents_of_whom_many_are_never_served_end_without_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A percentile that is never reached was rounded up, which ended in a traceback (OverflowError)."""
+
+    def never(verdict: Verdict) -> Verdict:
+        (line,) = verdict.lines
+        return replace(verdict, lines=(replace(line, value_s=math.inf, kept_frac=0.25, holds=False),))
+
+    _judged_as(monkeypatch, never)
+    question = QUESTION | {"traffic": AGENTS | {"duration": "200 s"}}
+    with pytest.raises(
+        InfeasibleError, match=r"has 25 % within the limit on turn p90, the rest never"
+    ) as caught:
+        fleetplan.plan({"turn": {"p90": "4 s"}}, **question)
+    assert caught.value.ways == () and "relax the SLO, or add" in str(caught.value)
+
+
+def _keeping_limits(verdict: Verdict) -> Verdict:
+    return replace(verdict, lines=tuple(replace(line, holds=True) for line in verdict.lines))
+
+
+def test_agents_who_miss_the_attainment_alone_are_answered_before_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No fleet of about a worker for each agent keeps it: a search of all others would end without one."""
+    monkeypatch.setattr(policy_search, "search_beyond_budgets", None)
+    _judged_as(
+        monkeypatch,
+        lambda verdict: replace(_keeping_limits(verdict), attainment_frac=0.97, attainment_holds=False),
+    )
+    question = QUESTION | {"traffic": AGENTS | {"duration": "200 s"}}
+    slo = {"turn": {"p90": "4 s"}, "attainment": 0.99}
+    with pytest.raises(InfeasibleError, match=r"keeps attainment 99 %: .*has 97 % of requests") as caught:
+        fleetplan.plan(slo, **question)
+    assert caught.value.constraint == "attainment" and not caught.value.ways
+
+
+def test_agents_whose_requests_are_too_long_for_near_fleets_are_searched_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were taken for a search whose time had ended: neither was told."""
+    _judged_as(monkeypatch, lambda verdict: replace(_keeping_limits(verdict), rejected=3))
+    monkeypatch.setattr(policy_search, "search_beyond_budgets", None)
+    steps: list[str] = []
+    question = QUESTION | {"traffic": AGENTS | {"duration": "200 s"}}
+    with pytest.raises(TypeError):  # The search begins.
+        fleetplan.plan({"turn": {"p90": "4 s"}}, **question, progress=steps.append)
+    assert any("keep the limits and miss the SLO all the same" in step for step in steps)
 
 
 def test_requests_of_agents_as_a_trace_get_the_router_of_described_agents() -> None:

@@ -20,7 +20,7 @@ from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.options import mixed_options, split_of
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.reasons import also_left_out
-from planner.simulator.slo_verdict import Line
+from planner.simulator.slo_verdict import Verdict
 from planner.units import show_s
 
 # With more workers each cache is colder, as it begins without the system prompt: so fewer may do better.
@@ -33,21 +33,24 @@ MOST_TYPES = 4  # Of so many ways to split the LLM over GPUs fleets are simulate
 
 @dataclass(frozen=True, slots=True)
 class NearFleet:
-    """A fleet that misses the SLO, the problem with its policies, and the lines of its verdict."""
+    """A fleet that misses the SLO, the problem with its policies, and its verdict."""
 
     problem: Problem
     counts: Counts
-    lines: tuple[Line, ...]
+    verdict: Verdict
 
     @property
     def excess(self) -> float:
-        """By how much the fleet exceeds its limits: the logarithm of the product of all factors."""
-        return sum(math.log(line.deciding_s / line.limit.limit_s) for line in self.lines if not line.holds)
+        """By how much the fleet exceeds its limits: the logarithm of the product of all factors, which is
+        infinite where too many requests are never served.
+        """
+        return sum(math.log(line.deciding_s / line.limit.limit_s) for line in self.verdict.missed)
 
 
 def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
     """The first fleet with about a worker for each agent that keeps the SLO, within the limits or beyond, and
-    the problem with its policies. None where the time ends first.
+    the problem with its policies. None where the time ends first, and where such fleets miss nothing but
+    the backlog test, a tenant's guarantee or requests too long for them, which other types may keep.
 
     Raises InfeasibleError where no such fleet keeps the SLO, with what the nearest fleet does keep.
     """
@@ -56,13 +59,15 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
     queries = [with_policies(problem, policies) for policies in _router_settings(problem.oracle.policies)]
     for counts, query in itertools.product(_candidates(problem), queries):
         if problem.out_of_time():
+            problem.progress("the time ended before every fleet with about a worker per agent was simulated")
             return None
         _, verdict = query.oracle.simulate_and_judge(query.oracle.fleet(counts), record=has_gaps)
         if verdict.holds:
             return query, counts
-        if verdict.missed:
-            near.append(NearFleet(query, counts, verdict.lines))
+        if verdict.missed or not verdict.attainment_holds:
+            near.append(NearFleet(query, counts, verdict))
     if not near:
+        problem.progress("fleets with about a worker per agent keep the limits and miss the SLO all the same")
         return None
     raise _out_of_reach(problem, near)
 
@@ -108,25 +113,42 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     """
     allowed = [each for each in near if problem.allows(each.counts)]
     first = min(allowed or near, key=lambda each: each.excess)
-    missed = [line for line in first.lines if not line.holds]
+    missed, has_attainment = first.verdict.missed, not first.verdict.attainment_holds
     ((option, count),) = first.counts
-    best = " and ".join(f"{line.limit.name} of {show_s(line.deciding_s)}" for line in missed)
-    slo_text = " and ".join(f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed)
-    relaxed_s = {line.limit.name: rounded_up(line.deciding_s) for line in missed}
-    is_kept = bool(allowed) and with_limits(first.problem, relaxed_s).oracle.holds([first.counts])[0]
+    # A percentile is infinite where too many requests are never served, and then no limit is loose enough.
+    attained = [
+        f"{line.limit.name} of {show_s(line.deciding_s)}"
+        if math.isfinite(line.deciding_s)
+        else f"{100 * line.deciding_frac:.4g} % within the limit on {line.limit.name}, the rest never served"
+        for line in missed
+    ]
+    asked = [f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed]
+    if has_attainment:
+        attained.append(f"{100 * first.verdict.attainment_frac:.4g} % of requests that keep all limits")
+        asked.append(f"attainment {100 * (problem.slo.attainment_frac or 1.0):g} %")
+    slo_text, best = " and ".join(asked), " and ".join(attained)
+    relaxed_s = {
+        line.limit.name: rounded_up(line.deciding_s) for line in missed if math.isfinite(line.deciding_s)
+    }
+    is_kept = (
+        bool(allowed and missed)
+        and len(relaxed_s) == len(missed)
+        and with_limits(first.problem, relaxed_s).oracle.holds([first.counts])[0]
+    )
     enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
     help_ = f"relax {enough}, with which a fleet was found" if is_kept else "relax the SLO"
-    changes = [
-        Change(line.limit.name, line.limit.limit_s, relaxed_s[line.limit.name], "s") for line in missed
-    ]
     fleets = len({each.counts for each in near})
     return InfeasibleError(
         f"latency: no fleet was found that keeps {slo_text}: {fleets} with up to two workers for each agent "
         f"were simulated, and the nearest, {count} x {option.type.name}, has {best}. More workers do not "
         f"cure that; {help_}, or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
-        constraint=[line.limit.name for line in missed],
+        constraint=[*(line.limit.name for line in missed), *(["attainment"] if has_attainment else [])],
         relaxation="" if is_kept else f"unknown: {help_}",
-        ways=[changes] if is_kept else [],
+        ways=[
+            [Change(line.limit.name, line.limit.limit_s, relaxed_s[line.limit.name], "s") for line in missed]
+        ]
+        if is_kept
+        else [],
         is_proved=False,
     )
