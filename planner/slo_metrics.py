@@ -114,6 +114,13 @@ class SloMetric:
         return "gaps" if self.is_of_gaps else "tasks" if self.is_of_tasks else "requests"
 
 
+def verdict_word(holds: bool, judged: int) -> Literal["kept", "missed", "not judged"]:
+    """The verdict on a line of an SLO, where `judged` values were held against its limit."""
+    if not holds:
+        return "missed"
+    return "kept" if judged else "not judged"
+
+
 def _of_tasks(times: RequestTimes, *, is_served: bool) -> Floats:
     """The time of each task [s] at its last request, NaN at all others. `is_served` counts the requests on
     the longest path alone, without the tools between them.

@@ -13,7 +13,7 @@ import streamlit as st
 
 from planner.reports import page
 from planner.reports.drawing import BLUE, GREEN, GRID, INK, MUTED, ORANGE, PAPER, PURPLE, SOFT, VERMILLION
-from planner.reports.rows import SHOWN_AS_0_FRAC
+from planner.reports.rows import SHOWN_AS_0_FRAC, signed_verdict
 from planner.units import show_percent
 from ui.store import Document, Store, error_line, pack
 
@@ -82,9 +82,9 @@ def tenants(tenant_rows: Iterable[Document]) -> None:
         table(("tenant", "requests", "share of tokens"), rows)
 
 
-def kept_word(holds: bool) -> str:
-    """Whether an SLO is kept, with a sign."""
-    return "✓ kept" if holds else "✗ missed"
+def kept_word(slo: dict[str, Any]) -> str:
+    """Whether an SLO is kept, with a sign. Files of earlier versions do not say whether it was judged."""
+    return signed_verdict(slo["holds"], slo.get("is_judged", True))
 
 
 def bullets(lines: Iterable[str]) -> None:

@@ -71,6 +71,8 @@ class SimulationResult(Result):
 
     def headline(self) -> str:
         verdict = {True: "keeps the SLO", False: "MISSES the SLO", None: "no SLO given"}[self.holds]
+        if self.holds and self.outcome.verdict is not None and not self.outcome.verdict.is_judged:
+            verdict = "the SLO is not judged, no value of it came to be measured,"
         return (
             f"{words.describe(self.fleet)}: {verdict} on {counted(len(self.requests), 'request')} of "
             f"{self.requests.name}"
@@ -83,8 +85,8 @@ class SimulationResult(Result):
         return [
             *([rejected] if rejected else []),
             *[
-                f"{line.limit.name}: {words.value_text(line)}, limit {show_s(line.limit.limit_s)}, "
-                f"{100 * line.kept_frac:.2f} % within"
+                f"{line.limit.name}: {words.value_text(line)}, limit {show_s(line.limit.limit_s)}"
+                + (f", {100 * line.kept_frac:.2f} % within" if line.judged else "")
                 for line in lines
             ],
         ]

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from planner.domain import Slo
+from planner.slo_metrics import verdict_word
 from planner.units import counted, show_clock, show_percent, show_s
 
 PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
@@ -102,8 +103,8 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
             line["limit"],
             seconds_cell(line["limit_s"]),
             seconds_cell(line["simulated_s"]),
-            show_percent(line["kept_frac"], ".2f"),
-            _verdict_word(line["holds"]),
+            show_percent(line["kept_frac"], ".2f") if line["judged"] else "-",
+            loud(verdict_word(line["holds"], line["judged"])),
         )
         if worst := line.get("worst_window"):
             value, share = seconds_cell(worst.get("simulated_s")), show_percent(worst["kept_frac"], ".2f")
@@ -114,7 +115,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
             show_percent(slo.attainment_frac, "g"),
             show_percent(verdict["attainment_frac"], ".2f"),
             "all limits at once",
-            _verdict_word(verdict["attainment_holds"]),
+            loud(verdict_word(verdict["attainment_holds"], verdict["is_judged"])),
         )
         if worst := verdict.get("attainment_worst_window"):
             add_row(window_text(worst, window_count), "", show_percent(worst["kept_frac"], ".2f"), "", "")
@@ -127,13 +128,21 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
             show_percent(guarantee["needed_frac"], "g"),
             share_text,
             worst_text,
-            _verdict_word(guarantee["holds"]),
+            loud(verdict_word(guarantee["holds"], guarantee["windows"])),
         )
     return rows
 
 
-def _verdict_word(holds: bool) -> str:
-    return "kept" if holds else "MISSED"
+def simulated_text(line: dict[str, Any]) -> str:
+    """What a line of an SLO comes to. Its percentile is never reached where too many requests are lost."""
+    if not line["judged"]:
+        return "not judged"
+    return "never" if line["simulated_s"] is None else show_s(line["simulated_s"])
+
+
+def loud(verdict: str) -> str:
+    """The verdict in a terminal, where a miss must not be overlooked."""
+    return "MISSED" if verdict == "missed" else verdict
 
 
 def window_text(worst: dict[str, Any], window_count: int) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, keep_inputs
-from planner.commands.printed_tables import print_json, print_lines, print_rows
+from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
 from planner.errors import InputError
@@ -103,7 +103,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
             "metric": line["limit"],
             "limit": show_s(line["limit_s"]),
             "what runs": "-" if line["running_s"] is None else show_s(line["running_s"]),
-            "then": "never" if line["simulated_s"] is None else show_s(line["simulated_s"]),
+            "then": simulated_text(line),
         }
         for line in document["slo"]
     ]

@@ -12,11 +12,18 @@ import typer
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first, traffic_option
 from planner.commands.day_command import run_controller
-from planner.commands.printed_tables import print_json, print_mapping, print_rows, seconds_cell, slo_rows
+from planner.commands.printed_tables import (
+    loud,
+    print_json,
+    print_mapping,
+    print_rows,
+    seconds_cell,
+    slo_rows,
+)
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
-from planner.slo_metrics import latency_columns
+from planner.slo_metrics import latency_columns, verdict_word
 from planner.units import counted, show_percent
 
 if TYPE_CHECKING:
@@ -254,7 +261,7 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
     print_rows([_operator_cells(row) for row in summary.get("operators", ())], "step time by operator")
     if summary["slo"]:
         lines = slo_rows(summary["slo"], slo)
-        print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
+        print_rows(lines, f"SLO: {loud(verdict_word(summary['slo']['holds'], summary['slo']['is_judged']))}")
         if not summary["slo"]["is_steady"]:
             slo_summary = summary["slo"]
             print_mapping(
@@ -320,8 +327,8 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
                 "metric": line["limit"],
                 "limit": seconds_cell(line["limit_s"]),
                 "simulated": _interval_cell(line["simulated_s"]),
-                "within": show_percent(line["kept_frac"]["mean"], ".2f"),
-                "kept by": f"{line['kept_by']} of {seeds_count} seeds",
+                "within": show_percent(line["kept_frac"]["mean"], ".2f") if line["judged"] else "-",
+                "kept by": f"{line['kept_by']} of {seeds_count} seeds" if line["judged"] else "not judged",
             }
             for line in summary["slo"]["lines"]
         ]
@@ -336,7 +343,8 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
                     "kept by": "",
                 }
             )
-        print_rows(lines, f"SLO: kept by {summary['slo']['kept_by']} of {seeds_count} seeds")
+        kept_by = f"kept by {summary['slo']['kept_by']} of {seeds_count} seeds"
+        print_rows(lines, f"SLO: {kept_by if summary['slo']['is_judged'] else 'not judged'}")
         if summary["slo"]["steady"] < seeds_count:
             print_mapping(
                 {"steady": f"{summary['slo']['steady']} of {seeds_count}; the backlog of the others grows"},

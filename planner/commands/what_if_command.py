@@ -9,7 +9,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, read_requests
-from planner.commands.printed_tables import print_json, print_lines, print_rows
+from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
 from planner.search.oracle.stopping import USUAL_LIMIT_S
@@ -229,10 +229,7 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
     from planner.reports.words import level0_proof
 
     limits = {f"{line['limit']}, limit": show_s(line["limit_s"]) for line in document["slo"]}
-    simulated = {
-        f"{line['limit']}, simulated": "never" if line["simulated_s"] is None else show_s(line["simulated_s"])
-        for line in document["slo"]
-    }
+    simulated = {f"{line['limit']}, simulated": simulated_text(line) for line in document["slo"]}
     return {
         "fleet": document["fleet"],
         "tokens per step": ", ".join(str(row["max_num_batched_tokens"]) for row in document["workers"]),

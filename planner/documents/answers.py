@@ -34,13 +34,17 @@ class WorstWindow(TypedDict):
 
 
 class SloLine(TypedDict):
-    """One line of the SLO: its limit, what was simulated, and the share of values within the limit."""
+    """One line of the SLO: its limit, what was simulated, and the share of values within the limit.
+
+    `judged` is the number of these values; a line without any holds.
+    """
 
     limit: str
     limit_s: float
     simulated_s: float
     kept_frac: NotRequired[float]
     holds: NotRequired[bool]
+    judged: NotRequired[int]
     worst_window: NotRequired[WorstWindow]
 
 
@@ -61,9 +65,13 @@ class TenantGuarantee(TypedDict):
 
 
 class SloVerdict(TypedDict):
-    """Whether a simulation keeps the SLO, and by how much."""
+    """Whether a simulation keeps the SLO, and by how much.
+
+    `is_judged` is false where no value was held against any limit.
+    """
 
     holds: bool
+    is_judged: bool
     lines: list[SloLine]
     attainment_frac: float
     attainment_holds: bool | None

@@ -552,6 +552,7 @@ def _slo_lines(verdict: Verdict) -> list[Document]:
             "simulated_s": line.value_s,
             "kept_frac": line.kept_frac,
             "holds": line.holds,
+            "judged": line.judged,
             **({} if line.worst is None else {"worst_window": _in_window(line.worst)}),
         }
         for line in verdict.lines
@@ -592,6 +593,7 @@ def verdict_document(verdict: Verdict) -> Document:
     worst = verdict.attainment_worst
     return {
         "holds": verdict.holds,
+        "is_judged": verdict.is_judged,
         "lines": _slo_lines(verdict),
         "attainment_frac": verdict.attainment_frac,
         "attainment_holds": verdict.attainment_holds,

@@ -30,9 +30,9 @@ from planner.reports.words import (
 from planner.search.evidence.plan import Plan, served_s
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import run_seconds
-from planner.simulator.slo_verdict import InWindow, Verdict, measured_mask
+from planner.simulator.slo_verdict import InWindow, Line, Verdict, measured_mask
 from planner.simulator.utilisation import PoolUse, pool_uses
-from planner.slo_metrics import METRICS
+from planner.slo_metrics import METRICS, verdict_word
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.units import (
     HOURS_PER_MONTH,
@@ -132,8 +132,8 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                 show_s(limit_s),
                 value_text(line),
                 _margin(line.value_s, limit_s),
-                percent(line.kept_frac),
-                _verdict_word(line.holds),
+                _share_text(line),
+                signed_verdict(line.holds, line.judged),
             )
         )
         if (worst := line.worst) is not None:
@@ -144,8 +144,8 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                     "",
                     seconds_text(worst.value_s),
                     _margin(worst.value_s, limit_s),
-                    percent(worst.kept_frac),
-                    _verdict_word(worst.holds),
+                    _share_text(worst),
+                    signed_verdict(worst.holds, worst.judged),
                 )
             )
     if slo.attainment_frac is not None:
@@ -158,13 +158,13 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                 values,
                 "",
                 values,
-                _verdict_word(verdict.attainment_holds),
+                signed_verdict(verdict.attainment_holds, verdict.is_judged),
             )
         )
         if (worst := verdict.attainment_worst) is not None:
             values = percent(worst.kept_frac)
             text = _worst_text(verdict, worst)
-            rows.append((text, "", "", values, "", values, _verdict_word(worst.holds)))
+            rows.append((text, "", "", values, "", values, signed_verdict(worst.holds, worst.judged)))
     for promised in verdict.guarantees:
         least, needed = promised.least, percent(promised.guarantee.share_frac)
         # Without windows no tenant's work waited for as long as a window of the guarantee lasts.
@@ -179,7 +179,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                 least_text,
                 "",
                 "",
-                _verdict_word(promised.holds),
+                signed_verdict(promised.holds, promised.windows),
             )
         )
     return ("SLO", "Name", "Limit", "Simulated", "Latency below limit", "Kept by", "Verdict"), rows
@@ -199,8 +199,15 @@ def _margin(value_s: float, limit_s: float) -> str:
     return f"{100 * abs(below_frac):.0f}\u00a0% {'below' if below_frac >= 0 else 'over'}"
 
 
-def _verdict_word(holds: bool) -> str:
-    return "✓\u00a0kept" if holds else "✗\u00a0missed"
+def _share_text(line: Line | InWindow) -> str:
+    """The share of the judged values within the limit."""
+    return percent(line.kept_frac) if line.judged else "–"
+
+
+def signed_verdict(holds: bool, judged: int) -> str:
+    """`verdict_word` with a sign."""
+    sign = "" if holds and not judged else "✓\u00a0" if holds else "✗\u00a0"
+    return f"{sign}{verdict_word(holds, judged)}"
 
 
 def percentile_rows(plan: Plan) -> Rows:

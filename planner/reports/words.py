@@ -242,6 +242,8 @@ def too_small_text(certificate: Certificate) -> str:
 
 def value_text(line: Line) -> str:
     """A line's simulated percentile. It is NaN if the simulation kept no records of this metric."""
+    if not line.judged:
+        return "not judged"
     return "not recorded" if math.isnan(line.value_s) else seconds_text(line.value_s)
 
 

@@ -19,7 +19,7 @@ from planner.runtime.own_clock import stolen_frac
 from planner.runtime.replanned import MOST_TIMES, Replanned
 from planner.runtime.step_fits import includes_other_processes
 from planner.simulator.layout import FINISHED
-from planner.slo_metrics import METRICS
+from planner.slo_metrics import METRICS, verdict_word
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
@@ -42,7 +42,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
     answer = {
         "verdict": verdict_text(validation),
         "agrees": comparison.agrees,
-        "slo_kept": validation.slo_holds if validation.setup.slo.limits else None,
+        "slo_kept": _is_kept(validation.comparison),
         "slo_kept_by_client": _is_kept_by_client(validation),
         "requests": len(run.trace),
         **{status: sum(request.status == status for request in sent) for status in STATUSES},
@@ -194,8 +194,12 @@ def verdict_text(validation: Validation) -> str:
         unsent = sum(request.status == "unsent" for request in sent)
         text += f", {unsent} of them unsent because they wait for such a one." if unsent else "."
     if validation.setup.slo.limits:
-        text += f" The SLO was {'kept' if validation.slo_holds else 'MISSED'} on the engines"
-        text += f", and {'kept' if comparison.predicted_verdict.holds else 'missed'} in the simulation."
+        on_engines, in_simulation = (
+            verdict_word(verdict.holds, verdict.is_judged)
+            for verdict in (comparison.measured_verdict, comparison.predicted_verdict)
+        )
+        text += f" The SLO was {on_engines.replace('missed', 'MISSED')} on the engines"
+        text += f", and {in_simulation} in the simulation."
         client = validation.by_client
         if client is not None and client.measured_verdict.holds != validation.slo_holds:
             kept_word = "kept" if client.measured_verdict.holds else "MISSED"
@@ -298,10 +302,14 @@ def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
 
 
 def _is_kept_by_client(validation: Validation) -> bool | None:
-    """Whether the SLO was kept by the client's clock; None where no SLO was given."""
-    if not validation.setup.slo.limits:
-        return None
-    return _client_comparison(validation).measured_verdict.holds
+    """Whether the SLO was kept by the client's clock; None where no SLO was given, or nothing was judged."""
+    return _is_kept(_client_comparison(validation)) if validation.setup.slo.limits else None
+
+
+def _is_kept(comparison: MeasuredComparison) -> bool | None:
+    """Whether the measured run kept the SLO; None where none was given, or nothing was judged."""
+    verdict = comparison.measured_verdict
+    return verdict.holds if verdict.lines and verdict.is_judged else None
 
 
 def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
@@ -331,6 +339,7 @@ def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:
             "measured_kept_frac": measured.kept_frac,
             "predicted_holds": predicted.holds,
             "measured_holds": measured.holds,
+            "measured_judged": measured.judged,
         }
         for predicted, measured in zip(
             comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True

@@ -35,7 +35,7 @@ from planner.runtime.validation_document import (
     validation_document,
     verdict_text,
 )
-from planner.slo_metrics import METRICS
+from planner.slo_metrics import METRICS, verdict_word
 from planner.units import show_s
 
 Floats = npt.NDArray[np.float64]
@@ -299,7 +299,7 @@ def _slo_html(validation: Validation) -> str:
             "limit": show_s(predicted.limit.limit_s),
             "predicted within": _share_text(predicted.kept_frac),
             "measured within": _share_text(measured.kept_frac),
-            "measured": "kept" if measured.holds else "MISSED",
+            "measured": verdict_word(measured.holds, measured.judged).replace("missed", "MISSED"),
         }
         for predicted, measured in zip(
             comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True

@@ -35,7 +35,7 @@ class InWindow:
     """What a limit comes to in the window from `start_s` to `end_s`.
 
     `value_s` is its percentile, NaN for the attainment, which has none. `kept_frac` is the share of its
-    values within the limit.
+    `judged` values within the limit.
     """
 
     start_s: float
@@ -43,6 +43,7 @@ class InWindow:
     value_s: float
     kept_frac: float
     holds: bool
+    judged: int
 
     @property
     def span_s(self) -> tuple[float, float]:
@@ -53,6 +54,8 @@ class InWindow:
 class Line:
     """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded.
 
+    `judged` is the number of values that were held against the limit. A line without any holds.
+
     With `slo: {every: ...}` the line holds only if each window does; `worst` is the window with the largest
     value, None without `every` or where values were left out.
     """
@@ -61,6 +64,7 @@ class Line:
     value_s: float
     kept_frac: float
     holds: bool
+    judged: int
     worst: InWindow | None = None
 
     @property
@@ -109,6 +113,14 @@ class Verdict:
     def missed(self) -> tuple[Line, ...]:
         """The lines of the limits that do not hold."""
         return tuple(line for line in self.lines if not line.holds)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether any value was held against a limit. Without one the SLO holds, which says nothing."""
+        lines_judged = any(line.judged for line in self.lines) or any(
+            line.windows for line in self.guarantees
+        )
+        return lines_judged or (not self.lines and not self.guarantees)
 
     @property
     def guarantees_hold(self) -> bool:
@@ -358,11 +370,11 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         kept = 1.0 - violations / counted if counted else 1.0
         value = value_s(simulation, limit.metric, limit.percentile_frac, limit) if values else float("nan")
         if slo.every_s is None:
-            lines.append(Line(limit, value, kept, holds))
+            lines.append(Line(limit, value, kept, holds, counted))
             continue
         holds &= all(each.holds for each in in_windows(simulation, k, edges_s))
         worst = worst_window(simulation, k, edges_s) if values else None
-        lines.append(Line(limit, value, kept, holds, worst))
+        lines.append(Line(limit, value, kept, holds, counted, worst))
     attainment = _attainment(simulation, slo) if values or slo.attainment_frac is not None else float("nan")
     needed_frac = slo.attainment_frac or 0.0
     attained = [] if slo.attainment_frac is None else attained_in_windows(simulation, slo, edges_s)
@@ -413,6 +425,7 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
             float("nan"),
             1.0 - violated / total if total else 1.0,
             violated <= allowed_above(limit.percentile_frac, total),
+            total,
         )
         for start_s, end_s, total, violated in zip(
             edges_s[:-1], edges_s[1:], counted.tolist(), violations.tolist(), strict=True
@@ -481,7 +494,8 @@ def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> li
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
         is_here = window_of == v
         share = float(kept[is_here].mean()) if is_here.any() else 1.0  # Without requests nothing is missed.
-        windows.append(InWindow(start_s, end_s, float("nan"), share, share >= (slo.attainment_frac or 0.0)))
+        holds = share >= (slo.attainment_frac or 0.0)
+        windows.append(InWindow(start_s, end_s, float("nan"), share, holds, int(is_here.sum())))
     return windows
 
 

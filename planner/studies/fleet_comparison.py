@@ -36,7 +36,7 @@ from planner.search.evidence.plan import served_s
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.layout import FINISHED
-from planner.slo_metrics import METRICS
+from planner.slo_metrics import METRICS, verdict_word
 from planner.studies.fleet_standing import FleetStanding, measure_standing
 from planner.traffic.trace import Trace
 from planner.units import show_s
@@ -95,7 +95,7 @@ class VariantRow:
             "by_gpu_usd_per_h": output.plain(fleet.price_usd_per_h),
             "workers": fleet.workers,
             "gpus": fleet.gpus,
-            "verdict": {True: "kept", False: "missed", None: None}[slo.get("holds")],
+            "verdict": verdict_word(slo["holds"], slo["is_judged"]) if slo else None,
             "attainment_frac": slo.get("attainment_frac"),
             "steady": {True: "yes", False: "no", None: None}[slo.get("is_steady")],
             **self._standing_cells(),
@@ -267,7 +267,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         line("USD/h", "cost_usd_per_h", "{:,.2f}".format),
         *([line("USD/h by the GPU", "by_gpu_usd_per_h", "{:,.2f}".format)] if is_by_node else []),
         line("GPUs", "gpus", str),
-        line("SLO", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
+        line("SLO", "verdict", lambda word: word.upper() if word == "missed" else word),
         line("requests that keep all limits", "attainment_frac", _percent),
         line("backlog steady", "steady", str),
         ("kept in scenarios", [_kept_text(cells) for cells in variant_cells]),

@@ -503,6 +503,7 @@ def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
                 "limit": line.limit.name,
                 "limit_s": line.limit.limit_s,
                 "simulated_s": finite_or_none(line.value_s),
+                "judged": line.judged,
                 "running_s": None
                 if answer.running_verdict is None
                 else finite_or_none(answer.running_verdict.lines[k].value_s),

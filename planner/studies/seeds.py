@@ -115,6 +115,7 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
     lines_over_seeds = list(zip(*(verdict["lines"] for verdict in verdicts), strict=True))
     return {
         "kept_by": sum(verdict["holds"] for verdict in verdicts),
+        "is_judged": any(verdict["is_judged"] for verdict in verdicts),
         "steady": sum(verdict["is_steady"] for verdict in verdicts),
         "attainment_frac": _interval_document([verdict["attainment_frac"] for verdict in verdicts]),
         "lines": [
@@ -122,6 +123,7 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
                 "limit": lines[0]["limit"],
                 "limit_s": lines[0]["limit_s"],
                 "kept_by": sum(line["holds"] for line in lines),
+                "judged": sum(line["judged"] for line in lines),
                 "simulated_s": _interval_document([line["simulated_s"] for line in lines]),
                 "kept_frac": _interval_document([line["kept_frac"] for line in lines]),
             }

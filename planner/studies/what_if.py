@@ -517,6 +517,7 @@ def document(answer: StudyAnswer) -> dict[str, Any]:
                 "limit_s": line.limit.limit_s,
                 "simulated_s": finite_or_none(line.value_s),
                 "kept_frac": line.kept_frac,
+                "judged": line.judged,
             }
             for line in answer.verdict.lines
         ],

@@ -464,6 +464,31 @@ def test_rate_window_and_closed_loop_change_what_is_simulated(here: Path, run: R
     assert simulated("--closed-loop", "8")["requests_per_s"] > simulated()["requests_per_s"]
 
 
+@pytest.mark.parametrize(
+    ("slo", "verdict"), [("tbt: {p99: 80 ms}", "not judged"), ("ttft: {p90: 5 s}, tbt: {p99: 80 ms}", "kept")]
+)
+def test_a_limit_on_gaps_of_answers_of_one_token_is_not_judged(
+    here: Path, run: Run, slo: str, verdict: str
+) -> None:
+    """Answers of one token have no gap: nothing is held against the limit, which keeps nothing."""
+    (here / "slo.yaml").write_text(f"llm: llama-3.1-8b\nslo: {{{slo}}}\n")
+    (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
+    arrivals = "".join(f"{0.5 * k},400,1\n" for k in range(60))
+    (here / "trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + arrivals)
+    line = ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--slo", "slo.yaml")
+    simulated = run(*line)
+    assert f"SLO: {verdict}" in simulated.out
+    (row,) = [row for row in simulated.out.splitlines() if "tbt p99" in row]
+    assert "not judged" in row and "100.00 %" not in row and "kept" not in row
+    document = json.loads(run(*line, "--json").out)["slo"]
+    assert document["holds"] and document["is_judged"] is (verdict == "kept")
+    assert document["lines"][-1]["judged"] == 0
+    seeds = run(*line, "--seeds", "3").out
+    assert f"SLO: {verdict}" in seeds and "not judged" in seeds
+    compared = run("compare", *line[1:], "--fleet", "again=fleet.yaml").out
+    assert verdict in next(row for row in compared.splitlines() if "SLO" in row.split())
+
+
 # ---------------------------------------------------------------- trace and catalog
 
 

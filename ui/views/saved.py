@@ -66,7 +66,7 @@ def _compare_figures(session: Session, plans: list[SavedPlan]) -> None:
         "USD/h": [f"{document['cost_usd_per_h']:,.2f}" for _, document in columns],
         "GPUs": [str(document["gpus"]) for _, document in columns],
         "provisioned kW": [f"{document['power_w'] / 1e3:,.1f}" for _, document in columns],
-        "SLO": [draw.kept_word(document["simulation"]["slo"]["holds"]) for _, document in columns],
+        "SLO": [draw.kept_word(document["simulation"]["slo"]) for _, document in columns],
         "limits": [_limits_text(document) for _, document in columns],
         "traffic": [document["traffic"] for _, document in columns],
     }

@@ -103,7 +103,9 @@ def _show(document: Document) -> None:
                 show_s(row["limit_s"]),
                 _percent(row["predicted_kept_frac"]),
                 _percent(row["measured_kept_frac"]),
-                draw.kept_word(row["measured_holds"]),
+                draw.kept_word(
+                    {"holds": row["measured_holds"], "is_judged": row.get("measured_judged", True)}
+                ),
             )
             for row in document["slo"]
         ]
@@ -120,7 +122,7 @@ def _show(document: Document) -> None:
 def _headline(agrees: bool | None, is_kept: bool | None) -> str:
     """Say whether users saw the SLO kept, then whether the prediction was near enough."""
     if is_kept is None:
-        verdict = "No SLO was checked"
+        verdict = "No SLO was judged"
     else:
         verdict = "The SLO was " + ("kept" if is_kept else "MISSED")
     if agrees is None:

@@ -248,7 +248,7 @@ def _fleet(document: Document) -> str:
 
 
 def _kept(document: Document) -> str:
-    return draw.kept_word(document["simulation"]["slo"]["holds"])
+    return draw.kept_word(document["simulation"]["slo"])
 
 
 page()
