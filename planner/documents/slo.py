@@ -18,6 +18,7 @@ from planner.files.document_values import (
     check_mapping,
     is_number,
     read_positive,
+    read_share,
     refuse_unknown,
     refused_value,
 )
@@ -75,9 +76,9 @@ def parse_slo(document: Any, *, where: str) -> Slo:
     OTHER_KEYS. Raises InputError for what is unknown or impossible, and for an SLO without limits.
     """
     lines = check_mapping(document, where)
-    attainment = lines.get("attainment")
-    if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
-        raise refused_value(f"{where}: attainment", "expected a share in (0, 1] such as 0.9", attainment)
+    attainment_frac = lines.get("attainment")
+    if attainment_frac is not None:
+        attainment_frac = _read_share_above_0(attainment_frac, f"{where}: attainment")
     class_limits = parse_classes(lines["classes"], f"{where}: classes") if "classes" in lines else ()
     has_own_lines = any(key not in OTHER_KEYS for key in lines)
     # Without lines of its own and without classes an SLO is empty, which `_parse_limits` refuses.
@@ -85,10 +86,18 @@ def parse_slo(document: Any, *, where: str) -> Slo:
     every = lines.get("every")
     return Slo(
         own_limits + class_limits,
-        None if attainment is None else float(attainment),
+        attainment_frac,
         None if every is None else read_positive(every, "s", f"{where}: every"),
         _parse_guarantees(lines["tenants"], f"{where}: tenants") if "tenants" in lines else (),
     )
+
+
+def _read_share_above_0(value: object, where: str) -> float:
+    """A share that must be kept, written 0.9 or "90 %"; one of 0 would keep nothing."""
+    share = read_share(value, where, example="0.9")
+    if not share:
+        raise refused_value(where, "expected a share above 0 such as 0.9", value)
+    return share
 
 
 def _parse_guarantees(document: Any, where: str) -> tuple[ServiceGuarantee, ...]:
@@ -97,13 +106,11 @@ def _parse_guarantees(document: Any, where: str) -> tuple[ServiceGuarantee, ...]
     for name, guarantee in check_mapping(document, where).items():
         place = f"{where}: {name}"
         section = Section.from_document(check_mapping(guarantee, place), place, GUARANTEE_KEYS)
-        share = section.get("share_frac")
-        if not (is_number(share) and 0 < share <= 1):
-            raise refused_value(f"{place}: share_frac", "expected a share in (0, 1] such as 0.9", share)
+        share = _read_share_above_0(section.get("share_frac"), f"{place}: share_frac")
         window = section.get("window")
         window_s = SERVICE_WINDOW_S if window is None else read_positive(window, "s", f"{place}: window")
         tenant = None if name == EACH else str(name)
-        guarantees.append(ServiceGuarantee(tenant, float(share), window_s))
+        guarantees.append(ServiceGuarantee(tenant, share, window_s))
     if not guarantees:
         raise InputError(f"{where}: is empty; expected such as each: {{share_frac: 0.9}}")
     return tuple(guarantees)

@@ -271,7 +271,7 @@ QUESTIONS = [
     question("limit NaN", "2 s}", ".nan}", r"slo.yaml: slo: ttft p90: expected a quantity"),
     question("limit 1e999", "2 s}", "1e999}", r"slo.yaml: slo: ttft p90"),
     question("no limit", SLO.splitlines()[1], "slo: {}", r"slo.yaml: slo: no limit found, expected at least"),
-    question("attainment 2", "{ttft:", "{attainment: 2, ttft:", r"slo.yaml: slo: attainment: .*\(0, 1\]"),
+    question("attainment 2", "{ttft:", "{attainment: 2, ttft:", r"slo.yaml: slo: attainment: .*from 0 to 1"),
     question("neither slo nor preset", SLO.splitlines()[1], "", r"slo.yaml: found neither of slo and preset"),
     question("both", LIMITS, LIMITS + "preset: vidur\n", r"slo.yaml: found both of slo and preset"),
     question(

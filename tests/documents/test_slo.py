@@ -61,6 +61,16 @@ def test_an_slo_of_every_window_is_read_and_written() -> None:
     assert parse_slo(slo_document(slo), where="slo") == slo
 
 
+def test_shares_of_an_slo_may_be_percentages() -> None:
+    """As all other shares of slo.yaml; they are written as numbers."""
+    slo = parse_slo(
+        {"ttft": {"p90": "2 s"}, "attainment": "90 %", "tenants": {"gold": {"share_frac": "95%"}}},
+        where="slo",
+    )
+    assert slo.attainment_frac == 0.9 and slo.guarantees[0].share_frac == 0.95
+    assert slo_document(slo)["attainment"] == 0.9
+
+
 def test_what_is_left_out_has_its_default() -> None:
     """Any GPU with measured kernels without limit, but for H100 NVL, whose price is remembered and whose step
     times are a roofline's; the trace as it is, least cost, no spare.
@@ -285,8 +295,11 @@ def test_a_preset_instead_of_limits() -> None:
         ({"attainment": 0.9}, r"no limit found"),
         ({}, r"no limit found"),
         (None, r"slo: expected keys and values, found None"),
-        ({"ttft_p90": 1, "attainment": 0}, r"attainment: expected a share in \(0, 1\] such as 0.9, found 0"),
-        ({"ttft_p90": 1, "attainment": 90}, r"found 90"),
+        ({"ttft_p90": 1, "attainment": 0}, r"attainment: expected a share above 0 such as 0.9, found 0"),
+        ({"ttft_p90": 1, "attainment": "0 %"}, r"attainment: expected a share above 0 such as 0.9"),
+        ({"ttft_p90": 1, "attainment": 90}, r"such as 0.9, or a percentage; write '90 %', found 90"),
+        ({"ttft_p90": 1, "attainment": "101 %"}, r"found '101 %'"),
+        ({"ttft_p90": 1, "tenants": {"each": {}}}, r"share_frac: expected a number from 0 to 1"),
         ({"ttft_p90": 1, "attainment": float("nan")}, r"found nan"),
         ({"ttft_p90": 1, "attainment": True}, r"found True"),
         ({"every": "10 min"}, r"no limit found"),

@@ -167,14 +167,16 @@ def slo_section() -> Schema:
         for key, row in METRICS.items()
     }
     beside_metrics = {
-        "attainment": doc(number(above=0, most=1), "Share of requests that keep all their limits at once."),
+        "attainment": doc(
+            share(least=None, above=0), "Share of requests that keep all their limits at once."
+        ),
         "every": doc(SECONDS, "The SLO must hold in every window of this length."),
     }
     of_class = {key: metrics[key] for key in OF_REQUESTS} | {
         "match": match_section(),
         "deadline": doc(any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."),
     }
-    least_share = doc(number(above=0, most=1), "The least part of a tenant's fair share of service.")
+    least_share = doc(share(least=None, above=0), "The least part of a tenant's fair share of service.")
     window = doc(SECONDS, "Judged in windows of this length; 1 min.")
     promised = section({"share_frac": least_share, "window": window}, required=("share_frac",))
     tenants = by_name(promised) | {"minProperties": 1}

@@ -71,11 +71,10 @@ def quantity(unit: str, *, positive: bool = True) -> Schema:
     return any_of(number(above=0) if positive else number(least=0), written)
 
 
-def share(*, least: float = 0, most: float = 1.0) -> Schema:
+def share(*, least: float | None = 0, above: float | None = None, most: float = 1.0) -> Schema:
     """A share as a number (0.1) or as a text ("10 %"); the bounds of a text are left to the reader."""
-    return any_of(
-        number(least=least, most=most), {"type": "string", "pattern": rf"^\s*\+?{_DIGITS}\s*%?\s*$"}
-    )
+    as_text: Schema = {"type": "string", "pattern": rf"^\s*\+?{_DIGITS}\s*%?\s*$"}
+    return any_of(number(least=least, above=above, most=most), as_text)
 
 
 def section(
