@@ -299,7 +299,7 @@ def test_a_preset_instead_of_limits() -> None:
         ({"ttft_p90": 1, "attainment": "0 %"}, r"attainment: expected a share above 0 such as 0.9"),
         ({"ttft_p90": 1, "attainment": 90}, r"such as 0.9, or a percentage; write '90 %', found 90"),
         ({"ttft_p90": 1, "attainment": "101 %"}, r"found '101 %'"),
-        ({"ttft_p90": 1, "tenants": {"each": {}}}, r"share_frac: expected a number from 0 to 1"),
+        ({"ttft_p90": "1 s", "tenants": {"each": {}}}, r"share_frac: expected a number from 0 to 1"),
         ({"ttft_p90": 1, "attainment": float("nan")}, r"found nan"),
         ({"ttft_p90": 1, "attainment": True}, r"found True"),
         ({"every": "10 min"}, r"no limit found"),
