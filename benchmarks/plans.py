@@ -56,7 +56,7 @@ def run_case(
         "CPU s": f"{made_s:.1f} ({made_s / paper_s:.1f} x)",
         "production": _workers(made_yaml),
         "USD/h": f"{answer['value']:.2f} ({100 * (answer['value'] / value - 1):+.0f} %)",
-        "kept in": f"{answer['kept_in']['kept']} of {answer['kept_in']['futures']}",
+        "kept in": f"{answer['kept_in']['kept']} of {answer['kept_in']['scenario_count']}",
         "on paper": _workers(plan_yaml),
         "USD/h on paper": f"{value:.2f}",
         "level 0": f"{level0:.2f} {proof}",

@@ -25,7 +25,7 @@ DETAILS_OF_CERTIFICATE = (
     "repeats",
     "shadow_prices",
     "universe",
-    "futures",
+    "scenarios_drawn",
 )
 MOST_ROWS = 200  # Of a table of the catalog: more would fill a client's context.
 

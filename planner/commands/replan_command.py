@@ -115,7 +115,11 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
             "starts and stops, USD": f"{way['migration_usd']:.2f}",
             f"USD in {document['horizon_h']:g} h": f"{way['total_usd']:.2f}",
             "SLO": slo_text(way),
-            **({} if way["futures"] is None else {"kept in scenarios": f"{way['kept']} of {way['futures']}"}),
+            **(
+                {}
+                if way["scenario_count"] is None
+                else {"kept in scenarios": f"{way['kept']} of {way['scenario_count']}"}
+            ),
         }
         for way in document["ways"]
     ]
@@ -150,7 +154,9 @@ def answer_rows(answers: list[dict[str, Any]]) -> list[dict[str, str]]:
         {
             "answer": each["name"].replace("-", " "),
             "USD/h": "none found" if each["cost_usd_per_h"] is None else f"{each['cost_usd_per_h']:.2f}",
-            "kept in scenarios": "-" if each["kept"] is None else f"{each['kept']} of {each['futures']}",
+            "kept in scenarios": "-"
+            if each["kept"] is None
+            else f"{each['kept']} of {each['scenario_count']}",
         }
         for each in answers
     ]

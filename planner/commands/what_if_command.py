@@ -185,8 +185,8 @@ def _safety_cells(after: dict[str, Any] | None, before: StudyAnswer) -> dict[str
     on_paper, production = answers.get("on-paper"), answers.get("production")
     if on_paper is not None and on_paper["cost_usd_per_h"] is not None:
         cells["on paper, USD/h"] = f"{on_paper['cost_usd_per_h']:.2f}"
-    if production is not None and production["futures"]:
-        cells["kept in scenarios"] = f"{production['kept']} of {production['futures']}"
+    if production is not None and production["scenario_count"]:
+        cells["kept in scenarios"] = f"{production['kept']} of {production['scenario_count']}"
     return cells
 
 
@@ -257,5 +257,5 @@ def _answer_figures(answers: list[dict[str, Any]]) -> dict[str, str]:
             cost = answer["cost_usd_per_h"]
             text_by_name[f"{name}, USD/h"] = "none found" if cost is None else f"{cost:.2f}"
         if answer["kept"] is not None:
-            text_by_name[f"{name}, kept in"] = f"{answer['kept']} of {answer['futures']} scenarios"
+            text_by_name[f"{name}, kept in"] = f"{answer['kept']} of {answer['scenario_count']} scenarios"
     return text_by_name

@@ -255,7 +255,7 @@ class NamedAnswer(TypedDict):
     value: float
     cost_usd_per_h: float | None
     kept: int | None
-    futures: int | None
+    scenario_count: int | None
 
 
 class QuestionAnswer(TypedDict):

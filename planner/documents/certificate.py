@@ -1,8 +1,8 @@
 """certificate.json: what was proved about a plan, over which fleets, under which assumptions.
 
-A fact is a dataclass of facts.py. Each sentence of `certificate` and `warnings` stands for one, and the same
-fact also stands under `facts` as values, in the same order: first `kind`, its class, then its fields.
-planner/reports writes the sentences; they are never parsed.
+A fact is a dataclass of facts.py. planner/reports writes each as a sentence under `certificate` or
+`warnings`. The same fact stands under `facts` as values, in the same order: first `kind`, its class, then its
+fields. Sentences are never parsed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ best found     time ran out before level 0 was exhausted"""
 class Alternative:
     """Another way to serve the same traffic, and what it would cost.
 
-    `label` is for people: "one GPU type only", "mixed pools only", "runner-up". `fleet` is None where no
-    such fleet was found; `notes` then say why. `objective` is in the unit of the plan's objective.
-    `at_least` marks an objective that is a lower bound, not a price: no cheaper fleet of that kind keeps the
-    SLO. Such an alternative has no fleet, and its bound must not be shown as the cost of one.
+    `label` is for people: "one GPU type only", "mixed pools only", "runner-up". `fleet` is None if no such
+    fleet was found; `notes` then say why. `objective` is in the unit of the plan's objective. With `at_least`
+    it is a lower bound for fleets of that kind, not a price; such an alternative has no fleet.
     """
 
     label: str
@@ -72,14 +71,14 @@ class Certificate:
     `answers`, `scenarios_drawn`, `assumptions`, `robustness`, `commitments`, `repeats` and `routers`: they
     are about the plan. `binding` has facts of both kinds; reports mark those about the fleet on paper.
 
-    `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
-    fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
-    fleets of level 0 was simulated and fails, or has too few workers for the work that the SLO requires; no
-    pruning rule was used. Where `level0_exhausted` is true and `level0_exact` is not, the search came to its
-    end with the help of the pruning rules in `assumed`, and simulated `cheaper_simulated` of the cheaper
-    fleets. `cheaper` is None if they are infinitely many. `shadow_prices` say by how much one more GPU, Watt
-    or USD/h of a limit lowers the bound, in the objective's unit: duals of its linear program, in which
-    counts of workers are fractions. Gaps are shares of `value`. `universe` says what level 0 ranged over.
+    `bound` is the master problem's lower bound over all fleets and policies; `level0` the optimum over fleets
+    with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper` fleets
+    of level 0 was simulated and fails, or has too few workers for the work that the SLO requires; no pruning
+    rule was used. If `level0_exhausted` alone is true, the search came to its end with the help of the
+    pruning rules in `assumed`, and simulated `cheaper_simulated` of the cheaper fleets. `cheaper` is None if
+    there are infinitely many. `shadow_prices` say by how much one more GPU, Watt or USD/h of a limit lowers
+    the bound, in the objective's unit: duals of its linear program, in which counts of workers are fractions.
+    Gaps are shares of `value`. `universe` says what level 0 ranged over.
     """
 
     objective: str  # "cost", "power" or "gpus".
@@ -154,7 +153,7 @@ class Throughput:
 
 def certificate_document(certificate: Certificate, say: Say) -> Document:
     """The part `certificate` of certificate.json, with the facts in IN_SENTENCES as sentences."""
-    document = {written_key(each.name): getattr(certificate, each.name) for each in fields(certificate)}
+    document = {each.name: getattr(certificate, each.name) for each in fields(certificate)}
     return document | {
         "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
         "refuted": [
@@ -172,7 +171,9 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
         "answers": [plain_values(answer) for answer in certificate.answers],
         "commitments": [plain_values(each) for each in certificate.commitments],
         "robustness": None if certificate.robustness is None else plain_values(certificate.robustness),
-        "futures": None if certificate.scenarios_drawn is None else plain_values(certificate.scenarios_drawn),
+        "scenarios_drawn": (
+            None if certificate.scenarios_drawn is None else plain_values(certificate.scenarios_drawn)
+        ),
         "repeats": [dataclasses.asdict(repeats) for repeats in certificate.repeats],
         "routers": [{**plain_values(each), "keeps": each.keeps} for each in certificate.routers],
         "for_targets": [plain_values(each) for each in certificate.for_targets],
@@ -189,11 +190,6 @@ def facts_document(**facts_by_name: Iterable[facts.Fact]) -> Document:
 def fact_document(fact: facts.Fact) -> Document:
     """A fact as plain values."""
     return {"kind": fact_kind(type(fact)), **plain_values(fact)}
-
-
-def written_key(name: str) -> str:
-    """The key in certificate.json of the field `name` of a fact or of the certificate."""
-    return facts.WRITTEN_KEYS.get(name, name)
 
 
 def fact_kind(fact: type) -> str:
@@ -213,7 +209,7 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, facts.OfLlm):
         return {"llm": value.llm, "warning": fact_document(value.warning)}
     if is_dataclass(value) and not isinstance(value, type):
-        return {written_key(each.name): plain_values(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: plain_values(getattr(value, each.name)) for each in fields(value)}
     return value
 
 
@@ -230,8 +226,7 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     Raises LookupError, TypeError or ValueError if `row` or `values` is not what this module writes.
     """
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
-    # Certificates from before these fields existed are read as they were made: no price for a target was
-    # computed, and routers were tried on the traffic as written, in no scenarios.
+    # Older versions computed no prices for targets, and simulated routers on the traffic as written alone.
     given = {
         "for_targets": [],
         **row,
@@ -252,7 +247,7 @@ def _robustness_row(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if written is None:
         return None
     robustness = {"is_out_of_time": False, **written}
-    if not {written_key(each.name) for each in fields(FleetRobustness)} <= robustness.keys():
+    if not all(key_in_file(robustness, each.name) in robustness for each in fields(FleetRobustness)):
         return None
     return robustness | {
         "left_out": ["headroom" if part == "ends" else part for part in robustness["left_out"]]
@@ -282,8 +277,14 @@ def read_alternative(row: Mapping[str, Any], fleet: Fleet | None) -> Alternative
     return dataclass_of(Alternative, given, "alternatives", fleet=fleet)
 
 
+def key_in_file(row: Mapping[str, Any], name: str) -> str:
+    """The key under which `row` has the field `name`: its name, or that of an older version (OLDER_KEYS)."""
+    older = facts.OLDER_KEYS.get(name, name)
+    return older if name not in row and older in row else name
+
+
 def dataclass_of(kind: type[Written], row: Any, where: str, **given: Any) -> Written:
-    """A dataclass from its written fields; `given` are the fields that do not come from `row`."""
+    """A dataclass from its written fields; fields in `given` do not come from `row`."""
     hints = get_type_hints(kind)
     if kind in NULL_STANDS_FOR:
         null = NULL_STANDS_FOR[kind]
@@ -293,7 +294,7 @@ def dataclass_of(kind: type[Written], row: Any, where: str, **given: Any) -> Wri
     names = [each.name for each in fields(kind) if each.name not in given]  # type: ignore[arg-type]
     return kind(
         **{
-            name: value_of(hints[name], row[written_key(name)], f"{where}: {written_key(name)}")
+            name: value_of(hints[name], row[key := key_in_file(row, name)], f"{where}: {key}")
             for name in names
         },
         **given,
@@ -314,7 +315,7 @@ def value_of(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal and isinstance(value, str) and value in inner:
         return value
     kinds = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
-    # A bool is an int for isinstance, but no number of a file.
+    # For isinstance a bool is an int, but true is no number in a file.
     if isinstance(value, kinds.get(hint, ())) and (hint is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{where} is {value!r:.80}")

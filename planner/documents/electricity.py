@@ -1,8 +1,8 @@
 """The cost of electricity: `fleet: {electricity: {price: 0.12 usd/kWh, pue: 1.3, of: owned}}`.
 
-Electricity is added to the price of a GPU per hour, at provisioned power: the GPU's power limit or its cap,
-all the time. So the plan never counts less electricity than the fleet draws, and the cost of a fleet stays a
-sum over its GPUs.
+Electricity is added to the hourly price of a GPU, as if it always drew its power limit, or its cap
+(provisioned power). So the plan never counts less electricity than the fleet draws, and the cost of a fleet
+stays a sum over its GPUs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MOST_PUE = 10.0  # Cooling and losses take a share of what GPUs draw, not many t
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The price of a kWh, and the PUE (power usage effectiveness): how many kWh the site draws for each kWh
-    of a GPU. `of` says for which GPUs it is paid: the owned ones alone, since rents include electricity, or
-    all.
+    """The price of a kWh, and the PUE (power usage effectiveness): kWh that the site draws per kWh of a GPU.
+
+    `of` says for which GPUs electricity is paid: the owned ones alone, since rents include it, or all.
     """
 
     usd_per_kwh: float

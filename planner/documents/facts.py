@@ -2,9 +2,8 @@
 
 The search computes these facts, documents/certificate.py writes them to certificate.json, and only
 reports/fact_sentences.py makes sentences of them. The `kind` of a fact in the file is the name of its class:
-`LimitBinds` is "limit-binds". The key of a field there is its name, or what WRITTEN_KEYS has for the name.
-Where a fact has a `unit`, its costs and savings are in that unit, the one of the plan's objective (USD/h,
-GPUs, ...).
+`LimitBinds` is "limit-binds". If a fact has a `unit`, its costs and savings are in that unit, the one of the
+plan's objective (USD/h, GPUs, ...).
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from planner.domain import FleetLimit, Limit
 from planner.errors import MostKept
 from planner.solvers.repeats import Decision, Repeats
 
-# Fields of which the key in certificate.json is an older word: field -> key. Files that users keep have them.
-WRITTEN_KEYS = {
+# The keys of these fields in a certificate.json of an older version, which is still read.
+OLDER_KEYS = {
     "scenario_count": "futures",
     "scenarios_drawn": "futures",
     "routing_names": "told",
@@ -26,13 +25,15 @@ WRITTEN_KEYS = {
     "tightest": "decides",
 }
 
-# -- what a simulation says --------------------------------------------------------------------------------
+# -- results of a simulation -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One line of an SLO in a simulation: the value of its percentile, the share `kept_frac` of values within
-    the limit, and the window in question (None: everything that was measured).
+    """One line of an SLO in a simulation: the value of its percentile, and the share of values within the
+    limit.
+
+    Both are of the window `window_s`, or of everything that was measured (None).
     """
 
     limit: Limit
@@ -43,8 +44,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """The share of requests that keep all limits at once, and the share that the SLO needs; window as in
-    `At`."""
+    """The share of requests that keep all limits at once, and the share that the SLO needs."""
 
     frac: float
     needed_frac: float
@@ -61,7 +61,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class ShareMissed:
-    """The tenant that got least of its fair share of service while its work waited, and when."""
+    """The tenant that got the least part of its fair share of service while its work waited, and when."""
 
     tenant: str
     share_frac: float
@@ -71,7 +71,7 @@ class ShareMissed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Every line that a simulated fleet misses of its SLO; all fields are empty where it keeps the SLO."""
+    """Every line of the SLO that a simulated fleet misses; all fields are empty if it keeps the SLO."""
 
     missed: tuple[At, ...] = ()
     attainment: Attainment | None = None
@@ -87,8 +87,8 @@ class Outcome:
 class Neighbour:
     """The planned fleet without one worker of one pool: whether it `holds` the SLO, and how it fails.
 
-    `outcome` is None where the pool's role has no worker left. `on_other_draw`: the fleet fails on another
-    draw or rate of the traffic only. `after_losses`: only after the losses that a fleet must survive.
+    `outcome` is None if the pool's role has no worker left. With `on_other_draw` the fleet fails only on
+    another draw or rate of the traffic, with `after_losses` only after the losses that a fleet must survive.
     """
 
     pool: str
@@ -104,7 +104,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class LimitBinds:
-    """A limit of the SLO binds a pool: if it were `value_s`, one worker fewer would do and save `saves`."""
+    """A limit of the SLO binds a pool: were it `value_s`, one worker fewer would do and save `saves`."""
 
     limit: Limit
     pool: str
@@ -123,7 +123,7 @@ class CapacityBinds:
 
 @dataclass(frozen=True, slots=True)
 class UsedUp:
-    """`used` of the `amount` that the limit allows; what is left is less than the smallest worker takes."""
+    """`used` of the `amount` that a limit allows; the rest is less than the smallest worker takes."""
 
     limit: FleetLimit
     used: float
@@ -150,7 +150,7 @@ class PromisedAt:
 
 @dataclass(frozen=True, slots=True)
 class AskedAgain:
-    """What the plan costs, and the best fleet for a changed question (`value`, None without one)."""
+    """What the plan costs, and the best fleet for a changed question: `value`, or None if none was found."""
 
     change: str  # For instance "ttft p90 200 ms tighter".
     planned: float
@@ -161,8 +161,7 @@ class AskedAgain:
 
 @dataclass(frozen=True, slots=True)
 class LongerSteps:
-    """How the plan fares if every step takes `error_frac` longer, for step times without a measured
-    spread."""
+    """The plan if every step takes `error_frac` longer, for step times without a measured spread."""
 
     error_frac: float
     outcome: Outcome
@@ -170,8 +169,9 @@ class LongerSteps:
 
 @dataclass(frozen=True, slots=True)
 class UpperEnds:
-    """How the plan fares if step times lie at the upper ends of their spread. `prefill` and `decode` are
-    factors on step times, the largest of the plan's worker types.
+    """The plan if step times lie at the upper ends of their spread.
+
+    `prefill` and `decode` are factors on step times, the largest of the plan's worker types.
     """
 
     prefill: float
@@ -181,8 +181,9 @@ class UpperEnds:
 
 @dataclass(frozen=True, slots=True)
 class StepSpread:
-    """Measured over predicted step times: the factors between which 90 % of the runs lay. `is_own`: the runs
-    were of this engine.
+    """The factors (measured over predicted step times) between which 90 % of runs lay.
+
+    `is_own` if these were runs of this engine.
     """
 
     worker: str
@@ -194,8 +195,11 @@ class StepSpread:
 
 @dataclass(frozen=True, slots=True)
 class Robustness:
-    """What `robust` in slo.yaml wants a plan to withstand. `rates`: at how many rates traffic was sampled,
-    None for one. `spread`: step times at the ends of their measured spread."""
+    """What `robust` in slo.yaml wants a plan to withstand.
+
+    `rates` is at how many rates traffic was sampled, None for one. With `spread`, step times are at the ends
+    of their measured spread.
+    """
 
     step_times_frac: float
     traffic_frac: float
@@ -205,8 +209,7 @@ class Robustness:
 
 @dataclass(frozen=True, slots=True)
 class InsuranceCosts:
-    """What a robust plan costs (`value`), and what the cheapest plan for the expected case does (`expected`,
-    None if not found in time)."""
+    """The cost of a robust plan, and of the cheapest plan for the expected case (None: not found in time)."""
 
     robustness: Robustness
     value: float
@@ -223,7 +226,7 @@ class AsExpected:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedMissed:
-    """A robust plan misses the SLO even in the expected case; None where that could not be simulated."""
+    """A robust plan misses the SLO even in the expected case; `outcome` is None if not simulated."""
 
     robustness: Robustness
     outcome: Outcome | None
@@ -251,15 +254,14 @@ class SpotSpare:
 
 @dataclass(frozen=True, slots=True)
 class SpotGone:
-    """How the plan fares if its tolerated number of spot workers leaves at once in the middle of the
-    trace."""
+    """The plan if as many spot workers as it tolerates leave at once in the middle of the trace."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class CachesSave:
-    """What prefix caches save in this plan; None where no fleet without caches keeps the SLO."""
+    """What prefix caches save; `_without` fields are None if no fleet without caches keeps the SLO."""
 
     routing: str
     value: float
@@ -271,9 +273,7 @@ class CachesSave:
 
 @dataclass(frozen=True, slots=True)
 class PolicyGains:
-    """What policies save with the best fleet found with them, against the best fleet found before them: on
-    paper, or in production.
-    """
+    """What policies save: the best fleet with them against the best before, on paper or in production."""
 
     label: str
     value: float
@@ -310,9 +310,10 @@ class NotShared:
 
 @dataclass(frozen=True, slots=True)
 class PoliciesRaced:
-    """Policies compared on fleets near the best one: those that save `nothing`; `rivals`, which save less
-    than the policies of the plan; and `unasked`, which do not go with that fleet or for which no effort was
-    left.
+    """Policies compared on fleets near the best one.
+
+    Some save `nothing`; `rivals` save less than the policies of the plan; `unasked` were not compared,
+    because they do not go with that fleet or the effort was spent.
     """
 
     nothing: tuple[str, ...]
@@ -342,8 +343,9 @@ class PinnedReplicas:
 
 @dataclass(frozen=True, slots=True)
 class PinsPlaced:
-    """How evenly a placement of pinned prefixes spreads a pool's work over its `workers`. A load is the
-    seconds of work per second of the busiest worker, as in solvers/prefix_replication.py.
+    """How evenly a placement of pinned prefixes spreads a pool's work over its `workers`.
+
+    A load is the seconds of work per second of the busiest worker (solvers/prefix_replication.py).
 
     `load` is that of the plan's placement, `quick_load` that of the heuristic which the search applies to
     every fleet, `best_load` the least found. No placement is below `bound`; `gap_frac` is the share of `load`
@@ -363,7 +365,7 @@ class PinsPlaced:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMore:
-    """How the plan fares with one more worker in a pool, where each cache may then hit less."""
+    """The plan with one more worker in a pool, which may lower the hit rate of every cache."""
 
     pool: str
     outcome: Outcome
@@ -381,9 +383,11 @@ class GivesWay:
 
 @dataclass(frozen=True, slots=True)
 class NodesFilled:
-    """Several LLMs were planned without these GPUs, as nodes are paid whole: `usd_per_h` is the bill, and
-    `with_loss_usd_per_h` that with a loss (None: no such fleet is known). `was_` is the same where every GPU
-    may be used and the least price by the GPU decides.
+    """Several LLMs were planned `without` these GPUs, because whole nodes are paid and the bill is then
+    lower.
+
+    `usd_per_h` is the bill, and `with_loss_usd_per_h` that with a loss (None: no such fleet is known). Fields
+    with `was_` are the bills if every GPU may be used and the least price by the GPU decides.
     """
 
     without: tuple[str, ...]
@@ -397,9 +401,9 @@ class NodesFilled:
 class ProductionShared:
     """How the production fleets of several LLMs were chosen.
 
-    `is_each`: every LLM has the fleet it would have alone, and together these fit the limits. Otherwise they
-    were chosen jointly: the last search took `rounds` of the master problem and finished if it `is_exact`;
-    there were `tries` such searches, because fleets that failed their test were chosen again.
+    With `is_each` every LLM has the fleet that it would have alone, and together these fit the limits.
+    Otherwise they were chosen jointly in `tries` searches, one more each time that fleets failed their test.
+    The last search took `rounds` of the master problem, and came to its end if it `is_exact`.
     """
 
     is_each: bool
@@ -410,10 +414,10 @@ class ProductionShared:
 
 @dataclass(frozen=True, slots=True)
 class MoreSaves:
-    """Raising a shared limit from its `amount` to `enough` saves `saves`; an unlimited amount would save
+    """Raising a shared limit from `amount` to `enough` saves `saves`; without the limit it would be
     `saves_most`.
 
-    `is_least`: no smaller raise saves anything. Otherwise there was no time to find out.
+    With `is_least` no smaller raise saves anything; otherwise there was no time to find out.
     """
 
     limit: FleetLimit
@@ -427,7 +431,7 @@ class MoreSaves:
 
 @dataclass(frozen=True, slots=True)
 class MoreSavesNothing:
-    """Raising this shared limit alone saves nothing; unless `is_known`, there was no time to find out."""
+    """Raising this shared limit alone saves nothing, or (not `is_known`) there was no time to find out."""
 
     limit: FleetLimit
     is_known: bool
@@ -472,7 +476,7 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where step times come from, a description for each source."""
+    """The sources of step times, each in words."""
 
     bases: tuple[str, ...]
 
@@ -516,8 +520,11 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """LoRA on a worker type: slots, their bytes on one GPU, what one token with an adapter adds to a step,
-    and how long loading an adapter takes. `drawn`: the trace names no adapters, so they are drawn at random.
+    """LoRA on a worker type: slots, their bytes on one GPU, time added to a step, and times to load an
+    adapter.
+
+    `step_s` is what one token with an adapter adds. `drawn` if the trace names no adapters, so that they are
+    drawn at random.
     """
 
     worker: str
@@ -534,9 +541,11 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """KV blocks in CPU memory of a worker type: the tokens it holds there and on its GPUs, the memory and
-    bandwidth of one GPU's share, and the seconds to bring back 1000 tokens. The `_frac` fields are shares of
-    all prompt tokens. If it `is_shared`, memory and bandwidth are those of the one store of all workers.
+    """KV blocks of a worker type in CPU memory: tokens there and on its GPUs, and the time to load 1000
+    tokens.
+
+    Memory and bandwidth are one GPU's share; if the store `is_shared`, they are those of the one store of all
+    workers. The `_frac` fields are shares of all prompt tokens.
     """
 
     worker: str
@@ -575,7 +584,7 @@ class KvLink:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """How long was measured, and how many mean residence times of a request that is."""
+    """The length of the measured window, in seconds and in mean residence times of a request."""
 
     window_s: float
     residences: float
@@ -583,9 +592,11 @@ class MeasuredWindow:
 
 @dataclass(frozen=True, slots=True)
 class ObligedWork:
-    """The work that the lower bound counts: all work of the share `whole_frac` of requests, due at most
-    `whole_after_s` after the end of the trace; of the share `prefill_frac`, only the prefill. `tail`: also
-    all work of half of the last tenth of the requests.
+    """The work that the lower bound counts, because the SLO requires it.
+
+    It is all work of the share `whole_frac` of requests, at most `whole_after_s` after the end of the trace;
+    of the share `prefill_frac` only the prefill; with `tail` also all work of half of the last tenth of
+    requests.
     """
 
     whole_frac: float
@@ -596,8 +607,7 @@ class ObligedWork:
 
 @dataclass(frozen=True, slots=True)
 class SmallCaches:
-    """Worker types that the bound admits but that are not searched: their cache cannot hold the longest
-    request."""
+    """Worker types whose cache cannot hold the longest request: only the bound admits them."""
 
     workers: tuple[str, ...]
     longest_tokens: int
@@ -630,8 +640,9 @@ class SmallWorker:
 
 @dataclass(frozen=True, slots=True)
 class GpusTooSmall:
-    """The GPUs of the catalog no worker of which holds the LLM's weights and the longest request, where the
-    question names none.
+    """GPUs that were not considered, as no worker on them holds the LLM's weights and the longest request.
+
+    The question names no GPUs, so all of the catalog were candidates.
     """
 
     weight_bytes: float
@@ -682,7 +693,7 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class OthersLeave:
-    """What the fleets of the other LLMs leave of each shared limit."""
+    """What the fleets of the other LLMs leave of each shared limit for this one."""
 
     left: tuple[Remainder, ...]
 
@@ -692,9 +703,10 @@ Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "li
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """How often a pruning rule hid a cheaper fleet in our own tests, on traces with at most `most_requests`
-    or more than `least_requests` requests (None: no such bound). `of_pools`: how often the rule was false for
-    a single pool, without a search for fleets.
+    """How often a pruning rule hid a cheaper fleet in our own tests.
+
+    The traces had at most `most_requests` and more than `least_requests` requests (None: no such bound). With
+    `of_pools` it is how often the rule was false for a single pool, without a search for fleets.
     """
 
     failed: int
@@ -728,9 +740,7 @@ class OfTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LateRequests:
-    """The share `late_frac` of all measured requests that exceed a limit (of tbt in their longest gap), and
-    the longest such time.
-    """
+    """The share of measured requests that exceed a limit (for tbt by their longest gap), and the longest."""
 
     limit: Limit
     late_frac: float
@@ -739,7 +749,7 @@ class LateRequests:
 
 @dataclass(frozen=True, slots=True)
 class FewKeepAll:
-    """Every limit holds, yet few requests keep all of them; `late`: which limits the others exceed."""
+    """Every limit holds, yet few requests keep all of them; `late` has the limits that the others exceed."""
 
     attainment_frac: float
     late: tuple[LateRequests, ...]
@@ -749,8 +759,8 @@ class FewKeepAll:
 class WorstHour:
     """The value of each limit in its worst hour, for a plan whose SLO is of the whole trace only.
 
-    If a limit is missed in some hour, `holding` is a multiple of the plan's fleet that keeps every hour, with
-    its cost and the plan's. It is empty where such a fleet exceeds the limits or time ran out.
+    If a limit is missed in some hour, `holding` is a multiple of the plan's fleet that keeps every hour,
+    given with its cost and the plan's. It is empty if such a fleet exceeds the limits or time ran out.
     """
 
     hours: tuple[At, ...]
@@ -765,9 +775,10 @@ class WorstHour:
 
 @dataclass(frozen=True, slots=True)
 class OverTheWhole:
-    """A long trace was planned on a part of it, after `attempts` choices of that part. `outcome` is of the
-    plan on all requests, None if there was no time to simulate it. `smaller` is a cheaper fleet that keeps
-    the SLO over the whole trace too.
+    """A long trace was planned on a part of it, after `attempts` choices of that part.
+
+    `outcome` is of the plan on all requests, None if there was no time to simulate it. `smaller` is a cheaper
+    fleet that also keeps the SLO over the whole trace.
     """
 
     requests: int
@@ -791,9 +802,10 @@ class ShortTrace:
 
 @dataclass(frozen=True, slots=True)
 class OneTraceRedrawn:
-    """All scenarios are redrawn from one trace that is short, or whose quarters differ. `prompts_frac` and
-    `outputs_frac` are the largest distances (Kolmogorov's D) of two quarters' lengths, 0 where they are
-    alike. Each scenario has `growth_frac` more traffic.
+    """All scenarios are drawn from one trace that is short, or whose quarters differ.
+
+    `prompts_frac` and `outputs_frac` are the largest distances (Kolmogorov's D) of two quarters' lengths, 0
+    if they are alike. Each scenario has `growth_frac` more traffic.
     """
 
     duration_s: float
@@ -805,7 +817,7 @@ class OneTraceRedrawn:
 
 @dataclass(frozen=True, slots=True)
 class GuessedSteps:
-    """Step times that rest on no measurement, of a worker on `tp` such GPUs; `basis` says what they are."""
+    """Step times of a worker on `tp` such GPUs that no measurement supports; `basis` says what they are."""
 
     gpu: str
     tp: int
@@ -824,7 +836,7 @@ class RooflineWon:
 
 @dataclass(frozen=True, slots=True)
 class NearestEngine:
-    """A version of an engine without constants of its own, so those of `basis` are used."""
+    """A version of an engine of which we have no constants, so those of `basis` are used."""
 
     engine: str
     basis: str
@@ -886,8 +898,9 @@ class WorkerMoreFails:
 
 @dataclass(frozen=True, slots=True)
 class DyingAway:
-    """The share `late_frac` of requests arrives later than any would if answers took no time: sessions go on
-    while none begins, so the load dies away.
+    """The share `late_frac` of requests arrives after the end of a run in which answers take no time.
+
+    By then sessions only go on and none begins, so the load dies away.
     """
 
     late_frac: float
@@ -895,8 +908,10 @@ class DyingAway:
 
 @dataclass(frozen=True, slots=True)
 class EncoderUntimed:
-    """Prompts hold image tokens, `image_frac` of all prompt tokens, but the encoder takes no time in our
-    steps. It would take at least `encoder_s` for the mean request with images, on one such GPU at its peak.
+    """Prompts hold image tokens, `image_frac` of all prompt tokens, but our steps leave out the encoder's
+    time.
+
+    It is at least `encoder_s` for the mean request with images, on one such GPU at its peak.
     """
 
     image_frac: float
@@ -936,9 +951,9 @@ class Price:
 class Commitment:
     """What the plan's fleet costs under one term: "on-demand", "reserved-1y" or "reserved-3y".
 
-    The term pays off if GPUs would be rented on demand for more than `needed_frac` of the hours; None where
-    on-demand costs nothing. `sources` name the provider of each price; `at_planned` are GPUs without this
-    term, counted at the planned price.
+    The term pays off if GPUs would be rented on demand for more than `needed_frac` of the hours; it is None
+    if on-demand costs nothing. `sources` name the provider of each price. GPUs `at_planned` have no such term
+    and count at the planned price.
     """
 
     term: str
@@ -1008,11 +1023,11 @@ DrawnBy = Literal["copies", "part", "blocks", "description"]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The cheapest fleet that keeps the SLO on the traffic as written ("on-paper"), in the wanted share of
+    """The cheapest fleet that keeps the SLO: on the traffic as written ("on-paper"), in the wanted share of
     scenarios ("production"), or after the loss of any one worker ("with-a-loss").
 
-    `value` is in the objective's unit, None where no fleet within the limits was found. `headroom` is on the
-    traffic as written, after the loss if there is one; beyond it `breaks_by_...` are the first limits missed.
+    `value` is in the objective's unit, None if no fleet within the limits was found. `headroom` is on the
+    traffic as written, after the loss if there is one; `breaks_by_...` are the first limits missed beyond it.
     """
 
     name: AnswerName
@@ -1045,8 +1060,9 @@ class CheaperMiss:
 
 @dataclass(frozen=True, slots=True)
 class FewerTested:
-    """The production fleet with one worker less, `counts` workers per pool, which did not pass its test. The
-    SLO has to be kept in `asked_frac` of scenarios; a fleet that keeps hardly more does not pass either.
+    """The production fleet with one worker fewer (`counts` per pool), which did not pass its test.
+
+    The SLO has to be kept in `asked_frac` of scenarios; a fleet that keeps hardly more does not pass either.
     """
 
     counts: tuple[int, ...]
@@ -1067,7 +1083,7 @@ class ScenariosDrawn:
     growth_frac: float
     have_spread: bool
     searched: int  # Scenarios that the search has seen.
-    one_in: int = 1  # Scale of those simulations: they keep one request, and one worker, of so many.
+    one_in: int = 1  # The scale of those simulations: they keep one request and one worker of this many.
     prefix_drift_frac: float = 0.0  # The share of the popularity of prefixes that moves to other prefixes.
     cheaper: CheaperMiss | None = None  # None: no cheaper fleet was looked at, as in a scale model.
     fewer: FewerTested | None = None  # None: no such fleet was tested.
@@ -1107,7 +1123,7 @@ class UnderRouter:
 
 @dataclass(frozen=True, slots=True)
 class RoutersMiss:
-    """Routers of targets under which the plan's fleet misses the SLO."""
+    """The routers of targets under which the plan's fleet misses the SLO."""
 
     missed: tuple[UnderRouter, ...]
 
@@ -1128,8 +1144,7 @@ class ForTargets:
 
 @dataclass(frozen=True, slots=True)
 class ServicesApart:
-    """The target creates `services` services with an address each; the plan was simulated behind one
-    router."""
+    """The target creates `services` services with an address each; the plan was simulated with one router."""
 
     target: str
     services: int

@@ -4,9 +4,10 @@
     formats.format_of(["layers.3.mlp.experts.0.gate_proj"], is_expert=True)       # "nvfp4"
 
 The declaration is `quantization_config` of config.json (fp8, AWQ, GPTQ, mxfp4, compressed-tensors, ModelOpt)
-or hf_quant_config.json beside it (ModelOpt). It names the modules that are not quantised, by name, with *, or
-as a regular expression after "re:". These modules keep 16 bits, as does every module that no target names.
-The names of formats ("fp8", "int4-g32") are those of WEIGHT_BYTES in planner/models/llm.py.
+or hf_quant_config.json beside it (ModelOpt). It lists the modules that are not quantised: by name, with *, or
+as a regular expression after "re:". These modules keep 16 bits, as does every module that no group of the
+declaration has as a target. The names of formats ("fp8", "int4-g32") are those of WEIGHT_BYTES in
+planner/models/llm.py.
 """
 
 from __future__ import annotations
@@ -65,9 +66,11 @@ _GLOB = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class Formats:
-    """The formats of an LLM's modules. `default` is the format of modules that no rule names, and `experts`
-    that of routed experts that no rule names. A rule of `names` holds for the module of this name and for all
-    modules inside it; one of `patterns` holds for modules whose whole name it matches.
+    """The formats of an LLM's modules.
+
+    Modules that no rule names have the format `default`, or `experts` if they are routed experts. A rule of
+    `names` holds for the module of this name and for all modules inside it, one of `patterns` for modules
+    whose whole name it matches.
     """
 
     default: str = "bf16"
@@ -90,9 +93,11 @@ class Formats:
         )
 
     def _format_by_rule(self, module: str) -> str | None:
-        """The format by the rules of the checkpoint; None where no rule applies. A rule is a pattern, the
-        module's whole name, or any run of its steps (the parts between the dots): "mlp.experts" names a step
-        of "layers.3.mlp.experts.0". A rule for the module itself comes before one for what contains it.
+        """The format by the rules of the checkpoint; None if no rule applies.
+
+        A rule is a pattern, the module's whole name, or any run of its steps, the parts between the dots:
+        "mlp.experts" holds for "layers.3.mlp.experts.0". A rule for the module itself comes before one for a
+        module around it.
         """
         if not self.names and not self.patterns:
             return None
@@ -143,9 +148,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_formats(file: Path, config: Config) -> Formats:
-    """The formats in which vLLM serves a checkpoint: weights in float32 run in 16 bits, and the KV cache has
-    16 bits unless the checkpoint says otherwise. Raises CatalogError for formats that are not modelled, and
-    where two files disagree.
+    """The formats in which vLLM serves a checkpoint.
+
+    Weights in float32 run in 16 bits, and the KV cache has 16 bits unless the checkpoint says otherwise.
+    Raises CatalogError for formats that are not modelled, and if two files disagree.
     """
     statements = [
         (f"{file}: {key}", _parse_section(config[key], f"{file}: {key}", config))
@@ -254,8 +260,9 @@ def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
 
 
 def _int4_format(section: Config, where: str) -> str:
-    """The format of weights in 4 bits, by how many of them share a scale: -1 stands for a whole row, and None
-    for the default of AWQ and GPTQ.
+    """The format of weights in 4 bits, by how many of them share a scale (`group_size`).
+
+    -1 stands for a whole row, None for the default of AWQ and GPTQ.
     """
     size = section.get("group_size", 128)
     if size is None or size == -1 or (isinstance(size, int) and size >= 128):
@@ -266,8 +273,9 @@ def _int4_format(section: Config, where: str) -> str:
 
 
 def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: dict[str, str]) -> Formats:
-    """The formats in `config_groups`, as compressed-tensors and ModelOpt write them: each group has targets,
-    which are kinds of modules or names of modules.
+    """The formats in `config_groups` of compressed-tensors and ModelOpt.
+
+    Each group has targets, which are kinds of modules or names of modules.
     """
     if not isinstance(groups, dict):
         raise CatalogError(f"{where}: expected groups of targets and weights, found {show_value(groups)}")
@@ -307,8 +315,9 @@ def _group_format(weights: Config, where: str) -> str:
 
 
 def _quantised_layers(layers: object, where: str) -> dict[str, str]:
-    """The format of each module in ModelOpt's `quantized_layers`, a mapping of a module's name to its
-    `quant_algo`. Raises CatalogError where experts of one layer differ.
+    """The format of each module in ModelOpt's `quantized_layers`, which maps a module's name to `quant_algo`.
+
+    Raises CatalogError if experts of one layer differ.
     """
     if not isinstance(layers, dict):
         raise CatalogError(f"{where}: expected a format for each name, found {show_value(layers)}")
@@ -343,7 +352,7 @@ def _deepseek_v4(section: Config, where: str, config: Config, kv_dtype_bytes: fl
 
 
 def _formats_of_rules(default: str, experts: str, kv_dtype_bytes: float, named: Mapping[str, str]) -> Formats:
-    """The formats by rules, of which those without a wildcard are looked up and the others tried in turn."""
+    """The formats by rules: those without a wildcard are looked up by name, the others tried in turn."""
     names: dict[str, str] = {}
     patterns = []
     for name, format in named.items():
@@ -376,9 +385,11 @@ def _parse_ignored(section: Config, where: str) -> list[str]:
 
 
 def _kv_bytes(section: Config, where: str) -> float:
-    """Bytes of one value in the KV cache. compressed-tensors writes `kv_cache_scheme: {num_bits: 8, ...}`,
-    and ModelOpt `kv_cache_quant_algo: FP8` or the scheme. vLLM follows both keys, and keeps 16 bits without
-    either.
+    """Bytes of one value in the KV cache: 16 bits unless the checkpoint has one of two keys that vLLM
+    follows.
+
+    compressed-tensors writes `kv_cache_scheme: {num_bits: 8, ...}`, ModelOpt that or `kv_cache_quant_algo:
+    FP8`.
     """
     scheme, algorithm = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
     if algorithm is not None and str(algorithm).upper() != "FP8":

@@ -1,5 +1,4 @@
-"""Reads the files of `plan schedule` for planner/solvers/reserved_schedule.py: schedule.yaml (prices, stock,
-what a worker sustains) into a `Market`, and a CSV or traces into a `Demand`.
+"""Reads the files of `plan schedule`: schedule.yaml into a `Market`, and a CSV or traces into a `Demand`.
 
     gpus:
       h100-80g: {on_demand: 6.98 usd/h, reserved: 4.4 usd/h, spot: 2.8 usd/h, interruptions: 0.05, stock: 64}
@@ -40,10 +39,10 @@ DEFAULT_START_S = 300.0  # The start of a worker where its row says nothing.
 PRICES = ("on_demand", "reserved", "spot")
 CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
 LEAST_RATE_RPS = 1e-6  # A worker that carries nothing would be needed without end.
-# The last window of a trace may be filled in part only.
-LEAST_PART_FRAC = 0.1  # A part shorter than this share of a window is left out: its rate is chance.
-LEAST_PART_S = 1.0  # The rate of a part is over at least this long; a trace of one request has length 0.
-FULL_FRAC = 0.95  # From this share of a window on, the demand's note does not mention that it is not full.
+# A trace may end within its last window; the part before its end may be short.
+LEAST_PART_FRAC = 0.1  # A part shorter than this share of a window is left out: its rate is mostly chance.
+LEAST_PART_S = 1.0  # The least length of a part for its rate, as a trace of one request has length 0.
+FULL_FRAC = 0.95  # A part longer than this share of a window needs no note.
 # Values above these three are taken for typing errors.
 MOST_INTERRUPTIONS_PER_H = 1e4
 MOST_STOCK = 10**7
@@ -96,7 +95,7 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
     is_part_counted = part_s >= LEAST_PART_FRAC * window_s or full_windows == 0
     windows = int(full_windows) + (1 if is_part_counted else 0)
     edges_s = np.arange(windows + 1) * window_s
-    # By LLM, and by window.
+    # Shape (LLMs, windows).
     counts = np.array([np.histogram(trace.arrival_s, edges_s)[0] for trace in traces.values()])
     left_out = sum(len(trace) for trace in traces.values()) - int(counts.sum())
     note = ""
@@ -158,7 +157,7 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
     stock = section.whole_number("stock", None, least=0, most=MOST_STOCK)
     owned = section.whole_number("owned", None, least=0, most=MOST_STOCK if stock is None else stock)
     if owned is not None:
-        # To the solver owned GPUs are reserved ones, which cost nothing unless a price is written.
+        # The solver knows owned GPUs as reserved ones, which cost nothing unless a price is written.
         price["reserved"] = price["reserved"] or 0.0
         if price["on_demand"] is None:  # Without rented GPUs there are no more than the owned ones.
             stock = owned
@@ -169,7 +168,7 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
         on_demand_usd_per_h=price["on_demand"],
         reserved_usd_per_h=price["reserved"],
         spot_usd_per_h=price["spot"],
-        # A provider may state the rate as "5 %" an hour, which `share` reads as 0.05.
+        # `share` also reads "5 %" an hour, as providers write it.
         interruptions_per_h=section.share(
             "interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H
         ),
@@ -196,7 +195,7 @@ def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Ca
         gpu=gpu,
         gpus=count,
         rate_rps=section.at_least("rate", "rps", least=LEAST_RATE_RPS),
-        # A worker without a power adds nothing to what the power limit counts.
+        # A worker whose power is not given does not count against the power limit.
         power_w=section.at_least("power", "w", 0.0),
         start_s=section.at_least("start", "s", DEFAULT_START_S),
         fleet=folder / section.text("fleet") if "fleet" in section else None,

@@ -1,8 +1,8 @@
 """From plans to schedule.yaml: each plan's fleet as a kind of worker, with its prices, stock and limits.
 
-A kind of worker is the smallest part into which a fleet divides evenly, with its part of the traffic: of 6
+A kind of worker is the smallest part into which a fleet divides evenly, with its share of the traffic: of 6
 prefill and 2 decode workers it is 3 and 1. Such a part was not simulated by itself and may sustain less than
-its part, because bursts weigh more on few workers.
+its share, because bursts weigh more on few workers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ CAVEAT = (
 
 
 def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None) -> Market | None:
-    """The market of a plan.yaml or its folder: the plan's fleet at its prices, within the stock and limits of
-    the task that was planned. None for a file that is no plan for one LLM.
+    """The market of a plan.yaml or its folder: the plan's fleet at its prices; None for other files.
+
+    With the `task` that was planned, it has its stock and limits. A plan of several LLMs has no market.
     """
     file, plan = _read_plan_file(path)
     if not _is_plan(plan):
@@ -48,9 +49,7 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
 
 
 def schedule_caveat(path: Path) -> str:
-    """A sentence on what a schedule of a plan's fleet does not count; with idle GPUs their price. Empty if
-    `path` is no plan.
-    """
+    """A sentence on what a schedule of a plan's fleet does not count; empty for files that are no plan."""
     plan = _read_plan_file(path)[1]
     if not _is_plan(plan):
         return ""
@@ -75,9 +74,11 @@ def _is_plan(document: Document) -> bool:
 def schedule_document(
     plans: Sequence[tuple[Mapping[str, Any], PlanQuestion | None]], catalog: Catalog
 ) -> Document:
-    """schedule.yaml for the fleets of plans, each with its task if known. A single plan also gives the limits
-    of its task; limits of several plans have no sum. A GPU of several plans has one stock: the least of the
-    plans' stocks, so that the schedule never takes more than one of the questions allowed.
+    """schedule.yaml for the fleets of plans, each with its task if known.
+
+    The limits of the task are written only for a single plan, as limits of several plans cannot be added up.
+    A GPU of several plans has the least of the plans' stocks, so that the schedule takes no more than any of
+    the questions allowed.
     """
     gpus: Document = {}
     capacity: list[Document] = []
@@ -100,11 +101,11 @@ def gpus_of_plan(plan: Mapping[str, Any]) -> list[str]:
 
 
 def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> Document:
-    """The line of `gpus` for a GPU of a plan: its price, and how many its question may use.
+    """The line of `gpus` for a GPU of a plan: its price, and how many of it the schedule may use.
 
-    The price is the plan's average price per GPU if it has this GPU alone and none on spot; else the price in
-    its task, or if the task is not known that of plan.yaml, or of the catalog. Owned GPUs are offered as
-    reserved ones at the price of their electricity, as many as the task, or else the plan, has.
+    If the plan has this GPU alone, and none on spot, the price is the plan's average per GPU; otherwise that
+    of the task, of plan.yaml or of the catalog, in this order. Owned GPUs are offered as reserved ones at the
+    price of their electricity: as many as the task has, or without a task the plan.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
 
@@ -139,7 +140,7 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
 
 
 def _gpus_of_pools(plan: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The GPU of each pool, by its name, and how many the pool has."""
+    """The name of each pool's GPU, and the number of its GPUs."""
     return [(pool["gpu"], pool["count"] * _gpus_of_worker(pool)) for pool in plan["workers"]]
 
 
@@ -154,10 +155,10 @@ def limits_document(task: PlanQuestion) -> Document:
 
 
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
-    """A row of `capacity`: the smallest whole part of a plan's fleet, with its part of the rate; `gpus` has
-    the plan's GPUs by name.
+    """A row of `capacity`: the smallest even part of a plan's fleet, with its share of the rate.
 
-    Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
+    Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1. `gpus` has the
+    plan's GPUs by name.
     """
     # Pools that differ in nothing but how their GPUs are paid (owned, rented, on spot) count as one pool:
     # (role, GPU, all settings as text) -> workers, and GPUs of a worker.

@@ -9,10 +9,10 @@
       research: true                       # `any` includes rows that no target deploys
       quantum_tokens: 2000                 # and every other setting of fleet.yaml
 
-An axis is such a key with rows, or values, to choose among. Of those that a question names, every combination
+An axis is a key with several values to choose among. Of the values that a question names, every combination
 is searched by itself. `any` stands for every row that the deployment target has. Of these only the usual one
-is searched, for `routing` the usual ones; the others are raced, that is, tried on the fleet which that search
-finds (search/mixed/policy_search.py).
+(of `routing` the usual ones) is searched; the others are raced: tried on the fleet that the search finds
+(search/mixed/policy_search.py).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from planner.policies import (
 
 ANY = "any"
 KNOWN, MEAN = "known", "mean"
-# Ranges of prompt lengths over which the mean output is taken; TetriInfer predicts by as many.
+# The number of ranges of prompt lengths, each with a mean output; TetriInfer has as many.
 MEAN_BUCKETS = 10
 # Default of `repurpose_after` where pools: `repurpose` comes from `any` and the question gives no time.
 REPURPOSE_AFTER_S = 120.0
-# Each combination costs a search of its own. At most this many are searched; of more the first alone, and
-# the other values are raced.
+# Each combination costs a search of its own. If there are more than this, only the first is searched, and the
+# other values are raced.
 MOST_COMBINATIONS = 32
-# For agents, where the question names no routing: routers that send a turn where its session's prefix is.
+# The default for agents: routers that send a turn where its session's prefix is.
 AGENTS_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.code == CACHE_AWARE)
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")
@@ -85,9 +85,10 @@ class PolicyChange:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoices:
-    """The values of each axis that are searched, in every combination, the usual value first; and the changes
-    that are raced. All choices have the same `settings`. An axis that is not in `axes` has the value that
-    `planner.fleet.Policies` has by default.
+    """The values of each axis that are searched in every combination, and the changes that are raced.
+
+    Of an axis the usual value comes first; an axis that is not in `axes` has the default of
+    `planner.fleet.Policies`. All choices have the same `settings`.
     """
 
     axes: Mapping[str, tuple[str, ...]] = field(
@@ -97,14 +98,15 @@ class PolicyChoices:
     settings: Policies = _USUAL
     longest_wait_s: float = math.inf
     prefix_cache: bool = False
-    # Whether fleets without prefix caches are searched too. Not for agents, whose turns repeat all that was
-    # said before: such a fleet would have to compute it anew each time.
+    # Whether fleets without prefix caches are searched too. They are not for agents: every turn repeats its
+    # whole session, which such a fleet would compute again.
     compares_without_caches: bool = True
     kv_offload: KvOffload | None = None
-    # Whether the same caches without `kv_offload` are searched too: loads over a slow link may cost more than
-    # they save. studies/tier_study.py has planned without it already, and says False.
+    # Whether the same caches without `kv_offload` are searched too, as loads over a slow link may cost more
+    # than they save. studies/tier_study.py compares with a plan of its own and sets False.
     may_leave_offload: bool = True
-    # The question names no queue, so nothing says that requests carry the priority that some queues need.
+    # The question names no queue, so nothing says that requests carry the priority that some queues need; under
+    # the routers of targets they are simulated without one.
     is_queue_assumed: bool = False
 
     @property
@@ -116,8 +118,10 @@ class PolicyChoices:
         return self.axes["routing"]
 
     def searched(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
-        """Every combination of the searched values that goes together: first those without prefix caches, if
-        they are compared, last those with caches but without the offload that the question names.
+        """Every combination of the searched values that goes together.
+
+        Those without prefix caches come first, if they are compared; those with caches but without the
+        offload that the question names come last.
         """
         routings_without = [name for name in self.routings if not ROUTING[name].needs_caches]
         if not self.compares_without_caches:
@@ -143,8 +147,9 @@ class PolicyChoices:
         return tuple(dict.fromkeys(choices))  # Without `kv_offload` both lists with caches are the same.
 
     def without_classes(self) -> PolicyChoices:
-        """The choices for requests of one class or of none, with the usual queue in place of one that goes by
-        deadlines: among requests of one class such a queue is first come, first served.
+        """The choices for requests of one class or of none: the usual queue replaces queues by deadline.
+
+        Among requests of one class a queue by deadline is first come, first served.
         """
         queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
         not_raced = {*queues, *(row.name for row in QUEUE.values() if row.by_deadline)}
@@ -163,9 +168,7 @@ class PolicyChoices:
     def changed(
         self, policies: Policies, change: PolicyChange, slo: Slo, target: str | None
     ) -> Policies | None:
-        """These policies with another value of one axis. None where the result would be the same, or where
-        the row does not go together with the other policies.
-        """
+        """These policies with another value of one axis; None if equal, or if policies do not go together."""
         row = BY_FIELD[change.axis][change.value] if change.axis in BY_FIELD else None
         if row is not None and row.needs_caches and not policies.prefix_cache:
             if not self.prefix_cache:
@@ -208,10 +211,11 @@ def due_of(slo: Slo) -> tuple[tuple[Selector, float], ...]:
 
 
 def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool) -> PolicyChoices:
-    """The choices for an SLO with classes. Where the question names no queue, `edf` is searched and the usual
-    queue is raced. With a deployment target the choices stay as they are: what is deployed there gives
-    requests a priority only where the question names a queue that needs one. Raises InputError for `edf`
-    without classes.
+    """The choices for an SLO with classes: if the question names no queue, `edf` is searched, the usual
+    raced.
+
+    With a deployment target the choices stay as they are, because requests get a priority there only if the
+    question names a queue that needs one. Raises InputError for `edf` without classes.
     """
     if slo.selectors:
         if names_queue or target is not None:
@@ -231,9 +235,7 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
 
 
 def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
-    """The limits that the routing policy best-fit keeps on every worker [s]: those of the question's
-    policies, otherwise the tightest ones of the SLO.
-    """
+    """The limits that the routing best-fit keeps on every worker [s]: given ones, or the SLO's tightest."""
     ttft = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
     pace = [limit.limit_s for limit in slo.limits if limit.metric_row.is_pace]
     return {
@@ -243,8 +245,9 @@ def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
 
 
 def _as_deployed(policies: Policies, target: str | None) -> Policies:
-    """The policies with the routing that the target has in place of theirs, for mixed workers. That for pairs
-    of prefill and decode workers is `PlanQuestion.policies_of_pairs`.
+    """The policies with the target's own routing for mixed workers.
+
+    `PlanQuestion.policies_of_pairs` has that for pairs of prefill and decode workers.
     """
     return policies if target is None else find_deployed_routing(policies, target, is_pair=False).policies
 

@@ -14,10 +14,9 @@ from planner.domain import Limit
 Strain = Literal["traffic", "steps", "prompts"]
 """What grows: the rate of requests, the time of each step, or the length of each prompt."""
 RobustnessPart = Literal["workers", "traffic", "prompts", "losses", "headroom"]
-"""A part of `FleetRobustness`: its `at_workers`, `more_traffic`, prompts in `holds`, `losses`, and headroom
-for traffic and longer steps, which is the rest of `holds`."""
-# The first screen says whether the plan's fleet carries this much more traffic.
-MORE_FRAC = 0.2
+"""A part of `FleetRobustness`: `at_workers`, `more_traffic`, longer prompts in `holds`, `losses`, or the rest
+of `holds`, which is headroom for traffic and longer steps."""
+MORE_FRAC = 0.2  # The first screen says whether the plan's fleet carries this much more traffic.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,10 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of requests (of gaps, for a limit on TBT) within a limit: in the worst scenario, in the worst of
-    those that must be kept, in the median and in the best one.
+    """The share of requests (of gaps, for a limit on TBT) within a limit, over scenarios.
+
+    `needed_frac` is that of the worst scenario among those that must be kept; the others are of the worst,
+    the median and the best of all scenarios.
     """
 
     limit: Limit
@@ -43,8 +44,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class AtWorkers:
-    """A fleet with `counts` workers per pool of the plan: the scenarios in which it keeps the SLO and each
-    limit."""
+    """A fleet with `counts` workers per pool: in how many scenarios the SLO is kept, and shares by limit."""
 
     counts: tuple[int, ...]
     kept: int
@@ -57,10 +57,11 @@ class AtWorkers:
 
 @dataclass(frozen=True, slots=True)
 class MoreTraffic:
-    """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic: on the traffic as written and, if
-    the question wants scenarios, in enough of those of the test and of the search. The verdict is from `kept`
-    of `scenario_count` scenarios; 0 of 0 if the traffic as written decided. The SLO has to be kept in
-    `asked_frac` of scenarios; a fleet that keeps hardly more does not pass either.
+    """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic.
+
+    It must do so on the traffic as written and, if the question wants scenarios, in `asked_frac` of those of
+    the test and of the search; a fleet that keeps hardly more does not pass either. The verdict is from
+    `kept` of `scenario_count` scenarios; 0 of 0 if the traffic as written decided.
     """
 
     is_carried: bool
@@ -71,8 +72,10 @@ class MoreTraffic:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomFact:
-    """The plan's fleet keeps the SLO with up to `frac` more of a strain, on the traffic as written; with more
-    than that it misses the limits `missed`."""
+    """On the traffic as written, the plan's fleet keeps the SLO with up to `frac` more of a strain.
+
+    With more than that it misses the limits `missed`.
+    """
 
     strain: Strain
     frac: float
@@ -104,10 +107,9 @@ class PriceTurns:
 class FleetRobustness:
     """How the plan's fleet does where workers, traffic, steps, prompts or prices differ from the plan's.
 
-    `scenario_count` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0: only
-    the traffic as written counts. `more_traffic` is None if not simulated. `left_out` names the parts for
-    which the time was too short, or that take more requests than may be simulated for them in any time;
-    `is_out_of_time` says that the time was over for one of them.
+    The plan's test had `scenario_count` scenarios, of which it may miss `may_miss`; 0 if only the traffic as
+    written counts. `more_traffic` is None if not simulated. `left_out` names parts that were not simulated:
+    because the time was over (`is_out_of_time`), or because they would take more requests than we allow.
     """
 
     scenario_count: int

@@ -11,14 +11,16 @@ from planner.files.document_values import Section
 
 KEPT_IN_FRAC = 0.9  # The default of `kept_in`.
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
-MOST_GROWTH_FRAC = 10.0  # Growth may be above 100 %: this is eleven times the traffic, and more is a slip.
+MOST_GROWTH_FRAC = 10.0  # Eleven times the traffic; more growth is a typing error.
 
 
 @dataclass(frozen=True, slots=True)
 class Safety:
-    """The SLO must be kept in `kept_in_frac` of the scenarios. Each has other requests of the same kind,
-    `growth_frac` more of them, step times that differ by their spread, and `prefix_drift_frac` of the
-    popularity of prefixes moved to others (search/prefixes/prefix_drift.py).
+    """The SLO must be kept in `kept_in_frac` of the scenarios.
+
+    Each scenario has other requests of the same kind, `growth_frac` more of them, step times that differ by
+    their spread, and `prefix_drift_frac` of the popularity of prefixes moved to other prefixes
+    (search/prefixes/prefix_drift.py).
     """
 
     kept_in_frac: float = KEPT_IN_FRAC
@@ -27,12 +29,13 @@ class Safety:
 
     def most_missed(self, count: int) -> int:
         """The most of `count` scenarios in which a fleet may miss the SLO."""
-        return int((1 - self.kept_in_frac) * count + 1e-9)  # In floats 0.1 * 30 is below 3.
+        return int((1 - self.kept_in_frac) * count + 1e-9)  # As floats, (1 - 0.9) * 30 is below 3.
 
 
 def safety_kept(kept_frac: float) -> str:
-    """The `safety` of slo.yaml that a fleet keeps which is kept in this share of scenarios: the share rounded
-    down to whole percents, or none where `kept_in` may not be so low.
+    """The strictest `safety` for slo.yaml that a fleet meets which is kept in this share of scenarios.
+
+    It is the share rounded down to whole percents, or none if `kept_in` may not be so low.
     """
     rounded_frac = int(100 * kept_frac + 1e-9) / 100
     if rounded_frac < LEAST_KEPT_FRAC:

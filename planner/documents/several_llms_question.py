@@ -13,8 +13,8 @@
     limits: {power: 80 kW}
     safety: {kept_in: 0.9}                 # default for entries without safety
 
-What stands beside `llms` is shared. Two entries may serve the same LLM. Without `model` an entry takes the
-rows that name the entry, else those that name its LLM.
+Keys beside `llms` are shared by all entries. Two entries may serve the same LLM. Without `model` an entry
+takes the rows whose `model` is the entry's name; if there are none, those with the name of its LLM.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ SHARED = ("fleet", "objective", "limits", "deploy", "day")  # Keys that stand be
 OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
 DEFAULTS = ("safety",)  # Keys of entries, with their defaults beside `llms`.
 TRACE = ("trace", "model")  # Keys that say which requests an entry has.
-MOST_NAMED = 8  # An error names at most so many values of the column `model`.
+# The most values of the column `model` in an error, and in the note on rows that no entry takes.
+MOST_NAMED, MOST_NAMED_UNPLANNED = 8, 5
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # Fit for the name of a folder on any system.
 # Files of an answer, among which each entry gets a folder of its name.
@@ -50,8 +51,7 @@ _ANSWER_FILES = ("plan.yaml", "certificate.json", "report.html", "requests.csv",
 class LlmQuestion:
     """The question for one of the LLMs, and its own requests. The limits of `task` are shared by all LLMs.
 
-    Requests that a coarse clock gave the same timestamp still have it. Each draw of the traffic spreads them
-    later, by its seed.
+    Requests of a coarse clock share timestamps here; each draw of the traffic spreads them by its seed.
     """
 
     name: str
@@ -70,9 +70,7 @@ class SeveralLlmsQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of `llms` as it is written, before its trace is read. `own` are its keys of OWN, with the
-    DEFAULTS that it lacks.
-    """
+    """One entry of `llms` before its trace is read; `own` has its keys of OWN, and DEFAULTS that it lacks."""
 
     name: str
     own: Mapping[str, Any]
@@ -97,8 +95,10 @@ def question_of(
     traces: Mapping[str, Trace] | None = None,
     drop_invalid: bool = False,
 ) -> SeveralLlmsQuestion:
-    """Read the question from a mapping, as if `path` held it. An entry's traffic is its trace in `traces`, or
-    in its file, or its rows of `common`, a trace or a file. See `read_question`.
+    """Read the question from a mapping, as if it stood in the file `path`; errors as in `read_question`.
+
+    An entry's traffic is its trace in `traces`; otherwise its own file; otherwise its rows of `common`, a
+    trace or a file.
     """
     entry_list = parse_entries(document, path, catalog)
     traces = traces or {}
@@ -108,7 +108,7 @@ def question_of(
 
 
 def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[Entry]:
-    """The entries of `llms`, each checked with what is shared; `path` opens every error message."""
+    """The entries of `llms`, each checked together with the shared keys; error messages begin with `path`."""
     for key in document:
         if key in (*OWN, *TRACE) and key not in DEFAULTS:
             raise InputError(f"{path}: {key} belongs into each entry of llms; beside it: {', '.join(SHARED)}")
@@ -130,7 +130,7 @@ def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> 
 
 
 def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The entries with their names, of a mapping or of a list; a name is that of a folder of the answer."""
+    """The entries with their names, of a mapping or of a list; each name becomes a folder of the answer."""
     if isinstance(given, list):
         rows = [(_name_in_list(row), row) for row in given]
     elif isinstance(given, Mapping):
@@ -156,7 +156,7 @@ def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]
 
 
 def _name_in_list(row: Any) -> str:
-    """The name of an entry in a list of LLMs: its key `name`, else the last part of its LLM's name."""
+    """The name of an entry in a list: its key `name`, or without it the last part of its LLM's name."""
     if not isinstance(row, Mapping):
         return str(row)
     name = row.get("name", str(row.get("llm", "")).rstrip("/").rpartition("/")[2])
@@ -200,9 +200,11 @@ def _with_traces(
     *,
     drop_invalid: bool,
 ) -> SeveralLlmsQuestion:
-    """The question with the requests of each entry: all of its own trace in `sources`, a file or a trace in
-    memory, or those rows of the `common` one that `_llm_in_trace` gives it. Raises InputError where an entry
-    has neither, or the common trace has no taker.
+    """The question with the requests of each entry.
+
+    They are all requests of its own trace in `sources` (a file, or a trace in memory), or its rows of the
+    `common` trace (`_llm_in_trace`). Raises InputError for an entry without either, and for a common trace
+    that no entry uses.
     """
     without = [name for name, source in sources.items() if source is None]
     if without and common is None:
@@ -214,7 +216,7 @@ def _with_traces(
         named = common.name if isinstance(common, Trace) else common
         raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
     read: dict[Path | Trace, Trace] = {}
-    # The entry that takes the rows of the common trace to one LLM; None in place of an LLM: all rows.
+    # Which entry has taken which rows of the common trace: those of one LLM, or all (None).
     taken: dict[tuple[Path | Trace, str | None], str] = {}
     parts = []
     for entry in entry_list:
@@ -227,7 +229,7 @@ def _with_traces(
             log_options = reading_of(entry.own, path)
             read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid, log_options=log_options)
         llm = _llm_in_trace(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
-        # Entries may name the same file as theirs on purpose; the rows of --trace are dealt out once.
+        # Two entries may each name the same file, but each row of --trace belongs to one entry.
         if not is_own and (source, llm) in taken:
             same = f"the rows to {llm!r}" if llm is not None else "all rows"
             raise InputError(
@@ -239,11 +241,11 @@ def _with_traces(
         trace = read[source] if llm is None else read[source].of_llm(llm)
         parts.append(LlmQuestion(entry.name, entry.task, trace))
     files = tuple(source for source in read if isinstance(source, Path))
-    return SeveralLlmsQuestion(tuple(parts), _note_left_over(read, common, taken), files)
+    return SeveralLlmsQuestion(tuple(parts), _note_unplanned(read, common, taken), files)
 
 
 def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
-    """The LLM of the trace, as its column `model` has it, whose rows an entry means; None for all rows."""
+    """The value in the trace's column `model` of the rows that belong to an entry; None for all rows."""
     if entry.model is None and (is_own or not trace.llms):
         return None
     if not trace.llms:
@@ -268,7 +270,7 @@ def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, i
     )
 
 
-def _note_left_over(
+def _note_unplanned(
     read: Mapping[Path | Trace, Trace],
     common: Path | Trace | None,
     taken: Mapping[tuple[Path | Trace, str | None], str],
@@ -277,11 +279,11 @@ def _note_left_over(
     if common is None or (common, None) in taken:
         return ()
     trace = read[common]
-    left = [name for name in trace.llms if (common, name) not in taken]
-    if not left:
+    unplanned = [name for name in trace.llms if (common, name) not in taken]
+    if not unplanned:
         return ()
-    rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in left)
-    named = list_first(list(map(repr, left)), 5)
+    rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in unplanned)
+    named = list_first(list(map(repr, unplanned)), MOST_NAMED_UNPLANNED)
     are = "is" if rows == 1 else "are"
     requests = counted(rows, "request")
     return (f"{requests} of {trace.name} to {named} {are} not planned: no entry of llms takes them",)

@@ -3,11 +3,11 @@
     engine: {name: vllm, speculative: {method: mtp, tokens: [0, 1, 2, 3], acceptance: [0.85, 0.72, 0.6]}}
     speculative: {method: eagle3, tokens: 3, acceptance: kimi-k2.5-eagle3, model: nvidia/Kimi-K2.5-Eagle3}
 
-`acceptance` is how likely each draft token is accepted if all draft tokens before it are: a list with a
+`acceptance` is the chance that a draft token is accepted if all draft tokens before it are: a list with a
 number for each token, one number for all, or a row of the catalog. From a list of `tokens` the plan chooses a
-number; 0 means no drafts. `draft` is the share of a step of the LLM that one pass of the drafter takes
-(without the key it is estimated by the drafter's weights), `draft_step` the seconds that a pass takes on top.
-planner/models/speculation.py has the formula.
+number; 0 means no drafts. One pass of the drafter takes the share `draft` of a step of the LLM (without the
+key it is estimated by the drafter's weights), and `draft_step` more. planner/models/speculation.py has the
+formula.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ MOST_DRAFT_FRAC = 2.0
 def parse_speculative(
     value: object, llm: Llm, catalog: Catalog, where: str
 ) -> tuple[Speculation | None, ...]:
-    """The drafts that may be chosen, one for each count under `tokens`, the fewest first; None stands for no
-    drafts, so (None,) where nothing is drafted. Raises InputError or CatalogError.
-    """
+    """The drafts that may be chosen, one for each count under `tokens`, the fewest first; None: no drafts."""
     if value is None or value == NONE:
         return (None,)
     section = Section.from_document(value, where, KEYS)
@@ -84,9 +82,7 @@ def only_choice(choices: tuple[Speculation | None, ...], where: str) -> Speculat
 
 
 def speculative_document(speculation: Speculation) -> dict[str, Any]:
-    """The mapping that `parse_speculative` reads as the same drafts. It has the numbers themselves, so later
-    changes of the catalog do not matter.
-    """
+    """The mapping that `parse_speculative` reads as the same drafts, with all numbers written out."""
     return {
         "method": speculation.method,
         "tokens": speculation.tokens,
@@ -104,8 +100,10 @@ def speculative_of_engine(engine: object) -> object:
 
 
 def engine_with_drafts(engine: Engine | None, speculation: Speculation | None) -> Engine | None:
-    """The engine as it schedules with these drafts. Drafts that vLLM looks up in the text (WEIGHTLESS) need
-    the sampled tokens, so vLLM then prepares no step while another runs.
+    """The engine as it schedules with these drafts.
+
+    Methods that look drafts up in the text (WEIGHTLESS) need the tokens of the last step, so with them vLLM
+    prepares no step while another runs.
     """
     if engine is None or speculation is None or speculation.method not in WEIGHTLESS:
         return engine
@@ -113,8 +111,10 @@ def engine_with_drafts(engine: Engine | None, speculation: Speculation | None) -
 
 
 def check_scheduling(engine: object, choices: tuple[Speculation | None, ...], where: str) -> None:
-    """Raise InputError if `engine:` wants asynchronous scheduling with drafts that vLLM looks up in the text
-    (see `engine_with_drafts`), unless the plan may also choose to draft nothing.
+    """Raise InputError if `engine:` wants asynchronous scheduling with drafts that exclude it.
+
+    These are drafts that vLLM looks up in the text (`engine_with_drafts`). A plan that may also draft nothing
+    is not refused.
     """
     if not isinstance(engine, Mapping) or engine.get("async_scheduling") is not True:
         return
@@ -128,7 +128,7 @@ def find_drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) ->
     if speculation is None:
         return Drafter()
     method = speculation.method
-    # An LLM's own draft layers of unknown size are taken to be as large as an EAGLE drafter.
+    # If the size of an LLM's own draft layers is unknown, they count as large as an EAGLE drafter.
     if method in OWN_LAYERS and not llm.draft_parameters:
         method = "eagle3"
     return _drafter_of_method(method, llm, speculation.model, catalog)
@@ -151,9 +151,7 @@ def _parse_counts(section: Section) -> list[int]:
 def _parse_acceptance(
     section: Section, method: str, most: int, catalog: Catalog
 ) -> tuple[Callable[[int], tuple[float, ...]], str]:
-    """A function from a number of draft tokens, at most `most`, to the share of each that is accepted if all
-    before it are; and the source of these shares.
-    """
+    """A function from a number of draft tokens, at most `most`, to the acceptance of each; and its source."""
     value, where = section.get_required("acceptance"), section.path_of("acceptance")
     if isinstance(value, str) and not value.strip().endswith("%"):
         if (row := catalog.acceptance.get(value)) is None:

@@ -87,10 +87,10 @@ from planner.traffic.scaling import Scaling
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
 LEAST_PRICE_USD_PER_H = 1e-6  # Solvers cannot tell a smaller price from 0.
-MOST_DOWN_FRAC = 0.5  # A spot worker may be away for this share of the time; more is refused.
+MOST_DOWN_FRAC = 0.5  # A spot worker that is away for more than this share of the time is refused.
 MOST_INTERRUPTIONS_PER_H = 60.0  # More than one a minute is a typing error.
 SPOT_RESTART_S = 600.0  # Time until an interrupted worker has a new machine and its weights.
-# An objective that is read as cost: the traffic is given, so the cheapest fleet has the cheapest tokens.
+# This objective is the same as cost: the traffic is given, so the cheapest fleet has the cheapest tokens.
 SAME_AS_COST = "cost_per_million_tokens"
 # The module that checks the section `day:`. It imports this module, so it is loaded by name when needed.
 _DAY_SETTINGS = "planner.day.day_settings"
@@ -131,7 +131,7 @@ FOLDER_SERVED = (
     "llm: manifests serve {name}, the folder of its config.json: mount the weights under that path, or write "
     "the model's id on the Hugging Face hub instead"
 )
-# Where a key belongs that is wrong under `fleet`.
+# Keys that are wrong under `fleet` -> where they belong.
 FLEET_BELONGS = {
     **dict.fromkeys(
         ("spot", "reserved", "on_demand"), "prices: {GPU: {on_demand: ..., reserved: ..., spot: ...}}"
@@ -142,13 +142,13 @@ FLEET_BELONGS = {
     "budget": "limits: cost",
     "target": "deploy: target",
 }
-# Messages about a key that is wrong at the top of slo.yaml: the section in which it belongs, or our name for
-# a key that other programs have.
+# Keys that are wrong at the top of slo.yaml -> the section in which they belong, or our name for a key of
+# other programs.
 BELONGS = {
     **{key: f"fleet: {key}" for key in FLEET_KEYS},
     **{key: f"traffic: {key}" for key in TRAFFIC_KEYS},
     **{key: f"limits: {key}" for key in ("power", "cost")},
-    # Described traffic has a key `task`, as has the SLO of sessions: the former is likelier at the top.
+    # Both described traffic and the SLO of sessions have a key `task`; at the top it is likelier the first.
     **{metric: f"slo: {metric}" for metric in METRICS if metric not in DESCRIBED_KEYS},
     "model": "llm",
     "sla": "slo",
@@ -164,7 +164,7 @@ PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
 # Terms by which a provider does not take a GPU back.
 _UNINTERRUPTED_TERMS: tuple[Term, ...] = ("on-demand", "reserved-1y", "reserved-3y")
 PRICE_KEYS = ("on_demand", "reserved", *COMMITMENT_KEYS, "spot", "spot_interruptions_per_h", "spot_restart")
-ANY = "any"  # `gpus: any` is every GPU of the catalog, as where none is named.
+ANY = "any"  # `gpus: any` is every GPU of the catalog, like a question without `gpus`.
 ANY_ALONE = "any stands alone, without a number: it is every GPU of the catalog; name those with a number"
 
 
@@ -185,9 +185,10 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Robust:
-    """The plan must keep the SLO if every step takes `step_times_frac` longer than predicted, for all traffic
-    between `traffic_from_frac` and `traffic_frac` more than given. `spread`: step times start from the upper
-    end of their spread.
+    """The plan must keep the SLO with longer steps and more traffic than expected.
+
+    Every step takes `step_times_frac` longer than predicted, or with `spread` than at the upper end of its
+    spread. Traffic may be anywhere between `traffic_from_frac` and `traffic_frac` more than given.
     """
 
     step_times_frac: float = 0.0
@@ -202,10 +203,10 @@ class PlanQuestion:
     """What a plan is made for: one LLM, its SLO, its traffic and the machines that may be used.
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None for as many
-    as needed; `owned` says how many of these are already there. `unchecked_left_out` are GPUs that the
-    question does not name and whose step times nobody compared with measured ones. With `slowdowns` the
-    limits of `slo` are still to be derived from a reference worker (build_problem.py does it). A plan runs
-    around the clock, so `prices_usd_per_h` holds the cheaper one of a GPU's on-demand and reserved prices.
+    as needed; `owned` says how many of these are owned. `unchecked_left_out` are GPUs that the question does
+    not name and whose step times were never compared with measured ones. With `slowdowns` build_problem.py
+    derives the limits of `slo` from a reference worker. A plan runs around the clock, so `prices_usd_per_h`
+    holds the lower of a GPU's on-demand and reserved prices.
     """
 
     llm: str
@@ -224,7 +225,7 @@ class PlanQuestion:
     described: Description | None = None  # The description that stands in place of a trace.
     scale: Scaling = "superpose"
     window: str | None = None
-    draws: int = 1  # The SLO must be kept on so many draws of the traffic.
+    draws: int = 1  # The number of draws of the traffic on which the SLO must be kept.
     # By GPU; they come before the catalog's prices.
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()  # GPUs for which the price is the reserved one.

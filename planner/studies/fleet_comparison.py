@@ -114,10 +114,7 @@ class VariantRow:
         }
 
     def _standing_cells(self) -> dict[str, Any]:
-        """The number of scenarios that keep the SLO, the headroom, and the limits that are missed first.
-
-        `futures` is the name of scenarios in the files that users read.
-        """
+        """In how many scenarios the SLO is kept, the headroom, and the limits that are missed first."""
         standing = self.standing
         kept_in, measured = (
             (None, None) if standing is None else (standing.kept_in, standing.measured_headroom)
@@ -129,7 +126,7 @@ class VariantRow:
             missed_first = measured.by_traffic if is_by_traffic else measured.by_steps
         return {
             "kept": None if kept_in is None else kept_in.kept,
-            "futures": None if kept_in is None else kept_in.scenario_count,
+            "scenario_count": None if kept_in is None else kept_in.scenario_count,
             "holds_to_traffic_frac": None if headroom is None else output.plain(headroom.traffic_frac),
             "holds_to_steps_frac": None if headroom is None else output.plain(headroom.steps_frac),
             "breaks_first": " or ".join(limit.name for limit in missed_first) or None,
@@ -312,7 +309,7 @@ def comparison_summary(comparison: FleetComparison) -> str:
 
 def _kept_text(cells: dict[str, Any]) -> str:
     """In how many scenarios a variant keeps the SLO, in words."""
-    return "-" if cells["futures"] is None else f"{cells['kept']} of {cells['futures']}"
+    return "-" if cells["scenario_count"] is None else f"{cells['kept']} of {cells['scenario_count']}"
 
 
 def _by_price(row: VariantRow) -> tuple[float, float]:

@@ -99,7 +99,7 @@ def _csv_row(step: dict[str, Any]) -> dict[str, Any]:
     row = {key: value for key, value in step.items() if key != "answers"}
     for answer in step["answers"]:
         name = answer["name"].replace("-", "_")
-        row |= {f"{name}_{key}": answer[key] for key in ("value", "kept", "futures")}
+        row |= {f"{name}_{key}": answer[key] for key in ("value", "kept", "scenario_count")}
     return row
 
 
@@ -115,8 +115,8 @@ def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
     paper, production = answers["on-paper"], answers["production"]
     return {
         "on paper": "-" if paper["value"] is None else f"{paper['value']:.6g}",
-        "on paper, kept in": f"{paper['kept']} of {paper['futures']}",
-        "kept in scenarios": f"{production['kept']} of {production['futures']}",
+        "on paper, kept in": f"{paper['kept']} of {paper['scenario_count']}",
+        "kept in scenarios": f"{production['kept']} of {production['scenario_count']}",
     }
 
 

@@ -494,7 +494,7 @@ def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
                 "holds": way.holds,
                 "is_kept_as_written": way.is_kept_as_written,
                 "kept": None if way.kept_in is None else way.kept_in.kept,
-                "futures": None if way.kept_in is None else way.kept_in.scenario_count,
+                "scenario_count": None if way.kept_in is None else way.kept_in.scenario_count,
             }
             for way in (answer.best, *answer.ways)
         ],

@@ -535,7 +535,7 @@ def answer_document(answer: Answered) -> dict[str, Any]:
         "value": answer.value,
         "cost_usd_per_h": answer.paid_usd_per_h,
         "kept": None if kept_in is None else kept_in.kept,
-        "futures": None if kept_in is None else kept_in.scenario_count,
+        "scenario_count": None if kept_in is None else kept_in.scenario_count,
     }
 
 

@@ -201,7 +201,7 @@ def test_production_of_each_and_of_all_is_written_and_printed(folder: Path, run:
         own = json.loads((folder / "out" / name / "certificate.json").read_text())
         values = {each["name"]: each["value"] for each in own["certificate"]["answers"]}
         assert values == {each["name"]: each["llms"][name] for each in document["answers"]}
-        assert document["llms"][name]["kept_in"]["futures"] > 0
+        assert document["llms"][name]["kept_in"]["scenario_count"] > 0
     assert certificate["facts"]["in_production"][0]["kind"] == "production-shared"
     page = (folder / "out" / "report.html").read_text()
     assert "On paper, in production, with a loss" in page

@@ -132,7 +132,7 @@ def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
     trace, slo = sped_up(a_trace(200), 3.0), Slo((Limit("ttft", 0.9, 0.75),))
     found = compare_fleets([Variant(f"n{count}", small(count)) for count in (1, 2)], trace, slo)
     missed, held = (row.cells() for row in found.rows)
-    assert missed["holds_to_traffic_frac"] is None and missed["kept"] is held["futures"] is None
+    assert missed["holds_to_traffic_frac"] is None and missed["kept"] is held["scenario_count"] is None
     frac = held["holds_to_traffic_frac"]
     assert 0.005 < frac < 1.0 and held["breaks_first"] == "ttft p90"
     kept = [outcome(small(2), sped_up(trace, 1 + more), slo).verdict for more in (frac, frac + 1 / 256)]
@@ -167,10 +167,10 @@ def test_the_command_counts_the_scenarios_that_each_fleet_keeps(here: Path) -> N
     """One worker misses, two keep them, until the test of production decides; none with `safety: none`."""
     line = ("compare", "--fleet", "one.yaml", "--fleet", "two.yaml", "--slo", "slo.yaml", "--json")
     one, two = json.loads(plan(*line).stdout)["variants"]
-    assert one["kept"] < 0.9 * one["futures"] and two["kept"] > 0.9 * two["futures"] > 0.9 * 26
+    assert one["kept"] < 0.9 * one["scenario_count"] and two["kept"] > 0.9 * two["scenario_count"] > 0.9 * 26
     assert "In enough scenarios: 1" in plan(*line[:-1]).stdout
     (here / "slo.yaml").write_text(SLO + "safety: none\n")
-    assert json.loads(plan(*line).stdout)["variants"][0]["futures"] is None
+    assert json.loads(plan(*line).stdout)["variants"][0]["scenario_count"] is None
 
 
 def test_a_queue_is_told_in_the_same_words_as_in_a_plan() -> None:

@@ -75,12 +75,12 @@ def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Stu
     assert oracle.holds([oracle.counts(found.best.fleet)])[0]
     told = replan_document(found, None)
     for way in told["ways"]:
-        assert 0.8 * way["futures"] < way["kept"] <= way["futures"]
+        assert 0.8 * way["scenario_count"] < way["kept"] <= way["scenario_count"]
     assert [each["name"] for each in told["answers"]] == ["on-paper", "production", "with-a-loss"]
 
 
 def test_a_loss_that_no_fleet_stands_has_no_futures() -> None:
-    found = {"name": "with-a-loss", "cost_usd_per_h": None, "kept": None, "futures": None}
+    found = {"name": "with-a-loss", "cost_usd_per_h": None, "kept": None, "scenario_count": None}
     assert list(answer_rows([found])[0].values()) == ["with a loss", "none found", "-"]
 
 

@@ -542,7 +542,7 @@ def test_a_trace_of_whole_seconds_is_drawn_as_by_the_command(
     found = CliRunner().invoke(cli, ["--slo", "slo.yaml", "--trace", "whole.csv", "-o", "out"])
     assert found.exit_code == 0, found.output
     certificate = json.loads(files["certificate.json"])
-    assert certificate["certificate"]["futures"]["traffic"] == "blocks"
+    assert certificate["certificate"]["scenarios_drawn"]["traffic"] == "blocks"
     assert json.loads(Path("out/certificate.json").read_text()) == certificate
 
 

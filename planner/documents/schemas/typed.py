@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from planner.documents.certificate import FACT_KINDS, written_key
+from planner.documents.certificate import FACT_KINDS
 from planner.documents.schemas.values import Schema
 from planner.domain import FleetLimit, Limit
 
@@ -61,16 +61,14 @@ def _schema_part(hint: Any, parts: dict[str, Schema]) -> Schema:
 
 
 def _object_schema(record: type, parts: dict[str, Schema]) -> Schema:
-    """The schema of a class with fields, under the keys that files have for them (`written_key`)."""
+    """The schema of a class with fields."""
     hints = get_type_hints(record, include_extras=True)
-    required = [written_key(key) for key, hint in hints.items() if get_origin(hint) is not NotRequired]
-    properties = {written_key(key): _schema_part(hint, parts) for key, hint in hints.items()}
+    required = [key for key, hint in hints.items() if get_origin(hint) is not NotRequired]
+    properties = {key: _schema_part(hint, parts) for key, hint in hints.items()}
     for key, schema in _added_keys(record).items():
         properties[key] = schema
         required.append(key)
     words = (record.__doc__ or "").split("\n\n")[0]
-    for name in hints:  # The text speaks of a file's keys, not of our fields.
-        words = words.replace(f"`{name}`", f"`{written_key(name)}`")
     # A dataclass without a docstring gets its signature as one.
     has_docstring = bool(words) and not words.startswith(f"{record.__name__}(")
     about = {"description": " ".join(words.split())} if has_docstring else {}
