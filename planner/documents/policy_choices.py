@@ -105,8 +105,8 @@ class PolicyChoices:
     # Whether the same caches without `kv_offload` are searched too, as loads over a slow link may cost more
     # than they save. studies/tier_study.py compares with a plan of its own and sets False.
     may_leave_offload: bool = True
-    # The question names no queue, so nothing says that requests carry the priority that some queues need; under
-    # the routers of targets they are simulated without one.
+    # The question names no queue, so nothing says that requests carry the priority that some queues need;
+    # under the routers of targets they are simulated without one.
     is_queue_assumed: bool = False
 
     @property
