@@ -376,7 +376,7 @@ def plan(
         bool,
         typer.Option("--verbose", "-v", help="Print all tables too: answers, pools, limits, alternatives."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where a run of over five minutes was ended: same -o.")
     ] = False,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
+from planner.files.document_values import did_you_mean
 from planner.fleet import Policies, WorkerType
 
 # Compiled code identifies policies by these numbers.
@@ -123,6 +124,14 @@ TARGET_WORDS: Mapping[str, str] = MappingProxyType(
         **{"ray": "ray-serve", "nvidia-dynamo": "dynamo", "leaderworkerset": "lws", "systemd": "vllm"},
     }
 )
+
+
+def advise_target(word: str, targets: Iterable[str]) -> str:
+    """ "did you mean 'kubernetes'? " by the target that is most like a word; for Helm the chart too."""
+    chart = "It brings a Helm chart, in chart/. " if word.lower() == "helm" else ""
+    return did_you_mean(word.lower(), (*TARGET_WORDS, *targets), TARGET_WORDS) + chart
+
+
 # ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone;
 # ONE_POOL targets run mixed workers of one type.
 ONE_KIND, ONLY_PAIRS, ONE_POOL = ("llm-d", "production-stack"), ("disaggregatedset",), ("skypilot",)

@@ -24,7 +24,7 @@ def write_manifests(
     catalog: shared_options.CatalogOption = None,
     json_output: shared_options.JsonOption = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Tell only what was not written, and warnings.")
+        bool, typer.Option("--quiet", "-q", help="Show only what was not written, and warnings.")
     ] = False,
 ) -> None:
     """Write the deployments of a plan: for one target, or for all that can express it.

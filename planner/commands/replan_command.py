@@ -74,6 +74,8 @@ def replan(
         print_json(answer_document, study.trace.warnings)
     else:
         _print_answer(answer_document, str(planned_on))
+        if out is not None:
+            print_lines(f"written to {out}: the fleet to run")
 
 
 def _print_answer(document: dict[str, Any], planned_on: str) -> None:

@@ -53,7 +53,7 @@ DropOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Tell no progress.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 OutOption = Annotated[Path, out_file("The file to write.")]
 PngOption = Annotated[
     bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")

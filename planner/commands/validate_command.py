@@ -145,6 +145,7 @@ def validate(
     png: shared_options.PngOption = False,
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
+    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Start a plan on vLLM engines here, replay the traffic, and say how far the prediction was off.
 
@@ -179,7 +180,7 @@ def validate(
     }
     if url is not None:
         keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
-    with Progress() as keys["progress"]:
+    with Progress(quiet=quiet) as keys["progress"]:
         catalog_rows, file = read_catalog(catalog), plan_file(plan)
         traffic = traffic_option(rate, scale, window)
         read_fleet(file, catalog_rows)  # A wrong fleet file ends the command before a long trace is read.

@@ -24,7 +24,7 @@ TraceArgument = Annotated[
     typer.Option(
         "--trace",
         readable=False,
-        help=f"{shared_options.TRACE_HELP} None where slo.yaml describes the traffic.",
+        help=f"{shared_options.TRACE_HELP} Leave it out where slo.yaml describes the traffic.",
     ),
 ]
 TimeOption = Annotated[

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -115,6 +116,7 @@ LLM_OPTIONAL = (
 LLM_FURTHER = ("groups", "encoder_parameters", "draft_parameters", "head_weights")
 # Of LLM_COUNTS and LLM_OPTIONAL, what a row with `groups` states too: these are the same in all layers.
 LLM_OF_GROUPS = ("hidden", "vocab", "tied_embeddings", "kv_dtype_bytes")
+_ACTIVE = re.compile(r"-a\d+b(?=-|$)")  # The active parameters in a name: qwen3-235b-a22b.
 WORDING = Wording(whole="expected a whole number > 0")  # How the catalog refuses counts.
 
 
@@ -236,7 +238,8 @@ class Catalog:
     @cached_property
     def _llm_names(self) -> dict[str, tuple[str, str]]:
         """Names in lower case -> the row, and the checkpoint that is meant. The last part of a name (behind
-        the "/") stands for the name if the names that end with it are all of one row.
+        the "/") stands for the name if the names that end with it are all of one row; so does that part
+        without the active parameters of a mixture of experts, qwen3-235b.
         """
         spelled = [
             (row, name)
@@ -251,6 +254,12 @@ class Catalog:
         for last_part, named_rows in by_last_part.items():
             if len({row for row, _ in named_rows}) == 1:
                 names.setdefault(last_part, named_rows[0])
+        by_short_name: dict[str, set[str]] = {}
+        for name in [name for name in names if "/" not in name and _ACTIVE.search(name)]:
+            by_short_name.setdefault(_ACTIVE.sub("", name), set()).add(name)
+        for short_name, full_names in by_short_name.items():
+            if len({names[name][0] for name in full_names}) == 1:
+                names.setdefault(short_name, names[min(full_names)])
         return names
 
     def _checkpoint_of(self, alias: str, row: str) -> str:

@@ -66,7 +66,6 @@ from planner.files.document_values import (
     check_mapping,
     check_one_of,
     check_whole_number,
-    did_you_mean,
     nearest_names,
     read_at_least,
     refuse_unknown,
@@ -80,7 +79,7 @@ from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
-from planner.policies import ROUTERS_OF, TARGET_WORDS, TARGETS_OF_ENGINE, find_deployed_routing
+from planner.policies import ROUTERS_OF, TARGETS_OF_ENGINE, advise_target, find_deployed_routing
 from planner.slo_metrics import METRICS
 from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling
@@ -841,7 +840,7 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
     if name == EACH_TARGET:
         return None, True
     if name not in ROUTERS_OF:
-        advice = did_you_mean(name, (*TARGET_WORDS, *ROUTERS_OF), TARGET_WORDS)
+        advice = advise_target(name, ROUTERS_OF)
         raise InputError(
             f"{section.path_of('target')}: no deployment target {name[:100]!r}; {advice}There are "
             f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"
@@ -904,6 +903,12 @@ def _check_throughput(task: PlanQuestion, where: str) -> None:
         )
     has_limit = {task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit} != {None}
     if not has_limit and None in task.stock.values():
+        if task.owned:
+            owned = ", ".join(f"{gpu}: {count}" for gpu, count in task.owned.items())
+            raise InputError(
+                f"{where}: objective throughput has no end where GPUs may be rented beside owned ones; to "
+                f"rent none, write fleet: {{gpus: {{{owned}}}}} too, else set limits: {{cost: 500 usd/h}}"
+            )
         raise InputError(
             f"{where}: objective throughput has no end without a limit; set limits: {{cost: 500 usd/h}}, or "
             "a stock of every GPU"

@@ -265,9 +265,12 @@ def _named_task(traffic: Section, tasks: Mapping[str, TaskRow]) -> TaskRow | Non
         return None
     name = traffic.plain_text("task")
     if name not in tasks:
+        # Agents need what only tasks of agents say, so no other is suggested.
+        fitting = [task for task, row in tasks.items() if "agents" not in traffic or "agents" in row.values]
         raise InputError(
             f"{traffic.path_of('task')}: {name[:100]!r} is no row of catalogs/tasks.yaml; "
-            f"{did_you_mean(name, tasks)}There are {', '.join(tasks)}"
+            f"{did_you_mean(name, fitting)}There {'is' if len(fitting) == 1 else 'are'} {', '.join(fitting)}"
+            + (" for agents" if "agents" in traffic else "")
         )
     return tasks[name]
 

@@ -100,7 +100,10 @@ class CodeCache(_Cache):
             code = _read_code(path)  # Another process may have written it meanwhile.
             if code is None:
                 if self._name.split(".")[0] in ENGINES:
-                    LOG.info("compiling the simulator for such fleets, only the first time: 10 to 30 s")
+                    LOG.info(
+                        "compiling the simulator for such fleets, only the first time: 10 to 30 s, on a busy "
+                        "machine a minute or more"
+                    )
                 return None
             _end_turn(path)
         return _rebuild(target_context, *pickle.loads(code))

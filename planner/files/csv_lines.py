@@ -148,15 +148,15 @@ def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str])
 
 
 def other_delimiter(header: bytes) -> bytes:
-    """The sign that separates the names of a header without commas, semicolon or tab; empty where none does,
-    or a line is JSON. Names may be quoted, and what stands within quotes separates nothing.
+    """The sign that separates the names of a header without commas: semicolon, tab or bar; empty where none
+    does, or a line is JSON. Names may be quoted, and what stands within quotes separates nothing.
     """
     if header[:1] in (b"{", b"["):
         return b""
     bare = _QUOTED.sub(b"name", header)
     if b"," in bare or b'"' in bare:
         return b""
-    return next((sign for sign in (b";", b"\t") if sign in bare.strip(sign)), b"")
+    return next((sign for sign in (b";", b"\t", b"|") if sign in bare.strip(sign)), b"")
 
 
 def with_commas(text: bytes, delimiter: bytes) -> bytes:

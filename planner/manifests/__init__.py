@@ -10,7 +10,6 @@ from typing import Protocol
 
 from planner.documents.fleet_file import RouterRow
 from planner.errors import InputError
-from planner.files.document_values import did_you_mean
 from planner.fleet import Fleet, Policies
 from planner.manifests import (
     compose,
@@ -31,7 +30,7 @@ from planner.manifests import (
 )
 from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora
-from planner.policies import QUEUE, ROUTING, TARGET_WORDS
+from planner.policies import QUEUE, ROUTERS_OF, ROUTING, VLLM_ROUTER, advise_target
 
 
 class Target(Protocol):
@@ -98,7 +97,7 @@ class Rendered:
 def check_target(target: str) -> None:
     """Raise InputError unless it is a target, or "all"."""
     if target not in (*TARGETS, "all"):
-        advice = did_you_mean(target, (*TARGET_WORDS, *TARGETS), TARGET_WORDS)
+        advice = advise_target(target, TARGETS)
         raise InputError(
             f"target: no deployment target {target[:100]!r}; {advice}There are all, {', '.join(TARGETS)}"
         )
@@ -170,6 +169,12 @@ def _write_readme(
 ) -> str:
     """README.md: how each target is deployed, what it cannot run, and what differs from the simulation."""
     llm = engine_command.one_line(fleet.llm.name)
+    vllm_router = ""
+    if any(ROUTERS_OF[name][0] == VLLM_ROUTER for name in notes):
+        vllm_router = (
+            f"Where a router comes with it, that is {engine_command.ROUTER_PACKAGE} on port "
+            f"{engine_command.HTTP_PORT}, with OpenAI's API. "
+        )
     missed = [row.target for row in router_rows if row.target in notes and row.kept is False]
     lines = [
         *([f"NOT KEPT on {', '.join(missed)}: see below.", ""] if missed else []),
@@ -181,10 +186,9 @@ def _write_readme(
             for pool in fleet.running_pools
         ),
         "",
-        "One of the following deploys it. Where a router comes with it, that is "
-        f"{engine_command.ROUTER_PACKAGE} on port {engine_command.HTTP_PORT}, with OpenAI's API. Workers "
-        f"load `{llm}` from the Hugging Face hub (or that path, where it is one); to serve a local copy, "
-        "mount it and change the model alone, not `served-model-name`.",
+        f"{'One of the following deploys it. ' if len(notes) > 1 else ''}{vllm_router}Workers load `{llm}` "
+        "from the Hugging Face hub (or that path, where it is one); to serve a local copy, mount it and "
+        "change the model alone, not `served-model-name`.",
         *_describe_routers([row for row in router_rows if row.target in notes]),
     ]
     for name, note_lines in notes.items():

@@ -224,7 +224,7 @@ def _lora_flags(lora: Lora) -> dict[str, Setting]:
     names = lora.adapters if isinstance(lora.adapters, tuple) else (ANY_ADAPTER,)
     if bad := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
         raise InputError(
-            f"lora: adapter {bad[0][:100]!r}: vLLM is told of names of letters, digits and . _ / @ + - alone"
+            f"lora: adapter {bad[0][:100]!r}: expected a name of letters, digits and . _ / @ + - alone"
         )
     return {
         "enable-lora": True,

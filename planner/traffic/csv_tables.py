@@ -116,56 +116,77 @@ def check_lengths(
     rows: Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]],
     doubts: list[str],
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """Yield `rows` unchanged, and check `lengths`, which are columns of whole numbers. There 5.000 may mean
-    five or five thousand: a sentence on the first such number is added to `doubts`. Raises TraceError if the
+    """Yield `rows`, and check `lengths`, which are columns of whole numbers: 1,096 becomes 1096 where the
+    column leaves no doubt (`without_thousands`). A sentence on the first such number is added to `doubts`,
+    and one where all numbers are like 5.000, which may mean five or five thousand. Raises TraceError if the
     same column also has a number without a point.
     """
     has_doubt = False
     for block, table in rows:
-        length_columns = [(name, table[name], names.index(name)) for name in lengths if name in table]
-        if not has_doubt and (sentences := _thousands_doubts(path, block, length_columns)):
-            doubts += sentences
-            has_doubt = True
+        for name, column_index in [(name, names.index(name)) for name in lengths if name in table]:
+            # Columns of whole numbers, which are most, end here quickly.
+            if table[name].dtype.kind in "iub" or not _SOME_THOUSANDS.search(block.text):
+                continue
+            records = csv.reader(block.text.decode(errors="replace").splitlines())
+            cells = [row[column_index].strip() if len(row) > column_index else "" for row in records]
+            if (plain := without_thousands(cells)) is None or len(plain) != len(table[name]):
+                sentence = "" if has_doubt else _thousands_doubt(path, block, name, cells)
+            else:
+                table[name] = pd.Series([text or np.nan for text in plain], dtype=object)
+                first = next(k for k, cell in enumerate(cells) if _GROUPED.fullmatch(cell))
+                sentence = (
+                    f"{path.name}, line {block.starts[first]}, column {name}: is read as {plain[first]}, "
+                    "with a separator of thousands"
+                )
+            if sentence and not has_doubt:
+                doubts.append(sentence)
+                has_doubt = True
         yield block, table
 
 
 # Lengths with other decimals raise an error where they are parsed, because they are not whole numbers.
-_SOME_THOUSANDS = re.compile(rb"\d\.\d{3}(?!\d)")
-_THOUSANDS = re.compile(r"\s*\"?[1-9]\d{0,2}\.000\"?\s*")
+_SOME_THOUSANDS = re.compile(rb"\d(?:[.,' ]|\xc2\xa0|\xe2\x80\xaf)\d{3}(?!\d)")
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.000")
+# A file whose columns are separated by ";" is read with points for commas. The last two signs are the spaces
+# that do not break a line.
+_SEPARATORS = ".,' \u00a0\u202f"
+_GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:[{_SEPARATORS}]\d{{3}})+")
 
 
-def _thousands_doubts(
-    path: Path, block: csv_lines.Block, lengths: Sequence[tuple[str, pd.Series[Any], int]]
-) -> list[str]:
-    """A sentence on the first number with three zeros after a point, in a column of whole numbers. `lengths`
-    has (name, column, index of the column).
+def without_thousands(cells: Sequence[str]) -> list[str] | None:
+    """A column of whole numbers without its separators of thousands; None if it has none, or there is doubt.
+
+    There is none if every number above 999 has the same separators, and if some number is not like 2.000,
+    which alone could be the whole number two.
     """
-    likely = [
-        (name, column_index) for name, column, column_index in lengths if column.dtype.kind not in "iub"
-    ]
-    if not likely or not _SOME_THOUSANDS.search(block.text):  # Most blocks end here, quickly.
-        return []
-    rows = list(csv.reader(block.text.decode(errors="replace").splitlines()))
-    for name, column_index in likely:
-        cells = [cells[column_index].strip() if len(cells) > column_index else "" for cells in rows]
-        with_point = [k for k, cell in enumerate(cells) if _THOUSANDS.fullmatch(cell)]
-        if not with_point:
-            continue
-        first = with_point[0]
-        # A quoted field may contain line ends, so the block may have more lines than rows.
-        line, number = block.starts[min(first, len(block.starts) - 1)], cells[first]
-        place = f"line {line}, column {name}: {show_value(number)}"
-        without_point = [cell for cell in cells if cell.isdecimal()]
-        if without_point:
-            raise TraceError(
-                f"{path}, {place} stands beside {show_value(without_point[0])}: is the point a thousands "
-                f"separator? Write {number.replace('.', '')}, or {number.partition('.')[0]}"
-            )
-        return [
-            f"{path.name}, {place} is read as {float(number):.15g}, with a decimal point; if it separates "
-            f"thousands write {number.replace('.', '')}"
-        ]
-    return []
+    grouped = [cell for cell in cells if _GROUPED.fullmatch(cell)]
+    signs = {sign for cell in grouped for sign in cell if not sign.isdecimal()}
+    others = [cell for cell in cells if cell and not _GROUPED.fullmatch(cell)]
+    if len(signs) != 1 or any(not cell.isdecimal() or len(cell) > 3 for cell in others):
+        return None
+    if not others and all(_THOUSANDS.fullmatch(cell) for cell in grouped):
+        return None
+    (sign,) = signs
+    return [cell.replace(sign, "") for cell in cells]
+
+
+def _thousands_doubt(path: Path, block: csv_lines.Block, name: str, cells: Sequence[str]) -> str:
+    """A sentence on the first of the `cells` with three zeros after a point; empty if there is none."""
+    first = next((k for k, cell in enumerate(cells) if _THOUSANDS.fullmatch(cell)), None)
+    if first is None:
+        return ""
+    # A quoted field may contain line ends, so the block may have more lines than rows.
+    line, number = block.starts[min(first, len(block.starts) - 1)], cells[first]
+    place = f"line {line}, column {name}: {show_value(number)}"
+    if without_point := next((cell for cell in cells if cell.isdecimal()), ""):
+        raise TraceError(
+            f"{path}, {place} stands beside {show_value(without_point)}: is the point a thousands "
+            f"separator? Write {number.replace('.', '')}, or {number.partition('.')[0]}"
+        )
+    return (
+        f"{path.name}, {place} is read as {float(number):.15g}, with a decimal point; if it separates "
+        f"thousands write {number.replace('.', '')}"
+    )
 
 
 def _may_have_exponents(column: pd.Series[Any]) -> bool:

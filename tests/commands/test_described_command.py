@@ -15,6 +15,7 @@ import yaml
 
 import fleetplan
 from planner import cli
+from planner.commands.described_command import parse_tokens
 from planner.errors import InputError
 from planner.search.oracle.scenarios import Scenarios, drawn_by
 
@@ -80,6 +81,7 @@ def test_options_may_ask_about_a_trace(plan: Plan) -> None:
         ([*QUESTION, "--rate", "5", "--input", "800"], "output: is missing"),
         ([*QUESTION, "--rate", "0", "--input", "8", "--output", "8"], "must be > 0"),
         ([*QUESTION, "--rate", "5", "--task", "chatt"], "did you mean 'chat'"),
+        ([*QUESTION, "--agents", "9", "--task", "agent"], "There is coding-agent for agents"),
         (
             [*QUESTION, "--rate", "5", "--task", "chat", "--target", "k8s"],
             "plan: --target: no deployment target 'k8s'; did you mean 'kubernetes'?",
@@ -88,7 +90,7 @@ def test_options_may_ask_about_a_trace(plan: Plan) -> None:
             [*QUESTION, "--rate", "5", "--task", "chat", "--tpot-p99", "2"],
             "plan: --tpot-p99: '2' has no unit",
         ),
-        ([*QUESTION, "--rate", "5", "--input", "1k", "--output", "9"], "plan: --input: "),
+        ([*QUESTION, "--rate", "5", "--input", "1kb", "--output", "9"], "plan: --input: "),
         (["--slo", "nowhere.yaml"], "plan: nowhere.yaml: no such file"),
         ([*QUESTION, "--input", "5"], "--rate: is missing"),
         (["--rate", "5", "--input", "5", "--output", "5"], "--llm: is missing"),
@@ -103,6 +105,13 @@ def test_what_cannot_be_asked_is_one_line(plan: Plan, options: list[str], said: 
     code, _, err = plan(*options)
     lines = [line for line in err.splitlines() if not PROGRESS.match(line)]
     assert code == 1 and len(lines) == 1 and said in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("1.5k", 1500), ("2K", 2000), ("1,500", 1500), ("1500", 1500), ("1kb", "1kb")]
+)
+def test_tokens_as_people_write_them(text: str, tokens: object) -> None:
+    assert parse_tokens(text) == tokens
 
 
 def test_without_a_trace_and_a_description_the_usage_is_wrong(plan: Plan) -> None:

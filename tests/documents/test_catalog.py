@@ -273,6 +273,16 @@ def test_aliases_in_any_case(catalog: Catalog, asked: str, found: str) -> None:
     assert catalog.llm("LLAMA-3.1-70B") is catalog.llm("meta-llama/Llama-3.1-70B")
 
 
+@pytest.mark.parametrize(
+    ("short_name", "row"),
+    [("qwen3-235b", "Qwen/Qwen3-235B-A22B"), ("Qwen3-30B-FP8", "Qwen/Qwen3-30B-A3B-FP8")],
+)
+def test_a_mixture_of_experts_may_be_named_without_its_active_parameters(
+    catalog: Catalog, short_name: str, row: str
+) -> None:
+    assert catalog.served_llm(short_name).name == row
+
+
 def test_an_unknown_name_is_answered_with_the_nearest(catalog: Catalog) -> None:
     with pytest.raises(
         CatalogError, match=r"GPU 'h100-80gg' is not in catalogs/gpus.yaml; nearest: h100-80g"

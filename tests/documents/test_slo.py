@@ -346,6 +346,10 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
         ({"fleet": {"network": {"speed": 1}}}, r"network: unknown key 'speed'"),
         ({"objective": "throughput"}, r"objective throughput has no end without a limit; set limits"),
         (
+            {"objective": "throughput", "fleet": {"owned": {"h100": 16}}},
+            r"rented beside owned ones; to rent none, write fleet: \{gpus: \{h100-80g: 16\}\} too",
+        ),
+        (
             {"objective": "throughput", "traffic": {"rate": 5}, "limits": {"gpus": 8}},
             r"objective throughput looks for the rate, found traffic: rate: 5; drop one of the two",
         ),

@@ -332,7 +332,11 @@ def test_one_target_leaves_the_others_alone(tmp_path: Path) -> None:
     ("text", "words", "expected"),
     [
         (None, ("--target", "nomad"), "target: no deployment target 'nomad'; There are all, vllm"),
-        (None, ("--target", "helm"), "'helm'; did you mean 'kubernetes'? There are all, vllm"),
+        (
+            None,
+            ("--target", "helm"),
+            "did you mean 'kubernetes'? It brings a Helm chart, in chart/. There are all",
+        ),
         (None, ("--target", "ray-serve"), "ray-serve: cannot keep a pool off nodes"),
         ("llm: meta-llama/Llama-3.1-70B\nworkers: [{gpu: h100-80g, tp: 4}]\n", (), "max_model_len: missing"),
         ("slo: {ttft: 1 s}\n", (), "slo"),
@@ -584,3 +588,13 @@ def test_a_folder_beside_us_is_no_name_of_the_hub() -> None:
     refused = manifests.find_refused_targets(replace(fleet, llm=replace(fleet.llm, name="mymoe")), 4096)
     for target in ("kserve", "llm-d"):
         assert f"{target}: loads the LLM from the Hugging Face hub, found 'mymoe'" in refused[target]
+
+
+def test_the_readme_of_one_target_is_of_that_target() -> None:
+    """The folder of KServe said that vllm-router comes with it."""
+    readmes = {
+        target: manifests.render(mixed(), 5000, target).files["README.md"]
+        for target in ("kserve", "kubernetes")
+    }
+    assert "vllm-router==" not in readmes["kserve"] and "vllm-router==" in readmes["kubernetes"]
+    assert "One of the following" not in readmes["kserve"] + readmes["kubernetes"]

@@ -276,6 +276,8 @@ def test_a_plan_is_replanned_by_the_command_and_read_back(tmp_path: Path) -> Non
     assert not found["keeps"] and found["is_exhausted"]
     assert found["is_exact"] == (not found["left_out_by_a_larger_one"])
     assert [row["what"] for row in found["drift"] if row["is_drift"]] == ["requests/s"]
-    again = CliRunner().invoke(app, ["replan", "--current", str(fleet), *later])
+    kept = str(tmp_path / "kept.yaml")
+    again = CliRunner().invoke(app, ["replan", "--current", str(fleet), *later, "-o", kept])
     assert again.exit_code == 0, again.output
+    assert f"written to {kept}" in "".join(again.stdout.split("\n"))
     assert "keep what runs" in again.stdout and "is not known" in again.stdout

@@ -431,11 +431,28 @@ def test_the_sample_begins_when_it_says() -> None:
     assert EPOCH_NS == (20458 * 24 + 10) * 3600 * 10**9
 
 
-@pytest.mark.parametrize("row", ['2026-03-02T08:00:00Z,"1,096",200', '2026-03-02T08:00:00Z,"12,096","1,100"'])
-def test_thousands_separators_are_refused_with_what_to_write(tmp_path: Path, row: str) -> None:
-    """No count of tokens is missing: it is written as nobody reads it."""
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '2026-03-02T08:00:00Z,"1,096",200\n2026-03-02T08:00:01Z,96,"1,200"\n',
+        "2026-03-02T08:00:00Z|1,096|200\n2026-03-02T08:00:01Z|96|1,200\n",
+        "2026-03-02T08:00:00Z;1.096;200\n2026-03-02T08:00:01Z;96;1.200\n",
+        "2026-03-02T08:00:00Z\t1 096\t200\n2026-03-02T08:00:01Z\t96\t1 200\n",
+    ],
+)
+def test_thousands_separators_that_leave_no_doubt_are_read(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "log.csv"
-    path.write_text(f"time,prompt_tokens,completion_tokens\n{row}\n{row}\n")
+    path.write_text("time,prompt_tokens,completion_tokens\n".replace(",", rows[20]) + rows)
+    trace = read_trace(path, seed=None, log_options=LogOptions())
+    assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == ([1096, 96], [200, 1200])
+    assert "line 2, column prompt_tokens: is read as 1096" in trace.warnings[0]
+
+
+def test_thousands_separators_in_some_rows_are_refused_with_what_to_write(tmp_path: Path) -> None:
+    """1,096 beside 2048: whoever writes the one does not write the other."""
+    path = tmp_path / "log.csv"
+    rows = '2026-03-02T08:00:00Z,"1,096",200\n2026-03-02T08:00:01Z,2048,200\n' * 2
+    path.write_text(f"time,prompt_tokens,completion_tokens\n{rows}")
     with pytest.raises(
         InputError, match=r"prompt_tokens.* may hold thousands separators: write 1096"
     ) as error:

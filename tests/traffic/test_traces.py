@@ -461,7 +461,7 @@ GENERIC = "arrival_s,input_tokens,output_tokens\n"
             "TIMESTAMP,ContextTokens\n1,1\n",
             "line 1: no column could be read as output; .* --map arrival=TIMESTAMP",
         ),
-        ("a|b|c\n", "separated by bars .'a|b|c'"),
+        ("a|b|c\n", "no column could be read as arrival.*found 'a', 'b', 'c'"),
         ("arrival_s,input_tokens,output_tokens,input_tokens\n", "line 1: column 'input_tokens' is given tw"),
         ('{"timestamp": 0, "input_length": 5, "timestamp": 1}', "line 1: column 'timestamp' is given twice"),
         ("timestamp,input_tokens,output_tokens,hash_ids\n0,1,1,x y\n", "line 2, column hash_ids: .* list"),

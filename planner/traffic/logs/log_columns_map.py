@@ -14,6 +14,7 @@ import pandas as pd
 
 from planner.errors import InputError, TraceError
 from planner.files.document_values import did_you_mean, show_value
+from planner.traffic.csv_tables import without_thousands
 from planner.traffic.logs.times import (
     NS_PER,
     LogClock,
@@ -320,8 +321,10 @@ def _length_columns(sample: pd.DataFrame, role: str) -> list[str]:
     for name in sample.columns:
         if not names_length(name, role):
             continue
-        values = as_numbers(sample[name])
-        present = ~is_missing(sample[name])
+        texts = without_thousands([str(value).strip() for value in sample[name].fillna("")])
+        column = sample[name] if texts is None else pd.Series(texts, dtype=object)
+        values = as_numbers(column)
+        present = ~is_missing(column)
         if present.any() and np.mean(values[present] == np.floor(values[present])) >= _WHOLE_FRAC:
             length_columns.append(name)
     return length_columns
