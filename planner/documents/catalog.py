@@ -1,4 +1,4 @@
-"""Facts on file: GPUs, LLMs, engines, SLOs of papers, and fitted step times; each with its source and date.
+"""The catalog: facts on GPUs, LLMs, engines, SLOs of papers, and fitted step times, with source and date.
 
     catalog = read_catalog()
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
@@ -99,7 +99,7 @@ PRICE_IS = ("listed", "remembered")
 UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
-MOST_NAMED = 12  # An error about an unknown name lists all rows of a file if there are no more than these.
+MOST_NAMED = 12  # An error about an unknown name lists all rows of a file if there are at most this many.
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")  # Keys of a power-capped GPU's row alone.
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
@@ -114,7 +114,7 @@ LLM_OPTIONAL = (
 )
 # Keys for LLMs whose layers differ, and for parameters beside the layers.
 LLM_FURTHER = ("groups", "encoder_parameters", "draft_parameters", "head_weights")
-# Of LLM_COUNTS and LLM_OPTIONAL, what a row with `groups` states too: these are the same in all layers.
+# The keys of LLM_COUNTS and LLM_OPTIONAL that a row with `groups` has, because all layers share them.
 LLM_OF_GROUPS = ("hidden", "vocab", "tied_embeddings", "kv_dtype_bytes")
 _ACTIVE = re.compile(r"-a\d+b(?=-|$)")  # The active parameters in a name: qwen3-235b-a22b.
 WORDING = Wording(whole="expected a whole number > 0")  # How the catalog refuses counts.
@@ -122,8 +122,9 @@ WORDING = Wording(whole="expected a whole number > 0")  # How the catalog refuse
 
 @dataclass(frozen=True)
 class Provenance:
-    """A row's source and other names. A GPU also has the source of its price, which ages faster than other
-    facts, and the offers of providers.
+    """A row's source and other names, and of a GPU the source of its price and the offers of providers.
+
+    Prices have a date of their own, because they age faster than other facts.
     """
 
     source: str
@@ -182,9 +183,7 @@ class Catalog:
         return self.gpu(name)
 
     def _rented_gpu(self, alias: str) -> Gpu | None:
-        """The GPU of a lower-case name or alias, under the power limit that a name may end with; None where
-        there is none.
-        """
+        """The GPU of a lower-case name or alias, with the power limit at its end, if any; None if unknown."""
         if alias in self.gpu_aliases:
             return self.gpus[self.gpu_aliases[alias]]
         base_and_watts = split_cap(alias)
@@ -228,8 +227,10 @@ class Catalog:
         return name.lower() in self._llm_names
 
     def name_in_folder(self, llm: str, folder: Path) -> str:
-        """What to look an LLM up by that a file in `folder` names: the path of a config.json, or its folder,
-        that lies there, unless a row or a path from here has this name.
+        """The name by which to look up an LLM that a file in `folder` names.
+
+        It may be the path of a config.json, or its folder, relative to `folder`; but a row of this name, or a
+        path from the working directory, comes first.
         """
         path_in_folder = str(folder / llm)
         is_in_folder = not self.has_llm(llm) and not is_path(llm) and is_path(path_in_folder)
@@ -237,9 +238,10 @@ class Catalog:
 
     @cached_property
     def _llm_names(self) -> dict[str, tuple[str, str]]:
-        """Names in lower case -> the row, and the checkpoint that is meant. The last part of a name (behind
-        the "/") stands for the name if the names that end with it are all of one row; so does that part
-        without the active parameters of a mixture of experts, qwen3-235b.
+        """Names in lower case -> the row, and the checkpoint that the name means.
+
+        The last part of a name (after the "/") may stand for the whole, if all names that end with it are of
+        one row; so may that part without the active parameters of a mixture of experts, qwen3-235b.
         """
         spelled = [
             (row, name)
@@ -263,11 +265,11 @@ class Catalog:
         return names
 
     def _checkpoint_of(self, alias: str, row: str) -> str:
-        """The checkpoint that an alias of this row means: the first of its names with a "/" that has all
-        words of the alias, else the row.
+        """The checkpoint that an alias of this row means: the row's first name with "/" and all words of the
+        alias.
 
         "llama-3.3-70b" is an alias of the row meta-llama/Llama-3.1-70B, as both have one shape, but means the
-        row's other name meta-llama/Llama-3.3-70B-Instruct.
+        row's other name meta-llama/Llama-3.3-70B-Instruct. Without such a name it means the row's own.
         """
         others = self.provenance[row].aliases if row in self.provenance else ()
         checkpoints = (row, *(name for name in others if "/" in name))
@@ -284,12 +286,13 @@ class Catalog:
         dp: int = 1,
         exchange: Exchange = DEFAULT_EXCHANGE,
     ) -> StepLatency:
-        """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
+        """Step times of `llm` on `tp` GPUs: a fit if there is one, otherwise the roofline.
 
-        A fit of the capped GPU itself comes before its base's. An LLM without fits of its own uses those of a
-        row with the same shape and weight format. `ep`: every GPU has whole experts; otherwise, if there is
-        such a fit, a slice of each. `dp`: this many ranks of `tp` GPUs each share whole experts; `exchange`
-        describes their link if they span nodes. A fit serves links as fast as the measured one or faster.
+        An LLM without fits of its own uses those of a row with the same shape and weight format. A capped GPU
+        without a fit of its own has the step times of the uncapped one, slowed. With `ep` every GPU has whole
+        experts; without it a slice of each, if there is such a fit. `dp` ranks of `tp` GPUs each share whole
+        experts; if they span nodes, `exchange` describes their link. A fit is used for links as fast as the
+        measured one or faster.
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)  # The row without "@spot" or "@owned".
         names = self._same_shape(llm)
@@ -298,7 +301,7 @@ class Catalog:
         has_whole_experts = dp > 1 or (ep and llm.is_mixture and tp > 1)
         split: Split = tp, has_whole_experts, dp, all2all
         if nodes > 1 and exchange.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
-            names = []  # No fit serves a slower link, so that the roofline is taken.
+            names = []  # No fit is for a slower link, so the roofline is used.
         fit = self._fit_of(names, gpu.name, split)
         if fit is not None:
             return at_medians(fit, llm, row_of(gpu.name), self.spreads.values())
@@ -312,9 +315,11 @@ class Catalog:
         return latency.with_power_cap(gpu.prefill_slowdown, gpu.decode_slowdown)
 
     def expert_splits(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[bool, ...]:
-        """How experts may be split over `tp` GPUs: a slice of each on every GPU (False), whole ones (True),
-        or both ways. Fits decide; without fits experts are sliced unless slices would cut through the blocks
-        of their number format.
+        """How experts may be split over `tp` GPUs: slices of all on every GPU (False), whole ones (True), or
+        both.
+
+        These are the ways that have fits. Without fits experts are sliced, unless slices would cut through
+        the blocks of their number format.
         """
         if not llm.is_mixture or tp == 1:
             return (False,)
@@ -328,8 +333,9 @@ class Catalog:
         return (llm.slices_cut_blocks(tp),)
 
     def rank_counts(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[int, ...] | None:
-        """The numbers (> 1) of data-parallel ranks of `tp` GPUs on one node that have a fit; None if this LLM
-        has no fit on this GPU at all, so that the roofline covers every number.
+        """The numbers (> 1) of data-parallel ranks of `tp` GPUs on one node that have a fit.
+
+        None if this LLM has no fit on this GPU at all: then the roofline covers every number.
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):

@@ -25,9 +25,9 @@ from planner.files.document_values import (
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, shortest_digits
 
-# The keys that are no metrics.
-OTHER_KEYS = ("attainment", "every", "classes", "tenants")  # Of an SLO.
-CLASS_KEYS = ("match", "deadline")  # Of a class.
+# The keys of an SLO, and of a class, that are no metrics.
+OTHER_KEYS = ("attainment", "every", "classes", "tenants")
+CLASS_KEYS = ("match", "deadline")
 GUARANTEE_KEYS = ("share_frac", "window")
 EACH = "each"  # Under `tenants`: every tenant that has no guarantee of its own.
 # Names that other programs have for our metrics.
@@ -72,8 +72,9 @@ class SloPreset:
 
 
 def parse_slo(document: Any, *, where: str) -> Slo:
-    """An SLO from the mapping {ttft: {p90: 2 s}}, also written {ttft_p90: 2 s}, with the other keys of
-    OTHER_KEYS. Raises InputError for what is unknown or impossible, and for an SLO without limits.
+    """An SLO from a mapping such as {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, which may also have OTHER_KEYS.
+
+    Raises InputError for what is unknown or impossible, and for an SLO without limits.
     """
     lines = check_mapping(document, where)
     attainment_frac = lines.get("attainment")
@@ -93,7 +94,7 @@ def parse_slo(document: Any, *, where: str) -> Slo:
 
 
 def _read_share_above_0(value: object, where: str) -> float:
-    """A share that must be kept, written 0.9 or "90 %"; one of 0 would keep nothing."""
+    """A share that must be kept, written 0.9 or "90 %"; 0 is refused, as it would demand nothing."""
     share = read_share(value, where, example="0.9")
     if not share:
         raise refused_value(where, "expected a share above 0 such as 0.9", value)
@@ -173,8 +174,9 @@ def _parse_deadline(value: Any, where: str, selector: Selector) -> Iterator[Limi
 
 
 def parse_selector(name: str, document: Any, where: str) -> Selector:
-    """The key `match` of a class, which says what requests are of the class: {tenant: chat}, {adapter: [a,
-    b]}, {input_tokens: {to: 2000}}. Raises InputError.
+    """The key `match` of a class, which selects its requests.
+
+    For instance {tenant: chat}, {adapter: [a, b]} or {input_tokens: {to: 2000}}.
     """
     match = Section.from_document(check_mapping(document, where), where, MATCH_KEYS)
     if not any(key in match for key in MATCH_KEYS):
@@ -259,8 +261,9 @@ def _percentile_lines(
     other_keys: tuple[str, ...] = (),
     metrics: Collection[str] = METRICS,
 ) -> list[tuple[Metric, float, str, Any]]:
-    """(metric, percentile as a share, percentile as written, value) of every line, in the order given; keys
-    in `other_keys` are left out. The metrics are of `metrics`.
+    """(metric, percentile as a share, percentile as written, value) of every line, in the order given.
+
+    Keys in `other_keys` are left out; any other key must be one of `metrics`.
     """
     lines_by_percentile: dict[tuple[Metric, float], tuple[Metric, float, str, Any]] = {}
     for key, value in lines.items():
@@ -282,7 +285,7 @@ def _percentile_lines(
 
 
 def _split_key(key: str) -> tuple[str, str]:
-    """("ttft", "p90") of ttft_p90, and no percentile for a metric alone."""
+    """("ttft", "p90") of "ttft_p90"; ("ttft", "") of "ttft"."""
     metric, _, percentile = key.rpartition("_")
     return (key, "") if key in METRICS or metric not in METRICS else (metric, percentile)
 

@@ -40,8 +40,10 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class StartupFacts:
-    """The rows of startup.yaml by name. A worker starts as the row of `engines` for its GPU says. If its GPU
-    has no row, another row stands in (`_find_engine`), and the start time is marked as estimated.
+    """The rows of startup.yaml by name.
+
+    A worker's start time is that of the row of `engines` for its GPU. If its GPU has no row, another row is
+    used (`_find_engine`), and the start time is marked as estimated.
     """
 
     storages: Mapping[str, Storage]
@@ -54,7 +56,7 @@ class StartupFacts:
         return _find_row(self.sleep_levels, "sleep", str(level))
 
     def fall_asleep_s(self, llm: Llm, worker: WorkerType, level: int) -> float:
-        """Seconds until a worker has given up its GPUs, and copied its weights if the level does that."""
+        """Seconds until a worker has freed its GPUs, and copied its weights if the level does that."""
         row, gpu_bytes = self.find_sleep_level(level), llm.weight_bytes / worker.gpus
         copy_bytes_per_s = row.fall_asleep_bytes_per_s
         return row.fall_asleep_s + (0.0 if copy_bytes_per_s is None else gpu_bytes / copy_bytes_per_s)
@@ -84,9 +86,10 @@ class StartupFacts:
         is_compiled: bool = False,
         node_s: float = 0.0,
     ) -> StartTime:
-        """How long a worker takes to start, by phase, with weights from the row `storage`. Without an `image`
-        the node has the container's image already; with `is_compiled` it has the compiled kernels too.
-        `node_s` is the time until there is a node.
+        """How long a worker takes to start, by phase, with weights from the row `storage`.
+
+        Without an `image` the node has the container's image already; with `is_compiled` it has the compiled
+        kernels already. `node_s` is the time until there is a node.
         """
         engine, other_gpu = self._find_engine(worker.gpu)
         time = start_time(
@@ -104,14 +107,14 @@ class StartupFacts:
         return replace(time, estimated=(*time.estimated, f"{worker.gpu.name}: measured on {engine.gpu}"))
 
     def warm_start_time(self, llm: Llm, worker: WorkerType) -> StartTime:
-        """How long a worker takes to start on a node that has run the same LLM: the node has its image, its
-        weights and its compiled kernels.
-        """
+        """How long a worker takes to start on a node with image, weights and kernels of an earlier run."""
         return self.start_time(llm, worker, WARM, is_compiled=True)
 
     def _find_engine(self, gpu: Gpu) -> tuple[EngineStart, bool]:
-        """The row of this GPU, else that of a GPU with the same name before the "-" (another memory size),
-        else the first row; and whether the row is of another GPU.
+        """The engine's row for this GPU, and whether the row is of another GPU.
+
+        If this GPU has none, it is the row of a GPU with the same name before the "-" (another memory size);
+        if there is none either, the first row.
         """
         name = row_of(gpu.base)
         for engine in self.engines.values():
@@ -131,9 +134,7 @@ def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
 
 
 def read_startup(directory: Path | None = None) -> StartupFacts:
-    """The shipped facts, or those of `directory` where it has a startup.yaml. Raises CatalogError for a row
-    that is not valid.
-    """
+    """The shipped facts, or those of `directory` if it has the file. Raises CatalogError for a bad row."""
     path = repository_dir("catalogs") / FILE
     if directory is not None and (directory / FILE).exists():
         path = directory / FILE

@@ -1,4 +1,4 @@
-"""`traffic:` of slo.yaml where it describes requests in place of a trace; rows of catalogs/tasks.yaml.
+"""Reads `traffic:` of slo.yaml if it describes requests instead of a trace, and rows of catalogs/tasks.yaml.
 
     traffic:
       rate: 30                       # or {curve: [10, 30, 20], every: 1 h}, {weekly: [168 numbers], mean: 30}
@@ -71,16 +71,16 @@ USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 # Without `duration`, agents work long enough for this many tasks each.
 USUAL_TASKS = 3.0
 WEEK_H = 168
-DRAWN_RPS = 5.0  # Where the rate is what is sought, traffic of this rate is drawn and then scaled.
-# The next seven refuse what is most likely a slip: a larger value than any trace has.
-MOST_INTERVALS = 100_000  # Of a curve of rates; ten weeks have about so many minutes.
+DRAWN_RPS = 5.0  # If the rate is sought, traffic of this rate is drawn and then scaled.
+# Values above the next seven are most likely typing errors: no trace has such values.
+MOST_INTERVALS = 100_000  # Intervals of a curve of rates; ten weeks have about this many minutes.
 MOST_COUNT = 100_000  # Most clients, prefixes or tenants.
 MOST_CV = 100.0
 MOST_SKEW = 10.0
 MOST_DRIFT = 5.0  # In standard deviations.
 MOST_SPREAD_FRAC = 0.99  # Spread of mean lengths between clients.
 MOST_GROWTH_FRAC = 10.0  # In a month.
-# The keys of one tenant, where tenants differ in kind.
+# The keys of one tenant, if tenants differ in kind.
 TENANT_KEYS = ("rate", "task", "input", "output", "joint", "burstiness", "clients")
 # Without `duration`, what is drawn has at least this many requests of each such tenant, within USUAL_MOST_S.
 USUAL_TENANT_REQUESTS = 500
@@ -89,8 +89,9 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A row of catalogs/tasks.yaml: values of SHAPE_KEYS for one kind of request, from a trace or a paper
-    (`source`). `measured_on` says in words what was measured.
+    """A row of catalogs/tasks.yaml: values of SHAPE_KEYS for one kind of request.
+
+    They come from a trace or a paper (`source`); `measured_on` says in words what was measured.
     """
 
     name: str
@@ -107,8 +108,10 @@ def parse_task_row(name: str, row: Section) -> TaskRow:
 
 
 def example_of(values: Mapping[str, Any], where: str) -> Description:
-    """Traffic of the kind that these keys describe. They name no load, so the rate is 10 requests/s,
-    or 10 agents work at once. Raises InputError as `parse_description` does.
+    """Traffic of the kind that these keys describe, at 10 requests/s or with 10 agents, as the keys name no
+    load.
+
+    Raises InputError as `parse_description` does.
     """
     load = {"agents": {"count": 10, **values["agents"]}} if "agents" in values else {"rate": 10}
     description = parse_description(Section({**values, **load}, where), {})
@@ -118,17 +121,13 @@ def example_of(values: Mapping[str, Any], where: str) -> Description:
 
 
 def is_description(traffic: Section) -> bool:
-    """Whether `traffic` describes requests. Otherwise it says what to do with a trace, and its `rate` is the
-    number that the trace is scaled to.
-    """
+    """Whether `traffic` describes requests. Otherwise it is about a trace, which is scaled to its `rate`."""
     return any(key in traffic for key in KEYS) or isinstance(traffic.get("rate"), Mapping)
 
 
 def describes_traffic(path: Path) -> bool:
-    """Whether this slo.yaml describes its traffic. False for a pipe: it can be read only once, and whoever
-    reads the question would find it empty.
-    """
-    # Path.is_file raises OSError for a name that is too long; who reads the question says so in one line.
+    """Whether this slo.yaml describes its traffic; False for a pipe, as it can be read only once."""
+    # Path.is_file raises OSError for a name that is too long, of which the question's reader has a message.
     if not os.path.isfile(path):  # noqa: PTH113
         return False
     traffic = read_yaml(path).get("traffic")
@@ -138,11 +137,11 @@ def describes_traffic(path: Path) -> bool:
 def parse_description(
     traffic: Section, tasks: Mapping[str, TaskRow], *, is_rate_sought: bool = False
 ) -> Description | None:
-    """The traffic that the section `traffic` describes; None where the section is about a trace. `tasks` are
-    the rows of catalogs/tasks.yaml by name. Where `is_rate_sought` (objective throughput) the rate may be
-    left out: the search scales whatever is drawn.
+    """The traffic that the section `traffic` describes; None if the section is about a trace.
 
-    Raises InputError, naming the key, for values that are impossible alone or together.
+    `tasks` are the rows of catalogs/tasks.yaml by name. With `is_rate_sought` (objective throughput) the rate
+    may be left out, because the search scales the traffic. Raises InputError, naming the key, for values that
+    are impossible alone or together.
     """
     if not is_description(traffic):
         return None
@@ -174,7 +173,8 @@ def parse_description(
                 f"{traffic.path_of(key)}: is missing; give tokens such as {key}: 300, or a task: "
                 f"{', '.join(fitting_tasks) or 'a row of catalogs/tasks.yaml'}"
             )
-        # A mean in slo.yaml scales the lengths of the task. Without a mean there the section has the task's.
+        # A mean in slo.yaml scales the lengths of the task. Without this key the section has the task's
+        # lengths.
         task_lengths = task_values.get(key) if key in traffic else None
         lengths.append(_parse_lengths(section.get(key), section.path_of(key), task_lengths, basis))
     input_lengths, output_lengths = lengths
@@ -216,8 +216,9 @@ def parse_description(
 
 
 def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Description:
-    """Tenants whose requests differ in kind: `tenants: {chat: {rate: 4, task: chat}, batch: {...}}`. Each is
-    parsed as traffic of its own, for one duration.
+    """Tenants whose requests differ in kind: `tenants: {chat: {rate: 4, task: chat}, batch: {...}}`.
+
+    Each is parsed as traffic of its own; all have the same duration.
     """
     for key in ("rate", "task", "drift", *SHAPE_KEYS):
         if key in traffic and key != "tenants":
@@ -332,8 +333,10 @@ def _parse_growth(traffic: Section) -> float:
 def _duration_s(
     traffic: Section, rate_rps: tuple[float, ...], every_s: float, agent_task_s: float | None
 ) -> float:
-    """How long the drawn traffic is [s]: `duration`, if given. Otherwise a curve is drawn as a whole, but at
-    most one hour of a week; other traffic until its rate, or its agents' tasks, give enough requests.
+    """How long the drawn traffic is [s]: `duration`, if given.
+
+    Otherwise a curve is drawn as a whole, but of a week at most one hour; other traffic lasts until its rate,
+    or the tasks of its agents, give enough requests.
     """
     if "duration" in traffic:
         return traffic.positive("duration", "s")
@@ -348,8 +351,10 @@ def _duration_s(
 
 
 def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[str]) -> Lengths:
-    """A distribution of lengths in tokens. A mean alone scales the distribution of the task, if there is one;
-    otherwise a lognormal one is assumed. `basis` collects sentences on what was assumed.
+    """A distribution of lengths in tokens.
+
+    A mean alone scales the distribution of the task, if there is one; otherwise a lognormal one is assumed.
+    `basis` collects sentences on assumptions.
     """
     if is_number(value):
         mean = check_number(value, where, least=1.0)

@@ -1,12 +1,12 @@
-"""Configuration of llm-d's endpoint picker, the router before the workers of llm-d and of KServe.
+"""Configuration of llm-d's endpoint picker, the router in front of the workers of llm-d and of KServe.
 
 A profile is a list of plugins: filters, then scorers whose scores add up, then the plugin that picks the
-worker with the highest score and draws among equals. The endpoint picker keeps an account of what it sent:
+worker with the highest score and draws among equals. The endpoint picker counts what it sent:
 `token-load-scorer` prefers the fewest tokens of prompts that have no first token yet, `active-request-scorer`
-the fewest requests that are not finished. Decode workers are chosen by the latter, since tokens of prompts
-say nothing of their load. `prefix-cache-affinity-filter` keeps the workers that are thought to have the
-prompt's beginning cached, unless the queue there takes longer than the prefill would. Its parameter says for
-that how fast a worker prefills.
+the fewest requests that are not finished. Decode workers are chosen by `active-request-scorer`, since their
+load does not depend on tokens of waiting prompts. `prefix-cache-affinity-filter` keeps the workers that
+probably have the prompt's beginning cached, unless the queue there takes longer than the prefill would; for
+this its parameter gives the speed of a worker's prefills.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from planner.policies import (
 
 Document = dict[str, Any]
 API_VERSION = "llm-d.ai/v1alpha1"
-# The plugins by which prefill and decode are two picks, and always are.
+# These plugins make prefill and decode two picks, for every request.
 ALWAYS_APART, APART = "always-disagg-pd-decider", "disagg-profile-handler"
 # Plugins that collect what a scorer or filter reads.
 _PRODUCERS = {
@@ -40,9 +40,9 @@ _PICKERS = ("random-picker",)  # Plugins that pick without any score.
 
 
 def profile_plugins(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
-    """The plugins for one of the simulator's routings, the one that picks last.
+    """The plugins for one of the simulator's routings; the last one picks.
 
-    Where this router lacks the routing, they are those of the one that it has in its place.
+    If this router lacks the routing, they are those of the routing that it has instead.
     """
     plugins = find_router_difference(ROUTING[routing], router).name.split(", ")
     return plugins if plugins[-1] in _PICKERS else [*plugins, "max-score-picker"]
@@ -91,7 +91,7 @@ def _prefill_tokens_per_s(pool: Pool) -> float:
 
 
 def routing_text(policies: Policies, *, is_pair: bool) -> str:
-    """A sentence on what the router goes by, for a README: "by lot" for a profile that is a picker alone."""
+    """A sentence for a README on how the router chooses: "by lot" for a profile that has only a picker."""
     first = ", ".join(profile_plugins(policies.routing)[:-1]) or "lot"
     decode = ", ".join(_decode_profile(policies)[:-1]) or "lot"
     if is_pair:

@@ -62,7 +62,7 @@ START_S = 3600  # A worker may download and load its weights for this long.
 ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup-timeout-secs", str(START_S))
 
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
-_KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}  # By bytes per number; "auto" is that of the weights.
+_KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}  # By bytes per number; "auto" is the weights' type.
 # OWNER/NAME on Hugging Face. A name without an owner would be a path on the worker.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
@@ -81,7 +81,7 @@ Setting = bool | int | float | str | Mapping[str, Any] | list[str]
 def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
     """The flags of `vllm serve` for one worker of `pool`, by their long names without dashes.
 
-    Only here do numbers of the plan become numbers of vLLM (for SGLang in `sglang_engine.flags`).
+    All targets take vLLM's settings from here; `sglang_engine.flags` has those of SGLang.
     """
     check_name(fleet.llm.name)
     engine = pool.type
@@ -95,7 +95,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         "gpu-memory-utilization": GPU_MEMORY_UTILIZATION,
         "block-size": KV_BLOCK_TOKENS,
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
-        "enable-prefix-caching": True,  # Where the plan counts on no hit, caching can only help.
+        "enable-prefix-caching": True,  # If the plan counts on no hits, caching can only help.
     }
     if not fleet.llm.has_heads_alone:
         del flags["block-size"]  # Kernels of latent attention and of states have block sizes of their own.
@@ -163,7 +163,7 @@ def _two_connectors(handing_over: Setting, keeping: Setting) -> Setting:
 
 
 def version(fleet: Fleet) -> str:
-    """The engine's version in the manifest: the one the plan counts on, else vLLM's DEPLOYED_VERSION."""
+    """The engine's version in the manifest: the plan's, or vLLM's DEPLOYED_VERSION if the plan has none."""
     if fleet.engine is None:
         return VLLM_VERSION
     release_of = sglang_engine.release if sglang_engine.serves(fleet) else _release
@@ -178,8 +178,8 @@ def engine_title(fleet: Fleet) -> str:
 def versions_sentence(text: str, fleet: Fleet) -> str:
     """A sentence of `text`, which names the versions that a target is written for.
 
-    Where `text` names the version of vLLM that manifests use by default, the plan's version is put in its
-    place; where it does not, the target fixes another version, and the sentence says so.
+    If `text` has the version of vLLM that manifests use by default, the plan's version replaces it. Otherwise
+    the target fixes another version, and the sentence says so.
     """
     fleet_version, ours = engine_title(fleet), f"vLLM {VLLM_VERSION}"
     if fleet_version == ours or ours in text:
@@ -336,8 +336,9 @@ def refuse_several_nodes(fleet: Fleet, target: str) -> None:
 
 
 def refuse_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
-    """Refuse data-parallel ranks, where `target` would start them in another way than was simulated; on
-    several nodes too, unless `on_nodes` is False.
+    """Refuse data-parallel ranks if `target` would start them in another way than was simulated.
+
+    Ranks on several nodes are refused too, unless `on_nodes` is False.
     """
     for pool in fleet.running_pools:
         if pool.type.dp > 1 and (on_nodes or not pool.type.all2all):
@@ -362,8 +363,10 @@ def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
 
 
 def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
-    """The services of targets that serve a pair at a time: name -> (decode pool, prefill pool) or (mixed
-    pool, None). Raises InputError where a pair has several pools of a role.
+    """The services of targets that serve one pair: name -> (decode pool, prefill pool), or (mixed pool,
+    None).
+
+    Raises InputError if there are several pools of a pair's role.
     """
     pools = dict(zip(pool_labels(fleet), fleet.running_pools, strict=True))
     pools_by_service: dict[str, tuple[Pool, Pool | None]] = {}
@@ -389,7 +392,7 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
     """
 
     def nearest(policy: str, role: Role) -> str:
-        """The router's policy for ours; with one worker of a role any policy is the same."""
+        """The router's policy for ours; with one worker of a role all policies are alike."""
         if workers_of(fleet, role) <= 1:
             return "round_robin"
         router = VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS
@@ -565,10 +568,10 @@ class DeployedNode:
 
 
 def place_on_nodes(fleet: Fleet) -> list[DeployedNode]:
-    """Place workers, none wider than a node, on nodes that each have one GPU row: the widest worker first, on
-    the first node with room.
+    """Place workers, none wider than a node, on nodes of one kind of GPU each.
 
-    Widths that are powers of two fill nodes without waste, so this takes the fewest nodes.
+    The widest worker comes first, on the first node with room. Widths that are powers of two fill nodes
+    without waste, so this takes the fewest nodes.
     """
     pools = list(zip(pool_labels(fleet), fleet.running_pools, strict=True))
     nodes: list[DeployedNode] = []

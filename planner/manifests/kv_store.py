@@ -16,12 +16,12 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 
 Document = dict[str, Any]
-TARGETS = ("vllm", "kubernetes")  # Those whose manifests start the store.
+TARGETS = ("vllm", "kubernetes")  # The targets whose manifests start the store.
 NAME = "kv-store"
 PACKAGE = "mooncake-transfer-engine"
 CONFIG, CONFIG_PATH = "kv-store.json", "MOONCAKE_CONFIG_PATH"
 MASTER_PORT, OWNER_PORT = 50051, 50052
-HANDSHAKE = "P2PHANDSHAKE"  # Instead of the address of a metadata server: there is none.
+HANDSHAKE = "P2PHANDSHAKE"  # Stands for the address of a metadata server, of which there is none.
 
 
 def size_bytes(fleet: Fleet) -> int:
@@ -47,7 +47,7 @@ def refuse(fleet: Fleet, target: str) -> None:
 def connector(fleet: Fleet) -> Document:
     """vLLM's `kv_transfer_config` of workers that use the store.
 
-    Where their TP degrees differ, it lists these, so that blocks are split small enough for all.
+    If their TP degrees differ, it lists all of them, so that blocks are split small enough for each.
     """
     connector_config: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     degrees = sorted({pool.type.tp for pool in fleet.running_pools if serves(fleet, pool)})

@@ -2,9 +2,9 @@
 chart.
 
 The releases share the label llm-d.ai/model, by which llm-d's router finds the pods of all pools. Decode pods
-carry a routing sidecar on 8000 in front of vLLM on 8200. The command is ours (`modelCommand: custom`), since
-the chart would derive flags of its own. The chart runs Helm's template engine over the environment but not
-over the arguments. So names that a user chose, which might look like a template, stand in arguments only.
+have a routing sidecar on port 8000 in front of vLLM on 8200. The command is ours (`modelCommand: custom`),
+since the chart would derive flags of its own. The chart runs Helm's template engine over the environment but
+not over the arguments, so names that a user chose, which might look like a template, are in arguments only.
 
 Data-parallel ranks on several nodes are a LeaderWorkerSet (`multinode`), whose pods are all alike: each has a
 front end for its own ranks (--data-parallel-hybrid-lb), and a shell counts the first of them, as in llm-d's
@@ -22,7 +22,8 @@ from planner.manifests.kubernetes import Document
 
 CHART_VERSION, ROUTER_VERSION = "v0.4.12", "v0.10.0"
 ROUTER_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-standalone"
-# In place of the router's own proxy: an InferencePool and an HTTPRoute for a Gateway of the cluster.
+# This chart replaces the router's own proxy by an InferencePool and an HTTPRoute for a Gateway of the
+# cluster.
 GATEWAY_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-gateway"
 GATEWAY_NAME = "inference-gateway"  # The chart's default.
 PLUGINS_FILE = "plan.yaml"
@@ -32,8 +33,8 @@ ENGINE = (
 )
 BEHIND_SIDECAR_PORT = 8200  # vLLM's port in pods with a routing sidecar.
 PROXY_PORT = 8081  # The port of the chart's proxy (Envoy), beside the endpoint picker.
-# The shell's command in a pod of several nodes. Kubernetes makes a plain $ of $$, which the shell then
-# computes.
+# The shell's command in a pod of several nodes. Kubernetes turns $$ into $, and the shell then computes
+# $((...)).
 _START = 'exec vllm serve "$@" --data-parallel-start-rank $$((LWS_WORKER_INDEX * {ranks}))'
 
 
@@ -193,5 +194,5 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _volume_gib(fleet: Fleet) -> int:
-    """The volume for the checkpoint [GiB]: 10 and twice its size, because hubs have some in two formats."""
+    """The volume for the checkpoint [GiB]: twice its size and 10, as hubs have some in two formats."""
     return 10 + round(2 * fleet.llm.weight_bytes / 2**30)

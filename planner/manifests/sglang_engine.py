@@ -1,7 +1,8 @@
-"""SGLang in place of vLLM, for mixed workers on plain Kubernetes: command, image, and what is refused.
+"""SGLang in place of vLLM, for mixed workers on plain Kubernetes: its command, its image, and what is
+refused.
 
-vllm-router stands in front of it too: it asks workers for /health alone and counts its own requests, since
-SGLang 0.5.23 does not answer /get_load. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
+Its router is vllm-router too, which needs only /health of workers: it counts its own requests, since SGLang
+0.5.23 does not answer /get_load. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def serves(fleet: Fleet) -> bool:
 
 
 def release(version: str) -> str:
-    """The release of a version; NEWEST for one of two numbers such as 0.5, which names no image."""
+    """The release of a version; NEWEST for two numbers such as 0.5, of which there is no image."""
     return version if version.count(".") > 1 else NEWEST
 
 
@@ -33,9 +34,7 @@ def image(version: str) -> str:
 
 
 def refuse(fleet: Fleet, target: str) -> None:
-    """Raise InputError where the plan counts on SGLang, but `target` starts no SGLang, or the plan's settings
-    are not written for it here.
-    """
+    """Raise InputError if the plan counts on SGLang and cannot be written for `target`."""
     if not serves(fleet):
         return
     if target not in TARGETS:
@@ -67,8 +66,8 @@ def refuse(fleet: Fleet, target: str) -> None:
 def flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
     """Flags of `sglang.launch_server` for one worker of `pool`, without dashes.
 
-    Requests of up to `longest_tokens`, prompt and output, are taken. Decodes join the steps of prompts
-    (enable-mixed-chunk), as in the simulated scheduler, which is vLLM's.
+    `longest_tokens` are those of the longest request, prompt and output. Decodes join the steps of prompts
+    (enable-mixed-chunk), because vLLM's scheduler was simulated, which does so.
     """
     engine = pool.type
     return {

@@ -1,19 +1,20 @@
-"""A roofline-shaped formula times a smooth correction where steps were measured.
+"""Step times by a roofline-shaped formula g, times a smooth correction exp(r) near measured steps.
 
     t = g(step) * exp(r(z)) + h                    [s]; N, A_p, D, K, P: planner/models/latency.py
     g = ((s + s_p [P > 0])^p + (c N)^p)^(1/p) + a A_p + b D + d K                       all >= 0
     z = log2 of: N in eights, decodes, mean context of a decode, prefills, mean pairs of a prefill's token;
-        and whether the step has prefills, decodes
+        then 1 if the step has prefills, and 1 if it has decodes
     r = sum over the measured steps i of  w_i k(z, z_i)
 
-g is what physics says: a floor (weights are read, kernels start; prefills start other kernels than decodes),
-then a slope, with a soft corner between: p = 3 with prefills, 2 without. k is the covariance of a Gaussian
-process. `planner.models.families.corrected` fits the numbers; h is host overhead that was not in the times.
+g follows physics: a floor (weights are read, kernels start; prefills start other kernels than decodes), then
+a slope, with a soft corner between: p = 3 with prefills, 2 without. k is the covariance of a Gaussian
+process. `planner.models.families.corrected` fits the numbers; h is host overhead that the measured times
+lack.
 
     k(z, z') = exp(-|z_0 - z_0'| / l_0) prod_i m(|z_i - z_i'| / l_i)  +  0.25 exp(-|z_0 - z_0'| / 0.1)
     m(x) = (1 + sqrt(3) x) exp(-sqrt(3) x)
 
-The second term of k is what one N has for itself: GEMMs are cut into tiles, and 513 tokens may take 38 %
+The second term of k is for effects of a single N: GEMMs are cut into tiles, so 513 tokens may take 38 %
 longer than 512.
 """
 
@@ -31,12 +32,12 @@ from planner.models.latency import DECODES, KV_TOKENS
 # The lengths l of the covariance, one for each coordinate of z. Those of logarithms count doublings; the last
 # two coordinates are 0 or 1.
 LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])
-# The second term of the covariance: its weight, and how near another N must be to share in it.
+# The second term of the covariance: its weight and its length.
 OWN_SHARE, OWN_LENGTH = 0.25, 0.1
 PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0  # The exponent p of the formula, with and without prefills.
 # The simulator interpolates the mean context between this many knots per doubling, up to 2^21 tokens.
 KNOTS_PER_DOUBLING, DOUBLINGS = 8, 21
-# What differences of z are multiplied with: 1 / l, and sqrt(3) / l where k has the factor m.
+# Differences of z are multiplied by these: 1 / l, and sqrt(3) / l for coordinates with the factor m.
 _SCALES = np.array([1.0, *[np.sqrt(3.0)] * 6]) / LENGTHS
 # Most steps that are predicted at once: a matrix of steps x measured steps must fit into memory.
 _STEPS_AT_ONCE = 20_000
@@ -80,9 +81,10 @@ class CorrectedFormula:
         return np.column_stack([self.tokens, self.pairs, self.decodes, self.kv_tokens, self.prefills])
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """Seconds of the shortest measured step, and the field that decides it. Minus infinity where the
-        weights are so large that some step overflows. The arguments are those of every form of step times;
-        this one does not need them.
+        """Seconds of the shortest measured step, and the field that decides it.
+
+        Minus infinity if the weights are so large that some step overflows. Other forms of step times need
+        the arguments; this one does not.
         """
         with np.errstate(over="ignore"):
             seconds = self.step_s(self.measured_steps)

@@ -1,15 +1,15 @@
-"""What tensor and pipeline parallelism add to a step.
+"""The time that tensor parallelism (TP) and pipeline parallelism (PP) add to a step.
 
 TP: two all-reduces per layer, after attention and after the feed-forward block, of N x hidden in 16 bit.
 
     ring      latency + 2 (TP - 1) / TP * bytes / link     every GPU sends its share around twice
     one-shot  latency +   (TP - 1)      * bytes / link     every GPU fetches the other TP - 1 copies at once
-    measured  latency +                   bytes / bandwidth    of the GPU's row, where it has this TP
+    measured  latency +                   bytes / bandwidth    if the GPU's row has measurements with this TP
 
 PP: layers in PP stages, N tokens x (hidden + residual) in 16 bit from each stage to the next. As in vLLM each
 GPU of a TP group sends 1 / TP of them and the next group gathers the rest over its own links. A micro-batch
 takes the sum of all stages and PP - 1 hand-overs. The simulator has up to PP micro-batches in flight, so a
-pipeline idles there where too few wait.
+pipeline with fewer is partly idle.
 
 Ranks on several nodes: `planner/models/all2all.py`.
 """
@@ -29,7 +29,7 @@ ACTIVATION_BYTES = 2.0  # Activations have 16 bits.
 # The reached share of a link, and the seconds of the smallest call, are those of the roofline's calibration.
 LINK_FRAC = 0.64
 ALL_REDUCE_S = 8.1e-6
-# A worker has at most this many pipeline stages: the simulator's record of a worker has room for so many.
+# The most pipeline stages of a worker: the simulator's record of a worker has room for this many.
 MAX_PP = 16
 # Estimated: a hand-over between stages costs two launches and a wait on the host.
 SEND_RECV_S = 20e-6
@@ -49,9 +49,10 @@ def all_reduce_s(
 
 
 def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
-    """Seconds per KV token that decodes read in steps with prefills (m of `latency.py`), where one launch of
-    the attention kernel serves both and so reads keys and values once per query head; 0 for GPUs without such
-    a rate. Layers with a window are left out, because they read little.
+    """Seconds per KV token that decodes read in steps with prefills (m of `latency.py`).
+
+    In such steps one launch of the attention kernel serves both, and so reads keys and values once per query
+    head. It is 0 for GPUs whose row has no rate for this. Layers with a window read little and are left out.
     """
     if gpu.mixed_kv_bytes_per_s is None:
         return 0.0
@@ -78,8 +79,8 @@ def tp_s(
 ) -> Array:
     """Seconds of the all-reduces in a step of `tokens` tokens: two per layer.
 
-    Where the GPU's row has times measured with this `tp`, they count; else the link at `link_frac` of its
-    rate.
+    They are those measured with this `tp` in the GPU's row, or without such a row those of a ring at
+    `link_frac` of the link's rate.
     """
     payload_bytes = np.asarray(tokens, dtype=float) * llm.hidden * ACTIVATION_BYTES
     if measured := next((each for each in gpu.all_reduce if each.gpus == tp), None):

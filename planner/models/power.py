@@ -5,11 +5,10 @@
     memory utilisation    bytes a step reads (weights, KV cache) / (its seconds * GPUs * bandwidth)
     compute utilisation   2 * parameters * tokens of a step      / (its seconds * GPUs * 16-bit FLOP/s)
 
-A GPU without a step draws its idle share; one with a cap never more than the cap. Decodes are bound by memory
-and draw little, prefills by compute and draw all they may: Splitwise's Fig. 8. The numbers are fitted to its
-measurements on A100, and to ML.ENERGY's on H100 and B200 (catalogs/power.yaml, made by
-`benchmarks/power_fit.py`); on any other GPU A100's count as the same shares of its own limit, which
-nobody has measured here.
+A GPU without a step draws its idle share, a capped GPU never more than its cap. Decodes are bound by memory
+and draw little, prefills are bound by compute and draw up to the limit (Splitwise, Fig. 8). The numbers are
+fitted to Splitwise's measurements on A100, and to ML.ENERGY's on H100 and B200 (catalogs/power.yaml, made by
+`benchmarks/power_fit.py`). Any other GPU has A100's shares of its own limit, which we have not measured.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _CurveShares = tuple[float, float, float, float]  # floor, m, c and top of the f
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """The formula above with numbers in it, all shares of a board's limit.
+    """The numbers of the formula above, all as shares of a board's limit.
 
     `idle_frac` is by GPU name, `other_idle_frac` for all other GPUs. `prefill_mape_frac` and
     `decode_mape_frac` are the held-out errors of prefill peaks and decode means. `measured` has floor,
@@ -89,7 +88,7 @@ class Power:
         return np.asarray(np.minimum(share * gpu.board_w, gpu.power_w))
 
     def of_gpu(self, gpu: Gpu) -> Power:
-        """The same model with the numbers of this GPU, where it has its own."""
+        """This model with the numbers of a GPU, if it has its own."""
         if gpu.base not in self.measured:
             return self
         floor, memory, compute, top = self.measured[gpu.base]
@@ -111,8 +110,9 @@ def step_utilisations(
     tokens: float | Array,
     kv_tokens: float | Array = 0.0,
 ) -> tuple[Array, Array]:
-    """Utilisation of compute and of memory bandwidth, as the module defines them, in a step of N tokens whose
-    decodes attend to K tokens.
+    """Utilisation of compute and of memory bandwidth (see the module) in a step of N tokens.
+
+    The decodes of the step attend to K tokens (`kv_tokens`).
     """
     gpu_seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)  # Nothing is divided by 0.
     kv_copies = max(1.0, gpus / llm.kv_heads)  # With more GPUs than KV heads every GPU reads a copy of one.
@@ -151,8 +151,10 @@ _FIELDS = (
 
 
 def cap_slowdowns(cap_frac: float) -> tuple[float, float]:
-    """Factors (>= 1) on the compute-bound (prefill) and the memory-bound (decode) part of a step when a GPU
-    is capped to this share of its limit. Raises ExtrapolationError below half, where nothing is known.
+    """Factors (>= 1) on prefills (compute-bound) and decodes (memory-bound) of a GPU capped to a share of its
+    limit.
+
+    Raises ExtrapolationError for less than half, as there are no measurements.
     """
     if not 0 < cap_frac <= 1:
         raise InputError(f"power cap is {cap_frac:g} of the GPU's limit, must be in (0, 1]")

@@ -43,16 +43,17 @@ class Efficiency:
 
 
 ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Rows of catalogs/roofline.yaml, by the format that is multiplied.
-# Formats that GPUs multiply at their 8-bit or 4-bit rate, if they have one; all others are multiplied in 16
-# bits.
+# Formats that GPUs multiply at their 8-bit or 4-bit rate, if they have one. Others are multiplied in 16 bits.
 MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "int8")
 MULTIPLIED_IN_4_BITS = ("nvfp4",)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A row of catalogs/roofline.yaml: the efficiencies that fit measured kernel times best, and the errors
-    of prefills and decodes on GPUs that took no part in the calibration, of "dense" LLMs and of a "mixture".
+    """A row of catalogs/roofline.yaml: the efficiencies that fit measured kernel times best, and their
+    errors.
+
+    Errors are on GPUs that took no part in the calibration, by structure of LLM: "dense" or "mixture".
     """
 
     efficiency: Efficiency

@@ -1,8 +1,7 @@
-"""The trace that an endpoint really served: the requests that were sent, with the lengths that the endpoint
-counted.
+"""The trace that an endpoint really served: the requests that were sent, with the lengths that it counted.
 
 A prompt of text may have more or fewer tokens than in the trace, and an answer ends where the LLM ends it.
-The simulation runs the counted lengths, so that a difference in length is no error of the prediction.
+The counted lengths are simulated, so that a difference in length is no error of the prediction.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ class ServedLengths:
 
 
 def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
-    """The requests that were sent or given up as a trace with the served lengths, and the journal with the
-    requests' numbers in that trace. Both are unchanged if no request was sent.
+    """The requests that were sent or given up, as a trace with the served lengths, and a journal of them.
+
+    The journal has the requests' numbers in this trace. Both are unchanged if no request was sent.
     """
     requests = sorted({request for part in journal.parts for request in part.requests} | set(journal.sent))
     if not requests:

@@ -1,8 +1,8 @@
-"""How an endpoint is asked: which path, prompts as token ids or as text of a known length, which parameters.
+"""How requests to an endpoint are written: the path, prompts as token ids or text, and the parameters.
 
-Token ids are exact. Text is made of short words: from the tokens that the endpoint counts for two prompts,
-planner/runtime/probe.py finds `Dialect.tokens_per_word` and `added_tokens`, which a chat's template or the
-beginning of a text adds.
+Token ids give prompts of exact length. Text is made of short words: from the tokens that the endpoint counts
+for two prompts, planner/runtime/probe.py computes `Dialect.tokens_per_word` and `added_tokens`, which the
+template of a chat or the beginning of a text adds.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One way to ask an endpoint.
+    """One way to write requests to an endpoint.
 
-    `by_ids`: prompts are token ids, not text. `fixes_length`: with vLLM's parameters that make an answer as
-    long as was asked, and count its tokens with each chunk. `has_usage`: the last chunk of a stream counts
-    tokens. `limit`: the parameter that bounds the answer's length. `is_greedy`: with temperature 0. The two
-    numbers of tokens are explained above.
+    `by_ids`: prompts are token ids, not text. `fixes_length`: requests have vLLM's parameters that make an
+    answer exactly as long as requested, and count its tokens with each chunk. `has_usage`: the last chunk of
+    a stream counts tokens. `limit`: the parameter that bounds the answer's length. `is_greedy`: requests have
+    temperature 0. The module explains the two numbers of tokens.
     """
 
     path: str = COMPLETIONS
@@ -65,7 +65,7 @@ class Dialect:
         return json.dumps(document).encode()
 
     def words_for(self, tokens: float) -> int:
-        """How many words make a prompt of so many tokens, including the tokens that the endpoint adds."""
+        """The number of words of a prompt of this many tokens, the tokens that the endpoint adds included."""
         return max(1, round((tokens - self.added_tokens) / self.tokens_per_word))
 
     def prompt(self, tokens: int, number: int, seed: int) -> list[int] | str:
@@ -113,8 +113,8 @@ def _random_words(words: int, seed: tuple[int, ...]) -> str:
 
 
 WITHOUT_VLLM_PARAMETERS = Dialect(fixes_length=False)
-# probe.py takes the first dialect that the endpoint accepts, so the one that tells most about token counts
-# comes first, and what asks for least comes last. Servers that take token ids count tokens.
+# probe.py takes the first dialect that the endpoint accepts. So the one with the best token counts comes
+# first, and the plainest last. Servers that take token ids count tokens.
 COMPLETION_DIALECTS = (
     Dialect(),
     Dialect(by_ids=False),

@@ -1,7 +1,7 @@
 """An OpenAI-compatible endpoint that others run: its address, its key, and sending one request to it.
 
-A key goes into the header of requests to the address that was given and nowhere else: redirects are not
-followed, and every text of the server is cleaned of the key before anybody sees it.
+The key goes into the header of requests to the given address and nowhere else: redirects are not followed,
+and the key is removed from every text of the server before it is shown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Endpoint:
     `url` ends before /completions. `usd_per_million` are the prices of a million prompt and output tokens;
     `max_usd` and `max_requests` limit all that is sent, probes and warm-up included. `prometheus` are
     engines' /metrics or Prometheus servers. `timeout_s` is for one request, from its connection to its last
-    token. The run ends where more than `max_failed_frac` of the last requests failed.
+    token. The run ends if more than `max_failed_frac` of the last requests failed.
     """
 
     url: str
@@ -126,7 +126,7 @@ def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aio
 def checked_url(url: str, option: str) -> str:
     """The URL without a slash at the end.
 
-    That of --url also loses the path of an operation, and gets /v1 if it has no path.
+    The URL of --url also loses the path of an operation, and gets /v1 if it has no path.
     """
     parts = split_address(url)
     if parts is None or not url.isprintable() or " " in url:
@@ -324,8 +324,8 @@ class _Stream:
         times_s = [at_s for at_s, tokens in self.chunks for _ in range(tokens)]
         result.is_exact = self.counts_each or counted_tokens in (0, len(times_s))
         if times_s and not result.is_exact and counted_tokens <= self.most_tokens + SPARE_TOKENS:
-            # The server counted more or fewer tokens than there were chunks, so they are spread evenly over
-            # these.
+            # The server counted more or fewer tokens than came, so its tokens are spread evenly over the
+            # arrivals.
             last = len(times_s) - 1
             times_s = [times_s[k * last // max(counted_tokens - 1, 1)] for k in range(counted_tokens)]
         result.token_s = tuple(times_s)

@@ -1,5 +1,7 @@
-"""Runs `vllm serve` with three additions: the engine ends with its parent process, its core writes a step log
-(step_log.py), and a header of every answer has the name that the parent gave to this start of the engine.
+"""Runs `vllm serve` with three additions.
+
+The engine ends with its parent process, its core writes a step log (step_log.py), and a header of every
+answer has the name that the parent gave to this start of the engine.
 
     FLEETPLAN_STEP_LOG=steps.jsonl python -m planner.runtime.launch serve --model ...
 
@@ -32,7 +34,7 @@ _PR_SET_PDEATHSIG = 1  # From Linux's sys/prctl.h.
 
 
 def end_with_parent() -> None:
-    """Have Linux send SIGTERM to this process when its parent dies, in whatever way. Other systems cannot."""
+    """Have Linux send SIGTERM to this process when its parent dies; other systems have no such call."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         # If the parent died before the call, no signal comes, and another process is the parent now.

@@ -1,9 +1,8 @@
-"""Chooses the worker for each request of a live router (planner/runtime/router.py) with the simulator's own
-routing functions.
+"""Chooses workers for the live router (planner/runtime/router.py) with the simulator's own routing functions.
 
 `LiveFleet` keeps a state of the simulator (planner/simulator/layout.py) up to date with what the router sees
-(planner/runtime/events.py). The simulator's compiled functions read this state and choose a worker. It
-differs from the state in a simulation where a router cannot see what an engine does:
+(planner/runtime/events.py). The simulator's compiled functions read this state and choose a worker. A router
+cannot see all that an engine does, so the state differs from that of a simulation:
 
 - A prompt counts as admitted to an engine's batch, and as computed, when the first byte of its answer comes
   (the whole answer, if it is not streamed). Its cache hits and its KV are those of this moment.
@@ -52,10 +51,10 @@ NODES = 1 << 14  # Prompt blocks that fit at first; the arrays grow.
 SWEEP = 4096  # One step of the sweep for free nodes looks at so many nodes.
 FEW_FREED_FRAC = 1 / 8  # A round of the sweep that frees a smaller share of the nodes has freed few.
 TENANTS = 1024  # Tenants with accounts of their own, besides those that the policies name.
-# How fast the router learns lengths: from the latest requests, often enough to follow a change of traffic.
-LENGTHS_EVERY = 1024  # Requests that come before mean lengths are set anew and older requests lose weight.
-ENDED_KEPT = 1024  # Outputs are predicted from so many of the latest requests that ended.
-PREDICTED_EVERY = 256  # Requests that end before the table of predictions is made again.
+# The router learns lengths from the latest requests, often enough to follow a change of traffic.
+LENGTHS_EVERY = 1024  # After this many requests mean lengths are set anew, and older requests lose weight.
+ENDED_KEPT = 1024  # Outputs are predicted from this many of the latest requests that ended.
+PREDICTED_EVERY = 256  # After this many ended requests the table of predictions is made again.
 
 
 class LiveFleet:
@@ -439,16 +438,20 @@ class LiveFleet:
 
 
 def _is_due(count: int, every: int) -> bool:
-    """Whether to learn anew after `count` requests: after each power of two, because the first requests tell
-    most, and after each multiple of `every`.
+    """Whether to learn anew after `count` requests: at powers of two, as early requests tell most, and
+    multiples.
+
+    The multiples are those of `every`.
     """
     is_power_of_two = count & (count - 1) == 0
     return is_power_of_two or count % every == 0
 
 
 def _routing_alone(policies: Policies) -> Policies:
-    """The policies with the defaults for all that engines do themselves (batching, admission and most
-    queues) and for what only a simulation has (guessed output lengths, Vidur's restarts).
+    """The policies of the router alone: defaults replace those of engines and of simulations.
+
+    Engines have policies for batching, admission and most queues; only a simulation has guessed output
+    lengths and Vidur's restarts.
     """
     defaults = Policies()
     if POOLS[policies.pools].code not in (STATIC, FLIP, REPURPOSE):
@@ -548,8 +551,9 @@ def priority_number(
 
 
 def _due_s(policies: Policies, inputs: int, tenant: str, llm: str) -> float:
-    """How long after its arrival a request is due [s]: the time of its class, or that of the most patient
-    class if it is in none. No request names an adapter, because this router serves no fleets with LoRA.
+    """How long after its arrival a request is due [s], by its class; without a class by the most patient one.
+
+    No request names an adapter, because this router serves no fleets with LoRA.
     """
     for selector, due_s in policies.due:
         if takes_request(selector, inputs, tenant=tenant, llm=llm):

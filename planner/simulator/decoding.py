@@ -1,8 +1,8 @@
-"""The tokens of a run of decode steps: a lane, its worker and the counts of gaps once the run has ended.
+"""Brings a lane, its worker and the counts of gaps up to date when a run of decode steps has ended.
 
 A lane is a batch of an engine, and a run is a number of its decode steps that the simulator takes at once
-(`planner/simulator/layout.py`). What is counted is tested against limits, what is recorded goes into reports
-(both in counting.py). `kernel.py` and `splitwise.py` call `advance_decodes` where a run ends or is cut.
+(`planner/simulator/layout.py`). Gaps are counted to test limits, and recorded for reports (both in
+counting.py). `kernel.py` and `splitwise.py` call `advance_decodes` when a run ends or is cut.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from planner.simulator.slots import blocks_for
 def advance_decodes(state, l, steps, time_s):
     """The decodes of lane l have made `steps` tokens each, the last ones at `time_s`.
 
-    Late decodes (`LANE.late_decodes`) had their last token at times of their own. They make one token here,
-    as a run whose gaps are not all its steps has one step (`batching.run_length`).
+    Late decodes (`LANE.late_decodes`) had their last token at other times than the lane, so their first gap
+    is not a step. Such a run has one step only (`batching.run_length`), so they make one token here.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -44,7 +44,7 @@ def advance_decodes(state, l, steps, time_s):
     gaps_are_steps = lane.run_start_s == lane.last_token_s  # Otherwise the one gap is longer than the step.
     gap_s = time_s - lane.last_token_s
     if len(state.runs) > 0:  # Runs are recorded.
-        # Of a pipeline, a recorded step is one stage, and a gap is all of them.
+        # In a pipeline the recorded step is that of one stage, and a gap is the time of all stages.
         if gaps_are_steps and kind.lanes == 1:
             record_steps(state, l, first_s, growth_s, steps, punctual)
             if punctual > 0:
@@ -54,7 +54,7 @@ def advance_decodes(state, l, steps, time_s):
             if punctual > 0:
                 record_gap(state, w, lane.last_token_s, gap_s, punctual)
                 record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, punctual)
-    # Reserved blocks count since the admission, those of a pipeline since the step was started.
+    # Reserved blocks were counted at the admission, those of a pipeline when the step was started.
     if kind.lanes == 1 and kind.reserved_blocks == 0:
         worker.used_blocks += blocks_for(lane, steps)
         evict_idle(state, w, ZERO, time_s)
@@ -62,9 +62,10 @@ def advance_decodes(state, l, steps, time_s):
     recycle_windows(state, w, steps * lane.decodes)
     if kind.batching == LIGHTLLM:  # From 1 to `patience_steps`, then again from 1.
         worker.steps_since_prompts = (worker.steps_since_prompts + steps - 1) % kind.patience_steps + 1
-    worker.dense_tokens += steps * lane.decodes * lane.width  # Drafted tokens are computed,
+    # All drafted tokens are computed. `accept_drafts` adds the KV of those that it accepts.
+    worker.dense_tokens += steps * lane.decodes * lane.width
     lane.decode_step += steps
-    lane.kv_sum += float(steps) * lane.decodes  # but only what `accept_drafts` accepts of them is kept.
+    lane.kv_sum += float(steps) * lane.decodes
     for slot in range(punctual, lane.decodes):
         r = state.slots[l, slot].request
         if np.isnan(state.requests[r].first_token_s):

@@ -1,15 +1,14 @@
 """Compares a deployment with its plan: what has drifted, since when, and how much traffic the plan carries.
 
-For each quantity (rate, lengths, share missed by prefix caches) the plan's traffic says which levels are
-normal and how much windows scatter; `solvers/drift.py` says whether the live windows have left the levels.
+The plan's traffic gives the normal levels of each quantity (rate, lengths, share missed by prefix caches) and
+the scatter of windows around them; `solvers/drift.py` decides whether the live windows have left the levels.
 
 A mean over a window with exposure e (seconds for a rate, requests for a length) has the relative variance
-phi c^2 / e. Here c^2 is the relative variance of one request (for a rate 1 / rate, as of Poisson arrivals),
-and phi is the overdispersion. phi is estimated from batches of 1, 2 and 5 windows of the plan's traffic and
-from neighbouring live windows, and the larger estimate is used. A level is the mean of LEVEL_WINDOWS windows.
-If the levels differ by more than chance (chi-square, 1 %), everything from the lowest to the highest is
-within the plan, so that the course of a day is no drift. Otherwise the plan has a single level with an
-interval.
+phi c^2 / e. Here c^2 is the relative variance of one request (1 / rate for a rate, as Poisson arrivals have),
+and phi is the overdispersion: the larger of two estimates, from batches of 1, 2 and 5 windows of the plan's
+traffic and from neighbouring live windows. A level is the mean of LEVEL_WINDOWS windows. If the levels differ
+by more than chance (chi-square, 1 %), everything from the lowest to the highest level is within the plan, so
+that the course of a day is no drift. Otherwise the plan has a single level with an interval.
 
 In this module `amounts` are sums over the requests of each window (requests, tokens), and `exposure` is what
 they are divided by (seconds, requests).
@@ -47,15 +46,15 @@ Floats = npt.NDArray[np.float64]
 WINDOW_S = 60.0  # A window of the plan's traffic, as deployments are sampled once a minute.
 LEVEL_WINDOWS = 10  # The windows whose mean is one level.
 TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.
-# The chance of any false alarm is FALSE_ALARM_FRAC per PER_WINDOWS windows (17 hours of minutes), as an
-# operator who is called for nothing stops listening.
+# An operator who is called for nothing stops listening: the chance of any false alarm is FALSE_ALARM_FRAC per
+# PER_WINDOWS windows (17 hours of minutes).
 FALSE_ALARM_FRAC = 0.01
 PER_WINDOWS = 1000
 STANDARD_ERRORS = 2  # Half of a 95 % interval; a larger deviation is more than scatter.
 RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
 _BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is correlated over time.
-_NOT_ZERO = 1e-12  # Replaces 0 where exposures and levels divide; such blocks have no level.
-_SURE_FRAC = 0.99  # Several levels are told apart if chance alone would show them in fewer than 1 % of cases.
+_NOT_ZERO = 1e-12  # Replaces a divisor of 0, in blocks that have no level anyway.
+_SURE_FRAC = 0.99  # Levels differ if chance alone would make such differences in fewer than 1 % of cases.
 _SIGMAS_95 = 1.96  # Half of a 95 % interval, in standard deviations.
 # With fewer degrees of freedom an estimate of phi scatters too much, and phi is taken as 1.
 _LEAST_FREEDOM = 8
@@ -98,9 +97,9 @@ class Reference:
 class LiveDrift:
     """A live quantity beside the plan's: whether it has left the plan's levels, and since when.
 
-    `since_s` and `noticed_s` are Unix times [s], and None while it is within the plan. `now` is its mean
-    since `since_s`; without a drift that of the last hour, or since the last drift ended. `low_frac` and
-    `high_frac` are the 95 % interval of `change_frac`. `is_up` says that it left the plan's levels upwards.
+    `since_s` and `noticed_s` are Unix times [s], and None while the quantity is within the plan. `now` is its
+    mean since `since_s`; without a drift the mean of the last hour, or since the last drift ended. `low_frac`
+    and `high_frac` are the 95 % interval of `change_frac`. `is_up` if it is above the plan's levels.
     """
 
     what: str
@@ -136,8 +135,8 @@ class LatencyLine:
     """A limit of the SLO with its live percentile.
 
     The percentile lies above `low_s` and at or below `high_s`, two edges of a histogram's buckets. `is_kept`
-    is None if the limit lies between these, if fewer than FEWEST_REQUESTS were counted, or if the engines'
-    metrics cannot say: then `unknown_because` is the reason, and nothing is counted.
+    is None if the limit lies between these, if fewer than FEWEST_REQUESTS were counted, or if the engines
+    have no such metric: then `unknown_because` is the reason, and nothing is counted.
     """
 
     limit: Limit
@@ -194,8 +193,8 @@ class WatchedPlan:
     def status(self) -> str:
         """The state in one word: "missed", "outgrown", "drifted" or "inside".
 
-        In this order: a limit of the SLO is missed now; the traffic has drifted so far that the plan would
-        surely miss one; it has drifted otherwise; it has not drifted, or has become easier.
+        The first that applies, in this order: a limit of the SLO is missed now; the traffic has drifted so
+        far that the plan would surely miss one; it has drifted to more work; none of these.
         """
         if self.missed:
             return "missed"
@@ -208,8 +207,8 @@ class WatchedPlan:
     def is_exceeded(self) -> bool | None:
         """Whether the traffic is more than the plan carries; None if it seems to be, but not for certain.
 
-        That is certain only after a drift to more work, as the interval of a rate alone is wrong in one of
-        twenty looks.
+        It is certain only after a drift to more work, as the interval of a rate alone is wrong once in twenty
+        looks.
         """
         if self.holds.is_surely_exceeded and any(drift.is_harder for drift in self.drifts):
             return True
@@ -250,8 +249,8 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
         # The levels differ by chance, so there is one level, with an interval of about 95 %.
         half = STANDARD_ERRORS * math.sqrt(dispersion * c2 / float(exposure.sum()))
         return Reference(what, mean, mean * max(1 - half, 0.0), mean * (1 + half), c2, dispersion, 1)
-    # The measured levels scatter more than the true ones, so each is moved towards the mean (shrinkage).
-    # `between` is the variance of the true levels.
+    # Chance makes the measured levels scatter more than the true ones, whose variance is `between`. So each
+    # is moved towards the mean (shrinkage).
     between = (chi_square / freedom - 1) * float(noise.mean())
     shrunk = mean * (1 + deviation * np.sqrt(between / (between + noise)))
     return Reference(what, mean, float(shrunk.min()), float(shrunk.max()), c2, dispersion, freedom + 1)
@@ -316,7 +315,7 @@ def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference
     for length, tokens in (("prompt", trace.input_tokens), ("output", trace.output_tokens)):
         by_metric[length] = fit_reference(length, per_window(tokens), requests, _variance(tokens))
     if hit_frac is not None and 0 < hit_frac < 1:
-        # The simulation gives only the mean. Its scatter is taken as that of a prompt that is either cached
+        # The simulation gives only the mean. Its scatter is estimated as if every prompt were either cached
         # or not, with prompts of different lengths.
         missed = 1 - hit_frac
         c2 = hit_frac / missed * (1 + by_metric["prompt"].variance)
