@@ -1,11 +1,11 @@
 """All policies in one table; no other module lists them.
 
-Each row gives the kind of policy, its name in files, its number in compiled code, a description, which
-engines and caches it works with, whether a plan may choose it, and its name at each deployment target. A
-routing by score also has a function that returns the weights of its score.
+A row gives the kind of policy, its name in files, its number in compiled code, a description, which engines
+and caches it works with, whether a plan may choose it, and its name at each deployment target. A routing by
+score also has a function that returns the weights of its score.
 
 To add a routing by score, write one row and its function. `find_router_difference` says what a target's
-router does for a row; a row without an entry for a router counts as lacking there, and the manifests say so.
+router does for a row. A router without an entry in the row lacks the policy, and the manifests say so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.fleet import Policies, WorkerType
 
 # Compiled code identifies policies by these numbers.
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
-# Queues up to EDF are heaps with a fixed key per request; those from LPM on look at caches or tenants.
+# Queues up to EDF are heaps with a fixed key per request; queues from LPM on look at caches or tenants.
 FCFS, SJF, LJF, SRPT, EDF, LPM, VTC, DLPM, PREBLE, TURNS = range(10)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
@@ -32,15 +32,15 @@ STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 # Engines of the simulator: one for all step-by-step batching, and one for each of two papers' programs.
 STEPWISE, OF_DISTSERVE, OF_SPLITWISE = "stepwise", "distserve", "splitwise"
 ENGINES = (STEPWISE, OF_DISTSERVE, OF_SPLITWISE)
-ALONE = (STEPWISE,)  # The engines of a policy that the stepwise one alone has.
+ALONE = (STEPWISE,)  # The engines of a policy that only the stepwise engine has.
 
 
 @dataclass(frozen=True, slots=True)
 class RouterDifference:
     """What a router (or vLLM's scheduler) does in place of a policy of ours.
 
-    `name` is its own name for the rule; `differs` is a clause that continues "NAME ..." and is empty where
-    the rule is the one simulated. If the policy `is_lacking` there, `name` is the rule that replaces it.
+    `name` is its own name for the rule; `differs` is a clause that continues "NAME ..." and is empty if the
+    rule is the same as ours. If the policy `is_lacking` there, `name` is the rule that replaces it.
     """
 
     name: str
@@ -55,7 +55,7 @@ def substitute_rule(name: str) -> RouterDifference:
 
 @dataclass(frozen=True, slots=True)
 class DeployedRouter:
-    """A router of a deployment target; `otherwise` names the rule that it applies in place of those it lacks.
+    """A router of a deployment target; `otherwise` names the rule that replaces every rule that it lacks.
 
     With `is_single` one rule routes both arrivals and hand-offs.
     """
@@ -63,17 +63,17 @@ class DeployedRouter:
     title: str
     otherwise: str
     is_single: bool = False
-    like: str | None = None  # This router's answers hold here too, unless a row gives its own.
+    like: str | None = None  # A row without an entry for this router has the entry of the router `like`.
 
 
-# Keys of ROUTERS. A router that has other rules for pairs of prefill and decode workers has two keys.
+# Keys of ROUTERS. A router with other rules for pairs of prefill and decode workers has two keys.
 VLLM_ROUTER, VLLM_ROUTER_PAIRS = "vllm-router", "vllm-router pairs"
 ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE, KSERVE = "endpoint-picker", "endpoint-picker decode", "kserve"
 DYNAMO, RAY_SERVE, STACK, STACK_PAIRS = "dynamo", "ray-serve", "production-stack", "production-stack pairs"
 SKYSERVE = "skyserve"
 OURS, VLLM = "plan serve", "vllm"  # Our own router, and the scheduler in every worker.
 
-# Names of rules, as the routers have them; the first two have no name of their own there.
+# The routers' own names of rules; the first two are ours, for rules without a name.
 EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray Serve's default.
 GATEWAY = "the gateway"  # KServe without an endpoint picker.
 IN_TURNS = "disaggregated_prefill_orchestrated"
@@ -100,7 +100,7 @@ ROUTERS: Mapping[str, DeployedRouter] = MappingProxyType(
 )
 _OF_VLLM = (VLLM_ROUTER, VLLM_ROUTER_PAIRS, VLLM_ROUTER_PAIRS)
 _OF_LLM_D = (ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE)
-# Deployment target -> the routers of its mixed workers, of its prefill and of its decode workers.
+# Deployment target -> the routers of its mixed workers, its prefill workers and its decode workers.
 ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
         "vllm": _OF_VLLM,
@@ -116,7 +116,7 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "skypilot": (SKYSERVE, SKYSERVE, SKYSERVE),
     }
 )
-# Words that people have for a target, and the target.
+# Other words for targets -> the target.
 TARGET_WORDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("k8s", "helm", "kubectl", "eks", "gke", "aks", "openshift"), "kubernetes"),
@@ -135,7 +135,7 @@ def advise_target(word: str, targets: Iterable[str]) -> str:
 # ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone;
 # ONE_POOL targets run mixed workers of one type.
 ONE_KIND, ONLY_PAIRS, ONE_POOL = ("llm-d", "production-stack"), ("disaggregatedset",), ("skypilot",)
-# Engines beside vLLM, each with the targets that start it. They do so with mixed workers alone.
+# Engines beside vLLM, each with the targets that start it, with mixed workers only.
 TARGETS_OF_ENGINE: Mapping[str, tuple[str, ...]] = MappingProxyType({"sglang": ("kubernetes",)})
 
 
@@ -147,9 +147,9 @@ waiting request. The worker with the lowest score takes the request."""
 def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
     """Weights that turn a worker's load into seconds until it can serve one more request.
 
-    For a worker that prefills: its pending prompt tokens at its speed, plus one token per request (Splitwise
-    section IV-A counts tokens; seconds make workers on different GPUs comparable). For a decode worker: the
-    length of its step, from its sequences and KV tokens.
+    A worker that prefills needs the time of its pending prompt tokens, and of one token per request
+    (Splitwise, section IV-A, counts tokens; seconds make workers on different GPUs comparable). A decode
+    worker needs the time of its step, which depends on its sequences and KV tokens.
     """
     worker_type = worker_type.as_one
     latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
@@ -159,7 +159,8 @@ def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
         return token_s, token_s, 0.0, 0.0
     sequences = worker_type.max_num_seqs
     sequence_s = float(latency.step_s(sequences) - latency.step_s(1)) / sequences + latency.b_s
-    # A sequence never weighs nothing, so that of workers with equal steps the one with fewer requests wins.
+    # The weight of a sequence is above 0, so that of workers with equal steps the one with fewer requests
+    # wins.
     return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
 
 
@@ -184,8 +185,8 @@ class Policy:
     """A row of the table. `words` describe the policy; `engines` are the simulator's engines that have it.
 
     It works with prefix caches unless `with_caches` is False; `needs_caches` if it is meaningless without
-    them. A plan may choose a policy that `is_planned` and takes those that are `is_default` if the question
-    names none (of those that need caches: only if the question allows caches).
+    them. A plan may choose a policy that `is_planned`. If the question names none, the plan uses those that
+    are `is_default`, and of these the ones that need caches only if the question allows caches.
     """
 
     kind: ClassVar[str] = ""
@@ -206,8 +207,8 @@ class Batching(Policy):
     kind: ClassVar[str] = "batching"
     engines: tuple[str, ...] = ALONE
     is_chunked: bool = False  # Prompts are computed in chunks of the token budget.
-    is_reserving: bool = False  # For each request `reserve_tokens` of KV are set aside.
-    needs_reserve: bool = False  # There is no default of `reserve_tokens`.
+    is_reserving: bool = False  # Each request reserves KV for `reserve_tokens` tokens.
+    needs_reserve: bool = False  # `reserve_tokens` has no default.
     is_one_stage: bool = False  # It works without pipeline parallelism only.
     is_whole_life: bool = False  # It works for mixed workers only, without hand-offs.
     is_watermarked: bool = False  # A prompt is admitted if `watermark_frac` of the blocks stay free.
@@ -220,8 +221,10 @@ class Batching(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue(Policy):
-    """Which prompt is next. `rank` (prompt, output, longest prompt; in tokens) becomes vLLM's priority; with
-    `by_turns` the priority is a number that the router gives each request when it sends it.
+    """Which prompt is next.
+
+    vLLM's priority is `rank` of the prompt's tokens, the output's, and the longest prompt's; with `by_turns`
+    it is a number that the router gives each request when sending it.
     """
 
     kind: ClassVar[str] = "queue"
@@ -238,7 +241,7 @@ class Queue(Policy):
 
     @property
     def is_by_priority(self) -> bool:
-        """Whether engines take prompts by the number that each request brings or the router gives it."""
+        """Whether engines order prompts by a number, which each request brings or the router gives it."""
         return self.has_rank or self.by_turns
 
     @property
@@ -258,10 +261,11 @@ class Admission(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing(Policy):
-    """Which worker takes a request; a routing that needs no caches also routes hand-offs to decode workers.
+    """Which worker takes a request; a routing that needs no caches can also route hand-offs to decode
+    workers.
 
-    `setting_grid` are the fields of `Policies` that a search fits to the traffic, each with the values to
-    try, the most influential field first.
+    `setting_grid` has the fields of `Policies` that a search fits to the traffic, each with the values to
+    try; the most influential field comes first.
     """
 
     kind: ClassVar[str] = "routing"
@@ -624,8 +628,8 @@ TABLE: tuple[Policy, ...] = (
         is_planned=True,
         is_default=True,
         setting_grid={
-            # All agents share a system prompt, which is half of many prompts. A router that follows so
-            # short a match sends all of them to one worker.
+            # All agents share a system prompt, which is half of many prompts. With a low threshold a router
+            # follows this match and sends all of them to one worker.
             "cache_threshold_frac": (0.1, 0.3, 0.5, 0.65, 0.8, 0.9),
             "balance_requests": (2, 8, 32, 64),
             "balance_ratio": (1.1, 1.5, 2.0),

@@ -1,6 +1,6 @@
-"""`traffic: agents` of slo.yaml: how many agents work at once, and what they are like.
+"""Reads and writes `traffic: agents` of slo.yaml: how many agents work at once, and their tasks.
 
-planner/traffic/agents.py says what the words mean.
+planner/traffic/agents.py defines the words.
 
 agents: 500                      # the rest from a task: row, such as task: coding-agent
 agents:
@@ -32,7 +32,7 @@ KEYS = (
     *("count", "turns", "tasks", "tool", "idle", "system", "repository", "start", "sub_agents"),
     "most_tokens",
 )
-# Keys of `traffic` that say when requests come, or what they share: agents decide both.
+# Keys of `traffic` on when requests come, or what they share, which follow from the agents.
 NOT_WITH_AGENTS = ("rate", "joint", "drift", "burstiness", "clients", "sessions", "prefixes", "tenants")
 # Values above these two are taken for typing errors.
 MOST_REPOSITORIES = 100_000
@@ -52,8 +52,9 @@ def agent_rate_rps(agents: Agents, output: Lengths) -> float:
 def parse_agents(
     traffic: Section, row: Mapping[str, Any], read_lengths: Callable[[object, str], Lengths]
 ) -> Agents:
-    """The agents of a section `traffic`; `row` is what a task says of agents, which `traffic` overrides key
-    by key. Raises InputError naming the key.
+    """The agents of a section `traffic`; `row` has the keys of its task, which those in `traffic` replace.
+
+    Raises InputError naming the key.
     """
     if "agents" not in traffic:
         raise InputError(
@@ -89,12 +90,12 @@ def parse_agents(
 
 
 def _at_least_one(section: Section, key: str) -> float:
-    """A mean count of 1 or more; 1 where the section does not say."""
+    """A mean count of 1 or more; 1 without the key."""
     return check_number(section.get(key, 1.0), section.path_of(key), least=1.0)
 
 
 def _tokens(section: Section, key: str) -> int:
-    """Tokens, 0 where the section does not say. A whole number may be written with a point, as 1e4 is."""
+    """A number of tokens; 0 without the key. YAML reads 1e4 as a float, which counts as whole."""
     tokens = check_number(section.get(key, 0), section.path_of(key), least=0.0)
     if tokens != int(tokens) or tokens > MAX_TOKENS:
         raise InputError(
@@ -104,7 +105,7 @@ def _tokens(section: Section, key: str) -> int:
 
 
 def _parse_pause(section: Section, key: str) -> Pause:
-    """`tool: 5 s`, or `tool: {mean: 5 s, cv: 2}`; no pause where the section does not say."""
+    """`tool: 5 s`, or `tool: {mean: 5 s, cv: 2}`; no pause without the key."""
     if key not in section:
         return Pause(0.0)
     if not isinstance(section.get(key), Mapping):
@@ -148,6 +149,6 @@ def _pause_document(pause: Pause) -> dict[str, Any]:
 
 
 def duration_text(seconds: float) -> str:
-    """A time as "10 min" where that is exactly this number of seconds, else in seconds."""
+    """A time as "10 min" if that is exactly this number of seconds, otherwise in seconds."""
     text = show_span(seconds)
     return text if quantity(text, "s", where="") == seconds else f"{shortest_digits(seconds)} s"

@@ -15,13 +15,14 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([^\W\d]\S*|%|/\S+)\s*")  # 200 ms
 
 
 def keys_of(path: str) -> list[str]:
-    """The keys of a path, from the outermost on; an empty one where a name is missing."""
+    """The keys of a path, the outermost first; a missing name is an empty key."""
     return [key.strip() for key in _DOT.split(path.strip())]
 
 
 def spelled_keys(document: Mapping[str, Any], path: str) -> list[str]:
-    """The keys of a path as this document spells them: those of `slo.ttft.p90` are `slo` and `ttft_p90` in
-    one with `slo: {ttft_p90: 2 s}`.
+    """The keys of a path as this document spells them.
+
+    For instance `slo.ttft.p90` has the keys `slo` and `ttft_p90` in a document with `slo: {ttft_p90: 2 s}`.
     """
     keys = keys_of(path)
     if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:
@@ -32,10 +33,10 @@ def spelled_keys(document: Mapping[str, Any], path: str) -> list[str]:
 
 
 def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str) -> dict[str, Any]:
-    """A copy with the value at `path`, or without that key where the value is None.
+    """A copy with this value at `path`, or without that key if the value is None.
 
-    Sections that are missing are added. Raises InputError, whose message begins with `where`, if the path
-    leads through a value that has no keys.
+    Missing sections are added. Raises InputError, whose message begins with `where`, if the path leads
+    through a value that has no keys.
     """
     keys = spelled_keys(document, path)
     changed = copy.deepcopy(dict(document))
@@ -57,9 +58,7 @@ def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str
 
 
 def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> float | str:
-    """The number at `path`, or a quantity such as "2 s", times `factor`. Raises InputError for other values,
-    and where there is none.
-    """
+    """The number at `path`, or a quantity such as "2 s", times `factor`; InputError for anything else."""
     value: Any = document
     for key in spelled_keys(document, path):
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -1,7 +1,7 @@
-"""A fleet.yaml beside a question: what it leaves open is as slo.yaml says.
+"""Completes a fleet.yaml from the slo.yaml of the question that is asked about it.
 
-That are `prices`, `sold_as` and `electricity` by GPU, `engine` or `host_overhead`, `lora` and `network`. What
-fleet.yaml says itself counts, and a plan.yaml says all of it.
+Keys that fleet.yaml lacks are taken from slo.yaml: `prices`, `sold_as` and `electricity` by GPU, `engine` or
+`host_overhead`, `lora` and `network`. A plan.yaml has all of them.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Document = Mapping[str, Any]
 def complete_fleet(
     fleet: Document, question: Document, task: PlanQuestion, catalog: Catalog
 ) -> dict[str, Any]:
-    """The document of a fleet with what it leaves open taken from `question`, the document of `task`."""
+    """The document of a fleet, completed from `question`, which is the document of `task`."""
     if "status" in fleet or "llms" in fleet:
         return dict(fleet)
     paid = paid_document(task.priced_gpus(catalog))
     section = question.get("fleet") or {}
     of_question = {"lora": question.get("lora"), "network": section.get("network")}
     if _batches_as_engine(fleet) and not {"engine", "host_overhead"} & {*fleet}:
-        # The host's time is of one of the two; a question has no more than one.
+        # Both keys give the host's time, so a fleet with one of them gets neither.
         of_question |= {"engine": question.get("engine"), "host_overhead": section.get("host_overhead")}
     open_keys = {key: value for key, value in of_question.items() if value is not None and key not in fleet}
     return {**fleet, **open_keys, **{key: _joined(paid.get(key), fleet.get(key)) for key in PAID_KEYS}}
 
 
 def _joined(of_question: object, own: object) -> object:
-    """Values by GPU; the fleet's own come last and count. What is no mapping is left to be refused."""
+    """Values by GPU, where the fleet's own replace the question's; what is no mapping is refused later."""
     if own is not None and not isinstance(own, Mapping):
         return own
     return {**(of_question if isinstance(of_question, Mapping) else {}), **(own or {})}
 
 
 def _batches_as_engine(fleet: Document) -> bool:
-    """Whether the fleet batches as the engine of a question does; others stand for other programs."""
+    """Whether the fleet batches as the engine of a question does, not as some other program."""
     policies = fleet.get("policies")
     usual = Policies().batching
     return not isinstance(policies, Mapping) or policies.get("batching", usual) == usual

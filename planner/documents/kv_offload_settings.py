@@ -5,7 +5,7 @@
     policies: {prefix_cache: true, kv_offload: {size: 200 GB, bandwidth: 50 GB/s,
                                                 disk: {size: 2 TB, bandwidth: 6 GB/s}}}
 
-`size` is each GPU's share of the host's memory, `bandwidth` that of its link to this memory
+`size` is each GPU's share of the host's memory, `bandwidth` is of its link to this memory
 (planner/models/kv_offload.py). With `shared: true` they are the size of one store for all workers, and the
 bandwidth of its link.
 """
@@ -27,8 +27,10 @@ KEYS = ("size", "bandwidth", "shared", "disk")
 
 
 def parse_kv_offload(policies: Section) -> KvOffload | None:
-    """The KV memory behind the GPUs that a section `policies` describes; None where the section has no such
-    key, or "none". Raises InputError with the key, what was found and what is valid.
+    """The memory behind the KV caches that a section `policies` describes; None without the key, or for
+    "none".
+
+    Raises InputError with the key, what was found and what is valid.
     """
     value = policies.get("kv_offload", None)
     if value is None or value == NONE:

@@ -2,9 +2,9 @@
 
     [{"worker": "mixed-0", "prompt": [101, 7, ...]}, {"worker": "mixed-1", "prompt": "You are ..."}]
 
-A plan's warm-up.json names blocks of the trace. A trace has no words, so users who know what the blocks
-stand for add a `prompt` (token ids, or text) to each row. A prompt with `keep_alive_s` is sent again when no
-request has begun with it for so long, so that it stays in the cache.
+A plan's warm-up.json names blocks of the trace. A trace has no texts, so users who know the texts of these
+blocks add a `prompt` (token ids, or text) to each row. A prompt is sent again if no request has begun with it
+for `keep_alive_s`, so that it stays in the cache.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from planner.files.jsontext import parse_json
 from planner.fleet import Fleet
 
 LEAST_KEEP_S = 0.1  # A prompt that is sent more often would be most of a worker's work.
-MOST_KEEP_S = 1e9  # 32 years: longer than any worker runs, and no infinity.
-MOST_NAMED = 5  # An error names at most so many workers.
+MOST_KEEP_S = 1e9  # 32 years: longer than any worker runs, but finite.
+MOST_NAMED = 5  # The most workers that an error names.
 
 
 @dataclass(frozen=True, slots=True)
 class WarmPrompt:
-    """A prompt that a worker computes first. `worker` is the worker's number, counted over all running pools.
-    The prompt is sent again `keep_alive_s` after its last use.
+    """A prompt that a worker computes first, and again `keep_alive_s` after its last use.
+
+    `worker` is the worker's number, counted over all running pools.
     """
 
     worker: int
@@ -35,9 +36,7 @@ class WarmPrompt:
 
 
 def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
-    """The prompts of a file. Raises InputError for a row without a prompt, or of a worker that the fleet does
-    not have.
-    """
+    """The prompts of a file. Raises InputError for a row without a prompt, or with an unknown worker."""
     names = fleet.worker_names
     with open_input(path) as stream:
         try:

@@ -1,8 +1,8 @@
 """Traffic and latencies of a running deployment per window of time, from vLLM's metrics.
 
-vLLM counts a request when it finishes. Arrivals of a window are its finished requests plus the rise of the
-number in flight. With prefill and decode workers both finish every request, the prefill worker after one
-token: so TTFT is taken from prefill workers, everything else from decode workers.
+vLLM counts a request when it finishes. The arrivals of a window are its finished requests plus the rise of
+the number in flight. In a pair both workers count every request, the prefill worker after one token. So TTFT
+is taken from prefill workers, everything else from decode workers.
 
 Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32). Where versions name a
 metric differently, the newer name comes first below.
@@ -46,7 +46,7 @@ NAMES = (
     *(FINISHED, RUNNING, WAITING, PREEMPTED, *KV_USE, *HITS, *QUERIES),
     *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),
 )
-# An engine with shorter answers on average is a prefill worker, whose answers all have one token.
+# All answers of a prefill worker have one token; an engine with a mean below this is one.
 _PREFILL_TOKENS = 1.5
 
 
@@ -54,10 +54,10 @@ _PREFILL_TOKENS = 1.5
 class LiveTraffic:
     """What a deployment did in N windows between `edges_s` (N + 1,), Unix time [s].
 
-    Arrays are (N,), NaN where nothing is known. `arrived` and `finished` are numbers of requests,
-    `input_tokens` and `output_tokens` the sums of finished ones. Prefix caches looked up `queried_tokens` and
-    had `hit_tokens` of them. `kv_use_frac` is the mean over workers, `running` and `waiting` are requests in
-    all of them, and `preempted` counts preemptions. `instances` is the number of engines with samples.
+    Arrays are (N,), NaN if unknown. `arrived` and `finished` are numbers of requests, `input_tokens` and
+    `output_tokens` sums over finished requests. Prefix caches looked up `queried_tokens` and had `hit_tokens`
+    of them. `kv_use_frac` is the mean over workers, `running` and `waiting` are requests in all workers, and
+    `preempted` counts preemptions. `instances` is the number of engines with samples.
     """
 
     edges_s: Floats
@@ -95,11 +95,11 @@ def live_traffic(
 ) -> LiveTraffic:
     """The deployment by windows of `every_s`.
 
-    `model` is the label model_name of the LLM; None where there is one only. In a fleet that
-    `is_disaggregated` prefill and decode have workers of their own.
+    `model` is the label model_name of the LLM, or None if there is only one. `is_disaggregated` if the fleet
+    has prefill and decode workers.
 
-    Raises InputError where the series are of several LLMs and `model` is none of them, where the metrics
-    that count requests are missing, and where no window is whole.
+    Raises InputError if the series are of several LLMs and `model` is not among them, if the metrics that
+    count requests are missing, and if no window is whole.
     """
     series, model = _select_model(series, model)
     finished = find_series(series, FINISHED)
@@ -159,7 +159,7 @@ def _select_model(series: Sequence[Series], model: str | None) -> tuple[Sequence
 
 
 def _instance_of(row: Series) -> tuple[str, ...]:
-    """What tells the engine of a series from others."""
+    """The labels that identify the engine of a series."""
     return tuple(row.label(key) for key in ("instance", "pod", "engine"))
 
 
@@ -199,7 +199,7 @@ def _interval_histograms(
     serving: Sequence[Series],
     edges_s: Floats,
 ) -> dict[str, SampledHistogram]:
-    """For each key the first of its names with samples, in the series of `series_of`, else of `serving`."""
+    """For each key, the histogram of its first name with samples, in `series_of[key]` or `serving`."""
     histograms: dict[str, SampledHistogram] = {}
     for key, candidates in names.items():
         for name in candidates:

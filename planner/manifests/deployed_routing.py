@@ -1,4 +1,4 @@
-"""Notes in manifests: sentences on where a deployment routes or queues otherwise than was simulated."""
+"""Notes in manifests: sentences on how a deployment routes or queues differently from what was simulated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.policies import (
     find_router_difference,
 )
 
-# Files that a cluster takes or leaves, and templates, which are the same for every plan.
+# Files that a cluster may do without, and templates, which are the same for every plan.
 _OPTIONAL = (
     kustomize.COMPONENTS,
     engine_command.ROUTER_FOLDER,
@@ -28,7 +28,7 @@ _UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Files that take no comments of
 
 
 def routing_notes(fleet: Fleet, target: str) -> list[str]:
-    """A sentence for every policy of the plan that the target lacks, or has in another shape."""
+    """A sentence for every policy of the plan that the target lacks or does differently."""
     policies = fleet.policies
     mixed, prefill, decode = ROUTERS_OF[target]
     unique_notes: dict[str, None] = {}
@@ -42,7 +42,7 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
             continue  # There is nothing to route among.
         difference = find_router_difference(ROUTING[planned_router], router)
         for_prompts = find_router_difference(ROUTING[policies.routing], router)
-        # A router with a single routing uses that of the prompts for decode workers too.
+        # A router with a single rule routes to decode workers, too, by the rule for prompts.
         if role == "decode" and ROUTERS[router].is_single and for_prompts.name != difference.name:
             difference = RouterDifference(for_prompts.name, is_lacking=True)
         unique_notes |= dict.fromkeys(_difference_text(router, ROUTING[planned_router], difference))
@@ -63,10 +63,10 @@ def _difference_text(
     difference: RouterDifference,
     lacking: str = "and plan.yaml says under `routers` whether the SLO is kept so",
 ) -> list[str]:
-    """One sentence on the difference, or none where there is no difference.
+    """One sentence on the difference, or none without a difference.
 
-    The sentence of a lacking policy ends with `lacking`: plans are simulated under the routers of targets,
-    not under other queues.
+    If the policy is lacking, the sentence ends with `lacking`. Its default refers to the simulations under
+    the routers of targets; there are none with other queues.
     """
     title, planned_text = ROUTERS[router].title, f"{planned.name} ({planned.words})"
     if difference.is_lacking:
@@ -77,9 +77,9 @@ def _difference_text(
 
 
 def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str, str]:
-    """A target's files, with the notes as comments in those of its router.
+    """A target's files, with the notes as comments in the files of its router.
 
-    A target without files of a router has them in all files but the optional ones.
+    If no file is of a router, the notes are in all files but the optional ones.
     """
     lines = "".join(f"# {note}\n" for note in note_lines)
     main = [path for path in files if not path.startswith(_OPTIONAL) and not path.endswith(_UNCOMMENTED)]
@@ -95,8 +95,10 @@ def _below_first_comment(text: str, lines: str) -> str:
 
 
 def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
-    """A target's files with a comment as their first line, in scripts below the one that names their shell;
-    files that take no comments stay as they are.
+    """A target's files with a comment as their first line, in scripts as their second, below the shell's
+    name.
+
+    Files of formats without comments stay as they are.
     """
     if not line:
         return dict(files)

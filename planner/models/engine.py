@@ -4,16 +4,18 @@
     sync     t = g + h                          a step begins when the host has seen the last one's tokens
     async    t = max(g, h) + r                  the next step is formed when this one begins, so a request
                                                 that arrives later is not in it; r has the form of h, and is
-                                                host time that runs beside no step
+                                                host time that overlaps with no step
 
 g is the GPUs' seconds (`planner.models.latency`). A request reaches its worker `front_end_s` after it
-arrives. There an API server (one per data-parallel rank) makes tokens of one prompt after the other,
+arrives. There an API server (one per data-parallel rank) tokenises one prompt after the other, in
 `prompt_token_s` for each token of a prompt, cached or not. It passes on at most `tokens_per_s` tokens, so
-t >= D / tokens_per_s. A request whose prompt is done reaches the API server of its decode worker `hand_off_s`
-later, which makes tokens of its text once more before the worker asks for the KV; with 0 the worker asks at
-once. The first time that a decode worker asks a prefill worker takes `first_hand_off_s` more, in a trace's
-warm-up: later ones have met before. With `first_token` "decode" nobody sees the token that a prefill worker
-makes: the decode worker computes the prompt's last token again and sends the answer from its first token on.
+t >= D / tokens_per_s.
+
+`hand_off_s` after its prefill a request reaches the API server of its decode worker, which tokenises the
+prompt once more before the worker asks for the KV; with 0 the worker asks at once. The first request that a
+pair of workers hands over takes `first_hand_off_s` more, because the two must connect. With `first_token`
+"decode" the client does not get the token that a prefill worker makes: the decode worker computes the
+prompt's last token again and sends the whole answer.
 """
 
 from __future__ import annotations

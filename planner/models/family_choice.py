@@ -1,4 +1,4 @@
-"""Which family of step times fits a table best, judged on steps that it has not seen.
+"""Chooses the family of step times that predicts a table best, judged on steps that were not fitted.
 
     choose_step_family(table) -> FamilyChoice    the family, its error by regime, where it is not monotone,
                                                  and a StepLatency
@@ -39,14 +39,14 @@ from planner.models.step_tables import StepTable
 
 SCORED_REGIMES = ("prefill", "decode_small", "decode_large", "mixed")
 TIE_FRAC = 0.0005  # Scores that differ by at most 0.05 percentage points count as equal.
-FALL_FRAC = 0.001  # A prediction that falls by less than this share, as work grows, is taken for rounding.
-GROWTH_FACTORS = (1.05, 1.25, 2.0)  # Predictions are compared with those for so many times the work.
-_MOST_STEPS_CHECKED = 200  # At most so many steps of a table are checked for falling predictions.
+FALL_FRAC = 0.001  # As work grows, a fall of the prediction by less than this share is a rounding error.
+GROWTH_FACTORS = (1.05, 1.25, 2.0)  # Predictions are compared with those for this many times the work.
+_MOST_STEPS_CHECKED = 200  # The most steps of a table that are checked for falling predictions.
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """How often a prediction falls where work of one kind grows, over the grid of `find_falls`."""
+    """How often a prediction falls as work of one kind grows, over the grid of `find_falls`."""
 
     growing: str  # The kind of work: "prompt", "prefix", "sequences" or "context".
     checked: int
@@ -58,9 +58,9 @@ class Fall:
 class FamilyChoice:
     """The family chosen for a table. `model` is fitted to the whole table and refuses to predict beyond it.
 
-    `errors_by_family[family][regime]` are errors on steps held out of the fit. `converted` are those of
-    `latency` where it is a refit of five numbers, None where `latency` is the family itself. `form` is the
-    corrected family's form where it is better than such a refit (`is_better`).
+    `errors_by_family[family][regime]` are errors on steps held out of the fit. `converted` are the errors of
+    `latency` if it is a refit of five numbers, None if `latency` is the family itself. `form` is the
+    corrected family's form if it is better than such a refit (`is_better`), otherwise None.
     """
 
     family: str
@@ -166,8 +166,9 @@ def score_errors(errors: Mapping[str, Errors]) -> float:
 
 
 def is_better(errors: Mapping[str, Errors], others: Mapping[str, Errors]) -> bool:
-    """Whether errors have a lower score than others, and are no larger for decodes of large batches, which
-    make up most of an engine's steps.
+    """Whether errors have a lower score than others, and are no larger for decodes of large batches.
+
+    Such decodes make up most of an engine's steps.
     """
     if not errors or score_errors(errors) >= score_errors(others):
         return False
@@ -196,7 +197,7 @@ def fit_candidate(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | 
 
 
 def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
-    """The model as five numbers, and whether that is exact; else they are fitted to its predictions for X."""
+    """The model as five numbers, and whether these are exact or fitted to its predictions for X."""
     if model.latency_ is not None:
         return model.latency_, True
     steps = np.unique(X, axis=0)
@@ -217,7 +218,7 @@ def find_falls(model: Any, X: Array) -> tuple[Fall, ...]:
     for growing in ("prompt", "prefix", "sequences", "context"):
         less = np.vstack([steps] * len(GROWTH_FACTORS))
         more = np.vstack([grow_work(steps, growing, growth) for growth in GROWTH_FACTORS])
-        # Only steps within the fit's range that have some of this work.
+        # Steps beyond the fit's range, and steps without this work, are left out.
         inside = (more <= model.x_max_).all(axis=1) & (more != less).any(axis=1)
         if inside.any():
             change = model.predict(more[inside]) / model.predict(less[inside]) - 1
@@ -246,7 +247,7 @@ def grow_work(X: Array, growing: str, growth: float) -> Array:
         kv_tokens = kv_tokens * more_decodes / np.maximum(decodes, 1.0)
         tokens, decodes = prefill_tokens + more_decodes, more_decodes
     elif growing == "prompt":
-        # A chunk of n new tokens behind c cached ones has n (c + (n + 1) / 2) pairs; here solved for c.
+        # A chunk of n new tokens after c cached ones has n (c + (n + 1) / 2) pairs, which gives c.
         mean_chunk = prefill_tokens / chunks
         cached = np.where(
             prefill_tokens > 0, pairs / np.maximum(prefill_tokens, 1.0) - (mean_chunk + 1) / 2, 0.0

@@ -1,7 +1,6 @@
-"""Limits the requests that are sent, and their cost: each is counted before it is sent, and written to the
-journal.
+"""Limits the number and the cost of requests: each is charged, and written to the journal, before it is sent.
 
-A request is charged with the most it can cost. Once its answer says how many tokens it had, the charge is
+A request is charged with the most it can cost. If its answer says how many tokens it had, the charge is
 corrected to their price. A request that failed keeps its full charge, because it may be billed.
 """
 
@@ -31,15 +30,15 @@ class SendingBudget:
         self.usd += sum(row["given_back_usd"] for row in self.journal.rows("given_back_usd"))
 
     def usd_of(self, input_tokens: int, output_tokens: int) -> float:
-        """The price of so many tokens [USD]; 0 if no price is known."""
+        """The price of these tokens [USD]; 0 if no price is known."""
         per_input, per_output = self.endpoint.usd_per_million or (0.0, 0.0)
         return (per_input * input_tokens + per_output * output_tokens) / 1e6
 
     def charge(self, input_tokens: int, output_tokens: int, *, share_frac: float = 1.0) -> float | None:
-        """Charge a request of at most so many tokens and return its price [USD].
+        """Charge a request of at most these tokens and return its price [USD].
 
         Returns None, and charges nothing, if all charges together would exceed `share_frac` of the budget.
-        Prompts that only warm caches get a share below 1, so that enough is left for what is measured.
+        Prompts that only warm caches get a share below 1, so that enough is left for measured requests.
         """
         usd, endpoint = self.usd_of(input_tokens, output_tokens), self.endpoint
         if endpoint.max_requests is not None and self.requests + 1 > endpoint.max_requests * share_frac:

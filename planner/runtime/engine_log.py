@@ -14,9 +14,10 @@ import pandas as pd
 
 from planner.models.step_tables import COLUMNS
 
-# What the log has of each step: its times, and COLUMNS but for the last, `t_s`, which follows from these.
+# The columns of a step in the log: its times, and COLUMNS without the last, `t_s`, which follows from the
+# times.
 STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
-# Where the engine's own thread computes (on a CPU): how long this thread had had a core when the step began
+# On a CPU the engine's own thread computes. Of this thread: how long it had had a core when the step began
 # and when it ended, its CPU seconds so far, and `waited`, 1 if the engine had no work before the step.
 OWN_COLUMNS = ("own_start_s", "own_end_s", "used_s", "waited")
 
@@ -36,8 +37,8 @@ class EngineRequest:
 class EngineLog:
     """All that one worker wrote.
 
-    `steps` has STEP_COLUMNS, OWN_COLUMNS (NaN where the engine's thread does not compute) and `t_s`, in order
-    of time. `engine`: its version and whether it schedules asynchronously, empty where the log lacks them.
+    `steps` has STEP_COLUMNS, OWN_COLUMNS (NaN if the engine's thread does not compute) and `t_s`, in order of
+    time. `engine` has its version and whether it schedules asynchronously; empty if the log lacks them.
     """
 
     steps: pd.DataFrame
@@ -49,17 +50,19 @@ class EngineLog:
         return bool(self.steps.own_end_s.notna().all())
 
     def on_its_own_clock(self, start_s: float) -> tuple[EngineLog, float]:
-        """This log on a clock that stands still while other processes hold the engine's core, and `start_s`
-        on that clock, which is 0.
+        """This log on a clock that stops while other processes have the engine's core, and `start_s` on it
+        (0).
 
-        While the engine has no work, this clock runs as the wall clock does; else it runs while the engine's
-        thread has a core. It is known where steps from `start_s` on begin and end, and runs evenly between.
+        While the engine has no work, the clock runs as the wall clock does; otherwise it runs while the
+        engine's thread has a core. The log gives its time at the begin and end of steps, between which it
+        runs evenly.
         """
         steps = self.steps[self.steps.start_s >= start_s]
         wall_s = np.column_stack([steps.start_s, steps.end_s]).ravel()
         between_s = steps.own_start_s - steps.own_end_s.shift(fill_value=np.nan)
         idle_s = steps.start_s - steps.end_s.shift(fill_value=start_s)
-        # A restarted engine's CPU seconds begin again at 0, which makes a gap negative: it is taken as idle.
+        # The CPU seconds of a restarted engine begin again at 0, so the gap is negative: it counts as idle
+        # time.
         before_s = np.where((steps.waited == 1) | between_s.isna() | (between_s < 0), idle_s, between_s)
         own_s = np.cumsum(np.column_stack([before_s, steps.own_end_s - steps.own_start_s]).ravel())
         wall_s, own_s = np.r_[start_s, wall_s], np.r_[0.0, own_s]
@@ -83,7 +86,7 @@ class EngineLog:
 
 
 def _own_columns(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """OWN_COLUMNS of a step's line; NaN where it has none."""
+    """OWN_COLUMNS of a step's line; NaN if the line lacks them."""
     if "own" not in row:
         return (np.nan,) * len(OWN_COLUMNS)
     return (*row["own"], row["used_s"], row["waited"])

@@ -1,6 +1,7 @@
-"""From the columns of a trace file to a Trace. `TraceRows` recognises the format by the header, checks each
-column, and puts clock, lengths, names and prefixes together. trace_reading.py (files) and frames.py (tables
-in memory) give it the rows in blocks.
+"""Makes a Trace of the columns of a trace file.
+
+`TraceRows` recognises the format by the header, checks each column, and puts clock, lengths, names and
+prefixes together. trace_reading.py (files) and frames.py (tables in memory) give it the rows in blocks.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from planner.units import DAY_S, counted
 
 MAX_SPAN_S = 100 * 365.25 * DAY_S  # A longer trace has times in another unit than seconds.
 OUT_OF_ORDER_FRAC = 0.01  # A smaller share of late rows is sorted, a larger one is an error.
-RESTART_FRAC = 0.01  # A clock that falls back to within this share of its span from its start has restarted.
+RESTART_FRAC = 0.01  # A clock has restarted if it falls back to within this share of its span from its start.
 # A numeric clock that begins above this (3 years) counts from a date and never restarts.
 DATE_S = 1e8
 # A warning is given if more than the first share of requests is left out; more than the second is an error,
@@ -58,10 +59,10 @@ class TraceFormat:
     """A public trace format, recognised by its columns without regard to case.
 
     `clock` is the column of arrival times: dates, or numbers of which `ticks_per_s` make a second.
-    `starts_at_zero`: time 0 is the first arrival; else the clock's own zero is kept.
+    `starts_at_zero`: time 0 is the first arrival; otherwise the clock's own zero is kept.
     `is_coarse`: the clock may give many requests one stamp, so arrivals may be spread between two stamps.
-    `block_tokens` are the tokens of a prefix block; 0 where ids stand for texts of any length, whose lengths
-    are in files beside the trace (texts.py). `also` are further columns that tell this format from others.
+    `block_tokens` are the tokens of a prefix block; 0 if ids are of texts of any length, whose lengths are in
+    files beside the trace (texts.py). `also` are other columns by which this format is recognised.
     """
 
     name: str
@@ -99,7 +100,7 @@ FORMATS = (
     TraceFormat("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
     TraceFormat("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
-PUBLISHED = tuple(each.name for each in FORMATS[2:])  # The first two formats are ours, these are of others.
+PUBLISHED = tuple(each.name for each in FORMATS[2:])  # The first two formats are our own.
 # Columns that any format may have, each under several names: the first name that a file has is taken.
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
@@ -132,7 +133,7 @@ class TraceRows:
         self.ticks: list[FloatArray] = []  # Arrivals in the clock's own unit, or in seconds for dates.
         self.origin: pd.Timestamp | None = None  # The first date, where the clock gives dates.
         self.has_zones: bool | None = None  # Whether dates say their zone; None before the first.
-        self.doubts: list[str] = []  # Sentences on what is doubtful in the rows; they become warnings.
+        self.doubts: list[str] = []  # Sentences on doubtful rows, which become warnings.
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])  # Of inputs, and of outputs.
         self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
@@ -200,7 +201,7 @@ class TraceRows:
             *self.rivals,
         )
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
-        rows = sum(map(len, self.ticks))  # So many rows were read before such a column began.
+        rows = sum(map(len, self.ticks))  # Rows that were read before such a column began.
         for name in (self.tenant, self.llm, self.adapter, self.task, self.block, self.request_id):
             if name is not None:
                 self.texts.setdefault(name, [""] * rows)
@@ -289,9 +290,7 @@ class TraceRows:
             )
 
     def _compare_rivals(self, counts: dict[str, IntArray], columns: dict[str, pd.Series[Any]]) -> None:
-        """Note a doubt, once, for each column that by its name holds lengths too, and differs from the column
-        that is read.
-        """
+        """Note one doubt for each other column that a length could be read from and that differs."""
         for name, read in tuple(self.rivals.items()):
             lengths = _to_floats(columns[name])
             has_value = lengths >= 0
@@ -313,7 +312,7 @@ class TraceRows:
         return [numbers for numbers, is_kept in zip(lists, keep.tolist(), strict=True) if is_kept]
 
     def _check_tokens(self, line: IntArray, name: str, column: pd.Series[Any]) -> IntArray:
-        """The token counts of a column (rows,); raises TraceError for a value that is none."""
+        """The token counts of a column (rows,); raises TraceError for a value that is no token count."""
         counts = _to_floats(column)
         is_bad = ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
         self._refuse_rows(is_bad, line, name, f"a whole number of tokens, 0 to {MAX_TOKENS}", column)
@@ -342,8 +341,9 @@ class TraceRows:
         return ticks
 
     def _parse_dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
-        """The times in UTC, NaT where a value is no time. Either all values name their zone, or none does and
-        all are taken as UTC; a mixture raises TraceError.
+        """The times in UTC; NaT for a value that is no time.
+
+        If no value names a zone, all count as UTC. Raises TraceError if only some values name one.
         """
         form: dict[str, Any] = {"format": "ISO8601", "cache": False}
         try:
@@ -376,8 +376,9 @@ class TraceRows:
         raise TraceError(f"{where}: expected {expected}, found {bad_value}")
 
     def _warn_of_dropped(self) -> tuple[str, ...]:
-        """A warning if more than a few requests were left out (blank lines do not count); raises TraceError
-        if too many were, or if none is left.
+        """A warning if more than a few requests were left out; raises TraceError if too many were, or all.
+
+        Blank lines do not count.
         """
         kept_requests = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}

@@ -4,11 +4,11 @@ Read in knative/serving at 98e5ef9 (2026-08-21): pkg/autoscaler/scaling/autoscal
 windows, rates of change, delay of scaling down), pkg/reconciler/autoscaling/kpa/scaler.go (to zero),
 defaults in pkg/autoscaler/config/config.go.
 
-The concurrency of a pool is the number of requests at its workers, and of those that wait because the pool
-has no worker. Every `every` (2 s) the mean concurrency over the stable window, and over the shorter panic
-window, is divided by the target per worker. Panic begins when the panic window asks for `panic_threshold`
-times the ready workers; until a whole stable window has passed below that, the pool does not shrink. A pool
-goes to zero when `grace` has passed after a stable window without any request.
+The concurrency of a pool is the number of requests at its workers, or waiting because the pool has no worker.
+Every `every` (2 s) its mean over the stable window, and over the shorter panic window, is divided by the
+target per worker. Panic begins when the panic window needs `panic_threshold` times the ready workers; then
+the pool does not shrink until a whole stable window has needed less. A pool goes to zero when `grace` has
+passed after a stable window without any request.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Knative:
         self.size = size
         self.stable = WindowMean(settings.window_s)
         self.panic = WindowMean(settings.window_s * settings.panic_window_frac)
-        # A new autoscaler of more than one worker panics, so that it keeps them for a stable window.
-        # When the panic window last asked for so much more; None outside a panic.
+        # The time at which the panic window last needed that much; None outside a panic. A new autoscaler of
+        # more than one worker begins in panic, so that it keeps them for a stable window.
         self.panic_s: float | None = 0.0 if size > 1 else None
         self.panic_size = size if size > 1 else 0  # The largest size of this panic.
         self.recent_maximum = RecentMaximum(self.settings.down_delay_s)
@@ -111,7 +111,7 @@ class Knative:
 
     def workers_for_means(self, time_s: float, ready: int, stable: float, panic: float) -> int:
         """The number of workers for the mean concurrencies `stable` and `panic` of the two windows."""
-        settings, workers = self.settings, max(ready, 1)  # Where none is ready Knative counts one.
+        settings, workers = self.settings, max(ready, 1)  # If none is ready, Knative counts one.
         target = settings.target * settings.utilization_frac
         most = math.ceil(settings.max_up_rate * workers)
         least = math.floor(workers / settings.max_down_rate)
@@ -127,8 +127,9 @@ class Knative:
         return size
 
     def _to_zero(self, time_s: float, wanted: int) -> int:
-        """The size for `wanted` workers, where a pool that is to go to zero does so in steps (kpa/scaler.go):
-        it keeps one worker for a stable window after it woke, then its size for `grace`.
+        """The size for `wanted` workers; a pool goes to zero in steps (kpa/scaler.go).
+
+        It keeps one worker for a stable window after it woke, then its size for `grace`.
         """
         if wanted:
             if not self.size:

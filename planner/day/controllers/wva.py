@@ -5,12 +5,13 @@ analyzer.go (its default, the analyzer by percentages) and its tests; thresholds
 config/manager/configmap-saturation-scaling.yaml; interval and HPA of charts/workload-variant-autoscaler.
 
 Pools of one role are variants of one model. A worker is saturated at `kv_threshold` of its KV cache or
-`queue_threshold` waiting prompts; the spare KV and spare queue of the other workers are averaged. If either
-is below `kv_spare` or `queue_spare`, the cheapest pool gets one worker more. If both would still be above
-with one worker fewer, and two workers are not saturated, the dearest pool loses one. Nothing is decided while
-workers start. The wanted size is a metric that an HPA follows, with the chart's windows of four minutes.
+`queue_threshold` waiting prompts. Spare KV and spare queue are means over the workers that are not saturated.
+If the spare KV is below `kv_spare`, or the spare queue below `queue_spare`, the cheapest pool gets one worker
+more. If both would be enough with one worker fewer, and two workers are not saturated, the dearest pool loses
+one. Nothing is decided while workers start. The wanted size is a metric that an HPA follows, with the chart's
+windows of four minutes.
 
-Readings here are means over a pool, so that its workers are saturated all together or not at all.
+Readings here are means over a pool, so all of its workers are saturated, or none is.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
         return 0
     kv, queue = settings.kv_threshold_frac, settings.queue_threshold
     unsaturated = [each for each in workers if each.kv_frac < kv and each.waiting < queue]
-    # Where all workers are saturated nothing is spare, as if one worker stood at both thresholds.
+    # If all workers are saturated nothing is spare, as with one worker at both thresholds.
     counted = unsaturated or [ReplicaLoad(kv, queue)]
     count = len(counted)
     kv_load = sum(each.kv_frac for each in counted) / count
@@ -101,7 +102,7 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
     def is_short(load_factor: float) -> bool:
         """Whether too little is spare if every worker has `load_factor` times its load."""
         spare_kv, spare_queue = kv - kv_load * load_factor, queue - queue_load * load_factor
-        # What is missing by less than 1e-12 is a rounding error, not a shortage.
+        # A shortage of less than 1e-12 is a rounding error.
         return spare_kv < settings.kv_spare_frac - 1e-12 or spare_queue < settings.queue_spare - 1e-12
 
     if is_short(1.0):
@@ -164,7 +165,7 @@ class Wva(HpaFollowed):
         return sizes
 
     def _change_by_one(self, reading: MetricsReading, role: Role, sizes: list[int]) -> None:
-        """Change the size of one pool of this role by a worker, or of none."""
+        """Change the size of one pool of this role by one worker, or leave all as they are."""
         pools = self.knowledge.with_role(role)
         # Requests in limbo wait because no pool has a worker; the cheapest pool gets one for them.
         if any(self.knowledge.limbo_of(reading, i) for i in pools) and not any(sizes[i] for i in pools):

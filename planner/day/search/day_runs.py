@@ -1,11 +1,13 @@
-"""Simulates sequences of pool sizes over a day, for planner/day/search/day_optimum.py: its master problem
-proposes sizes, and the simulations here say which windows of the SLO fail with them.
+"""Simulates a day with sizes that the search for the optimum proposes (planner/day/search/day_optimum.py).
 
-A step is here a stretch of the day with the same sizes, not an engine's step. A whole day is simulated with a
-timetable of sizes. A slice of the day shows that sizes in some steps make a window fail. The slice begins
-some time before the first of these steps, with every pool at its largest size until then, and ends a little
-after the window. If more workers and less earlier work never hurt, a window that fails in the slice also
-fails in the whole day. A window that holds in the slice may still fail in the day.
+The simulations show which windows of the SLO fail with these sizes. A step is here a stretch of the day with
+the same sizes, not an engine's step.
+
+A whole day is simulated with a timetable of sizes. A slice of the day shows more cheaply that the sizes in
+some steps make a window fail. The slice begins some time before the first of these steps, with every pool at
+its largest size until then, and ends a little after the window. If more workers and less earlier work never
+hurt, a window that fails in the slice also fails in the whole day. A window that holds in the slice may still
+fail in the day.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ Ints = npt.NDArray[np.int64]
 # Longer slices find more failures and take longer to simulate; these values were chosen by hand.
 # A slice begins this long before its first step, so that its workers are busy by then.
 RUN_IN_S = 60.0
-# A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most).
-# Workers of this time still serve requests that arrived in the window.
+# A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most), as
+# requests that arrived in the window are still served then.
 REACH_S = 10.0
 MOST_REACH_S = 120.0
 
@@ -144,7 +146,7 @@ class DayRuns:
         """
         pools = list(zip(self.fleet.pools, self.given_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
-        # A lower bound takes the cheapest and the fastest start of all pools that can prefill.
+        # For a lower bound the cheapest price and the fastest start of all pools that can prefill are taken.
         prefilling = [(pool, each) for pool, each in pools if pool.role != "decode"]
         starts_s = [each.start_s for _, each in prefilling]
         starts_s += [each.warm_start_s for _, each in prefilling if each.warm]
@@ -177,7 +179,6 @@ class DayRuns:
             # `most` (T, P) has the same sizes in every step.
             times_s, sizes = np.append(start_s, times_s), np.concatenate((self.terms.most[:1], sizes))
         part = self.simulate_slice(window, times_s, sizes)
-        # A part without requests misses nothing.
         return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.bounds_s))
 
     def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> Slice | None:
@@ -200,7 +201,7 @@ class DayRuns:
         is_last = window == self.window_count - 1
         bounds_s = np.array([self.windows_s[window], last_s if is_last else math.nextafter(last_s, 0)])
         # The given sizes count ready workers, so workers start at once. Up to twice the most workers may
-        # exist, as those that leave drain while others replace them.
+        # exist, as leaving workers drain while others replace them.
         slice_pools = [
             replace(pool, start_s=0.0, most=2 * int(most))
             for pool, most in zip(self.pools, self.terms.most[0], strict=True)
@@ -209,9 +210,7 @@ class DayRuns:
         return Slice(run, bounds_s - start_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
-        """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,), the
-        first 0, on.
-        """
+        """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,) on, 0 first."""
         run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
         return self._judge_day(workers, run)
 
@@ -235,10 +234,10 @@ class DayRuns:
 
 
 def _with_equal_starts(pool: ElasticPool) -> ElasticPool:
-    """The pool with one start-up time for all workers: the warm one if all may start warm, else the cold one.
+    """The pool with one start-up time for all workers, as the optimum needs it.
 
-    The optimum needs one time per pool. Where some workers could start warm, it starts them earlier than
-    needed, so its bill is no lower than what is possible.
+    It is the warm one if all workers may start warm, otherwise the cold one. Workers that could start warm
+    are then started earlier than needed, so the bill of the optimum is no lower than possible.
     """
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)

@@ -1,5 +1,7 @@
-"""From a log to a trace: finds the kind of the file and the role of each column; gather.py then puts the rows
-together. trace_reading.py calls it for every file that is no trace of formats.FORMATS.
+"""Reads logs into traces: finds the kind of a file and the role of each column.
+
+gather.py then puts the rows together. trace_reading.py calls this module for every file that is no trace of
+formats.FORMATS.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ _SUMS = {
 _TRACE_COLUMNS = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
 # Keys under which an object may hold the list of all rows, such as a page of an API.
 _LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
-_MOST_PAGE_KEYS = 6  # Such an object has at most so many keys.
-_MOST_BYTES = 512 * 2**20  # A file that is one object is read as a whole, at most so much of it.
+_MOST_PAGE_KEYS = 6  # The most keys of such an object.
+_MOST_BYTES = 512 * 2**20  # The most bytes of a file that is one object, as it is read as a whole.
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How files are read where they do not say it themselves: options of `plan trace`, or keys of slo.yaml.
+    """How to read files, by the options of `plan trace` or the keys of slo.yaml.
 
-    `columns` takes the place of a guess. `format` is one of NAMES. `zone` is the time zone of dates that name
-    none. With `salt` the names of tenants are hashed.
+    `columns` replaces a guess. `format` is one of NAMES. `zone` is the time zone of dates that name none.
+    With `salt` the names of tenants are hashed.
     """
 
     columns: Columns | None = None
@@ -69,13 +71,14 @@ class LogOptions:
         return self.columns is not None or self.format is not None
 
 
-ANY = LogOptions()  # Nothing is given, so all is found from the file.
+ANY = LogOptions()  # Without options everything is found from the file.
 
 
 @dataclass(slots=True)
 class LogSource:
-    """An open file. `first` is its first line that is not blank, `at` the number of that line, and `stream`
-    gives the lines after it. Parquet, which is no text, has a path alone.
+    """An open file: its first line that is not blank, the number of that line (`at`), and the lines after it.
+
+    A file of Parquet, which is no text, has only a path.
     """
 
     path: Path
@@ -84,7 +87,7 @@ class LogSource:
     at: int = 1
 
     def peek(self) -> bytes:
-        """The next bytes of the stream, a MiB at most. They are not taken from it."""
+        """The next bytes of the stream, a MiB at most, without consuming them."""
         next_bytes: bytes = self.stream.peek(2**20)
         return next_bytes
 
@@ -103,8 +106,9 @@ class LogSource:
 
 @dataclass(slots=True)
 class _Log:
-    """A log whose kind is known: its format's `name`, its columns, and the blocks of its rows. `is_guess`
-    says that the columns were guessed. `counted` is what errors count: "line", "row" or "object". `notes` and
+    """A log whose kind is known: its format's `name`, its columns, and the blocks of its rows.
+
+    `is_guess` if the columns were guessed. Errors count in "line", "row" or "object" (`counted`). `notes` and
     `doubts` (warnings) are for the trace; both are complete when all blocks were read.
     """
 
@@ -119,9 +123,7 @@ class _Log:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A trace, the format that it was read from, and the roles of its columns; None for a format whose
-    columns are fixed.
-    """
+    """A trace, its format, and the roles of its columns; None for a format with fixed columns."""
 
     trace: Trace
     format: str
@@ -179,8 +181,9 @@ def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
 
 
 def _opened(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
-    """The log with its columns. The content decides its format, unless `options` names it. Spans go into
-    `tree`, which later finds the requests that wait for others.
+    """The log with its columns; its format is the one in `options`, or found from the content.
+
+    Spans are added to `tree`, which later finds the requests that wait for others.
     """
     text = source.first
     if options.format in _MAY_BE_JSON and text[:1] in (b"{", b"["):
@@ -215,7 +218,7 @@ def _access(source: LogSource, options: LogOptions, kind: str) -> _Log:
             f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or "
             "Envoy's default"
         )
-    # One line less is parsed than was read, since a file that is being written may end within a line.
+    # The last line is left out, since a file that is being written may end within a line.
     sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
     columns = options.columns or access.columns_of(
@@ -269,7 +272,7 @@ def _csv(source: LogSource, options: LogOptions) -> _Log:
         return _Log(table.name, columns, blocks, doubts=doubts)
     _refuse_format(options, where)
     _refuse_sums(names, where)
-    # Names that are all numbers are no header but a row.
+    # A line of numbers is a row, not a header.
     if options.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
         raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
     sample = log_tables.csv_sample(names, source.peek())
@@ -296,8 +299,9 @@ def _csv_blocks(
     lengths: Collection[str],
     doubts: list[str],
 ) -> Iterator[log_tables.Block]:
-    """The `wanted` columns of a CSV, block by block. `figures` hold numbers or times, `lengths` token counts;
-    what is doubtful in them is added to `doubts`.
+    """The `wanted` columns of a CSV, block by block.
+
+    `figures` hold numbers or times, `lengths` token counts; doubts about them are added to `doubts`.
     """
     column_blocks = csv_tables.read_columns(
         source.path, source.stream, source.at, names, wanted, figures, doubts=doubts

@@ -1,4 +1,5 @@
-"""The log of `vllm serve --enable-log-requests`, with the lengths of requests where its level is DEBUG.
+"""Reads the log of `vllm serve --enable-log-requests`, which has the lengths of requests if its level is
+DEBUG.
 
     INFO 11-21 23:47:40 [request_logger.py:65] Received request chatcmpl-1: params: SamplingParams(...)
     DEBUG ... Request chatcmpl-1 details: prompt: '...', prompt_token_ids: [3, 4], prompt_embeds shape: None.
@@ -6,7 +7,7 @@
 
 The last line is written with `--enable-log-outputs`, for chats alone (vLLM 0.32,
 entrypoints/serve/utils/request_logger.py). Up to vLLM 0.10 the first line held `prompt_token_ids` itself.
-Where answers are not logged, the length of an answer is known only for requests with ignore_eos: it is their
+If answers are not logged, the length of an answer is known only for requests with ignore_eos: it is their
 max_tokens. We count token ids and do not keep prompts.
 """
 
@@ -41,7 +42,7 @@ LINE = re.compile(
 JSON_LINE = re.compile(
     rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<message>(?:[^"\\]|\\.)*)"'
 )
-_VLLM_LOGGER = b'"name": "vllm'  # JSON lines with this text are vLLM's, not those of another program.
+_VLLM_LOGGER = b'"name": "vllm'  # JSON lines with this text are vLLM's, not another program's.
 _RECEIVED = re.compile(rb"Received request (\S+?): ")
 _DETAILS = re.compile(rb"Request (\S+) details: ")
 _GENERATED = re.compile(rb"Generated response (\S+)(?: \((streaming delta|streaming complete)\))? details: ")
@@ -49,7 +50,7 @@ _ENDED = re.compile(rb"Request (\S+) (aborted|failed)\b")
 _MAX_TOKENS = re.compile(rb"[(, ]max_tokens=(\d+)[,)]")
 _ANSWER_COUNT = re.compile(rb"SamplingParams\(n=(\d{1,4}),")
 _LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
-# What stands before the list of token ids of a prompt ("in") and of an answer ("out").
+# The text before the list of token ids of a prompt ("in") and of an answer ("out").
 _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
 _PROMPT = b"prompt: "
 # vLLM writes no year. Every year counts as a leap year, so that February 29 has a place; `_time_ns` takes
@@ -58,15 +59,16 @@ DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
 _DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366
 _FEB_28 = 58  # The number of that day in its year, from 0.
 _NEW_YEAR_NS = 978_307_200 * 10**9  # The start of 2001, from which dates without a year count.
-# --max-log-len cuts prompts and lists of token ids at the same length. If so many prompts have as many
-# characters as token ids, and all the same number, the log was cut there.
+# --max-log-len cuts prompts and lists of token ids at the same length. If this many prompts have as many
+# characters as token ids, and all have the same number, the log was cut there.
 CUT_PROMPTS = 3
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request, with the number and the time of the first line on it. `max_tokens` is set only if the answer
-    has exactly as many tokens (ignore_eos).
+    """A request, with the number and the time of the first line on it.
+
+    `max_tokens` is set only if the answer has exactly as many tokens (ignore_eos).
     """
 
     line: int
@@ -84,8 +86,9 @@ def is_log(lines: Iterable[bytes]) -> bool:
 
 
 class VllmLog:
-    """Reads the lines of a log (`read`). At the end `rows` gives the requests; while it does so `notes` are
-    filled with what a user should know of the trace.
+    """Reads the lines of a log (`read`); at the end `rows` gives the requests.
+
+    While `rows` runs it adds to `notes` what a user should know of the trace.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,9 +96,9 @@ class VllmLog:
         self.requests: dict[bytes, _Request] = {}  # By vLLM's request id.
         self.notes: list[str] = []
         self.has_stamps: bool | None = None  # Whether lines begin with a whole date; None before the first.
-        # Days of the years before, and the number in its year of the day of the line before.
+        # Days of all earlier years in the log, and the day of the last line, by its number in the year.
         self._days, self._previous_day = 0, -1
-        # How many prompts have as many characters as token ids, by that number.
+        # For each number n: how many prompts have n characters and n token ids.
         self._cut: Counter[int] = Counter()
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> None:
