@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs, read_requests, traffic_option
+from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first, traffic_option
 from planner.commands.printed_tables import print_json, print_lines, print_markdown, print_rows
 from planner.errors import InputError
 from planner.files.checked_files import yaml_value
@@ -55,6 +55,7 @@ def compare(
 
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
     """
+    from planner.api.inputs import fleet_file_doubts, read_fleet
     from planner.api.simulating import compare as compare_fleets
     from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory
@@ -68,6 +69,8 @@ def compare(
     with Progress(quiet=quiet) as progress:
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
+        for _, path in paths:
+            say_first(fleet_file_doubts(path, read_fleet(path, rows, slo=slo)))
         # The requests as they are written: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         has_rate = traffic is not None
         requests = read_requests(trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_given=has_rate)

@@ -96,6 +96,7 @@ def day(
     Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
     no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
     """
+    from planner.api.inputs import fleet_file_doubts, plan_file, read_fleet
     from planner.day import day_page
     from planner.day.day_api import DayResult
     from planner.day.day_api import day as run_day
@@ -112,6 +113,8 @@ def day(
     }
     terms |= {"storage": storage, "billing": billing, "oracle": oracle or None}
     with Progress() as progress, at_work(executor, address):
+        if fleet is not None and plan_file(fleet).is_file():  # Of several LLMs it is a folder of theirs.
+            say_first(fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo)))
         requests = (
             None
             if trace is None
@@ -155,6 +158,7 @@ def run_controller(
     as_json: bool,
 ) -> None:
     """`plan simulate --autoscale`: one controller beside the fleet that stands all day."""
+    from planner.api.inputs import fleet_file_doubts, read_fleet
     from planner.day.day_api import DayResult
     from planner.day.day_api import day as run_day
     from planner.files.checked_files import write_file
@@ -169,6 +173,7 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
+        say_first(fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo)))
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         day_result = run_day(
             slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress

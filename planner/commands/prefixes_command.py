@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs, read_requests
+from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first
 from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
 from planner.errors import InputError
 from planner.units import counted, show_percent
@@ -57,7 +57,7 @@ def plan_prefixes(
     Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse; or,
     instead of a trace, slo.yaml with traffic: prefixes, or a tree of prefixes whose rates are known.
     """
-    from planner.api.inputs import read_fleet
+    from planner.api.inputs import fleet_file_doubts, read_fleet
     from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory, write_files
     from planner.search.prefixes.prefix_placing import prefill_pool
@@ -73,7 +73,8 @@ def plan_prefixes(
         keep_inputs([out / name for name in NAMES], trace, slo, fleet)
     with Progress() as progress:
         placed_fleet = read_fleet(fleet, read_catalog(catalog)) if fleet else None
-        if placed_fleet is not None:
+        if fleet is not None and placed_fleet is not None:
+            say_first(fleet_file_doubts(fleet, placed_fleet))
             prefill_pool(placed_fleet, pool)  # A wrong pool ends the command before a long trace is read.
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         _check_described(slo, requests)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work, keep_inputs
+from planner.commands.command_output import Progress, at_work, keep_inputs, say_first
 from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
@@ -45,7 +45,7 @@ def replan(
 
     Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
     """
-    from planner.api.inputs import plan_file, read_fleet
+    from planner.api.inputs import fleet_file_doubts, plan_file, read_fleet
     from planner.api.questions import read_task
     from planner.api.studying import replan_in
     from planner.documents.catalog import read_catalog
@@ -64,6 +64,7 @@ def replan(
         catalog_rows = read_catalog(catalog)
         task = read_task(slo, catalog_rows)
         running = read_fleet(file, catalog_rows, slo=task)
+        say_first(fleet_file_doubts(file, running))
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         planned_on = file.parent / "requests.csv"
         result = replan_in(study, task, running, planned_on, ReplanTerms(horizon_h, start_cost, stop_cost))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs, read_requests
+from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first
 from planner.commands.printed_tables import print_json, print_lines, print_table
 from planner.errors import InputError
 from planner.units import quantity
@@ -76,6 +76,7 @@ def schedule(
     limit is too tight.
     4: the gap was not closed in time.
     """
+    from planner.api.inputs import fleet_file_doubts, read_fleet
     from planner.api.scheduling import read_market
     from planner.api.scheduling import schedule as schedule_workers
     from planner.documents.planned_market import schedule_caveat
@@ -98,6 +99,8 @@ def schedule(
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market)) else []
+        if caveats:  # Of a plan: what a worker sustains is as its workers were planned.
+            say_first(fleet_file_doubts(market, read_fleet(market, catalog)))
         warnings = caveats + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
             market_terms,

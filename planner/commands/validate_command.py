@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, read_requests, traffic_option
+from planner.commands.command_output import Progress, read_requests, say_first, traffic_option
 from planner.commands.printed_tables import print_json, print_lines, print_mapping, print_rows
 from planner.domain import Slo
 from planner.errors import InputError
@@ -155,7 +155,7 @@ def validate(
     Exit code 5 when the engines did not keep the SLO (the plan's own, or --slo), else 6 with --strict when
     the prediction was off by more than is allowed.
     """
-    from planner.api.inputs import plan_file, read_fleet
+    from planner.api.inputs import fleet_file_doubts, plan_file, read_fleet
     from planner.api.validating import need_aiohttp, traffic_beside_plan, validate
     from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory
@@ -183,7 +183,8 @@ def validate(
     with Progress(quiet=quiet) as keys["progress"]:
         catalog_rows, file = read_catalog(catalog), plan_file(plan)
         traffic = traffic_option(rate, scale, window)
-        read_fleet(file, catalog_rows)  # A wrong fleet file ends the command before a long trace is read.
+        # A wrong fleet file ends the command before a long trace is read.
+        say_first(fleet_file_doubts(file, read_fleet(file, catalog_rows)))
         read = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
         result = validate(file, out, read, slo, traffic=traffic, catalog=catalog_rows, seed=seed, **keys)
     _print_result(result, out, read.warnings, json_output=json_output)
@@ -251,7 +252,7 @@ def serve(
     seed: shared_options.SeedOption = 0,
 ) -> None:
     """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
-    from planner.api.inputs import plan_file, read_fleet
+    from planner.api.inputs import fleet_file_doubts, plan_file, read_fleet
     from planner.api.validating import need_aiohttp
     from planner.documents.fleet_file import max_model_len_of
 
@@ -273,6 +274,7 @@ def serve(
 
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)
+    say_first(fleet_file_doubts(file, fleet))
     warm_prompts, keys = _warm_prompts(warm_up, fleet, file), _read_keys(api_keys)
     planned_tokens = max_model_len_of(read_yaml(file), file)
     settings = RouterSettings(

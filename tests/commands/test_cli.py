@@ -489,6 +489,35 @@ def test_a_limit_on_gaps_of_answers_of_one_token_is_not_judged(
     assert verdict in next(row for row in compared.splitlines() if "SLO" in row.split())
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "simulate --fleet PLAN --trace nowhere.csv",
+        "compare --fleet again=PLAN --trace nowhere.csv",
+        "goodput --fleet PLAN --trace nowhere.csv --slo SLO",
+        "replan --slo SLO --current PLAN --trace nowhere.csv",
+        "schedule PLAN --demand nowhere.csv",
+        "prefixes nowhere.csv --fleet PLAN",
+        "day --slo SLO --trace nowhere.csv --fleet PLAN",
+        "simulate --fleet PLAN --trace nowhere.csv --slo SLO --autoscale hpa",
+        "validate PLAN --trace nowhere.csv -o NEW",
+        "serve PLAN --engine rehearsal --api-keys nowhere",
+    ],
+)
+def test_every_command_doubts_a_plan_that_was_changed_by_hand(
+    planned: Planned, run: Run, tmp_path: Path, line: str
+) -> None:
+    """A worker more than was planned: what plan.yaml says of the plan is not true of it."""
+    plan = yaml.safe_load((planned.folder / "plan.yaml").read_text())
+    plan["workers"][0]["count"] += 1
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    given = {"PLAN": str(tmp_path / "plan.yaml"), "SLO": str(SLO), "NEW": str(tmp_path / "new")}
+    for word, value in given.items():
+        line = line.replace(word, value)
+    outcome = run(*line.split())  # It ends at the file that is missing.
+    assert outcome.code == 1 and "nowhere" in outcome.err and "they were changed since" in outcome.err
+
+
 # ---------------------------------------------------------------- trace and catalog
 
 

@@ -15,12 +15,13 @@ from questions import question, traffic
 
 import fleetplan
 from planner.api.results import PlanResult
+from planner.documents import facts
 from planner.documents.facts import Answered
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.models.engine import Engine
 from planner.models.spread import Factor, StepTimeSpread
-from planner.reports.fact_sentences import sentences
+from planner.reports.fact_sentences import sentence, sentences
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.best_fleet import FleetSearch, best_of
@@ -295,14 +296,28 @@ def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
     problem, best = best_of(
         search_llm(question(**SAFE, **stock), traffic(), CATALOG, seed=0, conditions=Conditions())
     )
-    with pytest.raises(
-        InfeasibleError, match=r"kept_in: no fleet .* the most that one does is \d+ %"
-    ) as error:
+    with pytest.raises(InfeasibleError, match=r"kept_in: no fleet .* none keeps more than the") as error:
         find_production_fleet(problem, best)
     assert "USD/h" in str(error.value) and "kept_in: 0." in error.value.relaxation
     most = error.value.most_kept
     assert most is not None and most.asked_frac == 0.9 > most.kept_frac and most.value >= most.on_paper > 0
-    assert f"is {100 * most.kept_frac:.0f} %, for {most.value:.2f} {most.unit}" in str(error.value)
+    assert most.value == most.on_paper and f"the cheapest on paper, {most.value:.2f}" in str(error.value)
+
+
+def test_the_share_beside_a_plan_on_paper_is_that_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search counts other scenarios than the answer: "39 %" stood beside "14 of 32"."""
+    paper = plan(question(**ONE_GPU), traffic(), CATALOG)
+    stock = {"fleet": {"gpus": {"h100-80g": paper.fleet.gpus}, "max_num_batched_tokens": 2048}}
+    count_kept = ScenarioTest.count_kept
+
+    def count_another(test: ScenarioTest, counts: Counts, number: int) -> facts.KeptIn:
+        return replace(count_kept(test, counts, number), kept=14, scenario_count=32)
+
+    monkeypatch.setattr(ScenarioTest, "count_kept", count_another)
+    found = plan(question(**SAFE, **stock), traffic(), CATALOG)
+    assert found.status == "not for production"
+    (why,) = [fact for fact in found.warnings if isinstance(fact, facts.TooFewKept)]
+    assert why.most_kept.kept_frac == 14 / 32 and "the most that one does is 43.8" in sentence(why)
 
 
 def test_without_a_spread_nothing_is_certified() -> None:

@@ -412,7 +412,21 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
             why = facts.TooFewKept(error.most_kept)
         if why is None:
             raise
-    return paper_in_scenarios(problem, paper, why)
+    production = paper_in_scenarios(problem, paper, why)
+    return replace(production, why_on_paper=_with_share_on_paper(why, production.answers[0].kept_in))
+
+
+def _with_share_on_paper(why: WhyOnPaper, kept_in: facts.KeptIn | None) -> WhyOnPaper:
+    """The reason, with the fleet on paper as the one that is kept most, where its answer says so: the search
+    counts fewer scenarios, and of large traffic on a model of it.
+    """
+    if not isinstance(why, facts.TooFewKept) or kept_in is None or not kept_in.scenario_count:
+        return why
+    most = why.most_kept
+    is_another = most.value > most.on_paper and most.kept_frac > kept_in.kept_frac
+    if is_another or kept_in.kept_frac >= most.asked_frac:
+        return why
+    return facts.TooFewKept(replace(most, kept_frac=kept_in.kept_frac, value=most.on_paper))
 
 
 def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) -> Production:
@@ -554,11 +568,17 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
             missed = in_time(partial(_fewest_missed, middle, weaker.oracle, fleet, count), middle)
     kept_frac, wanted = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
+    on_paper = in_unit(objective_paid(scenario_problem, paper.best), unit)
+    # The answer on paper has its own share, of other scenarios than the search's.
+    most = (
+        f"none keeps more than the cheapest on paper, {on_paper}"
+        if best is paper.best
+        else f"the most that one does is {100 * kept_frac:.0f} %, for "
+        f"{in_unit(objective_paid(scenario_problem, best), unit)} (on paper: {on_paper})"
+    )
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
-        f"scenarios; the most that one does is {100 * kept_frac:.0f} %, for "
-        f"{in_unit(objective_paid(scenario_problem, best), unit)} (on paper: "
-        f"{in_unit(objective_paid(scenario_problem, paper.best), unit)})",
+        f"scenarios; {most}",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=", or ".join(dict.fromkeys((f"{safety_kept(kept_frac)}, more stock", "safety: none"))),

@@ -31,14 +31,18 @@ class CommonShare:
     """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all keep.
 
     An LLM that requires a smaller share keeps only that, and one without safety only the traffic as written.
-    If each keeps what it requires the share is 1; but then there is an answer, and nobody asks for this.
+    If each keeps what it requires the share is 1; but then there is an answer, and nobody asks for this. With
+    `is_on_paper` the fleets are those on paper.
     """
 
     problems: Sequence[Problem]
     fleets: Sequence[Counts]
     kept_frac: float
+    is_on_paper: bool = False
 
     def __str__(self) -> str:
+        if self.is_on_paper:  # The answer on paper has its own share, of other scenarios than the search's.
+            return "no fleets were found that keep more scenarios together than those on paper"
         unit = OBJECTIVE_UNITS[self.problems[0].task.objective]
         value = sum(
             objective_paid(problem, counts)
@@ -67,7 +71,7 @@ def find_common_share(
     """
     # A share is tried as a count of scenarios of the LLM that has most of them.
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
-    best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper))
+    best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper), is_on_paper=True)
     kept_count = _floor(best.kept_frac * scenario_count)
     too_many = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # No LLM requires so many.
     while too_many - kept_count > 1 and not out_of_time():
