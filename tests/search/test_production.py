@@ -317,7 +317,7 @@ def test_the_share_beside_a_plan_on_paper_is_that_of_its_answer(monkeypatch: pyt
     found = plan(question(**SAFE, **stock), traffic(), CATALOG)
     assert found.status == "not for production"
     (why,) = [fact for fact in found.warnings if isinstance(fact, facts.TooFewKept)]
-    assert why.most_kept.kept_frac == 14 / 32 and "the most that one does is 43.8" in sentence(why)
+    assert why.most_kept.kept_frac == 14 / 32 and "the most that one does is 43.75" in sentence(why)
 
 
 def test_without_a_spread_nothing_is_certified() -> None:
