@@ -4,6 +4,7 @@ names."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,13 @@ from small_days import SmallDay, quick_day, random_day
 from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.table import parse_controller
 from planner.day.day_study import ControllerDay, DayQuestion, best_sizes, simulate_controller, terms_of
+from planner.day.search import any_moment_bound as day_bound
 from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns
 from planner.day.search.finer_day import finer_day
 from planner.errors import InfeasibleError
+from planner.solvers import any_moment
 from planner.solvers.any_moment import LevelStretches
 
 CONTROLLERS: tuple[tuple[str, dict[str, object]], ...] = (
@@ -60,6 +63,24 @@ def test_no_controller_costs_less(seeds: range) -> None:
             assert row.usd >= optimum_usd * (1 - 1e-9), (seed, row.name)
             kept += 1
     assert kept > len(seeds) / 3  # or nothing is tested
+
+
+def test_a_bound_without_time_left_takes_a_short_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its master had 30 s, whatever was left: a day of 40 s took 84."""
+    day, limits_s = random_day(0, disaggregated=False, windows=3, most=3), list[float]()
+    pools = tuple(replace(pool, least=max(pool.least, 1)) for pool in day.pools)
+    question = DayQuestion(day.fleet, pools, day.slo, day.trace, 0.0, 10.0)
+    runs = DayRuns(day.fleet, day.trace, day.slo, pools, terms_of(question))
+
+    def least_lives(*given: Any, time_limit_s: float, **how: Any) -> Any:
+        limits_s.append(time_limit_s)
+        return any_moment.least_lives(*given, time_limit_s=time_limit_s, **how)
+
+    monkeypatch.setattr(day_bound, "least_lives", least_lives)
+    bound = day_bound.any_moment_bound(runs, time_limit_s=0.0)
+    assert limits_s == [1.0] and bound.usd >= runs.least_paid().usd * (1 - 1e-9)
+    any_moment_bound(runs, time_limit_s=10.0)
+    assert all(0 < limit_s <= 10.0 for limit_s in limits_s)
 
 
 @pytest.mark.slow

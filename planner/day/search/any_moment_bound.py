@@ -48,6 +48,7 @@ FRONTIER_SHARE = 0.5  # The frontier may take this share of the work.
 SLICES_OF_FRONTIER = 3.5  # Slices per point of the frontier's grid, as counted on the same five days.
 GAP_FRAC = 0.003  # The master is solved to this share of its optimum, because only its bound is used.
 LONGEST_SOLVE_S = 30.0  # The longest time for one solution of the master.
+LEAST_SOLVE_S = 1.0  # The master is solved once, even when no time is left, so that there is a bound.
 SAME_FRAC = 1e-6  # Costs that differ by less than this share count as equal.
 LEAST_POINTS = 4.0  # The fewest points of the frontier's grid in a window, however little work it may take.
 ROUNDING_S = 1e-6  # Points of a grid that are nearer than this are one.
@@ -135,7 +136,10 @@ def any_moment_bound(
     all_cuts = shortest_needs([*all_cuts, *_frontier(slices, deadline)])
     bound_usd, lives = least_paid.usd, LevelStretches()
     while bound_usd < most_usd:
-        solution = least_lives(terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=LONGEST_SOLVE_S)
+        left_s = max(deadline - time.monotonic(), LEAST_SOLVE_S)
+        solution = least_lives(
+            terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=min(left_s, LONGEST_SOLVE_S)
+        )
         bound_usd = max(bound_usd, solution.bound_usd)
         if solution.up is None:  # The master found a bound and no sizes in time.
             break
@@ -157,7 +161,7 @@ def any_moment_bound(
 def _frontier(slices: _Slices, deadline: float) -> list[Needs]:
     """The cuts of the frontier, on a grid so wide that the frontier's share of the work suffices."""
     runs = slices.runs
-    too_few = _windows_with_too_few(slices)
+    too_few = _windows_with_too_few(slices, deadline)
     affordable_slices = FRONTIER_SHARE * slices.most_work / slices.usual_work
     points = affordable_slices / (SLICES_OF_FRONTIER * max(len(too_few), 1))
     cuts: list[Needs] = []
@@ -171,7 +175,7 @@ def _frontier(slices: _Slices, deadline: float) -> list[Needs]:
     return cuts
 
 
-def _windows_with_too_few(slices: _Slices) -> list[tuple[int, int, int]]:
+def _windows_with_too_few(slices: _Slices, deadline: float) -> list[tuple[int, int, int]]:
     """All (window, c, n) for which n workers of pool c are too few, even if they are there all the time."""
     too_few: list[tuple[int, int, int]] = []
     for c, pool in enumerate(slices.runs.terms.pools):
@@ -179,7 +183,7 @@ def _windows_with_too_few(slices: _Slices) -> list[tuple[int, int, int]]:
         for n in range(pool.least, pool.most):
             windows = [v for v in windows if slices.misses(v, [(*slices.span_s(v), c, n)])]
             too_few += [(v, c, n) for v in windows]
-            if slices.is_used_up:
+            if slices.is_used_up or time.monotonic() > deadline:
                 return too_few
     return too_few
 
