@@ -181,12 +181,11 @@ def validate(
     if url is not None:
         keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
     with Progress(quiet=quiet) as keys["progress"]:
-        catalog_rows, file = read_catalog(catalog), plan_file(plan)
-        traffic = traffic_option(rate, scale, window)
+        rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
         # A wrong fleet file ends the command before a long trace is read.
-        say_first(fleet_file_doubts(file, read_fleet(file, catalog_rows)))
+        say_first(fleet_file_doubts(file, read_fleet(file, rows)))
         read = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
-        result = validate(file, out, read, slo, traffic=traffic, catalog=catalog_rows, seed=seed, **keys)
+        result = validate(file, out, read, slo, traffic=traffic, catalog=rows, seed=seed, **keys)
     _print_result(result, out, read.warnings, json_output=json_output)
     if result.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
