@@ -17,6 +17,7 @@ from planner.search.level0.level0_search import Level0
 from planner.search.mixed import best_fleet
 from planner.search.mixed.best_fleet import FleetSearch, search
 from planner.search.mixed.mixed_fleets import MixedFleets
+from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.plan_problem import Problem
 
 
@@ -107,3 +108,20 @@ def test_the_stock_that_is_named_is_planned(document: dict[str, Any]) -> None:
     ((change,),) = caught.value.ways
     more = document | {"fleet": {"gpus": {"l4-24g": round(change.enough)}}}
     assert fleetplan.plan(more).to_dict()["gpus"] == change.enough
+
+
+def test_a_question_far_beyond_its_stock_is_refused_by_the_bound_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """3,000 requests/s on 16 H100: to simulate fleets that are large enough took minutes."""
+    monkeypatch.setattr(Oracle, "holds", lambda *_: pytest.fail("no fleet is simulated"))
+    with pytest.raises(
+        InfeasibleError, match=r"takes [\d,]+ GPUs, .* allow 16\. .*objective throughput"
+    ) as caught:
+        fleetplan.plan(
+            {"ttft": {"p95": "1 s"}, "tpot": {"p95": "50 ms"}},
+            llm="llama-3.1-70b",
+            traffic={"rate": 3000, "task": "chat", "duration": "20 s"},
+            fleet={"gpus": {"h100-80g": 16}},
+        )
+    assert (caught.value.kind, caught.value.constraint) == ("capacity", "stock of h100-80g")

@@ -26,7 +26,7 @@ from planner.search.evidence.robustness import find_robustness, priced_alternati
 from planner.search.level0 import pruning_rules
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_prices
-from planner.search.mixed.infeasible import with_relaxation
+from planner.search.mixed.infeasible import far_beyond, with_relaxation
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.stopping import USUAL_LIMIT_S
@@ -291,6 +291,8 @@ def search_llm(
     problem.progress(Stage("lower bound over all fleets", "bound"))
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
     problem = replace(problem, lower=lower)
+    if (error := far_beyond(problem)) is not None:
+        raise error
     if task.safety is None or prove:
         return search_policies(problem, start, prove=prove)
     # The rest of the work is for production, which is what will run.

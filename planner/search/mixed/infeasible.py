@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
-from planner.domain import COST, GPUS, OWNED, ROUNDING, FleetLimit, Limit, row_of
+from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit, Limit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
+from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
 from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
@@ -39,6 +40,9 @@ MOST_PROBED = 4  # The largest fleets of so many worker types are simulated to s
 MOST_PROBED_REQUESTS = 50_000
 MOST_WORKERS = 256  # More workers would stand idle in any question whose simulation is short.
 MOST_REASONS = 3  # If the search proved nothing, the error names so many reasons for which fleets failed.
+# From so many times a limit on, the bound on the work is told without a search for a fleet that is enough: of
+# 900,000 requests, for which 16 GPUs are 40 times too few, that search took minutes.
+FAR_BEYOND = 4.0
 LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
 
 
@@ -274,11 +278,51 @@ def infeasible(
         )
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO ({reason}). Raise {ways_text(ways)}"
-        f"{_with_which(problem)}{also_left_out(problem.task.unchecked_left_out)}",
+        f"{_with_which(problem)}{_carried_text(problem)}{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],
         ways=ways,
     )
+
+
+def far_beyond(problem: Problem) -> InfeasibleError | None:
+    """The error of a question that no fleet within the limits can answer, if the bound alone says that this
+    takes FAR_BEYOND times a limit or more, and to look for fleets would mean to simulate many requests. None
+    for all others, whose error names a relaxation with which a fleet holds.
+    """
+    if problem.lower is not None or len(problem.trace) <= MOST_PROBED_REQUESTS:
+        return None
+    limits = problem.limits
+    unlimited = FleetLimits(dict.fromkeys(limits.stock), by_gpu=limits.by_gpu)
+    gpus_in_stock = sum(count or 0 for name, count in limits.stock.items() if name == row_of(name))
+    amounts: list[tuple[FleetLimit, float | None, Objective]] = [
+        (GPUS, limits.gpus if None in limits.stock.values() else gpus_in_stock, "gpus"),
+        (POWER, limits.power_w, "power"),
+        (COST, limits.cost_usd_per_h, "cost"),
+    ]
+    for limit, amount, objective in amounts:
+        if amount is None:
+            continue
+        lifted = replace(problem, limits=unlimited, task=replace(problem.task, objective=objective))
+        least = lower_bound(lifted) or 0.0
+        if least >= FAR_BEYOND * amount:
+            unit = f" {limit.unit}"
+            return InfeasibleError(
+                "capacity: no fleet within the limits keeps the SLO: even the least work that it obliges "
+                f"takes {least:,.0f}{unit}, of which the limits allow {amount:,.0f}. Raise the limits, or "
+                f"lower the rate{_carried_text(problem)}",
+                kind="capacity",
+                constraint=[each.name for each, _ in limits.rows()],
+                relaxation=f"{limit.name} >= {least:.6g}{unit}, how much more is unknown",
+            )
+    return None
+
+
+def _carried_text(problem: Problem) -> str:
+    """The question of how much traffic the limits carry, unless that is what is asked."""
+    if problem.task.objective == "throughput":
+        return ""
+    return "; objective throughput, without a rate, finds how much they carry"
 
 
 def _undecided(
