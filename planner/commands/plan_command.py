@@ -382,7 +382,7 @@ def _print_proof(plan: Plan) -> None:
         value = unpriced_text(alternative, certificate.unit) or (
             f"{in_unit(alternative.objective, certificate.unit)} ({alternative_note(alternative, plan)})"
         )
-        if alternative.fleet is not None and alternative.label.startswith("only "):
+        if alternative.fleet is not None and alternative.is_of_one_gpu_type:
             value += f": {describe(alternative.fleet)}"
         print_lines(f"  {alternative.label}: {value}")
     for fact in certificate.assumptions:

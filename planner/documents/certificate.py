@@ -58,6 +58,11 @@ class Alternative:
     at_least: bool = False
 
     @property
+    def is_of_one_gpu_type(self) -> bool:
+        """Whether the question was planned again with one of its GPU types alone: "only h100-80g"."""
+        return self.label.startswith("only ")
+
+    @property
     def is_priced(self) -> bool:
         """Whether `objective` is what a fleet costs."""
         return math.isfinite(self.objective) and not self.at_least

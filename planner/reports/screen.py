@@ -33,7 +33,16 @@ from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import SAME_USD, decided_text, more_text, percent, router_text, sentence
-from planner.reports.words import TERMS, describe, idle_gpus_text, level0_line, listed, usd
+from planner.reports.words import (
+    TERMS,
+    alternative_note,
+    describe,
+    idle_gpus_text,
+    level0_line,
+    listed,
+    unpriced_text,
+    usd,
+)
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill, bill_fleet
@@ -397,9 +406,12 @@ def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
         per_million += f"; {of_fleet}{agents.usd_per_task:.3g} USD per task"
     if idle := idle_gpus_text(plan.bill):
         per_million += f"; {idle}"
+    per_million += f"; {plan.fleet.power_w / 1e3:,.1f} kW provisioned"
     return [
         *_why_this_many(plan),
         Glance("Cost per month", month_text(paid), per_million),
+        *_one_gpu_type(plan),
+        *_contexts(plan),
         *_prefix_caches(plan),
         *_committed(plan),
         breaks_first(plan),
@@ -408,6 +420,35 @@ def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
         *_routers(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
+
+
+def _one_gpu_type(plan: Plan) -> list[Glance]:
+    """What the question costs with each of its GPU types alone; empty where that was not planned."""
+    texts = []
+    for each in plan.alternatives:
+        if each.is_of_one_gpu_type:
+            price = unpriced_text(each, plan.certificate.unit) or (
+                f"{in_unit(each.objective, plan.certificate.unit)} ({alternative_note(each, plan)})"
+            )
+            texts.append(f"{each.label} {price}")
+    return [Glance("One GPU type", texts[0], "; ".join(texts[1:]))] if texts else []
+
+
+def _contexts(plan: Plan) -> list[Glance]:
+    """How many agents' contexts the KV caches hold at once; empty for traffic without agents."""
+    if plan.agent_figures is None:
+        return []
+    kv_tokens = sum(
+        pool.count * pool.type.dp * pool.type.kv_tokens
+        for pool in plan.fleet.running_pools
+        if pool.role != "prefill"
+    )
+    contexts = plan.trace.input_tokens + plan.trace.output_tokens
+    rooms = [
+        f"{kv_tokens / tokens:,.0f} of {tokens:,.0f} tokens, {which}"
+        for tokens, which in ((contexts.mean(), "the mean of requests"), (contexts.max(), "the longest"))
+    ]
+    return [Glance("KV caches", f"room for {kv_tokens:,} tokens", f"contexts at once: {'; '.join(rooms)}")]
 
 
 def _prefix_caches(plan: Plan) -> list[Glance]:

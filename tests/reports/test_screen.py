@@ -11,7 +11,7 @@ import pytest
 import yaml
 from plans import LIMITS, a_plan, a_robustness, a_simulation, a_trace, mixed, pairs
 
-from planner.documents.certificate import Throughput, certificate_document, read_certificate
+from planner.documents.certificate import Alternative, Throughput, certificate_document, read_certificate
 from planner.documents.facts import (
     Answered,
     Commitment,
@@ -32,7 +32,7 @@ from planner.models.spread import Factor, StepTimeSpread
 from planner.reports import answer_sentences, curves, drawing, report, screen, screen_charts
 from planner.reports.fact_sentences import more_text, sentence
 from planner.reports.output import certificate_json, plain, plan_yaml
-from planner.search.evidence.plan import Plan
+from planner.search.evidence.plan import AgentFigures, Plan
 
 
 def answered() -> Plan:
@@ -131,6 +131,32 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
     assert told["Breaks first"][0] == "1 decode worker of 3 lost"
     assert "TBT p99 is missed" in told["Breaks first"][1] and "+9.0 % step time" in told["Breaks first"][1]
     assert told["Measured"][0] == "1 of 6 inputs" and "estimated: step times" in told["Measured"][1]
+
+
+def test_the_price_of_each_gpu_type_alone_and_the_power_are_on_the_first_screen() -> None:
+    """Whoever asks B200 or H200 reads what the other costs; 20 GPUs, of which twelve have a cap of 350 W."""
+    plan = answered()
+    alone = Alternative("only b200-180g", plan.fleet, 1.5 * plan.certificate.value)
+    (alone_row,) = [
+        each
+        for each in screen.glance(replace(plan, alternatives=(*plan.alternatives, alone)))
+        if each.name == "One GPU type"
+    ]
+    assert alone_row.value.startswith("only b200-180g ") and "+50" in alone_row.value
+    told = {each.name: each.note for each in screen.glance(plan)}
+    assert "One GPU type" not in told and "KV caches" not in told
+    assert f"; {plan.fleet.power_w / 1e3:,.1f} kW provisioned" in told["Cost per month"]
+
+
+def test_agents_are_told_how_many_contexts_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = answered()
+    monkeypatch.setattr(Plan, "agent_figures", AgentFigures(24, 30.0, 0.5))
+    (row,) = [each for each in screen.glance(plan) if each.name == "KV caches"]
+    decode = next(pool for pool in plan.fleet.running_pools if pool.role == "decode")
+    tokens = decode.count * decode.type.kv_tokens
+    longest = int((plan.trace.input_tokens + plan.trace.output_tokens).max())
+    assert row.value == f"room for {tokens:,} tokens"
+    assert row.note.endswith(f"{tokens / longest:,.0f} of {longest:,} tokens, the longest")
 
 
 @pytest.mark.parametrize(
