@@ -32,7 +32,7 @@ from planner.solvers.whole_nodes import node_of
 from planner.units import HOUR_S, counted, show_clock, show_s, show_span
 
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
-HEAD = (
+HEAD = (  # The columns of `day_table`. Regret is the cost above the optimum.
     "Controller",
     "USD",
     "USD/h",
@@ -42,8 +42,8 @@ HEAD = (
     "Hurt by changes",
     "Regret",
 )
-# The causal bound is shown for a controller that misses one window in a hundred: nearly all are kept, and a
-# controller that knows only the past rarely keeps every one.
+# The bound for controllers that know only the past is shown for one that misses this share of the windows,
+# because such a controller rarely keeps every one.
 FEW_MISSED_FRAC = 0.01
 MOST_LISTED = 12  # Missed windows beyond these are only counted, so that the page stays short.
 
@@ -118,7 +118,7 @@ def _whole_nodes_lines(answer: DayAnswer) -> list[str]:
 
 
 def _any_moment_lines(optimum: Optimum) -> list[str]:
-    """The bound that holds if more workers never hurt, where it lies above the proved one."""
+    """The bound that needs the assumption that more workers never hurt, if it is above the proved one."""
     bound_usd = optimum.any_moment_usd
     if bound_usd is None or bound_usd <= optimum.proved_usd:
         return []
@@ -157,10 +157,10 @@ def least_gpu_hours(answer: DayAnswer) -> list[str]:
 
 
 def _causal_lines(answer: DayAnswer) -> list[str]:
-    """What a controller that does not know the future pays at least if it misses few windows.
+    """The least that a controller which does not know the future can pay if it misses few windows.
 
-    Empty without such a bound (planner/day/search/causal_bound.py), and on a day of so few windows that the
-    bound is no higher than the proved one.
+    Empty without such a bound (planner/day/search/causal_bound.py), and where it is no higher than the proved
+    one, as on a day of few windows.
     """
     optimum = answer.optimum
     if optimum is None or optimum.causal is None:
@@ -536,7 +536,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     lines += [
         f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
         for gpu, count in question.stock.items()
-        # Stock of other GPUs is not named. An entry is a GPU's row, or one market of it ("h100-80g@spot").
+        # Only GPUs of the fleet are named. A key of `stock` is a GPU, or one market of it ("h100-80g@spot").
         if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
     ]
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)

@@ -17,7 +17,7 @@ from planner.units import show_s
 
 
 def slo_doubts(slo: Slo) -> Iterator[str]:
-    """Limits that say nothing beside another, or ask for more than is usually meant."""
+    """Limits that a tighter limit makes useless, and limits on the slowest of all requests."""
     for limit in slo.limits:
         if limit.percentile_frac >= 1:
             yield (
@@ -33,7 +33,7 @@ def slo_doubts(slo: Slo) -> Iterator[str]:
 
 
 def slo_and_traffic_doubts(slo: Slo, trace: Trace) -> tuple[str, ...]:
-    """What is doubtful in an SLO, by itself and of this traffic."""
+    """What is doubtful in an SLO, by itself and together with this traffic."""
     return (*slo_doubts(slo), *traffic_doubts(slo, trace), *llm_doubts(slo, trace))
 
 
@@ -70,9 +70,9 @@ def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
 
 
 def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
-    """Limits on gaps between tokens where most gaps come after the last arrival, when none is judged."""
+    """Limits on gaps between tokens, if most gaps come after the last arrival: gaps then are not judged."""
     limits = [limit for limit in slo.limits if limit.metric_row.is_of_gaps]
-    # Where requests wait for answers, the traffic lasts as long as they do.
+    # Where requests wait for answers to others, arrivals go on until the answers have come.
     if not limits or trace.after.size:
         return
     gaps = trace.output_tokens - 1
@@ -87,7 +87,7 @@ def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
 
 
 def percentile_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
-    """Lines with a percentile that is the slowest of the traffic's few values: one late value misses them."""
+    """Limits, and an attainment, over so few values that a single late value misses them."""
     for limit in slo.limits:
         counted = limit.metric_row.counted
         values = _count_values(limit, trace)

@@ -114,7 +114,7 @@ def parse_row(row: Section) -> EngineRow:
     first, last = (_parse_version(row.get_required(key), row.path_of(key)) for key in ("from", "to"))
     if number_of(last) < number_of(first):
         raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
-    row.plain_text("error")  # How far the constants are off is for people; here it only has to be text.
+    row.plain_text("error")  # It says for people how far the constants are off, and only has to be text.
     return EngineRow(
         engine=_parse_name(row.get_required("engine"), row.path_of("engine")),
         first=first,
@@ -166,8 +166,8 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     if name == "vllm" and async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
         where = section.path_of("async_scheduling")
         raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
-    # Whoever measured a front end measured its tokenizer and router too; and a plan.yaml from before the
-    # three keys below has a front end and none of them. So the row's values do not stand in.
+    # A front end that was measured includes its tokenizer and router, and a plan.yaml older than the three
+    # keys below states a front end and none of them. In both cases the row's values would be added wrongly.
     has_own_front_end = "front_end" in section
     if has_own_front_end:
         row = replace(row, prompt_token_s=0.0, hand_off_s=0.0, first_hand_off_s=0.0)

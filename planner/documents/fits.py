@@ -1,4 +1,4 @@
-"""Reads and writes files of step times: fits of five numbers, and the forms of other programs.
+"""Reads and writes files of step times: our fits, and the forms in which other programs have step times.
 
     llm: meta-llama/Llama-3.1-70B            # a file of catalogs/latency, or one beside a fleet
     gpu: h100-80g
@@ -9,10 +9,11 @@
       - {tp: 4, knots_tokens: [1, 8192], f_s: [0.01, 0.11], a_s: 1e-9, b_s: 0, d_s: 1e-7, e_s: 0, h_s: 0.001,
          basis: "measured", mape_frac: 0.02, max_context_tokens: 9000, simulated: {form: corrected, ...}}
 
-`planner.models.latency` says what the numbers mean, `planner.models.foreign_forms` and `correction` the
-forms. A fit with `ep: true` is of expert parallelism: every GPU has whole experts and no slices of all. One
-with `dp: 2` is of two data-parallel ranks, and `joint_s` is the part of f_s that depends on the tokens of all
-ranks. Ranks on several nodes may have two fits, `all2all: deepep_low_latency` and `deepep_high_throughput`.
+`planner.models.latency` says what the numbers mean, `planner.models.foreign_forms` and `correction` explain
+the forms. A fit with `ep: true` is of expert parallelism: every GPU has whole experts instead of slices of
+all. A fit with `dp: 2` is of two data-parallel ranks, and `joint_s` is the part of f_s that depends on the
+tokens of all ranks. Ranks on several nodes may have two fits, `all2all: deepep_low_latency` and
+`deepep_high_throughput`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HEADER = ("llm", "gpu", "source", "date", "command")
 NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")  # Each fit has all of them.
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")  # None where they are not known.
 MIXED, EP, DP, JOINT, ALL2ALL = "m_s", "ep", "dp", "joint_s", "all2all"
-# What a fit that leaves out one of these keys means; `fit_row` leaves them out.
+# The value of each of these keys where a fit does not have it; `fit_row` leaves keys with this value out.
 LEFT_OUT: Mapping[str, Any] = {
     EP: False,
     DP: 1,
@@ -51,7 +52,7 @@ LEFT_OUT: Mapping[str, Any] = {
 }
 Split = tuple[int, bool, int, All2All]
 """TP, whether GPUs have whole experts, data-parallel ranks, how nodes exchange tokens ("": one node)."""
-HEADER_BYTES = 4096  # `llm` and `gpu` are in the first lines of a file, but after a long `source` perhaps.
+HEADER_BYTES = 4096  # `llm` and `gpu` are in the first lines of a file, perhaps after a long `source`.
 FIT_KEYS = (
     "tp",
     EP,
@@ -94,8 +95,8 @@ FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
         ("h_s", "context_step"),
     ),
 }
-"""Step times that are not five numbers, by the name of their form: its class, the keys of its lists of
-numbers, and those of its single numbers.
+"""By the name of a form of step times: its class, the keys of its lists of numbers, and the keys of its
+single numbers.
 """
 
 

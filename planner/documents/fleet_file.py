@@ -144,7 +144,7 @@ EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048  # The default for a worker whose row and policies name none.
 MOST_NAMED = 5  # An error names at most so many workers, or plans.
 MAX_WORKERS = 10_000  # More is taken for a typing error.
-CHANGED_FRAC = 1e-3  # Watts and prices of a plan.yaml are rounded to ten digits, and catalogs may be newer.
+CHANGED_FRAC = 1e-3  # Watts and prices that differ by less are equal: a plan.yaml rounds them, and so on.
 MOST_SEQS = 2**14  # Sequences of a worker; the simulator keeps a record for each.
 WORDING = Wording(
     one_of="must be one of {}",
@@ -159,7 +159,7 @@ FIT_WORDING = replace(WORDING, missing="")  # A missing key of a fit is checked 
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What the rows of `workers` are read with: what all pools have in common, and defaults for the rows.
+    """What is needed to read a row of `workers`: what all pools have in common, and defaults for the rows.
 
     `budget_tokens` is max_num_batched_tokens of the policies, None where they say nothing; with
     `budget_is_given` the caller gave it, and no row may have its own. Files that rows name lie in `folder`.
@@ -492,7 +492,7 @@ def _check_shortest_step(row: Section, form: fits.Form, tokens: int, decodes: in
 
 
 def _parse_speculation(row: Section, common: _Common) -> Speculation | None:
-    """How a pool drafts: as its row says, else as all pools do."""
+    """How a pool drafts tokens (speculative decoding): as its row says, else as all pools do."""
     if "speculative" not in row:
         return common.speculation
     where = row.path_of("speculative")
@@ -555,7 +555,7 @@ def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common)
                 f"true with dp {dp}"
             )
         return True
-    # Step times that the row states are taken to be of sliced experts, unless it says `ep: true`.
+    # If the row states its step times, they are taken to be of sliced experts, unless it says `ep: true`.
     default_ep = "latency" not in row and common.catalog.expert_splits(llm, gpu, tp)[0]
     ep = row.flag("ep", default_ep)
     if ep and not (llm.is_mixture and tp > 1):
@@ -646,7 +646,7 @@ def _step_times(
         file, fit = fits.read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
     except (OSError, ValueError):  # No file can have such a name.
         raise InputError(f"{value[:80]!r} is no name of a file") from None
-    # A file that leaves out its LLM or its GPU is taken to be a fit of this worker's.
+    # A file that leaves out its LLM or its GPU is taken to be a fit of the worker's LLM or GPU.
     fitted_llm, fitted_gpu = file.get("llm"), file.get("gpu")
     if isinstance(fitted_llm, str) and _without_name(catalog.llm(fitted_llm)) != _without_name(llm):
         raise InputError(f"{path} is a fit of {fitted_llm}, the fleet serves {llm.name}")

@@ -42,7 +42,7 @@ _LAYER_TYPES = {
 # Families in which every other layer has a window, the first one too, and whose config has no key that says
 # so.
 _ALTERNATE = ("gemma2", "gpt_oss")
-# In Llama 4 one layer in so many has no rotary embedding, where its config does not list those layers.
+# One layer of Llama 4 in so many has no rotary embedding, unless its config lists the layers without.
 _NOPE_INTERVAL = 4
 _IN_32_BITS = ("float32", "float")
 # What checkpoints call the attention of a layer.
@@ -107,7 +107,7 @@ def layer_kinds(shape: Section, layers: int) -> list[Kind]:
 
 
 def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
-    """The kind of each layer as the config has it, by the key of its family; "full" without such a key."""
+    """The kind of each layer by the key that its family of LLMs has for it; "full" without such a key."""
     family = str(shape.get("model_type", ""))
     if pattern := block_pattern(shape, layers):
         return [BLOCKS[letter][0] for letter in pattern]
@@ -141,7 +141,9 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
 
 
 def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
-    """The kinds of Kimi's layers. Its config lists those, from 1 on, that see all tokens or have a state."""
+    """The kinds of Kimi's layers. Its config lists, from 1 on, the layers that see all tokens, and those with
+    linear attention.
+    """
     full, linear = part.get("full_attn_layers"), part.get("kda_layers")
     for key, listed in (("full_attn_layers", full), ("kda_layers", linear)):
         if not isinstance(listed, list):
@@ -152,7 +154,7 @@ def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
 
 
 def _per_layer(shape: Section, key: str, per_layer: list[Any], layers: int) -> list[Any]:
-    """The entries of a key, which must be as many as there are layers."""
+    """`per_layer`, the entries under `key`; raises CatalogError unless there is one for each layer."""
     if len(per_layer) != layers:
         raise CatalogError(f"{shape.path_of(key)}: {len(per_layer)} entries for {layers} layers")
     return per_layer
@@ -162,7 +164,7 @@ def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> At
     """The attention of one layer whose kind `layer_kinds` gave; None if it has none."""
     hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
     attention: Attention
-    # A family with a form of its own is known by its keys; the last case is the form of all others.
+    # Families with an attention of their own are recognised by their keys; the last case is for all others.
     match kind:
         case None:
             return None
@@ -253,7 +255,7 @@ def _grouped_attention(
 
 
 def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int, int, int]:
-    """Query heads, KV heads, width of a key and of a value; some LLMs have others in layers with a window."""
+    """Query heads, KV heads, width of a key and of a value; some LLMs have others in layers with windows."""
     family = str(shape.get("model_type", ""))
     heads = first_count(shape, "num_attention_heads", "n_head", "num_heads")
     default_kv_heads = 1 if shape.get("multi_query") is True else heads

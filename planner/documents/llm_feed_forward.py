@@ -1,5 +1,5 @@
-"""The feed-forward block of each layer out of a config.json: one dense block, or experts that tokens choose
-from. `shape` is the part of config.json that describes the text model.
+"""Reads the feed-forward block of each layer from a config.json: one dense block, or experts, of which each
+token uses some. `shape` is the part of config.json that describes the text model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from planner.errors import CatalogError
 from planner.files.document_values import Section, nearest_names, refused_value
 from planner.models.llm import FeedForward
 
-# The keys of config.json under which LLMs have these values, the first that is there counts.
+# The keys under which the config.json of an LLM may have each of these values; the first that is there
+# counts.
 _WIDTH_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 _COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_KEYS = (

@@ -1,10 +1,10 @@
-"""catalogs/spreads.yaml: how far step times of each kind were from measured runs; and the spread of one fit.
+"""catalogs/spreads.yaml: how far step times of each kind were from measured runs; also `spread` of one fit.
 
 kernels, 16 bit:
   kind: kernels             # planner.models.latency.Kind
   weights: [bf16]           # weight formats of the LLMs; default: all
   experts: false            # LLMs with experts (true) or without; default: both
-  gpus: [h100-80g]          # default: all. The first row that fits counts.
+  gpus: [h100-80g]          # default: all. Of the rows that apply to a worker the first one counts.
   prefill: {median: 1.02, log_sd: 0.08}
   decode: {median: 1.00, log_sd: 0.05}
   source: ...
@@ -73,8 +73,8 @@ def parse_row(row: Section) -> SpreadRow:
 
 
 def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow]) -> StepLatency:
-    """Step times multiplied by the median factors of their row, so that a prediction is a median of measured
-    runs, and the row's spread around these medians.
+    """Step times multiplied by the median factors of their row, with the row's spread around these medians.
+    A prediction with them is a median of measured runs.
 
     Step times with a spread or a calibration of their own are not multiplied, because both were measured on
     the step times as they are.

@@ -589,7 +589,7 @@ def _refuse_drafts(question: Section, where: str) -> None:
 
 
 def _not_both(where: str, beside: str) -> InputError:
-    """The error for two settings that the simulator has each, and not together."""
+    """The error for two settings that are simulated one at a time, but not together."""
     return InputError(f"{where}: is not simulated {beside}; drop one of the two")
 
 
@@ -648,8 +648,8 @@ def _parse_stock(
 
 def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tuple[str, ...]:
     """The GPUs that are left out where the question names no GPU: those with unchecked step times, and those
-    of which the step times are estimates and the price has no source. `priced` are GPUs that the question
-    prices, which mends the latter.
+    of which the step times are estimates and the price has no source. `priced` are GPUs that have a price in
+    the question, which is a source.
     """
     guessed = {
         name for name in catalog.find_guessed_gpus(llm) if not {name, catalog.gpus[name].base} & set(priced)
@@ -710,7 +710,7 @@ def _parse_prices(
             for key in ("on_demand", "reserved")
             if key in price_section
         }
-        if uninterrupted:  # A plan runs around the clock, so reserved GPUs are used all the time too.
+        if uninterrupted:  # A plan runs around the clock and uses what is reserved: only the price counts.
             cheaper_key = min(uninterrupted, key=lambda key: uninterrupted[key])
             prices[name] = uninterrupted[cheaper_key]
             if cheaper_key == "reserved":
@@ -754,7 +754,7 @@ def _find_offers(
                 missing.append(name)
         spot_offer = offer_of(offers, provider, "spot") if wants_spot else None
         if spot_offer is not None:
-            # The offer is put as slo.yaml would have it, so that `_parse_spot` checks it too.
+            # The offer becomes a section as in slo.yaml, so that `_parse_spot` checks it too.
             like_prices = dict(section.values) | {"spot": f"{spot_offer.usd_per_h!r} usd/h"}
             on_spot.setdefault(name, _parse_spot(Section.from_document(like_prices, section.where)))
     if wants_spot and len(on_spot) == len(spot):
@@ -803,7 +803,7 @@ def _parse_numbers(
 ) -> tuple[int, ...]:
     """One number or a list of them, as in `pp: [1, 2]`; sorted."""
     value = section.get(key, default)
-    # An empty list is taken for a value, which `check_whole_number` refuses with its path.
+    # An empty list is read as one value, so that `check_whole_number` refuses it and names its path.
     listed = value if isinstance(value, list) and value else [value]
     numbers = tuple(sorted({check_whole_number(number, section.path_of(key)) for number in listed}))
     if numbers[-1] > most:

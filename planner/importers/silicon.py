@@ -4,7 +4,7 @@ NVIDIA measured the kernels of vLLM (GEMM, attention, experts, all-reduce) on th
 a step of N tokens is the sum of
 
     all operations but attention and the output head, at N tokens
-    the output head, at a row per prompt and per decode
+    the output head, for one token of each prompt and of each decode
     attention of the prompts, and attention of the decodes
 
 Scheduler, sampling and host take no time here, so a fit has host overhead h = 0. Needs
@@ -14,18 +14,19 @@ The tables are corrected where engines behave otherwise:
 
   fp8-block      its dense GEMMs were measured without CUDA graphs: none takes less than its launch, 60 to 90
                  us on H100 and 180 on B200, where fp8 with a scale per tensor takes 10. From 2048 tokens on,
-                 where launches do not count, their ratio is 0.9 to 1.2. So the times of fp8 with a scale
-                 per tensor are taken for both.
-  few tokens     an operation on N tokens takes at most its time on more tokens, because it can be padded;
-                 single entries of the tables are twice too long.
-  experts        one kind of table draws the experts of a token from a power law; in the other no two tokens
-                 share an expert before all are taken. Measured engines (Mixtral, Qwen3, MiniMax) touch as
-                 many experts as independent even choices do, E (1 - (1 - k/E)^N), so the other table is read
-                 at that number; gpt-oss-120b fits the power law (importers/silicon_experts.py).
+                 where launches hardly count, the two formats differ by 20 % at most. So the times of fp8
+                 with a scale per tensor are used for both.
+  few tokens     some entries of the tables are twice too long. An operation on N tokens can be padded to
+                 more tokens, so its time is bounded by the times for these.
+  experts        AIConfigurator has two kinds of table. One draws the experts of a token from a power law; in
+                 the other no two tokens share an expert before all experts are in use. Measured engines
+                 (Mixtral, Qwen3, MiniMax) use as many experts as independent even choices do,
+                 E (1 - (1 - k/E)^N), so the second table is read at this number of experts; gpt-oss-120b
+                 fits the power law (importers/silicon_experts.py).
   mixed steps    attention of prefills and of decodes was measured apart. If the GPU's row of the catalog says
                  that one launch serves both, decodes take at least `mixed_kv_s`.
-  unlike layers  LLMs with `groups` are summed in importers/silicon_config.py, as AIConfigurator itself reads
-                 their config.json.
+  unlike layers  LLMs with several groups of layers (`Llm.groups`) are summed in importers/silicon_config.py,
+                 as AIConfigurator itself reads their config.json.
   other nodes    on PCIe, all-reduces depend on the server: for the GPUs of ROW_REDUCES their times come from
                  the catalog.
 """
@@ -84,7 +85,7 @@ GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
 # Names for experts. FP8 with a scale per tensor is left out, as it was measured untuned.
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
 MOST_STEP_TOKENS = 32768  # Most prompt tokens in a step of the grid.
-HALF_MS = 500.0  # `tp_s` has the seconds of two all-reduces a layer: times this, the ms of one of them.
+HALF_MS = 500.0  # `tp_s` gives seconds of two all-reduces a layer; times this they are the ms of one.
 
 
 def step_grid() -> Iterator[StepShape]:
@@ -112,7 +113,7 @@ def step_grid() -> Iterator[StepShape]:
 
 
 def random_steps(rng: np.random.Generator, steps: int) -> Iterator[StepShape]:
-    """Steps off the grid, a third of each kind, to check a fit on steps that it has not seen."""
+    """Steps off the grid, to check a fit on steps that it has not seen: prefills, decodes and mixed steps."""
 
     def draw_log_uniform(low: int, high: int) -> int:
         return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
@@ -194,7 +195,7 @@ def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
 def _find_kernels(
     llm: Llm, gpu: Gpu, tp: int, ep: bool | None, folder: Path | None, dp: int = 1
 ) -> Kernels | silicon_config.ConfigKernels:
-    """The kernels of an LLM; the latest few are kept, as a table and its check need the same."""
+    """The kernels of an LLM. The latest are kept in memory: a table and its check need the same kernels."""
     if not _is_plain(llm):
         place = folder or silicon_config.config_folder(llm)
         if place is None:
@@ -249,8 +250,7 @@ def why_not_covered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
 class Kernels:
     """The kernels of one LLM, whose layers are alike, on `tp` GPUs of a system.
 
-    AIConfigurator extrapolates beyond its tables without saying so. Raises InputError where kernels are
-    lacking.
+    AIConfigurator extrapolates beyond its tables without saying so. Raises InputError if it lacks kernels.
     """
 
     def __init__(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool | None = None, dp: int = 1) -> None:
@@ -338,7 +338,7 @@ class Kernels:
 def _table_row(step: StepShape, t_ms: float) -> tuple[float, ...]:
     """The row of a step-time table for this step, in the order of COLUMNS."""
     prompts, new, cached, decodes, context = step
-    pairs = prompts * new * (cached + (new + 1) / 2)
+    pairs = prompts * new * (cached + (new + 1) / 2)  # Pairs of a new token and one that it attends to.
     return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_ms / 1e3
 
 
@@ -392,7 +392,7 @@ def _experts_operation(llm: Llm, split: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _config_json(llm: Llm) -> dict[str, Any]:
-    """A Hugging Face config.json of this shape."""
+    """A Hugging Face config.json with the LLM's shape, from which AIConfigurator compiles its engine."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -40,7 +40,7 @@ BASIS = f"silicon: AIConfigurator {silicon.VERSION} kernel times, without host o
 
 @dataclass(frozen=True)
 class FittedKernels:
-    """A file of fits, None if nothing could be fitted, and sentences on each fit that could not be made."""
+    """A file of fits as `document`, None if there is no fit; `left_out` says why others are missing."""
 
     document: dict[str, Any] | None
     left_out: tuple[str, ...]
@@ -96,7 +96,7 @@ def ranks_latency(own: StepLatency, joint_s: silicon.Floats) -> StepLatency:
     JOINT_TOKENS [s].
     """
     knots = np.array(JOINT_TOKENS, dtype=float)
-    # Measured times fall here and there, but more tokens can be taken to need no less time.
+    # Measured times fall here and there; more tokens cannot really take less time.
     joint_s = np.maximum.accumulate(joint_s)
     own_s = np.asarray(own.step_s(knots)) - own.h_s
     return dataclasses.replace(

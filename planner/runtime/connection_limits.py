@@ -1,9 +1,9 @@
-"""Accepts clients: addresses are bound before any engine starts, connections counted, silent ones ended.
+"""Accepts clients: binds addresses before any engine starts, counts connections, and ends silent ones.
 
-The HTTP server is aiohttp's. What it lacks is here: a limit on connections in all and of one client, below
-the number of files that the process may open. At the limit the connection that has been without a request for
-longest is ended to make room, so that silent ones lock nobody out. A connection that has sent no whole head
-of a request after `idle_s` is ended.
+The HTTP server is aiohttp's, which has no limits on connections. They are here, for all connections and for
+those of one client, below the number of files that the process may open. At the limit the connection that has
+been without a request for longest is ended to make room, so that silent ones lock nobody out. A connection
+that has sent no whole head of a request after `idle_s` is ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from planner.runtime.addresses import is_loopback
 
 FILES_KEPT = 256  # Files left for logs, listening sockets and health checks.
 FILES_EACH = 3  # Files of a connection: its own, one to an engine, one to an engine that is kept open.
-# Few files must not shut the server, and where files are unlimited a number is needed all the same.
+# The bounds on connections: a server with few files must not be shut, and unlimited files need a number too.
 LEAST_CONNECTIONS, MOST_CONNECTIONS = 16, 10**6
 BACKLOG = 1024  # Connections that may wait in the kernel before they are accepted.
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -36,8 +36,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ConnectionLimits:
     """The most connections in all, and of one client's address.
 
-    This machine's own addresses are not limited, as a proxy may stand there for many clients. A connection
-    may be `idle_s` without a request.
+    Connections from this machine itself are not limited, because they may come from a proxy for many clients.
+    A connection may be `idle_s` without a request.
     """
 
     connections: int = 10_000
@@ -202,9 +202,9 @@ def _most_open_files() -> float:
 
 
 def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]:
-    """Sockets on all addresses of `host`; nobody can connect yet, and nobody else take the port.
+    """Sockets on all addresses of `host`. Nobody can connect yet, but the port is taken.
 
-    Raises InputError for an address beyond this machine without API keys, and for one that cannot be had.
+    Raises InputError for an address beyond this machine without API keys, and for one that cannot be bound.
     """
     if not is_loopback(host) and not has_keys:
         raise InputError(f"--host {host}: reachable from outside, so API keys are needed; give --api-keys")
@@ -215,7 +215,9 @@ def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]
         raise InputError(f"--host {host[:100]}: no such address ({why})") from None
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(addresses):  # A name may have one twice.
+        for family, kind, protocol, _, address in dict.fromkeys(
+            addresses
+        ):  # A host may have an address twice.
             listener = socket.socket(family, kind, protocol)
             sockets.append(listener)
             listener.setblocking(False)

@@ -27,7 +27,7 @@ CONNECT_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0  # The default limit on a request's time, from its connection to its last token.
 MOST_FAILED_FRAC = 0.1  # The default of --max-failed.
 PROBE_TIMEOUT_S = 120.0  # The limit for a probe: a deployment may have to start up first.
-LIST_TIMEOUT_S = 30.0  # The limit for the list of models, which takes no LLM.
+LIST_TIMEOUT_S = 30.0  # The limit for the list of models, for which no LLM has to be loaded.
 MOST_CHARACTERS_SHOWN = 200  # Characters of a server's text that a message shows.
 # A server that others run may send without end, so answers are read up to these sizes.
 READ_BYTES = 64 * 1024  # The most bytes that are read of an answer that is no stream.
@@ -105,7 +105,7 @@ class Endpoint:
         return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MOST_CHARACTERS_SHOWN]
 
     def client(self) -> aiohttp.ClientSession:
-        """A session whose requests bear the key; each ends in bounded time."""
+        """A session whose requests have the key in their headers, and each end within `timeout_s`."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         # A server that packs its answer may hold tokens back until a block is full.
         return open_session(self.timeout_s, headers | {"Accept-Encoding": "identity"})
@@ -291,7 +291,7 @@ class _Stream:
         self._finish()
 
     def _take(self, event: dict[str, Any]) -> None:
-        """Count the tokens of one event, by what the server counts or by the choices that bring text."""
+        """Count the tokens of one event, by the server's own count, or as one for each choice with text."""
         choices = [choice for choice in event.get("choices") or () if isinstance(choice, dict)]
         usage = event.get("usage")
         counted = 0
@@ -315,7 +315,7 @@ class _Stream:
             self.tokens += new_tokens
 
     def _finish(self) -> None:
-        """Judge the stream: whether it is whole, and when each of its tokens came."""
+        """Note whether the stream is whole, and when each of its tokens came."""
         result, counted_tokens = self.result, self.result.output_tokens
         if not result.trouble and not self.has_ended:
             result.trouble = f"the stream broke off after {self.tokens} tokens"

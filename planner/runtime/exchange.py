@@ -1,4 +1,4 @@
-"""The router's side towards clients: reads and checks their requests, and writes answers and refusals."""
+"""What the router does towards clients: it reads and checks requests, and writes answers and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TENANT_HEADER = "X-Tenant"  # A gateway in front of the router may name the tena
 TENANT_CHARACTERS = 256  # The limit of a tenant's name; the router keeps names in memory.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
-MOST_OUTPUT_TOKENS = 10**9  # More are refused: JSON may have integers that are too long for a message.
+MOST_OUTPUT_TOKENS = 10**9  # More are refused, as JSON allows integers of any length.
 # A body is unpacked in pieces of this size, which takes about a millisecond; between them others are served.
 UNPACK_BYTES = 2**20
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # With this value zlib recognises the format by its first bytes.

@@ -63,7 +63,7 @@ class ProbedEndpoint:
 
 @dataclass(slots=True)
 class Probing:
-    """Sends the requests before the traffic, each of which is charged to the budget."""
+    """Sends the requests that probe an endpoint; each is charged to the budget."""
 
     client: aiohttp.ClientSession
     endpoint: Endpoint

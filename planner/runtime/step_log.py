@@ -11,8 +11,8 @@ writes the log itself, one JSON object per line:
 
 The first line has vLLM's version, and whether it schedules asynchronously. Times are CLOCK_MONOTONIC, which
 all processes of a machine share. A step ends when its tokens are on the host. It starts at the end of the
-step before, because users also wait for the engine's work between two steps. It starts when it was scheduled
-if the engine had no work before, and in logs with `own`. A request is written when it has finished;
+step before, because users also wait for the engine's work between two steps. But if the engine had no work
+before, and in logs with `own`, it starts when it was scheduled. A request is written when it has finished;
 `cached_tokens` are the prompt tokens that it found in the cache when it was first scheduled.
 
 On a CPU, where the engine's own thread computes the steps, three values are added. `own` is the clock of this

@@ -1,15 +1,14 @@
-"""What the router has seen of its workers and requests: workers that fail again and again, and requests that
-may have killed a worker.
+"""Keeps account of workers that fail again and again, and of requests that may have killed a worker.
 
-A worker that fails requests quickly has the shortest queue, so most policies would send it most requests. A
-worker that failed LEAST_FAILURES times in a row is passed over for 1, 2, 4 ... LONGEST_REST_S seconds, unless
-no other can take a request; an answer ends the rest.
+A worker that fails its requests at once has the shortest queue, so most policies would send it most of the
+requests. So a worker that failed LEAST_FAILURES times in a row is passed over for 1, 2, 4 ... LONGEST_REST_S
+seconds, unless no other can take a request; an answer ends the rest.
 
 A request that was on a worker when the worker went down may have killed it, or may have been beside the
-request that did. The request is a suspect from then on: it is sent only to a worker that has just answered
-and got no other suspect within TRIAL_S, and is on trial there. If a worker goes down with a single request,
-or with the suspect on trial there, that is a strike against this request alone. After STRIKES the router
-refuses it.
+request that did. The request is a suspect from then on: it is sent only to a worker that has just answered a
+health check and got no other suspect within TRIAL_S, and is on trial there. If a worker goes down with a
+single request, or with the suspect on trial there, that is a strike against this request alone. After STRIKES
+the router refuses it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LONGEST_REST_S = 60.0  # After a minute a worker that works again is worth a try
 # In this time a worker computes a prompt of several thousand tokens; most requests that kill a worker do so
 # while it computes their prompt.
 TRIAL_S = 1.0
-STRIKES = 2  # One death may be chance; a third worker is not risked.
+STRIKES = 2  # One death may be chance; after two no third worker is risked.
 
 
 class Suspect(Protocol):
@@ -62,7 +61,7 @@ class Trust:
         return self.resting_workers
 
     def note_answer(self, w: int) -> None:
-        """The worker served a request, or has started anew: its row of failures ends."""
+        """The worker served a request, or has started again: its failures in a row are over."""
         record = self.records[w]
         if record.failures:
             record.failures, record.rests_until_s = 0, 0.0

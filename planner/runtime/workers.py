@@ -1,11 +1,12 @@
 """Keeps a plan's workers alive: one engine process each, on a port of its own, watched and restarted.
 
 A worker that exits, or whose /health does not answer three times in a row, is killed with all its children
-and started again on another port, after a pause that doubles with every failure. One that fails too often
-in a row is given up: until it has cooled down, or for good if it has never been up, because then its settings
+and started again on another port, after a pause that doubles with every failure. A worker that fails too
+often in a row is not started for a while, and never again if it has never been up, because then its settings
 are wrong. Every start of an engine has an identity, which is in all its answers, so that another server on
 the same port is not taken for it. Each engine is a session of its own: Ctrl-C in the terminal reaches only
-this process, which stops them. If this process is killed, the kernel ends them (planner/runtime/launch.py).
+this process, which stops the engines. If this process is killed, the kernel ends them
+(planner/runtime/launch.py).
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ STEADY_S = 60.0  # A worker that is up for so long has its earlier failures forg
 # While an engine starts, its health is asked for ten times as often as later, and at least this often.
 START_POLL_FRAC, LONGEST_START_POLL_S = 0.1, 0.25
 LAST_LINES = 3  # Lines at the end of a log that a message quotes.
-LAST_BYTES = 65_536  # These lines are looked for in so many bytes at its end.
+LAST_BYTES = 65_536  # Only so many bytes at the end of the log are searched for these lines.
 UP = "up after start {}"  # The event of an engine that has come up, with the number of its start.
 FIRST_START = UP.format(1)
 EVENTS = 10_000  # A group of workers remembers so many of its latest events.
-KV_MARGIN = 1.25  # vLLM's KV space on a CPU must be larger than its blocks; by how much was tried out.
+KV_MARGIN = 1.25  # vLLM's KV space on a CPU must be so much larger than its blocks, as trials showed.
 CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs multiples of 32.
 
 

@@ -29,7 +29,7 @@ from planner.errors import InputError
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
-# Seconds per output token of a usual fleet, by which it is decided how many tasks an agent gets.
+# Seconds per output token of a usual fleet; an agent gets as many tasks as it would do at this speed.
 NOMINAL_TOKEN_S = 0.02
 # The time of a simulation grows with the ids of blocks. So blocks are made larger until all prompts together
 # have at most the first number of ids, and the mean prompt has at most the second.
@@ -42,7 +42,7 @@ AGENT_STREAM = 40
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A lognormal time by its mean [s] and coefficient of variation."""
+    """A random time, lognormal, given by its mean [s] and its coefficient of variation."""
 
     mean_s: float
     cv: float = 1.0
@@ -160,7 +160,7 @@ class _Agent:
         rng, agents = self.rng, self.agents
         # The first session had this many tasks before time 0.
         past_tasks = int(rng.integers(0, max(round(agents.tasks), 1)))
-        # `last_request` -1: the agent has sent none.
+        # -1 for `last_request` means that the agent has sent none.
         time_s, last_request, tasks_left, repository = 0.0, -1, 0, 0
         while time_s < duration_s:
             if tasks_left == 0:
@@ -179,7 +179,7 @@ class _Agent:
         return self.shared_tokens + own_tokens
 
     def _past_tokens(self, tasks: int) -> int:
-        """Tokens that a session has from `tasks` tasks before time 0. They are cut to a random share of half
+        """Tokens that a session has from `tasks` tasks before time 0. They are cut to a random part of half
         the room for contexts, so that the first turns fit.
         """
         if not tasks:

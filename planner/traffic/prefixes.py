@@ -1,17 +1,17 @@
 """What the prompts of a trace share: its prefix tree, the tokens that hit a prefix cache of any size, and the
 time between uses of a block.
 
-A node of the tree is a series of blocks that the same requests use; after it some of these requests go on
-with different blocks, or end. Nodes are numbered by first use, so a parent has a lower number than its
-children.
+A node of the tree is a series of blocks that the same requests use; after it these requests go on with
+different blocks, or some of them end. Nodes are numbered by first use, so a parent has a lower number than
+its children.
 
-Hit ratios are those of one LRU cache of blocks that is filled on arrival. A block hits only if all blocks
-before it in its prompt hit. A request touches its last block first and its first block last, as engines do
-when they free blocks. So a parent was never used longer ago than its child, and LRU evicts leaves. The cache
-is then a stack: a block hits in every cache larger than its stack distance, the number of distinct blocks
-used since its last use (Mattson et al. 1970), and one pass gives the curve for all sizes. Blocks of a path
-that were last used together lie together in the stack. So a Fenwick tree over requests, which are fewer than
-blocks, finds the distances.
+Hit ratios are those of one LRU cache of blocks, which has the blocks of a request as soon as it arrives. A
+block hits only if all blocks before it in its prompt hit. A request uses its last block first and its first
+block last, as engines do when they free blocks. So a parent was never used longer ago than its child, and LRU
+evicts leaves. Such a cache is a stack: a block hits in every cache larger than its stack distance, the number
+of distinct blocks used since its last use (Mattson et al. 1970), so one pass gives the curve for all sizes.
+Blocks of a path that were last used by the same request lie together in the stack. So a Fenwick tree over
+requests, which are fewer than blocks, is enough to find the distances.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixTree:
-    """Arrays (V,), one entry per node, parents first.
+    """Arrays (V,), one entry per node, parents first; n is the number of requests.
 
     `parent` is -1 for roots. A node has `blocks` blocks with `tokens` tokens together, which come after the
     `start_tokens` of its ancestors; `requests` prompts contain it. `end` (n,) is the deepest node of each
@@ -79,7 +79,7 @@ class PrefixTree:
         """
         is_key = self.tokens > self.start_tokens
         nearest = np.where(is_key | (self.parent < 0), np.arange(len(self)), self.parent)
-        # After each round a node has looked up twice as far.
+        # Each round doubles the number of ancestors among which every node has searched.
         while ((further := nearest[nearest]) != nearest).any():
             nearest = further
         return nearest
@@ -108,8 +108,8 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """For every use of a block (m,): the request that used the block before, and how many other blocks were
-    used in between. Both are -1 at the first use of a block.
+    """For every use of a block (m,): `previous` is the last request that used it before, and `distance` how
+    many other blocks were used in between. Both are -1 at the first use of a block.
     """
 
     previous: Int32Array
@@ -298,7 +298,7 @@ def working_set_tokens(trace: Trace, blocks: Blocks, reuse: Reuse, window_s: flo
     window = window_of[blocks.owner]
     is_first = (reuse.previous < 0) | (window_of[reuse.previous] != window)
     tokens = np.bincount(window[is_first], weights=blocks.tokens[is_first], minlength=int(window_of[-1]) + 1)
-    # A window that the trace ends within is no whole one.
+    # A window within which the trace ends is left out.
     return np.asarray(tokens[: max(int(trace.duration_s // window_s), 1)], dtype=np.float64)
 
 
@@ -323,7 +323,8 @@ class PrefixSummary:
     and its key portion (`PrefixTree.key_nodes`); `key_requests` counts the requests of every key portion that
     has more than one. `reuse_gap_s` are percentiles over block hits of the time since the block's last use.
     `hit_frac` maps a cache size [tokens] to the share of input tokens that hit, shared by all requests;
-    `round_robin_hit_frac` the number of workers, each with an endless cache, to what blind routing leaves.
+    `round_robin_hit_frac` maps a number of workers, each with an endless cache, to the share that hits if
+    requests go to them in turn.
     """
 
     name: str
@@ -415,11 +416,11 @@ def summarise_prefixes(trace: Trace) -> PrefixSummary:
 
 @compiled
 def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
-    """The number of the pair (parent, id) of every use, by first use, and each number's parent. A hash table
-    with open addressing finds the pairs; a slot holds a number, -1 if it is free.
+    """The arrays `node` and `parent` of `Blocks`: the number of the pair (parent, id) of every use.
 
-    Turns of a session repeat all that was said before. So where a pair is found, the blocks behind it are
-    first compared with those of the last prompt that had it: only where they part is the table needed again.
+    A hash table with open addressing finds the pairs; a slot holds a number, -1 if it is free. Turns of a
+    session repeat all that was said before. So where a pair is found, the blocks after it are first compared
+    with those of the last prompt that had the pair, and the table is needed again only where they differ.
     """
     node = np.empty(len(ids), np.int32)
     room = 1 << 16  # Pairs that fit at first; doubled when full.
@@ -457,7 +458,7 @@ def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
             k += 1
             if other == i:
                 continue
-            # Up to here both prompts have the same blocks, so both are this far behind their beginnings.
+            # Both prompts have the same blocks so far, so this use is at the same place in both.
             at, other_end = offsets[other] + k - offsets[i], offsets[other + 1]
             while k < end and at < other_end and ids[k] == ids[at]:
                 above = node[at]
@@ -468,7 +469,9 @@ def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
 
 @compiled
 def _hash(above: int, block: int) -> np.int64:
-    """Multiplicative: odd constants (2^64 / golden ratio, a large prime), the high bits folded down."""
+    """A hash of the pair, by multiplying with odd constants (2^64 / golden ratio, a large prime) and folding
+    the high bits down.
+    """
     mixed = np.uint64(block) * np.uint64(0x9E3779B97F4A7C15)
     mixed += np.uint64(above + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
     return np.int64((mixed ^ (mixed >> np.uint64(29))) >> np.uint64(3))
@@ -476,9 +479,7 @@ def _hash(above: int, block: int) -> np.int64:
 
 @compiled
 def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array, Int32Array]:
-    """The arrays of `Reuse`. `count` is a Fenwick tree over requests: it holds how many blocks each used
-    last.
-    """
+    """The arrays of `Reuse`. `count`, a Fenwick tree, says how many blocks each request used last."""
     requests = len(offsets) - 1
     last = np.full(nodes, -1, np.int32)
     count = np.zeros(requests + 1, np.int64)
@@ -486,8 +487,8 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
     used = 0  # Distinct blocks so far.
     for i in range(requests):
         at, end = offsets[i], offsets[i + 1]
-        # Blocks of a prompt that were used before stand in front of its new ones. They are taken in runs with
-        # the same last user, since these lie together in the stack.
+        # Blocks of a prompt that were used before stand in front of its new ones. Those with the same last
+        # user lie together in the stack, and are handled together.
         while at < end and last[node[at]] >= 0:
             user = last[node[at]]
             older, k = 0, user + 1  # `older`: blocks last used by `user` or an earlier request.
@@ -514,8 +515,8 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
 
 @compiled
 def _hull(values: FloatArray) -> IntArray:
-    """Indices after 0 of the corners of the upper hull of (i, values[i]), where values rise from 0. A corner
-    goes when the next point shows that it lies below the line.
+    """The indices above 0 of the corners of the upper hull of the points (i, values[i]); values rise from 0.
+    A corner is removed if it lies below the line from the corner before it to a later point.
     """
     corners = np.zeros(len(values), np.int64)
     count = 1

@@ -1,7 +1,7 @@
 """Brings a trace to another rate, or cuts a window out of it.
 
-There are three ways to another rate. Each keeps a request's input and output length together. Each keeps the
-order of arrivals within a copy, except that a shifted copy begins in its middle and goes on at its start:
+There are three ways to change the rate. All keep a request's input and output length together, and the order
+of requests; only a copy that is shifted in a circle begins in its middle:
 
     superpose   more users: copies of the trace, each shifted in a circle around the trace's duration by a
                 random time of its own, the last copy thinned. Each copy keeps its bursts, but their sum is

@@ -1,7 +1,7 @@
 """A trace in numbers: a summary, classes of similar requests, and counts of pairs of lengths.
 
-`plan trace` shows the summary. The master problem (solvers/master.py) is of classes; lower bounds sum over
-the pairs of input and output length.
+`plan trace` shows the summary. The master problem (solvers/master.py) plans for the classes, and lower bounds
+sum over the pairs of input and output length.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """How much of the prompts an ideal cache would spare: one of infinite size, filled as requests arrive.
+    """How much of the prompts need not be computed with an ideal cache, of infinite size and filled as
+    requests arrive.
 
     A block is a hit where it and all blocks before it in its prompt were in earlier requests.
 
@@ -161,7 +162,7 @@ def session_summary(trace: Trace) -> SessionSummary:
 
 
 def prefix_sharing(trace: Trace) -> PrefixSharing:
-    """How much of the prompts of a trace with prefix ids an ideal cache would spare."""
+    """The sharing of a trace with prefix ids."""
     offsets, ids, block = trace.prefix_offsets, trace.prefix_ids, trace.prefix_block_tokens
     blocks = np.diff(offsets)
     owner = np.repeat(np.arange(len(trace)), blocks)  # The request of every id.
@@ -196,10 +197,11 @@ class Workload:
     """A trace as K classes of requests of similar lengths. Arrays (K,) are sorted by input, then output
     length.
 
-    The minima of a class may be of different requests. So a request of (min_input_tokens, min_output_tokens)
-    is at most as much work as any request of the class, which makes lower bounds valid. `class_of` (n,) is
-    each request's class. With prefix caches at least `min_uncached_tokens` of a prompt must be computed, and
-    at least `min_own_tokens` are in no other prompt; without caches both are the whole prompt.
+    The least input and the least output of a class may be those of different requests. No request of the
+    class is less work than one of (min_input_tokens, min_output_tokens), so lower bounds count with these.
+    `class_of` (n,) is each request's class. With prefix caches at least `min_uncached_tokens` of a prompt
+    must be computed, and at least `min_own_tokens` are in no other prompt; without caches both are the whole
+    prompt.
     """
 
     requests: IntArray

@@ -67,7 +67,7 @@ PAIRS: dict[str, dict[str, str]] = {
     "fleetplan": _RECORDING_RULES,
 }
 
-# Files that an earlier answer may have left in the same folder. They are deleted, or someone would apply
+# Files that an earlier answer may have left in the same folder. They are deleted, so that nobody applies
 # them.
 OUTDATED = (
     prometheus_queries.ADAPTER_FILE,
@@ -103,8 +103,8 @@ def find_refusal(controller: str, target: str) -> str:
 def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler) -> dict[str, str]:
     """The content of every file, by its path in the folder of manifests.
 
-    These are the target's own files, the controller's, and README.md. Raises InputError if there is no such
-    pair, or if a parameter of the controller cannot be said in its manifest.
+    These are the target's own files, the controller's, and README.md. Raises InputError if PAIRS lacks the
+    pair, or if the manifest has no field for a parameter of the controller.
     """
     if refusal := find_refusal(autoscaler.controller, target):
         raise InputError(refusal)
@@ -217,7 +217,7 @@ def _without(readme: str, heading: str) -> str:
 def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:
     """The commands that set the sizes at the beginning; none if the target's files set them.
 
-    An object without a count begins with one worker, and that may be fewer than the plan needs.
+    Kubernetes starts an object that has no count with one worker, which may be fewer than the plan needs.
     """
     if SCALABLE[target].begins_with_counts or autoscaler.controller == "knative":
         return []

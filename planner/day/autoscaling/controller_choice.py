@@ -20,7 +20,7 @@ from planner.day.controllers.table import ChosenController
 from planner.day.controllers.windows import Window
 from planner.errors import InputError
 
-USUAL_DRAIN_S = 3600.0  # Manifests need a limit on draining; where the simulation had none it is an hour.
+USUAL_DRAIN_S = 3600.0  # The limit on draining in manifests, which need one, if the simulation had none.
 
 
 def autoscaler_of(
@@ -57,7 +57,7 @@ def autoscaler_of(
         for i, pool in enumerate(knowledge.pools)
     )
     parameter_values: dict[str, Any] = _parameter_values(chosen.settings)
-    # Settings of a role's pools alone stand under the name of the role.
+    # Settings that apply to the pools of one role only stand under the name of the role.
     parameter_values |= {role: _parameter_values(settings) for role, settings in chosen.by_role.items()}
     if knowledge.capacity is not None:
         parameter_values |= {
@@ -90,7 +90,10 @@ def _fleetplan_values(settings: FleetplanSettings, knowledge: Knowledge) -> dict
 
 
 def _timetable_windows(chosen: ChosenController, knowledge: Knowledge) -> tuple[Window, ...]:
-    """The windows of a timetable, made of earlier days if none were given; empty for other controllers."""
+    """The windows of a controller with a timetable; `cron` makes them of earlier days if none were given.
+
+    Empty for other controllers.
+    """
     if isinstance(chosen.settings, KedaSettings):
         return chosen.settings.cron
     controller = chosen(knowledge)

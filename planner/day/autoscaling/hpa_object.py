@@ -22,8 +22,8 @@ NO_METRIC_AT_ZERO = "a pool without workers exports no metric, so that nothing w
 
 
 def write_hpas(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
-    """The HPAs, the PodMonitors that let Prometheus scrape the pods, and prometheus-adapter's rules, which
-    make metrics of Kubernetes of what it scrapes.
+    """The HPAs, the PodMonitors that let Prometheus scrape the pods, and the rules by which
+    prometheus-adapter turns what Prometheus scraped into metrics of Kubernetes.
     """
     refuse_zero(autoscaler, "take cron, or least 1")
     metric_by_target = {
@@ -76,7 +76,7 @@ def refuse_zero(autoscaler: Autoscaler, instead: str) -> None:
 
 
 def hpa_document(target: ScaleTarget, autoscaler: Autoscaler, source: Document) -> Document:
-    """The HPA of one pool, which follows one metric: `source` is an entry of `spec.metrics`."""
+    """The HPA of one pool. It follows one metric, `source`, which is an entry of `spec.metrics`."""
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",

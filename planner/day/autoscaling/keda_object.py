@@ -1,9 +1,9 @@
 """KEDA's ScaledObject (keda.sh/v1alpha1), one per pool: Prometheus and cron triggers.
 
-Fields and their ranges: kedacore/keda v2.20, config/crd/bases/keda.sh_scaledobjects.yaml; what the triggers
-take: pkg/scalers/prometheus_scaler.go, cron_scaler.go. KEDA makes an HPA of a ScaledObject; that HPA follows
-the trigger which asks for most. A cron trigger asks for `desiredReplicas` from `start` to `end`; while no
-trigger asks for any, the pool has `minReplicaCount`.
+Fields and their ranges: kedacore/keda v2.20, config/crd/bases/keda.sh_scaledobjects.yaml; parameters of the
+triggers: pkg/scalers/prometheus_scaler.go, cron_scaler.go. KEDA makes an HPA of a ScaledObject. Of several
+triggers the HPA follows the one that asks for most workers. A cron trigger asks for `desiredReplicas` from
+`start` to `end`; while no trigger asks for any, the pool has `minReplicaCount`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULTS = KedaSettings()  # KEDA's own.
 MOST_S = 2**31 - 1  # pollingInterval and cooldownPeriod are int32 fields.
 TIME_ZONE = "Etc/UTC"
 NEEDS = "needs KEDA 2.18 or newer"
-# Parameters of an HPA that follows its trigger at once, and to the last worker.
+# Parameters of an HPA that has exactly as many workers as its trigger asks for, without delay.
 FOLLOW_EXACTLY = {"tolerance_frac": 0.0, "up_window_s": 0.0, "down_window_s": 0.0}
 EXACT_LIMIT = (
     "Its trigger is a number of workers, which the HPA behind it must follow to the last one: `tolerance: 0` "
@@ -97,7 +97,7 @@ def timetable_limits() -> tuple[str, ...]:
 
 
 def with_defaults(autoscaler: Autoscaler, parameters: dict[str, float]) -> Autoscaler:
-    """The autoscaler with these parameters as defaults of those that it does not set."""
+    """The autoscaler with these parameters added, except those that it sets itself."""
     return replace(autoscaler, parameters={**parameters, **autoscaler.parameters})
 
 

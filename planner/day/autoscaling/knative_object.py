@@ -1,8 +1,8 @@
 """KServe's Knative mode: an InferenceService (serving.kserve.io/v1beta1) per pool with Knative's settings.
 
-An LLMInferenceService knows no Knative, so these services stand in the place of kserve.yaml, each with an
-address of its own and Knative's activator before it. Annotations and their ranges: knative/serving v1.20,
-pkg/apis/autoscaling/register.go; what holds for a whole cluster: config/core/configmaps/autoscaler.yaml.
+Knative cannot scale an LLMInferenceService, so these services replace kserve.yaml, each with an address of
+its own and Knative's activator before it. Annotations and their ranges: knative/serving v1.20,
+pkg/apis/autoscaling/register.go; settings of a whole cluster: config/core/configmaps/autoscaler.yaml.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, mo
 
 
 def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
-    """Lines for README.md: what the manifests cannot say."""
+    """Lines for README.md: how Knative differs from the plan, and settings that no manifest here can set."""
     cluster_settings = {  # Knative has these for a whole cluster: our name, default and unit.
         "max-scale-up-rate": ("max_up_rate", DEFAULTS.max_up_rate, ""),
         "max-scale-down-rate": ("max_down_rate", DEFAULTS.max_down_rate, ""),

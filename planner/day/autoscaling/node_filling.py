@@ -1,4 +1,6 @@
-"""Workers on the idle GPUs of nodes that are sold whole (as Knowledge.fill_nodes does), in PromQL."""
+"""PromQL that puts workers on the idle GPUs of nodes that are sold whole, as `Knowledge.fill_nodes` does in
+the simulation.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def fill_nodes(
                 for name, node in node_by_target.items()
                 if node is not None and node.kind == rented.kind
             ]
-            # Idle are the GPUs of the whole nodes that the sizes before take, less those of workers by now.
+            # The nodes are as many as the sizes before need; their GPUs less those of workers are idle.
             wanted_gpus = " + ".join(
                 f"{node.worker_gpus} * {sizes_before[name]}" for name, node in on_same_kind
             )
@@ -90,7 +92,8 @@ def fill_nodes(
             )
             idle_gpus = f"{rented.gpus} * ceil(({wanted_gpus}) / {rented.gpus}) - {taken_gpus}"
             more_workers = f"floor(({idle_gpus}) / {rented.worker_gpus})"
-            # PromQL's `or`: while the record of another pool is missing, the pool keeps its own size.
+            # While the record of another pool is missing, the left side of `or` has no value: the pool then
+            # keeps its own size.
             expr = f"clamp_max({expr} + {more_workers}, {target.scaled.most}) or {expr}"
             grown.add(target.name)
         filled_pools.append((target, expr))

@@ -37,7 +37,7 @@ RATE_S = 60  # Rates are means over a minute, which holds several scrapes.
 @dataclass(frozen=True, slots=True)
 class PrometheusMetric:
     """A metric with its `name` in Kubernetes' API, the `series` that vLLM exports, and `usual`, the target
-    per worker if none is given. PromQL's operator `over_ranks` joins the data-parallel ranks of a pod.
+    per worker if none is given. `over_ranks` is PromQL's operator over the data-parallel ranks of a pod.
     """
 
     name: str
@@ -70,14 +70,14 @@ def find_metric(autoscaler: Autoscaler) -> PrometheusMetric:
 
 
 def instant_vector(series: Sequence[str], matchers: str) -> str:
-    """An instant vector of one or several series."""
+    """PromQL that selects the latest values of one or several series (an instant vector)."""
     if len(series) == 1:
         return f"{series[0]}{{{matchers}}}"
     return f'{{__name__=~"{"|".join(series)}",{matchers}}}'
 
 
 def sum_over_pool(pool_metric: PrometheusMetric, target: ScaleTarget) -> str:
-    """The sum over the workers of a pool; it has no value while there are none."""
+    """PromQL of the metric's sum over the workers of a pool, which has no value while there are none."""
     vector = instant_vector(pool_metric.series, _pool_matcher(target.name))
     return (
         f"sum({vector})"
@@ -87,7 +87,7 @@ def sum_over_pool(pool_metric: PrometheusMetric, target: ScaleTarget) -> str:
 
 
 def arrivals_rps(pools: Sequence[str]) -> str:
-    """Requests that arrive at these pools per second, over the last minute."""
+    """PromQL of the requests that arrive at these pools per second, over the last minute."""
     matcher = _pool_matcher(*pools)
     in_flight = f"sum({instant_vector((_RUNNING, _WAITING), matcher)})"
     in_flight_before = f"sum({instant_vector((_RUNNING, _WAITING), matcher)} offset {RATE_S}s)"
@@ -96,12 +96,12 @@ def arrivals_rps(pools: Sequence[str]) -> str:
 
 
 def per_s(counter: str, pools: Sequence[str], range_s: int) -> str:
-    """What a counter of these pools rose by per second, over `range_s`."""
+    """PromQL of the rise of a counter per second, summed over these pools, over the last `range_s`."""
     return f"sum(rate({counter}{{{_pool_matcher(*pools)}}}[{range_s}s]))"
 
 
 def waiting_beyond_one(pools: Sequence[str]) -> str:
-    """Prompts that wait at these pools, less one per worker, as controllers/planned.py counts them."""
+    """PromQL of prompts that wait at these pools, less one per worker, as controllers/planned.py counts."""
     waiting = f"{_WAITING}{{{_pool_matcher(*pools)}}}"
     return f"sum({waiting}) - count(count by (pod) ({waiting}))"
 

@@ -37,7 +37,9 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """The inputs of a `Change`: the fleet, the scaled object of each pool, and the autoscaler."""
+    """The inputs of a `Change`: the fleet, the scaled object of each pool, the autoscaler, and the tokens of
+    the longest request.
+    """
 
     fleet: Fleet
     scale_targets: Sequence[ScaleTarget]
@@ -56,9 +58,9 @@ class ScalableTarget:
     `find_object` returns the object with a pool's workers, which an autoscaler outside the target scales;
     None if the target scales pools itself. `is_measured`: we know how to scrape its pods. `file_of_pool` is
     the path of a pool's own file, with `{label}`, if each pool has one; other files then stay as they are.
-    `letters` is the longest label of a pool. `begins_with_counts`: the files set the sizes at the beginning;
-    else README.md has commands for them. `drains`: the files tell vLLM to finish its requests before it
-    stops. `remark` is for README.md.
+    `letters` limits the length of a pool's label. `begins_with_counts`: the files set the sizes at the
+    beginning; else README.md has commands for them. `drains`: the files tell vLLM to finish its requests
+    before it stops. `remark` is for README.md.
     """
 
     change: Change
@@ -72,7 +74,9 @@ class ScalableTarget:
 
 
 def find_scale_targets(fleet: Fleet, target: str, autoscaler: Autoscaler) -> list[ScaleTarget]:
-    """One per pool, in order; none if the target scales itself. Every pool of `fleet` must have a worker."""
+    """The scale target of each pool, in order; none if the target scales pools itself. Every pool of `fleet`
+    must have a worker.
+    """
     row = SCALABLE.get(target)
     if row is None or row.find_object is None:
         return []
@@ -113,7 +117,7 @@ _WITHOUT_SIZES = (kustomize.COMPONENTS, f"{helm_chart.FOLDER}/", engine_command.
 
 
 def _has_no_sizes(path: str) -> bool:
-    """Whether a file is of Kustomize, the Helm chart (`scale_pools` makes it anew) or the router's image."""
+    """Whether a file is of Kustomize, of the router's image, or of the Helm chart, which is made again."""
     return path == kustomize.BASE or path.startswith(_WITHOUT_SIZES)
 
 
@@ -171,7 +175,7 @@ def _let_vllm_drain(pod: Document, target: ScaleTarget) -> None:
 
 
 def _scale_llm_d(document: Document, scaling: Scaling) -> None:
-    """The chart always has a count; a label of the pool tells its pods from those of others."""
+    """Set the chart's count, which cannot be left out, and label the pods by their pool."""
     (target,) = scaling.scale_targets
     document["modelArtifacts"]["labels"][POOL_LABEL] = target.name
     # Each pool has its own values file, in which one role is created.

@@ -10,7 +10,7 @@ from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, kubernetes
 from planner.manifests.kubernetes import PART
 
-# A label of pods, for targets that have no label by which pools differ.
+# A label that we give pods, on targets whose own labels do not tell the pools apart.
 POOL_LABEL = "fleetplan/pool"
 LLM_D_CHART = "llm-d-modelservice"
 MOST_CHART_LETTERS = 55  # The chart cuts the name of its release and itself to this length.
@@ -76,7 +76,7 @@ def lws_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> Scal
 
 
 def disaggregatedset_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    """The set's controller makes a scaler per role that says `scaling: {mode: External}`."""
+    """Its object is the scaler that the set's controller makes for a role of `scaling: {mode: External}`."""
     scale_target = kubernetes_target(fleet, label, pool, scaled)
     return replace(
         scale_target,
@@ -105,7 +105,7 @@ def production_stack_target(fleet: Fleet, label: str, pool: Pool, scaled: Scaled
 
 
 def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    """KServe names the Deployment of a service NAME-kserve, that of its prefill NAME-kserve-prefill."""
+    """KServe names the Deployment of a service NAME-kserve, and that of its prefill NAME-kserve-prefill."""
     app, services = engine_command.llm_label(fleet), engine_command.services(fleet, "kserve")
     service_label = next(name for name, pools in services.items() if pool in pools)
     service = app if len(services) == 1 else f"{app}-{service_label}"
@@ -124,7 +124,7 @@ def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> S
 
 
 def dynamo_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    """Dynamo's operator makes an adapter per component that says `scalingAdapter: {}`."""
+    """Its object is the adapter that Dynamo's operator makes for a component with `scalingAdapter: {}`."""
     graphs = dynamo.graph_pools(fleet)
     graph = next(name for name, pools in graphs.items() if (label, pool) in pools)
     name = f"{graph}-{label}"

@@ -107,7 +107,7 @@ def _interval_s(autoscaler: Autoscaler) -> int:
 
 
 def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
-    """A parameter from 0 to 1."""
+    """A parameter that is a share; InputError unless it is 0 to 1."""
     value = autoscaler.read_number(name, default)
     if not 0 <= value <= 1:
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be 0 to 1")
@@ -150,7 +150,7 @@ def _adapter_rule() -> Document:
 
 
 def kserve_scaling(target: ScaleTarget, autoscaler: Autoscaler) -> Document:
-    """`scaling` of a workload of an LLMInferenceService (KServe 0.21), which makes the HPA of it."""
+    """The key `scaling` of a workload of an LLMInferenceService, of which KServe 0.21 makes the HPA."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     rules = hpa_object.scaling_behavior(
         keda_object.with_defaults(autoscaler, HPA_RULES), most=target.scaled.most

@@ -1,6 +1,6 @@
-"""Makes a trace of the rows of a log. Rows that are not requests to plan for are left out and counted.
+"""Makes a trace of the rows of a log, which log_reading.py reads in blocks.
 
-log_reading.py reads the rows, in blocks.
+Rows that are not requests to plan for are left out and counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SECRET_WORDS = ("api_key", "apikey", "authorization", "token", "key")
 
 @dataclass(slots=True)
 class Gatherer:
-    """Collects blocks of rows of one or several files with `add`, and makes one trace of them with `trace`.
+    """Collects blocks of rows, of one file or several, with `add`, and makes one trace of them with `trace`.
 
     With a `salt` tenants are hashed. If blocks have a column SERIAL (span_waits.py), `serials` has its values
     for the requests of the trace, once `trace` was called.
@@ -80,7 +80,7 @@ class Gatherer:
             blank = np.logical_and.reduce([is_missing(table[name]) for name in set(column_names.values())])
         keep = ~blank
         self.dropped[BLANK] += int(blank.sum())
-        # A row is counted under the first reason that applies.
+        # A row that several reasons would leave out is counted under the first one.
         for mask, reason in self._without_load(table, line, where):
             self.dropped[reason] += int((mask & keep).sum())
             keep &= ~mask
@@ -195,7 +195,7 @@ class Gatherer:
         missing = is_missing(column)
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
         if missing.any():
-            # These numbers are small, which hashes of texts hardly ever are, so they meet no hash.
+            # These numbers are small. A hash of a text hardly ever is, so none is taken for one of them.
             first = self._without_id
             self._without_id += len(missing)
             hashed[missing] = np.arange(first, self._without_id, dtype=np.uint64)[missing]
@@ -218,7 +218,7 @@ class Gatherer:
         arrival_s = (at_ns - at_ns[0]) / 1e9
         if arrival_s[-1] > formats.MAX_SPAN_S:
             raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
-        # trace.spread_stamps later spreads equal time stamps over this step.
+        # The clock's step, over which trace.spread_stamps later spreads equal time stamps.
         coarse_s = _tick_s(at_ns) or formats.clock_quantum_s(arrival_s) or 0.0
         warnings += doubts.of_gaps(name, arrival_s)
         del at_ns  # Long traces: free 8 bytes a request.
@@ -253,7 +253,7 @@ class Gatherer:
             without_tokens = np.concatenate(self._ids_without_tokens)
             halves = int(np.isin(without_tokens, np.concatenate(self._ids)).sum())
             self.dropped[HALVES] += halves
-            # These rows were counted as rows without tokens, so they are taken out there.
+            # They were counted as rows without tokens before, and are subtracted there.
             for reason in (formats.NO_OUTPUT, formats.NO_INPUT):
                 moved = min(halves, self.dropped[reason])
                 self.dropped[reason] -= moved

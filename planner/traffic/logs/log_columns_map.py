@@ -57,6 +57,7 @@ _TIME |= {"nano", "iso8601", "msec"}
 # Small numbers may be durations, or a clock that counts from 0. With one of these words they are a clock.
 _ZERO_CLOCK = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
 _NOT_TIME = {"first", "token", "tokens", "updated", "modified", "expires", "expiry", "zone", "cached", "ttft"}
+# A span is a duration: how long a request took.
 _SPAN = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
 _SPAN_NAMES = {"request_time", "response_time", "total_time", "processing_time", "time_taken", "wall_time"}
 _NOT_SPAN = {"first", "ttft", "queue", "upstream", "token", "tpot", "itl", "prefill", "network", "connect"}
@@ -194,7 +195,7 @@ def _split_unit(value: str) -> tuple[str, str]:
 
 
 def words_of(name: str) -> list[str]:
-    """`gen_ai.usage.inputTokens` is gen, ai, usage, input, tokens."""
+    """The words of a column's name: gen, ai, usage, input, tokens for `gen_ai.usage.inputTokens`."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])", name)]
 
 
@@ -242,8 +243,8 @@ def _grouped_error(grouped: list[str], where: str) -> UnsureError:
 
 
 def _dated_roles(sample: pd.DataFrame, name: str, form: str) -> dict[str, str]:
-    """The roles of a column of dates: the arrival; or the end, where its name says so and another column says
-    how long requests took.
+    """The roles of the column `name` of dates: the arrival; or the end, if its name says so and another
+    column says how long requests took, which then has the role duration.
     """
     span = next((str(each) for each in sample.columns if _is_span(sample, each)), "")
     if not span or not set(words_of(name)) & set(_END):
@@ -279,7 +280,7 @@ def _unsure_error(
     """
     names = ", ".join(map(show_value, list(sample.columns)[:_LISTED_COLUMNS])) or "no column"
     likely = {role: name for role, name in column_by_role.items() if name}
-    # Without an arrival the guess takes the end of requests, which is later by their duration.
+    # Without an arrival the suggested map has the end of requests, which is later by their duration.
     if "arrival" in missing and likely.get("end"):
         doubts = [*doubts, f"{likely['end']} is when requests ended, and no column says how long they took"]
         likely["arrival"] = likely.pop("end")
@@ -381,9 +382,7 @@ def _only_column(sample: pd.DataFrame, names: list[str], meaning: str, doubts: l
 
 
 def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Columns that hold times of a clock, each with "start", "end", or "" where its name does not say
-    which.
-    """
+    """Columns that hold times of a clock, each with "start" or "end", or "" if its name says neither."""
     for name in sample.columns:
         words = words_of(name)
         # Times to the first token, and durations, are not times of a clock.
@@ -403,9 +402,7 @@ def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _holds_times(column: pd.Series[Any], name: str) -> bool:
-    """Whether the column holds times of a clock. Small numbers may also be durations, so there its name
-    decides.
-    """
+    """Whether the column holds times of a clock. Its name decides for small numbers (perhaps durations)."""
     clock = LogClock(name)
     if clock.fitting_frac(column) < _FITTING_FRAC:
         return False
@@ -420,7 +417,7 @@ def _is_span(sample: pd.DataFrame, name: str) -> bool:
         return False
     column = sample[name]
     try:
-        # A wrong unit does no harm here: only the form of the values counts.
+        # Any unit will do: the values only have to be readable as durations.
         spans_ns(np.arange(len(column)), column, span_unit(name, sample.columns) or "ms", "row", name)
     except TraceError:
         return False

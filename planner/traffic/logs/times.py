@@ -1,5 +1,5 @@
-"""Reads the times of a log as nanoseconds since 1970. It finds the unit of numbers and applies the time zone
-of dates. log_columns_map.py and gather.py call it.
+"""Reads the times of a log as nanoseconds since 1970: finds the unit of numbers, and applies the time zone of
+dates. log_columns_map.py and gather.py call it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 # count from another zero than 1970.
 YEAR_2000_S, YEAR_2100_S = 946_684_800.0, 4_102_444_800.0
 LONGEST_COUNT_S = 100 * 366 * DAY_S  # A clock with a zero of its own has run for 100 years at most.
-LONGEST_SPAN_NS = 7 * DAY_S * 1e9  # A longer duration of a request is an error.
+LONGEST_SPAN_NS = 7 * DAY_S * 1e9  # A span is the duration of a request; a longer one is an error.
 SAMPLE_VALUES = 1000  # The unit of a column is chosen by its first values, at most so many.
 # Words with which a column's name may say its unit.
 _ENDINGS = {
@@ -108,7 +108,7 @@ def _like_first_dates(has_zone: bool) -> str:
 
 @dataclass(slots=True)
 class LogClock:
-    """How the times of a column are read. The first values decide it for all.
+    """How the times of a column are read, which its first values decide.
 
     `unit` is one of NS_PER, "date", or a pattern of strptime; empty until `choose_unit` finds it. `zone` is
     the time zone of dates that name none. `has_offsets` says whether dates name their zone; None until the
