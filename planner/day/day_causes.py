@@ -1,16 +1,16 @@
-"""Finds the causes of what a controller's day costs above the optimum, and of its missed windows.
+"""Finds why a controller's day costs more than the optimum, and why it misses windows.
 
 A bill is the sum of
 
     starting   workers that are paid and not ready yet
-    draining   workers that were given up and end what they have
+    draining   workers that were given up and finish their requests
     idle       GPUs without a worker on nodes that are sold whole
     rounding   started units (hours) that are paid to their end
     ready      workers that take requests
 
 What ready workers cost more than the optimum's ready workers is split, at each moment and for each pool, into
 
-    kept       surplus over the optimum's workers of now, up to the most that it had within the last hour
+    kept       surplus over the optimum's present workers, up to the most that it had within the last hour
     unneeded   surplus over the most workers that the optimum had within the last hour
     without    workers that the optimum has and this day has not (negative USD)
 
@@ -128,7 +128,8 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
         ready = own_ready[np.searchsorted(own_s, begins_s, "right") - 1]
         end = np.searchsorted(best_s, begins_s, "right")
         first = np.searchsorted(best_s, begins_s - RECENT_S, "right")
-        # Change `i - 1` is the last one before the hour begins; its number still holds then.
+        # Change `i - 1` is the last one before the hour; the number since then is that of the hour's
+        # beginning.
         most_recent = np.array([best_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)])
         needed = best_ready[end - 1]
         more = np.maximum(ready - needed, 0)
@@ -157,7 +158,7 @@ def _missed_by_cause(
         last = int(np.searchsorted(row.run.requested_s, window.end_s))
         first = max(int(np.searchsorted(row.run.requested_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
-        # `needed` is a mean over the window. An order of its whole part is no order of too few workers.
+        # `needed` is a mean over the window. An order of `needed` rounded down does not count as too few.
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
         cause = too_few if is_too_few.any() else too_late if is_short.any() else as_many
         cause.append(v)

@@ -1,4 +1,4 @@
-"""aiperf: profile_export_aiperf.json (a summary) and profile_export.jsonl (one request per line).
+"""Reads results of aiperf: profile_export_aiperf.json (a summary), profile_export.jsonl (a request per line).
 
 Its inter_token_latency is, for an answer of n tokens, the time from the first to the last token over n - 1:
 our TPOT. Every value has its unit.

@@ -8,9 +8,9 @@
 There is one length per request, or a single mean. Lengths are drawn evenly from [1 - s, 1 + s] times the
 mean, with s = `length_spread_frac`: equal lengths would keep requests in step with each other, which is rare
 in real runs. The load is `concurrency` (closed loop), `rate_rps` (open loop, Poisson) or `arrival_s` (open
-loop, as recorded); a run without any cannot be simulated. Metrics are those of the glossary, and `queue`, the
-time before a request is scheduled. Statistics are mean, max, pNN, and pNN_at_most, which is a bucket's edge
-and no measurement.
+loop, as recorded); a run without any of these cannot be simulated. Metrics are those of the glossary, and
+`queue`, the time before a request is scheduled. Statistics are mean, max, pNN, and pNN_at_most, which is a
+bucket's edge and no measurement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from planner.importers import foreign_fields
 
 METRICS = ("ttft", "tpot", "tbt", "e2e", "queue")
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
-MAX_REQUESTS = 10**6  # More requests, or longer ones, are refused as slips.
+MAX_REQUESTS = 10**6  # More requests, or longer ones (MAX_TOKENS), are refused as typing errors.
 MAX_TOKENS = 10**7
 _STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d{1,4})?|100)(_at_most)?")
 

@@ -8,8 +8,8 @@ sequences also on contexts (attention of any kind, states). The time of a step o
 
 with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, experts) and these:
 
-  all-reduces     one after every attention and every feed-forward block, and one of the embeddings:
-                  AIConfigurator counts those of DeepSeek twice, and those of Gemma 4 by half.
+  all-reduces     we count one after every attention and every feed-forward block, and one of the embeddings.
+                  AIConfigurator counts twice as many for DeepSeek, and half as many for Gemma 4.
   shared experts  run beside the routed ones in vLLM up to MOST_SHARED_STREAM_TOKENS tokens: the longer of
                   the two counts.
   modules         latent and sparse attention was measured together with its projections, as one module, for
@@ -20,8 +20,8 @@ with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, e
                   which are no slower than B200. The excess of one sequence over its parts counts as launches
                   if it is above LAUNCHED_FRAC of their sum, and is subtracted at every batch. For sparse
                   attention of prompts see `planner/importers/silicon_sparse.py`.
-  formats         of sparse attention come from the catalog's row: AIConfigurator takes a checkpoint for one
-                  in 16 bits if only its norms are (GLM-5-FP8).
+  formats         those of sparse attention come from the catalog's row, because AIConfigurator takes a
+                  checkpoint of which only the norms are in 16 bits (GLM-5-FP8) for one in 16 bits.
 """
 
 from __future__ import annotations

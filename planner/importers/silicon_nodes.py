@@ -1,4 +1,5 @@
-"""Experts on several nodes from AIConfigurator's tables: the experts' own time, and the way there and back.
+"""Experts on several nodes by AIConfigurator's tables: their own time, and that of sending tokens there and
+back.
 
 DeepEP, which carries the tokens (planner/models/all2all.py), was measured on 2, 4 and 8 nodes of 8 H100 (a
 400 Gb/s adapter each) for DeepSeek-V3's shape, and the experts' kernels too, in SGLang 0.5.6 and 0.5.10. vLLM

@@ -1,8 +1,8 @@
 """Sparse attention of prompts (DeepSeek-V3.2, GLM-5) from AIConfigurator's tables.
 
 A layer was measured with its projections and its index, for B prompts of L tokens: decodes in CUDA graphs,
-prompts without. So all prompts of up to some 2000 tokens take 1.2 to 2.4 ms, with one head or with 128, and
-2.3 to 4.3 ms on the same GPU behind a Grace CPU. That is the time of the launches, not of the kernels. We
+prompts without. In the tables prompts of up to some 2000 tokens take 1.2 to 2.4 ms, with one head as with
+128, and 2.3 to 4.3 ms on the same GPU with a Grace CPU. This is the time of launches, not of kernels. We
 assume that the kernels of a layer take
 
     t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones

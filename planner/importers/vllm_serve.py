@@ -115,8 +115,8 @@ def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
 def _load(
     name: str, row: Mapping[str, Any], requests: int, start_s: tuple[float, ...], notes: list[str]
 ) -> tuple[int | None, float | None, tuple[float, ...]]:
-    """The load: (concurrency, None, ()) of a closed loop; of an open one (None, rate, ()), or (None, None,
-    `start_s`) if starts were recorded. What is not modelled of it is added to `notes`.
+    """The load as (concurrency, rate, start times): concurrency alone for a closed loop; for an open one the
+    rate, or `start_s` if starts were recorded. `notes` gets what is not modelled of the load.
     """
     rate = row.get("request_rate")
     rate_rps = (

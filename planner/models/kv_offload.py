@@ -1,4 +1,4 @@
-"""CPU memory behind the KV cache of an engine: how many tokens it holds, and how fast they come back.
+"""CPU memory that extends the KV cache of an engine: how many tokens it holds, and how fast they come back.
 
 vLLM (0.32, OffloadingConnector) keeps the KV blocks of every rank of a worker in CPU memory, and copies them
 over the rank's own link:
@@ -62,7 +62,7 @@ class KvOffload:
         return self._tokens(llm, tp, self.size_bytes + self.disk_bytes)
 
     def memory_tokens(self, llm: Llm, tp: int) -> int:
-        """KV tokens that CPU memory holds: those used last. A disk behind it has the others."""
+        """KV tokens that fit into CPU memory, which has those used last; a disk has the others."""
         return self._tokens(llm, tp, self.size_bytes)
 
     def _tokens(self, llm: Llm, tp: int, size_bytes: float) -> int:

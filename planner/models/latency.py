@@ -11,13 +11,14 @@ included). Five numbers describe it:
     t = f(N) + a A_p + b D + d (K + C) + e P + h     f piecewise linear, nondecreasing;  a, b, d, e, h >= 0
         + m K where P > 0                            m >= 0
 
-A prefill reads the KV of its cached tokens once, however few its new ones are: 12 tokens after 16,000 take as
-long as a decode there. Pairs alone would count a fifth of it. On an H100 steps of prompts with 8,000 cached
-tokens and more are 11 % short so, without it 19 % (docs/evidence/validation.md).
+A prefill reads the KV of its cached tokens once, however few new ones it has: 12 tokens after 16,000 take as
+long as a decode with that context, and the term of pairs alone would be a fifth of that. On an H100, for
+prompts with 8,000 cached tokens and more, the formula is 11 % below the measured steps, and 19 % without the
+term d C (docs/evidence/validation.md).
 
-m is what decodes take longer beside prefills: a kernel that serves both in one launch (FlashAttention 2)
-reads the decodes' KV in the tiles of prefills, which does not split it over the whole GPU. On an RTX PRO 6000
-that doubles d.
+m is the additional time of decodes beside prefills. A kernel that serves both in one launch (FlashAttention
+2) reads the decodes' KV in the tiles of prefills, and so does not split this work over the whole GPU. On an
+RTX PRO 6000 this doubles d.
 
 Data-parallel ranks of one worker step together (vLLM's --data-parallel-size), and experts see the tokens of
 all ranks. With g the experts' part of f, and ranks i:
@@ -41,23 +42,24 @@ from planner.models.spread import StepTimeSpread
 Array = npt.NDArray[np.float64]
 TOKENS, PAIRS, DECODES, KV_TOKENS, PREFILLS = range(5)  # The columns N, A_p, D, K, P of steps X (n, 5).
 Kind = Literal["kernels", "steps", "derived", "roofline", "given"]
-"""What step times rest on: sums of measured kernels; measured steps, with the host's time in them; either of
-these carried over to another GPU by rooflines; the roofline alone; or numbers given without their origin.
+"""The origin of step times. kernels: sums of measured kernels. steps: measured steps, which include the
+host's time. derived: either of these, converted to another GPU by rooflines. roofline: no measurement. given:
+no origin.
 """
 
-# Steps of decodes alone have at most about so many tokens: one per sequence, or a few that drafts made.
+# Steps without prefills have at most about so many tokens: one per sequence, or a few with drafts.
 DECODE_STEP_TOKENS = 512.0
 
-# Ends the basis of step times by the wall clock: they include what other programs took of the host's cores.
+# The end of `basis` for step times by the wall clock, which include waits for cores that others used.
 ON_WALL = "; by steps as long as they took on the wall"
 
 
 @dataclass(frozen=True, slots=True)
 class StepLatency:
-    """The formula above with numbers in it; the simulator and the optimizer both predict with it.
+    """The formula above with its numbers, by which simulator and optimizer predict.
 
     `knots_tokens` and `f_s` are f's corners; beyond the last one f goes on with its last slope, below the
-    first it is constant. `joint_s` is g at the same corners, empty where f is of one rank's tokens alone.
+    first it is constant. `joint_s` is g at the same corners, empty without data-parallel ranks.
     `kind` says what the numbers rest on, and `basis` says the same in words. `mape_frac` is the held-out
     error of the fit, None where nothing can be held out. `max_context_tokens` is the longest profiled
     context, None for a formula from first principles. `uncertainty_frac` is the relative standard error of a
@@ -100,7 +102,7 @@ class StepLatency:
             self._check_joint()
 
     def __hash__(self) -> int:
-        """A hash of a few numbers, enough to tell two fits apart: hashing all of them takes far longer."""
+        """A hash of only a few numbers, because hashing all of them takes far longer."""
         return hash((self.f_s[0], self.f_s[-1], self.a_s, self.d_s, self.kind))
 
     def _check_joint(self) -> None:
@@ -124,7 +126,7 @@ class StepLatency:
 
     @property
     def has_host(self) -> bool:
-        """Whether the engine's host time is in these seconds: steps were measured, and not kernels alone."""
+        """Whether these seconds include the engine's host time; those of measured kernels do not."""
         return self.h_s > 0 or self.kind in ("steps", "derived")
 
     def step_s(
@@ -148,7 +150,7 @@ class StepLatency:
         )
 
     def steps_s(self, X: Array) -> Array:
-        """Seconds (n,) of steps with N, A_p, D, K, P (n, 5), of which each has prompts that are alike."""
+        """Seconds (n,) of steps X with N, A_p, D, K, P (n, 5), if the prompts of a step are alike."""
         tokens, pairs, decodes, kv_tokens, prefills = X.T
         return self.step_s(tokens, pairs, decodes, kv_tokens, prefills, cached_tokens(X))
 
@@ -178,14 +180,14 @@ class StepLatency:
         """A lower bound on the steps of `dp` ranks, as a function of their summed tokens, pairs, decodes and
         prefills.
 
-        The mean over the ranks is at most the slowest rank's time, and a convex function at the mean is at
-        most the mean of the function. So the lower convex hull of a rank's own time counts, at its share of
-        the tokens.
+        The slowest rank takes at least the mean time of the ranks. For a convex function this mean is at
+        least the function at the mean number of tokens. So the bound is the lower convex hull of a rank's own
+        time, at 1 / dp of the tokens.
         """
         own = self.of_rank
         x, y = [own.knots_tokens[0]], [own.f_s[0]]  # Corners of the hull: tokens and seconds.
         for tokens, seconds in zip(own.knots_tokens[1:], own.f_s[1:], strict=True):
-            # A corner that lies on or above the line to the new point is none of the hull.
+            # A corner on or above the line from the corner before it to the new point is not of the hull.
             while len(x) > 1 and (y[-1] - y[-2]) * (tokens - x[-1]) >= (seconds - y[-1]) * (x[-1] - x[-2]):
                 x.pop()
                 y.pop()
@@ -236,8 +238,8 @@ class StepLatency:
     def at_spread(self, z_prefill: float, z_decode: float) -> StepLatency:
         """The same engine this many standard deviations of its spread above the medians.
 
-        Steps of up to DECODE_STEP_TOKENS are those of decodes, so all of their f(N) moves with the factor of
-        decodes: the weights and experts that they read do. What more tokens add moves with that of prefills.
+        Steps of up to DECODE_STEP_TOKENS are taken for steps of decodes, so their f(N), the reading of
+        weights, changes by the factor of decodes. What further tokens add changes by the factor of prefills.
         """
         if self.spread is None:
             return self
@@ -246,8 +248,8 @@ class StepLatency:
         )
 
     def scale_steps(self, prefill: float, decode: float) -> StepLatency:
-        """The same engine, decodes `decode` times as long, and what prefills add `prefill` times:
-        `scale_times` with the steps of decodes as the floor.
+        """The same engine, decodes `decode` times as long, and what prefills add `prefill` times as long:
+        `scale_times` with f(DECODE_STEP_TOKENS) as the floor.
         """
         if prefill == decode == 1.0:
             return self
@@ -257,7 +259,7 @@ class StepLatency:
 
     def _with_knot(self, tokens: float) -> StepLatency:
         """The same times with a knot at `tokens`; beyond the last knot one more is added, with its slope."""
-        # Below the first knot f is constant. After the last knot one more must keep f's slope.
+        # Below the first knot f is constant, so no knot is needed there.
         if tokens in self.knots_tokens[:-1] or tokens <= self.knots_tokens[0]:
             return self
         beyond = (2 * tokens,) if tokens >= self.knots_tokens[-1] else ()
@@ -277,8 +279,8 @@ class StepLatency:
         return replace(step, f_s=tuple(f_s.tolist()))
 
     def padded_to(self, sizes: Sequence[int]) -> StepLatency:
-        """The same engine if it fills its steps with tokens up to the next of `sizes`, which rise. Larger
-        steps are as they are.
+        """The same engine if it pads each step to the next larger of `sizes`, which rise. Steps larger than
+        all of them do not change.
         """
         corners = {float(size) for size in sizes} | {float(size + 1) for size in sizes}
         beyond = {knot for knot in self.knots_tokens if knot > sizes[-1]}
@@ -297,7 +299,7 @@ class StepLatency:
         return replace(self.scale_times(prefill, decode), basis=basis)
 
     def scale_times(self, prefill: float, decode: float, *, up_to_tokens: float = 0.0) -> StepLatency:
-        """The same engine with compute and memory slowed apart.
+        """The same engine with compute and memory slowed by different factors.
 
         Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long; the
         floor of a step, its time at `up_to_tokens` or at the first knot if that is later, and the KV reads

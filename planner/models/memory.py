@@ -41,8 +41,8 @@ from planner.models.latency import Array
 from planner.models.llm import CompressedAttention, FeedForward, LatentAttention, LayerGroup, Llm
 from planner.models.parallelism import ACTIVATION_BYTES
 
-# nvidia-smi, and so the catalog, reports this much more memory than CUDA, of which vLLM takes its share:
-# 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
+# nvidia-smi, and so the catalog, reports so much more memory than CUDA; vLLM takes its share of CUDA's
+# figure: 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
 HIDDEN_BYTES = 0.5 * 2**30
 # Non-torch memory of one GPU. A GPU of a group has more: GROUP_BYTES or OTHER_GROUP_BYTES, by the group's
 # link; over NVLink 5 these are buffers of NCCL and of FlashInfer's all-reduces. All are medians over the logs
@@ -200,7 +200,8 @@ def stage_memory(
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * utilization,
-                # The second term makes whole what the first one split, but every GPU has a copy of.
+                # The first term splits all weights over TP; the second adds what every GPU has a whole copy
+                # of.
                 weight_bytes=weight_bytes / tp
                 + whole_bytes * layers / llm.layers * (1 - 1 / tp)
                 + is_first * llm.encoder_bytes,
@@ -229,7 +230,7 @@ def _whole_bytes(llm: Llm) -> float:
 
 
 def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, version: tuple[int, ...]) -> float:
-    """What CUDA hides of the card, non-torch memory, and the buffers of a group of GPUs."""
+    """Memory that CUDA does not show, non-torch memory, and the buffers of a group of GPUs."""
     if version < FIRST_WITH_SMALL_NON_TORCH:
         return HIDDEN_BYTES * utilization + OLD_NON_TORCH_BYTES * (2 if gpus > 1 else 1)
     group_bytes = GROUP_BYTES.get(gpu.link, OTHER_GROUP_BYTES) if gpus > 1 else 0.0

@@ -27,8 +27,8 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     The prediction is the mean over the fitted requests whose input falls into the same bucket and whose
     output is longer than what is generated; buckets hold equally many requests. A fitted request counts at
-    every generated length below its own output, so `fit` does not read the second column. The mean is without
-    bias, whatever the error of one request.
+    every generated length below its own output, so `fit` does not read the second column. Single predictions
+    may be far off, but their mean is right.
     """
 
     def __init__(self, *, input_buckets: int = 8, beyond: str = "raise") -> None:
@@ -59,7 +59,7 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """TetriInfer's classifier of output lengths, on what a trace offers instead of the prompt's words.
+    """TetriInfer's classifier of output lengths, with features of a trace in place of the prompt's words.
 
     X (n, 5): `planner.models.output_length.length_features`.   y (n,): buckets of output length.
     Gradient-boosted trees; a request beyond the fitted range counts as the nearest within.

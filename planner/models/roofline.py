@@ -6,14 +6,14 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
            + activations of N tokens / bandwidth            norms, residual stream, gate and up
            + two all-reduces of N tokens per layer          planner/models/parallelism.py
            + a fixed time per layer                         kernels start one after another
-    a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention; of sparse latent
-           attention (DeepSeek-V3.2, GLM-5) those of its index, which every GPU has whole, and every token
-           attends to as many as the index may choose, in a kernel of SPARSE_HEADS heads at least
+    a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention; for sparse latent
+           attention (DeepSeek-V3.2, GLM-5) the FLOPs of its index, which every GPU computes whole. There
+           every token attends to as many tokens as the index may choose, with SPARSE_HEADS heads or more
     d    = KV bytes of a token / bandwidth
-    m    = what a KV token takes longer in a step that also has prefills: planner/models/parallelism.py
+    m    = the additional time of a KV token in steps that also have prefills: planner/models/parallelism.py
     b, e = the output projection of one row
 
-p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie between.
+p = 1 adds the times of reading and computing, p = infinity takes the longer one; kernels lie between.
 
 Routed experts are a second term like the first. N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and
 each token computes in k of them. The term has its own shares of the peaks, time per layer and activations.
@@ -42,12 +42,13 @@ from planner.models.memory import touched_experts
 from planner.models.parallelism import ACTIVATION_BYTES, mixed_kv_s, tp_s
 from planner.models.roofline_calibration import Efficiency, calibration_of, flops_rate
 
-# Heads that vLLM's kernel of sparse latent attention computes on a GPU with fewer: FlashMLA on Hopper; on
-# Blackwell 128. AIConfigurator's tables say so too: GLM-5's 8 heads of TP 8 take what 64 of TP 1 do.
+# The least heads that vLLM's kernel of sparse latent attention computes, even if the GPU has fewer: those of
+# FlashMLA on Hopper, and on Blackwell. So in AIConfigurator's tables the 8 heads of GLM-5 at TP 8 take as
+# long as the 64 at TP 1.
 SPARSE_HEADS, SPARSE_HEADS_BLACKWELL = 64, 128
-# Seconds that an index adds to a layer, its kernels one after another: in AIConfigurator's tables the decode
-# of one sequence takes longer than the rest of this roofline by 0.10 to 0.13 ms a layer on Blackwell, and by
-# 0.18 on H200.
+# Seconds that the kernels of an index add to a layer, one after another. In AIConfigurator's tables the
+# decode of one sequence is longer than this roofline without it by 0.10 to 0.13 ms a layer on Blackwell, and
+# by 0.18 on H200.
 INDEX_LAYER_S = 0.12e-3
 KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768 tokens; f is linear between them.
 
@@ -197,8 +198,8 @@ class _Attention:
 
 
 def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """The attention times, with full windows, and an index that chooses as many tokens as it may for prompts
-    and all for decodes: upper bounds.
+    """The attention times as upper bounds: windows are full, and an index chooses as many tokens as it may
+    for prompts, and all tokens for decodes.
     """
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac

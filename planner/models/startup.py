@@ -49,8 +49,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """The times of an engine's start, measured on one GPU with LLMs of `layers` (fewest, most). Those that
-    end in `layer_s` are per layer: `cached_layer_s` reads compiled kernels, `compile_layer_s` makes them.
+    """The times of an engine's start, measured on one GPU with LLMs of `layers` (fewest, most). Times whose
+    names end in `layer_s` are per layer: `cached_layer_s` to read compiled kernels, `compile_layer_s` to
+    compile them.
     """
 
     name: str
@@ -69,11 +70,11 @@ class EngineStart:
 
 @dataclass(frozen=True, slots=True)
 class SleepLevel:
-    """A level of vLLM's sleep mode. With level 1 weights stay in the host's memory, with level 2 they are
-    read from storage again. A sleeping engine keeps `kept_gpu_bytes` of each of its GPUs.
+    """A level of vLLM's sleep mode. At level 1 weights stay in the host's memory, at level 2 they are read
+    from storage again. A sleeping engine keeps `kept_gpu_bytes` of each of its GPUs.
 
         asleep_s = fall_asleep_s + weights / GPUs / fall_asleep_bytes_per_s
-        awake_s = wake_s + weights / GPUs / wake_bytes_per_s          of level 2 the load_s of a start
+        awake_s = wake_s + weights / GPUs / wake_bytes_per_s          at level 2: wake_s + load_s of a start
     """
 
     level: int

@@ -23,7 +23,7 @@ from planner.models.latency import DECODES, PREFILLS, TOKENS, Array, StepLatency
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BATCH = 8  # Decodes of at most this many sequences count as a small batch.
 LONG_CONTEXT_TOKENS = 8192  # Steps with a longer mean context count as "long_context".
-LEAST_MIXED_FRAC = 0.3  # A fitted m below this share of d is taken for misfits of other terms.
+LEAST_MIXED_FRAC = 0.3  # A fitted m below this share of d counts as 0.
 _QUICKEST_STEP_S = 1e-6  # The floor of a fit is at least this, because step times must be positive.
 
 
@@ -37,15 +37,15 @@ class Errors:
 
 
 class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Step time  t = f(N) + a A_p + b D + d (K + C) + e P (+ m K where P > 0) + host_s,  f nondecreasing,
-    all >= 0.
+    """Fits step times  t = f(N) + a A_p + b D + d (K + C) + e P (+ m K where P > 0) + host_s.
 
-    X (n, 5): N, A_p, D, K, P as `planner.models.latency` defines them, C from them (`cached_tokens`).
-    y (n,): step time [s], > 0.
-    f is an intercept plus ramps clip(N - k_i, 0, k_i+1 - k_i) with slopes >= 0: monotone, yet free to be
-    steep first and flat later, as tile-bound GEMMs are. Non-negative least squares on relative error, because
-    an SLO is missed by a ratio. m is 0 unless it comes to `LEAST_MIXED_FRAC` of d: less is what other misfits
-    leave behind.
+    f never falls, and all numbers are >= 0.
+
+    X (n, 5): N, A_p, D, K, P as `planner.models.latency` defines them, C from them (`cached_tokens`). y (n,):
+    step time [s], > 0. f is an intercept plus ramps clip(N - k_i, 0, k_i+1 - k_i) with slopes >= 0: it never
+    falls, but may be steep first and flat later, as GEMMs in tiles are. The fit is by non-negative least
+    squares of relative errors. m is 0 unless it comes to `LEAST_MIXED_FRAC` of d, because a smaller m only
+    makes up for misfits of other terms.
     """
 
     def __init__(
@@ -182,18 +182,18 @@ def _design_columns(X: Array, cached: Array, knots: Array) -> Array:
 
 def _solve_nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:
     """The coefficients >= 0 of the columns that fit `seconds` best in weighted least squares."""
-    # Pairs reach 1e9 and prompts 8, so columns are scaled before solving; the least scale is for those of 0.
+    # Pairs reach 1e9 and prompts 8, so columns are scaled first; the least scale is for columns of zeros.
     scale = np.maximum(columns.max(axis=0), 1e-30)
-    most = 100 * columns.shape[1]  # Rounds: nnls needs more than its default of 3 a column.
+    most = 100 * columns.shape[1]  # Iterations: nnls needs more than its default of 3 per column.
     solution, _ = nnls(columns / scale * weight[:, None], seconds * weight, maxiter=most)
     return np.asarray(solution / scale)
 
 
 def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
-    """The knots inside the data's range and its ends.
+    """The knots inside the range of the data, and the ends of this range.
 
-    Knots with no data since the last one are left out. So are knots near the upper end, where two rows would
-    decide the slope with which f goes on beyond it.
+    A knot without data between it and the one before is left out. So are knots near the upper end, because
+    the slope of f beyond the data would rest on two rows there.
     """
     low, high = float(tokens.min()), float(tokens.max())
     if low == high:
@@ -207,7 +207,7 @@ def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
 
 
 def _context_tokens(X: Array) -> Array:
-    """The longer of a step's mean decode context and mean prompt, cached part included."""
+    """A step's mean decode context, or its mean prompt with the cached part, whichever is longer."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     new = np.maximum(tokens - decodes, 1.0)
     chunk = new / np.maximum(prefills, 1.0)

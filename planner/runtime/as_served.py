@@ -15,7 +15,7 @@ import numpy as np
 from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
-MOST_CLUMPED_FRAC = 0.1  # If more tokens came with the one before, notes say that tokens came in chunks.
+MOST_CLUMPED_FRAC = 0.1  # If a larger share of tokens came with the one before, a note says so.
 AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk: no engine's step is so short.
 
 

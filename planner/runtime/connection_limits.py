@@ -215,9 +215,8 @@ def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]
         raise InputError(f"--host {host[:100]}: no such address ({why})") from None
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(
-            addresses
-        ):  # A host may have an address twice.
+        # A host may have an address twice.
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             listener = socket.socket(family, kind, protocol)
             sockets.append(listener)
             listener.setblocking(False)

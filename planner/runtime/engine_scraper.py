@@ -27,7 +27,7 @@ SCRAPE_BYTES = 64 * 2**20  # The limit of a scrape; an engine's has about 100 KB
 SETTLE_S = 90.0  # A Prometheus server scrapes again within this time: usual intervals are at most a minute.
 POLL_S = 1.0  # The server is asked this often whether it has scraped.
 LABEL = "model_name"  # vLLM's label for the LLM of a sample.
-# Queries to a Prometheus server: all samples, and when that engine was scraped whose scrape is oldest.
+# Queries to a Prometheus server: all samples, and the time of the oldest among the engines' last scrapes.
 SAMPLES_QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'
 OLDEST_SCRAPE_QUERY = "min(timestamp(vllm:e2e_request_latency_seconds_count))"
 COUNTERS = ("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
@@ -127,7 +127,7 @@ class EngineScraper:
             if document["status"] == "success":
                 result = document["data"]["result"]
                 for row in result if document["data"]["resultType"] == "vector" else ():
-                    float(row["value"][1]), row["metric"].items()  # Only for the errors of a wrong form.
+                    float(row["value"][1]), row["metric"].items()  # They only raise for a wrong form.
                 return result
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             pass

@@ -139,8 +139,8 @@ def _forget_window(state, limit):
 
 @kernel_jit
 def _set_least_saved(state, time_s):
-    """Set `least_saved_s` of each worker: by how many seconds its answer that is least ahead of the policy's
-    TBT is ahead of it. The simulator's `routing._update_saved_s` does so from simulated times.
+    """Set `least_saved_s` of each worker: the least number of seconds by which one of its answers is ahead of
+    the policy's TBT. The simulator's `routing._update_saved_s` does so from simulated times.
     """
     for worker in state.workers:
         worker.least_saved_s = np.inf
@@ -271,7 +271,7 @@ def _is_held_by_none(state, node):
 
 @kernel_jit
 def _forget_if_only_believed(state, node):
-    """Remove a node from the workers that are believed to hold it; False, and no change, if one does."""
+    """Remove a node from workers that are only believed to hold it. False, and no change, if one does."""
     caches = state.caches
     for w in range(len(state.workers)):
         e = find_entry(state, w, node)

@@ -67,8 +67,8 @@ class _Request:
 
 
 class FakeEngine:
-    """Runs steps in real time. If the machine wakes it too late after a step, the next step is shorter by as
-    much, so that delays do not add up.
+    """Runs steps in real time. If it wakes up too late after a step, the next step is shorter by as much, so
+    that delays do not add up.
 
     With `prefix_cache` the blocks of prompts stay as long as they fit beside the blocks that requests
     reserve. A cached block that a request uses counts twice, once for the request. Blocks are evicted least
@@ -201,7 +201,7 @@ class FakeEngine:
             self.cached.move_to_end(name)
 
     def _step_s(self, chunks: list[tuple[_Request, int]]) -> float:
-        """The seconds of a step by the fit. A chunk of one token behind its whole prompt is a decode."""
+        """The seconds of a step by the fit. A chunk of one token after the whole prompt is a decode."""
         decodes = [r for r, new in chunks if new == 1 and r.computed >= r.prompt_tokens - 1 > 0]
         prefills = [(r, new) for r, new in chunks if r not in decodes]
         pairs = sum(new * (2 * r.computed + new + 1) / 2 for r, new in prefills)

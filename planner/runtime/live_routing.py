@@ -44,7 +44,7 @@ from planner.simulator.worker_rows import ROLES
 from planner.traffic.classes import takes_request
 from planner.traffic.trace import Trace
 
-# These sizes bound memory and the time that one request can wait for upkeep. No result hangs on them.
+# These sizes limit memory, and how long one request can wait for upkeep. No choice depends on them.
 SEATS = 1024  # Requests that fit at first; the arrays grow.
 WINDOW_SEATS = 1 << 17  # The window of the policy e2 keeps at most so many requests.
 NODES = 1 << 14  # Prompt blocks that fit at first; the arrays grow.
@@ -390,7 +390,7 @@ class LiveFleet:
         self.state = self.state._replace(caches=caches._replace(path=path, used=used))
 
     def _free_nodes(self, needed: int) -> None:
-        """Free at least `needed` nodes that no request uses and no worker caches, by a sweep over all nodes.
+        """Free at least `needed` nodes that no request uses and no worker caches, in a sweep over all nodes.
 
         If a whole round of the sweep frees few, nodes are added. If there are already twice as many nodes as
         the caches can hold, the sweep frees cached nodes too, as a worker may have dropped them unseen: first
@@ -438,10 +438,8 @@ class LiveFleet:
 
 
 def _is_due(count: int, every: int) -> bool:
-    """Whether to learn anew after `count` requests: at powers of two, as early requests tell most, and
-    multiples.
-
-    The multiples are those of `every`.
+    """Whether to learn again after `count` requests: at powers of two, because early requests tell most, and
+    at multiples of `every`.
     """
     is_power_of_two = count & (count - 1) == 0
     return is_power_of_two or count % every == 0

@@ -386,7 +386,7 @@ def _endpoint_html(validation: Validation, values: Mapping[str, Any]) -> str:
 
 
 def _engines_html(values: Mapping[str, Any], planned_kv_tokens: Mapping[str, int]) -> str:
-    """The engines of each part of the run. `planned_kv_tokens`: of a worker of each pool, by the plan."""
+    """The engines of each part of the run. `planned_kv_tokens` are those of a worker by the plan, by pool."""
     lines, events = [], []
     for part in values["parts"]:
         for engine in part["engines"]:

@@ -62,7 +62,7 @@ LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
 # Each kind of draw seeds its generator with its own number and the user's seed, so that no two draws are
 # alike.
 CLIENT_STREAM, TENANT_STREAM = 20, 21
-_OPEN = 1e-12  # Probabilities stay this far from 0 and 1, where normal scores are infinite.
+_OPEN = 1e-12  # Probabilities stay this far from 0 and 1, because normal scores are infinite there.
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -155,7 +155,7 @@ class Description:
         return float(self.expected_requests(np.array([0.0, self.duration_s])).sum()) / self.duration_s
 
     def at_rate(self, rate_rps: float) -> Description:
-        """The same traffic at another mean rate; its Fano factors follow F(T) in the module's docstring."""
+        """The same traffic at another mean rate; Fano factors change as F(T) in the module's docstring."""
         factor = rate_rps / self.mean_rps
         return self if factor == 1 else self._scaled_by(factor)
 
@@ -182,7 +182,7 @@ class Description:
         return np.diff(laps * requests[-1] + np.interp(rest_s, within_s, requests))
 
     def from_s(self) -> float:
-        """How many seconds after its start the curve's busiest part of `duration_s` begins."""
+        """When the curve's busiest part of `duration_s` begins [s], from the start of the curve."""
         intervals = len(self.rate_rps)
         drawn = math.ceil(self.duration_s / self.every_s - ROUNDING)  # The number of intervals to draw.
         if not self.is_curve or drawn >= intervals:
@@ -534,7 +534,7 @@ def _fit_scales(
     wanted = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
     if not wanted.any():
         return []
-    # Scales a factor of about 3 apart, from the shortest window to four times the longest.
+    # Each scale is about 3 times the one before, from the shortest window to four times the longest.
     longest_s = min(windows_s.max() * 4, evened_s)
     steps = max(math.ceil(math.log(longest_s / windows_s.min()) / math.log(3)), 1)
     taus_s = np.geomspace(windows_s.min(), longest_s, steps + 1)
@@ -542,7 +542,8 @@ def _fit_scales(
     for _ in range(FIT_ROUNDS):
         fitted = _fit_variances(target, windows_s, taus_s)
         reached = _variances_over_windows(fitted, windows_s, taus_s, evened_s)
-        # The target grows by the factor that is missing; one of at most 2 a round keeps the rounds stable.
+        # The target changes by the factor that is missing; at most by 2 in a round, which keeps the fit
+        # stable.
         missing = np.divide(wanted, reached, out=np.ones(len(reached)), where=reached > 0)
         target = target * np.clip(missing, 0.5, 2.0)
     pairs = zip(taus_s, fitted, strict=True)

@@ -1,4 +1,5 @@
-"""A lower bound on the cost of every controller that cannot see ahead and may miss some windows.
+"""A lower bound on the cost of every controller that cannot see ahead and may miss some windows. A rule is
+here the way in which such a controller decides.
 
 Sets   v  window of the SLO, tau_v its length [s]     h  block of neighbouring windows
 Data   n_vc   least workers of pool c with which window v is kept if all other pools have their most
@@ -11,8 +12,8 @@ Vars   w_hx   share of the windows of block h that have x workers
 
 Sizes change at the edges of windows, as those of the optimum do, and a worker that is ready in a window was
 ordered before the window began. Let the traffic of each window be drawn at random from the windows of its
-block. Then nothing that a rule has seen tells which of them comes next, so sizes x miss the window with the
-share above, whatever rule chose them. Start-ups cost more on top. So no rule costs less in the mean over such
+block. Then no rule can know which of them comes next, so sizes x miss the window with the probability above,
+whatever rule chose them. Start-ups cost something besides. So no rule costs less in the mean over such
 days, if more workers and less work before never hurt (MORE in day/search/day_optimum.py). The bound does not
 hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a window: if
 the burst of a window comes more than a start-up after its beginning, such a controller may still keep it.
@@ -201,7 +202,7 @@ def causal_bound(runs: DayRuns) -> CausalBound | None:
 
 def reacting_bound(runs: DayRuns) -> CausalBound | None:
     """The bound for rules that see a window whole when it begins."""
-    # With the quickest pool's start-up, and the longest window, the bound is not above that of the others.
+    # The shortest start-up and the longest window give the lowest of all bounds, so it holds for every pool.
     start_s = min(pool.start_s for pool in runs.terms.pools)
     bound = _bound_of(runs, partial(_misses_in_start_up, runs, start_s))
     if bound is None:
