@@ -212,7 +212,7 @@ def with_hindsight(
             with_scenarios(problem, ordered.oracle.scenarios, may_miss), found.best
         )
         best = find_cheaper_kept(
-            ordered, found, grew, [problem.oracle.fleet(production)], any_mix=False, most=math.inf
+            ordered, found, grew, [problem.oracle.fleet(production)], any_mix=False, most_requests=math.inf
         )
         if best is None or objective(best) >= objective(production) * (1 - CHEAPER):
             yield f"{100 * share:.0f} %: none"

@@ -138,7 +138,7 @@ def _report_once() -> None:
         return
     _is_reported = True
     interrupts = sys.modules.get("planner.files.interrupts")  # Without it no command has begun.
-    addition = interrupts.tidy_and_report() if interrupts is not None else ""
+    addition = interrupts.save_and_tidy() if interrupts is not None else ""
     try:
         os.write(2, f"plan: interrupted{'; ' if addition else ''}{addition}\n".encode(errors="replace"))
     except OSError:  # stderr is closed, so nothing can be reported.

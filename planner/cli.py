@@ -60,8 +60,8 @@ from planner.commands.what_if_command import sensitivity, what_if
 from planner.documents.task import check_keys, has_several_llms
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError, PlannerError
+from planner.files.scarce_resources import missing_resource
 from planner.files.standard_streams import fill_standard_streams, keep_native_prints_off_stdout
-from planner.files.wants import missing_resource
 from planner.policies import ROUTERS_OF
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS

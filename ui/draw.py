@@ -87,6 +87,13 @@ def kept_word(slo: dict[str, Any]) -> str:
     return signed_verdict(slo["holds"], slo.get("is_judged", True))
 
 
+def fleet_text(document: Document) -> str:
+    """The fleet of a plan in words. Plans kept by earlier versions have it only in their answer, which was
+    "FLEET: COST".
+    """
+    return str(document.get("fleet_text") or document["answer"].rpartition(": ")[0])
+
+
 def bullets(lines: Iterable[str]) -> None:
     """Draw the lines as a list."""
     st.markdown("\n".join(f"- {escaped(line)}" for line in lines))

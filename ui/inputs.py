@@ -73,35 +73,35 @@ GPU_COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
 """The columns of a GPU's row in a form: the label and further arguments of each input."""
 
 
-def choose(session: Session, form: Form) -> tuple[Form, Any]:
+def draw_question(session: Session, form: Form) -> tuple[Form, Any]:
     """Draw all inputs, one below the other. Returns their values, and the container below the trace, where
     its errors are shown.
     """
     chosen: Form = {"more": form["more"]}
     st.header("Traffic")
-    chosen |= traffic(session)
+    chosen |= traffic_inputs(session)
     below_trace = st.container()
     st.header("LLM")
-    chosen["llm"] = llm(session)
+    chosen["llm"] = llm_input(session)
     st.header("GPUs")
-    chosen["gpus"] = gpus(session, form)
+    chosen["gpus"] = gpu_inputs(session, form)
     st.header("SLO")
-    chosen |= slo(session)
+    chosen |= slo_inputs(session)
     st.header("Safety")
-    chosen |= safety()
+    chosen |= safety_inputs()
     with st.expander("Goal and limits"):
-        chosen |= goal()
+        chosen |= goal_inputs()
     with st.expander("Policies and losses"):
-        chosen |= policies() | engines()
-    other_requirements(chosen["more"], lambda: _again(chosen | {"more": {}}))
+        chosen |= policy_inputs() | engine_inputs()
+    list_other_requirements(chosen["more"], lambda: _redraw_with(chosen | {"more": {}}))
     slo_text_input(
         lambda: question.document(chosen, session.catalog),
-        lambda typed: _again(question.form_of_document(typed, chosen, session.catalog)),
+        lambda typed: _redraw_with(question.form_of_document(typed, chosen, session.catalog)),
     )
     return chosen, below_trace
 
 
-def traffic(session: Session, place: str = "ask") -> Form:
+def traffic_inputs(session: Session, place: str = "ask") -> Form:
     """The inputs for the requests: a sample, an uploaded trace with the roles of its columns, or a
     description.
     """
@@ -132,16 +132,21 @@ def traffic(session: Session, place: str = "ask") -> Form:
     chosen["map"] = st.session_state[f"{place}_map"]
     form_values = {key: st.session_state[f"{place}_{key}"] for key in (*DESCRIPTION, "scale", "window")}
     if source == question.DESCRIBED:
-        return chosen | form_values | {"rate": rate(place, is_described=True)} | describe(session, place)
+        return (
+            chosen
+            | form_values
+            | {"rate": rate_input(place, is_described=True)}
+            | description_inputs(session, place)
+        )
     if source == question.UPLOAD:
         upload_trace(session, place)
     fitting = _of_source(session.store.traces(session.id), source)
     if fitting:
-        chosen["trace"] = trace(session, place, fitting)
+        chosen["trace"] = trace_input(session, place, fitting)
         chosen["map"] = st.session_state[f"{place}_map"]
     else:
         st.caption("No file yet: drop one above. Until then the sample counts.")
-    return chosen | form_values | {"rate": rate(place)} | part(place)
+    return chosen | form_values | {"rate": rate_input(place)} | part_inputs(place)
 
 
 def _of_source(trace_ids: Sequence[str], source: str) -> list[str]:
@@ -150,7 +155,7 @@ def _of_source(trace_ids: Sequence[str], source: str) -> list[str]:
     return [trace_id for trace_id in trace_ids if trace_id.startswith(f"{SAMPLES}/") == is_sample]
 
 
-def describe(session: Session, place: str = "ask") -> Form:
+def description_inputs(session: Session, place: str = "ask") -> Form:
     """The inputs for described traffic: how long requests are, and how they arrive."""
 
     def take_task() -> None:
@@ -218,7 +223,7 @@ def upload_trace(session: Session, place: str = "ask") -> None:
         st.session_state[f"{place}_rate"] = None
 
 
-def trace(session: Session, place: str = "ask", offered: Sequence[str] | None = None) -> str:
+def trace_input(session: Session, place: str = "ask", offered: Sequence[str] | None = None) -> str:
     """The input for the trace: its reference in the store, one of `offered`, else of all of the session."""
     trace_ids = offered or session.store.traces(session.id)
     if st.session_state[f"{place}_trace"] not in trace_ids:
@@ -237,7 +242,7 @@ def trace(session: Session, place: str = "ask", offered: Sequence[str] | None = 
     return chosen
 
 
-def columns(session: Session, reference: str, guess: str, place: str = "ask") -> None:
+def column_inputs(session: Session, reference: str, guess: str, place: str = "ask") -> None:
     """The inputs for the roles of a log's columns. The log is read with the chosen ones from then on."""
     try:
         names = column_names(session.store.trace_path(reference))
@@ -266,7 +271,7 @@ def columns(session: Session, reference: str, guess: str, place: str = "ask") ->
             st.rerun()
 
 
-def part(place: str = "ask") -> Form:
+def part_inputs(place: str = "ask") -> Form:
     """The inputs for how the trace is scaled to the rate, and which part of it is planned for."""
     return {
         "scale": st.selectbox(
@@ -282,7 +287,7 @@ def part(place: str = "ask") -> Form:
     }
 
 
-def rate(place: str = "ask", *, is_described: bool = False) -> float | None:
+def rate_input(place: str = "ask", *, is_described: bool = False) -> float | None:
     """The input for the rate; None where it is empty, or is what the plan looks for."""
     is_for_throughput = st.session_state.get(f"{place}_objective") == "throughput"
     rate_rps: float | None = st.number_input(
@@ -296,7 +301,7 @@ def rate(place: str = "ask", *, is_described: bool = False) -> float | None:
     return rate_rps
 
 
-def llm(session: Session, place: str = "ask") -> str:
+def llm_input(session: Session, place: str = "ask") -> str:
     """A row of the catalog, or a Hugging Face config.json of one's own."""
     names = list(session.catalog.llms)
     if st.session_state[f"{place}_llm"] not in names:
@@ -318,7 +323,7 @@ def llm(session: Session, place: str = "ask") -> str:
     return chosen
 
 
-def gpus(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any]]:
+def gpu_inputs(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any]]:
     """A chip for each GPU, and the inputs for stock and prices of those that may be used."""
     catalog_gpus = session.catalog.gpus
     row_of = {row["GPU"]: row for row in form["gpus"]}
@@ -341,7 +346,7 @@ def gpus(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any
     for name in catalog_gpus:
         row = row_of[name] | {"use": name in chosen}
         if row["use"]:
-            row |= _terms(row, place)
+            row |= _gpu_terms_inputs(row, place)
         rows.append(row)
     st.caption(
         "Empty stock: as many as it takes. A plan runs around the clock, so the lower of on demand and "
@@ -350,7 +355,7 @@ def gpus(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any
     return rows
 
 
-def _terms(row: Mapping[str, Any], place: str) -> Form:
+def _gpu_terms_inputs(row: Mapping[str, Any], place: str) -> Form:
     """The inputs for stock and prices of a GPU, behind a button that shows the stock."""
     name, terms = row["GPU"], dict[str, Any]()
     stock, owned = row["stock"], row["owned"]
@@ -371,7 +376,7 @@ def _terms(row: Mapping[str, Any], place: str) -> Form:
     return terms
 
 
-def slo(session: Session, place: str = "ask") -> Form:
+def slo_inputs(session: Session, place: str = "ask") -> Form:
     """The inputs for the limits. A preset fills them; a change of one makes them the user's own limits."""
     presets = [question.OWN_LIMITS, *session.catalog.slos]
 
@@ -396,7 +401,9 @@ def slo(session: Session, place: str = "ask") -> Form:
     for metric in question.INPUT_METRICS:
         name, share = st.columns([3, 2], vertical_alignment="bottom")
         with name:
-            chosen[f"{metric}_ms"] = _limit(metric, unit, place, take_own_limits, is_relative=is_relative)
+            chosen[f"{metric}_ms"] = _limit_input(
+                metric, unit, place, take_own_limits, is_relative=is_relative
+            )
         chosen[f"{metric}_percentile"] = share.selectbox(
             f"{METRICS[metric].abbreviation} percentile",
             question.PERCENTILES,
@@ -418,7 +425,7 @@ def slo(session: Session, place: str = "ask") -> Form:
     return chosen
 
 
-def _limit(
+def _limit_input(
     metric: str, unit: str, place: str, changed: Callable[[], None], *, is_relative: bool
 ) -> float | None:
     """The input for a limit, shown in `unit` (ms or s). Its value is kept and returned in ms."""
@@ -445,7 +452,7 @@ def _limit(
     return limit_ms if unit == "ms" else ms
 
 
-def safety(place: str = "ask") -> Form:
+def safety_inputs(place: str = "ask") -> Form:
     """The inputs for the share of scenarios that must keep the SLO, by a profile or by its figures."""
 
     def take_profile() -> None:
@@ -483,7 +490,7 @@ def safety(place: str = "ask") -> Form:
     }
 
 
-def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) -> Form:
+def goal_inputs(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) -> Form:
     """The inputs for the objective, the limits on the whole fleet, the seed and the time limit."""
     chosen: Form = {
         "objective": st.selectbox(
@@ -502,7 +509,7 @@ def goal(place: str = "ask", objectives: Sequence[str] = get_args(Objective)) ->
     return chosen
 
 
-def policies(place: str = "ask") -> Form:
+def policy_inputs(place: str = "ask") -> Form:
     """The inputs for queueing and for the losses that the fleet must survive."""
     chosen: Form = {
         "queues": st.multiselect(
@@ -544,7 +551,7 @@ def policies(place: str = "ask") -> Form:
     return chosen
 
 
-def engines(place: str = "ask") -> Form:
+def engine_inputs(place: str = "ask") -> Form:
     """The inputs for the engine settings that all workers share."""
     chosen: Form = {
         "stages": st.multiselect(
@@ -572,7 +579,7 @@ def engines(place: str = "ask") -> Form:
     return chosen
 
 
-def other_requirements(more: Form, forget: Callable[[], None], place: str = "ask") -> None:
+def list_other_requirements(more: Form, forget: Callable[[], None], place: str = "ask") -> None:
     """List the requirements of slo.yaml that no input shows."""
     if more:
         st.markdown("**Also asked**, in slo.yaml alone:")
@@ -604,7 +611,7 @@ def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) 
                 draw.error(error)
 
 
-def _again(form: Form) -> None:
+def _redraw_with(form: Form) -> None:
     """Draw the page Plan anew with these inputs."""
     st.session_state.restore = form
     st.rerun()

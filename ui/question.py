@@ -276,13 +276,13 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
 
 def _form_of_queues(policies: Mapping[str, Any], task: PlanQuestion) -> tuple[list[str], dict[str, Any]]:
     """The queues of the input, and the keys that it cannot hold: `any`, and how long those may wait."""
-    given = policies.get("queue")
-    if given == ANY:
+    queue = policies.get("queue")
+    if queue == ANY:
         return [], {key: policies[key] for key in ("queue", "longest_wait") if key in policies}
-    if given is None:
+    if queue is None:
         # The plan has the choice, which for classes is not the queue of all others.
         return [] if task.policies.is_queue_assumed else list(task.policies.queues), {}
-    return [given] if isinstance(given, str) else list(given), {}
+    return [queue] if isinstance(queue, str) else list(queue), {}
 
 
 def _default_stock(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
@@ -379,16 +379,16 @@ def _form_of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]
         None if duration is None else in_unit(quantity(duration, "s", where="duration"), 1 / 60)
     )
     for key in LENGTHS:
-        given = traffic.get(key)
+        length = traffic.get(key)
         form |= {f"{key}_mean": None, f"{key}_p95": None}
-        if isinstance(given, int | float):
-            form[f"{key}_mean"] = float(given)
-        elif isinstance(given, Mapping) and set(given) <= {"mean", "p95"} and "p95" in given:
+        if isinstance(length, int | float):
+            form[f"{key}_mean"] = float(length)
+        elif isinstance(length, Mapping) and set(length) <= {"mean", "p95"} and "p95" in length:
             form |= {
-                f"{key}_{of}": None if given.get(of) is None else float(given[of]) for of in ("mean", "p95")
+                f"{key}_{of}": None if length.get(of) is None else float(length[of]) for of in ("mean", "p95")
             }
-        elif given is not None:
-            more[key] = given
+        elif length is not None:
+            more[key] = length
     burstiness = traffic.get("burstiness") or {}
     form["burst_cv"] = burstiness.get("cv")
     return form, more
@@ -398,11 +398,11 @@ def _safety_section(form: Mapping[str, Any]) -> Any:
     """The section `safety`; None where it would be the default."""
     if form["kept_in"] is None:
         return None if form["robust_steps"] or form["robust_traffic"] else "none"
-    given = {
+    section = {
         "kept_in": form["kept_in"] / 100 if form["kept_in"] != 100 * KEPT_IN_FRAC else None,
         "growth": _with_unit(form["growth"] or None, "%"),
     }
-    return _without_empty(given) or None
+    return _without_empty(section) or None
 
 
 def command(form: Mapping[str, Any], catalog_folder: Path | None = None) -> str:

@@ -292,8 +292,7 @@ def _progress(session: Session, place: str) -> None:
         st.rerun()
     box = st.empty()
     with box.container(border=True):
-        phase = job.phase.partition("; best")[0]  # `_search_text` shows the best fleet so far below.
-        st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(phase)}")
+        st.markdown(f"**Working**, {show_span_of(job)}: {draw.escaped(job.phase)}")
         if job.limit_s:
             progress_text = _search_text(job) if job.kind == "plan" else None
             st.progress(min(job.elapsed_s / job.limit_s, 1.0), text=progress_text)

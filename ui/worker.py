@@ -67,7 +67,8 @@ from planner.search.evidence import certify
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.bill import bill_fleet
-from planner.search.problem.plan_problem import OnPaper, Problem, SearchProgress, Watch
+from planner.search.problem.plan_problem import OnPaper, Problem, Progress, SearchProgress, Watch
+from planner.search.problem.stages import phase_of
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
@@ -198,8 +199,15 @@ def _watch_search(send: Send) -> Watch:
     return lambda progress: send({"search": _progress_numbers(progress)})
 
 
+def _send_phase(send: Send) -> Progress:
+    """A function for the progress of a job, which sends what is being done. The best fleet so far is left
+    out, because the page shows it from the search's numbers.
+    """
+    return lambda message: send({"phase": phase_of(message)})
+
+
 def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
-    """The fleet that `plan` would find and its simulation, without what else speaks for it."""
+    """The fleet that `plan` would find and its simulation, without the rest of a plan's evidence."""
     study = _study(request, send)
     task = parse_task(request["question"], study.catalog)
     if task.objective == "throughput":
@@ -213,6 +221,7 @@ def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
     return {
         "llm": fleet.llm.name,
         "answer": f"{words.describe(fleet)}: {bill_fleet(fleet).usd_per_h:,.2f} USD per hour",
+        "fleet_text": words.describe(fleet),
         "cost_usd_per_h": bill_fleet(fleet).usd_per_h,
         "gpus": fleet.gpus,
         "power_w": fleet.power_w,
@@ -272,7 +281,7 @@ def _study(request: Request, send: Send) -> Study:
         study = Study(_requests(request, described, question.get("traffic") or {}), catalog, request["seed"])
         _REMEMBERED.clear()  # Only the last traffic is kept, as its simulations take memory.
         _REMEMBERED[traffic_key] = study
-    return replace(study, time_limit_s=request["time_limit_s"], progress=lambda phase: send({"phase": phase}))
+    return replace(study, time_limit_s=request["time_limit_s"], progress=_send_phase(send))
 
 
 def _sliders(request: Request, send: Send) -> tuple[Document, Files]:
@@ -320,7 +329,7 @@ def _together(request: Request, send: Send) -> tuple[Document, Files]:
         catalog=catalog,
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
-        progress=lambda phase: send({"phase": phase}),
+        progress=_send_phase(send),
     )
     assert isinstance(shared, SharedPlanResult)
     fleets = shared.shared
@@ -356,6 +365,7 @@ def plan_document(plan: Plan) -> Document:
     """What the pages show of a plan."""
     return output.to_json(plan) | {
         "answer": words.answer(plan),
+        "fleet_text": words.describe(plan.fleet),
         "screen": _screen(plan),
         "workers_line": words.policies_line(plan.fleet),
         "measured_line": words.measured_line(plan),
@@ -475,7 +485,7 @@ def _day(request: Request, send: Send) -> tuple[Document, Files]:
         catalog=request.get("catalog"),
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
-        progress=lambda phase: send({"phase": phase}),
+        progress=_send_phase(send),
     )
     if not isinstance(day_result, DayResult):
         raise InputError("slo.yaml: llms: this page takes one LLM; ask `plan day` for all of them")
@@ -511,7 +521,7 @@ def _prefixes(request: Request, send: Send) -> tuple[Document, Files]:
         pool=request["pool"],
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
-        progress=lambda phase: send({"phase": phase}),
+        progress=_send_phase(send),
     )
     document, written = prefix_study.prefix_document(study), prefix_study.render_prefixes(study)
     summary = document["trace"]

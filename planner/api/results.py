@@ -15,7 +15,7 @@ import pandas as pd
 from planner.api.questions import TaskDocument
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import check_output_directory, write_files
-from planner.files.wants import missing_resource
+from planner.files.scarce_resources import missing_resource
 from planner.fleet import Fleet
 from planner.reports import figures, output, several_llms_report, words
 from planner.reports.fact_sentences import sentences

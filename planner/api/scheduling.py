@@ -158,7 +158,7 @@ def not_simulated(answer: schedule_page.ScheduleAnswer, traces: Mapping[str, Tra
     market = answer.market
     if not traces:
         return "the demand is rates, not requests; give a trace per LLM"
-    for c in schedule_page.used(answer):
+    for c in schedule_page.types_in_use(answer):
         if market.capacities[c].fleet is None:
             return f"capacity[{c}] names no fleet: the plan.yaml whose pools one such worker is"
     without_slo = [llm for llm in answer.demand.llms if llm not in market.slos]
@@ -171,7 +171,7 @@ def _served(
     """What simulates one LLM of a schedule: its fleet, and its requests up to the end of the last window."""
     catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
     units = {}  # The fleet that one worker of a type is, by the number of the type.
-    for c in schedule_page.used(answer):
+    for c in schedule_page.types_in_use(answer):
         capacity = market.capacities[c]
         if capacity.llm == llm and capacity.fleet is not None:
             units[c] = read_fleet(capacity.fleet, catalog_rows)

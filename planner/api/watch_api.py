@@ -22,7 +22,7 @@ from planner.runtime.prometheus_server import query_range
 from planner.studies import watch_words
 from planner.studies.plan_watch import (
     WINDOW_S,
-    Planned,
+    PlanExpectations,
     WatchedPlan,
     current_trace,
     read_expectations,
@@ -85,7 +85,7 @@ class MetricsSource:
         )
         return tuple(row for row in recent if row.t_s.size)
 
-    def live(self, plan: Planned) -> LiveTraffic:
+    def live(self, plan: PlanExpectations) -> LiveTraffic:
         """The traffic and latencies that these metrics show, in windows of `window_s`."""
         return live_traffic(
             self.series(),
@@ -103,7 +103,7 @@ class WatchResult(Result):
     SLO is missed. `replanned_for` is the comparison for which it was made, this or an earlier one.
     """
 
-    plan: Planned
+    plan: PlanExpectations
     watched: WatchedPlan
     replan: Replan | None = None
     replanned_for: WatchedPlan | None = None
@@ -167,13 +167,13 @@ def watch(
     return look_once(read_planned(plan, catalog_rows), source, slo, catalog=catalog_rows)
 
 
-def read_planned(plan: str | Path, catalog: CatalogLike = None) -> Planned:
+def read_planned(plan: str | Path, catalog: CatalogLike = None) -> PlanExpectations:
     """The plan in a folder that `plan -o` wrote, with what live metrics are compared with."""
     return read_expectations(read_written(Path(plan), read_catalog(catalog)))
 
 
 def look_once(
-    plan: Planned,
+    plan: PlanExpectations,
     source: MetricsSource,
     slo: TaskDocument | Section | str | Path | None = None,
     *,
@@ -216,7 +216,7 @@ def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
 
 
 def replan(
-    plan: Planned,
+    plan: PlanExpectations,
     watched: WatchedPlan,
     slo: TaskDocument | Section | str | Path,
     *,

@@ -105,8 +105,8 @@ def _plan_one(options: PlanOptions) -> None:
     from planner.commands.described_command import errors_of_options
     from planner.documents.catalog import read_catalog
     from planner.documents.log_columns import reading_of
-    from planner.files.interrupts import last_words
-    from planner.files.wants import missing_resource
+    from planner.files.interrupts import saving_on_interrupt
+    from planner.files.scarce_resources import missing_resource
     from planner.reports import output
     from planner.search.evidence.long_traces import searched_requests
     from planner.search.oracle.fleet_oracle import Answers
@@ -148,7 +148,7 @@ def _plan_one(options: PlanOptions) -> None:
         study.taken_s = progress.taken_s() + writing_s
         best = BestSoFar(options.out)
         try:
-            with last_words(best.write_fleet):
+            with saving_on_interrupt(best.write_fleet):
                 planned = answer_question(
                     question, study, explain=options.explain, prove=options.prove, watch=best.note_progress
                 )
@@ -189,9 +189,9 @@ def _print_plan(plan: Plan, options: PlanOptions, written: tuple[str, ...]) -> N
 def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[str, ...]:
     """Write the plan's files, and the question if it came from options; returns their names."""
     from planner.files.checked_files import to_yaml, write_file
-    from planner.files.interrupts import last_words
+    from planner.files.interrupts import saving_on_interrupt
 
-    with last_words(interrupt_message(out)):
+    with saving_on_interrupt(interrupt_message(out)):
         written = replace(planned, command=options.to_command_line()).save(out, png=options.png)
     if options.question_options is None:
         return written
@@ -255,7 +255,9 @@ class BestSoFar:
 
 
 def interrupt_message(out: Path) -> Callable[[], str]:
-    """A function for `last_words`: it says whether this run's plan and its report are already in `out`."""
+    """A function for `saving_on_interrupt`: it says whether this run's plan and its report are already in
+    `out`.
+    """
     files = out / "plan.yaml", out / "report.html"
 
     # Files are replaced, never changed, so that a new inode number shows that this run wrote the file.
@@ -282,7 +284,7 @@ def plan_several(options: PlanOptions) -> None:
     from planner.documents.catalog import read_catalog
     from planner.documents.several_llms_question import read_question
     from planner.files.checked_files import reserve_folder
-    from planner.files.interrupts import last_words
+    from planner.files.interrupts import saving_on_interrupt
     from planner.reports.several_llms_report import NAMES
 
     for option, is_set, advice in (
@@ -317,7 +319,7 @@ def plan_several(options: PlanOptions) -> None:
         )
         assert isinstance(shared_plan, SharedPlanResult)
         progress("writing the reports")
-        with last_words(interrupt_message(options.out)):
+        with saving_on_interrupt(interrupt_message(options.out)):
             replace(shared_plan, command=options.to_command_line()).save(options.out, png=options.png)
     if options.json_output:
         print_json(shared_plan.to_dict() | {"directory": str(options.out)})

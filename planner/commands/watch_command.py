@@ -17,7 +17,7 @@ from planner.units import quantity
 
 if TYPE_CHECKING:
     from planner.api.watch_api import MetricsSource, WatchResult
-    from planner.studies.plan_watch import Planned
+    from planner.studies.plan_watch import PlanExpectations
 
 EXIT_CODES = {"inside": 0, "drifted": 6, "outgrown": 5, "missed": 5}
 LEAST_EVERY_S = 1.0  # A shorter time between two looks would load the server for no new samples.
@@ -89,7 +89,12 @@ def watch(
 
 
 def _look_repeatedly(
-    plan: Planned, source: MetricsSource, slo: Path | None, every_s: float, export: str | None, **how: Any
+    plan: PlanExpectations,
+    source: MetricsSource,
+    slo: Path | None,
+    every_s: float,
+    export: str | None,
+    **how: Any,
 ) -> None:
     """Look every `every_s` seconds until the process is ended; `how` are options of `_look_once`."""
     from planner.runtime.prometheus_server import PrometheusError
@@ -109,7 +114,7 @@ def _look_repeatedly(
 
 
 def _look_once(
-    plan: Planned,
+    plan: PlanExpectations,
     source: MetricsSource,
     slo: Path | None,
     catalog: Path | None,

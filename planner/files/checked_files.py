@@ -1,4 +1,6 @@
-"""Reads and writes the files of users: checks what is read; writes to a temporary folder, then renames."""
+"""Reads and writes the files of users. Whatever is read is checked. Files are written to a temporary folder
+and then renamed, so that a run that is killed leaves no half file.
+"""
 
 from __future__ import annotations
 
@@ -374,6 +376,7 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
                 target = new / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content if isinstance(content, bytes) else _encode_text(content))
+            # Outdated files behind a link stay: the folder that the link leads to is not ours.
             leftovers = {
                 str(path.relative_to(directory))
                 for glob in outdated

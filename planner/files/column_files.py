@@ -38,8 +38,8 @@ def columns_folder() -> Path | None:
 
 
 def read_kept_columns(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None:
-    """The columns of this name, memory-mapped and read-only, and what `keep_columns` was told about them;
-    None where there are none, or they are damaged.
+    """The columns of this name, memory-mapped and read-only, and the `about` that `keep_columns` wrote with
+    them; None where there are none, or they are damaged.
     """
     if (root := columns_folder()) is None:
         return None
@@ -72,7 +72,7 @@ def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
         shapes = {column: (str(values.dtype), list(values.shape)) for column, values in columns.items()}
         text = json.dumps({"columns": shapes, "about": about})
         (unfinished / ABOUT).write_text(text, encoding="utf-8")
-        if (root / name).exists():  # Columns that could be read would not be written again.
+        if (root / name).exists():  # They are damaged: columns that can be read are not written again.
             shutil.rmtree(root / name, ignore_errors=True)
         unfinished.rename(root / name)
         return True

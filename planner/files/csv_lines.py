@@ -73,7 +73,7 @@ def _join_rows(
         if not is_open:
             yield line + first, lines[first:last]
             first, size_bytes = last, 0
-        elif size_bytes > MAX_LINE_BYTES or (last == len(lines) and not _grow(lines, stream)):
+        elif size_bytes > MAX_LINE_BYTES or (last == len(lines) and not _add_next_line(lines, stream)):
             end = f"within {MAX_LINE_BYTES // 2**20} MiB" if size_bytes > MAX_LINE_BYTES else "before the end"
             opens = _opening_place(path, line + first, lines[first], columns)
             raise TraceError(f"{opens} is not closed {end}; {HOW_TO_END}")
@@ -82,8 +82,8 @@ def _join_rows(
 HOW_TO_END = 'take the quote out, or put the whole field in quotes and write a quote within it twice ("")'
 
 
-def _grow(lines: list[bytes], stream: io.BufferedReader) -> bool:
-    """Add the stream's next line; False at its end."""
+def _add_next_line(lines: list[bytes], stream: io.BufferedReader) -> bool:
+    """Add the stream's next line to `lines`; False at its end."""
     if more := stream.readline():
         lines.append(more)
     return bool(more)
@@ -132,7 +132,7 @@ def _check_long_field(
 def _is_row(line: bytes, column: int, width: int, figures: Sequence[int]) -> bool:
     """Whether a line, read without regard to quotes, has a number or date in all columns of `figures`.
 
-    The field of index `column` may contain commas, so many as there are fields too many.
+    The field of index `column` may contain commas: as many as the line has fields beyond `width`.
     """
     fields = line.rstrip(b"\r\n").split(b",")
     extra = len(fields) - width

@@ -52,7 +52,7 @@ PLAIN = Wording()
 
 
 class _Required(Enum):
-    """A default that stands for none, as None may be one."""
+    """Stands for "no default": None cannot, because None is the default of some keys."""
 
     TOKEN = "no default"
 

@@ -1,5 +1,5 @@
-"""What a command still does when it is interrupted: tidy up, and save the answer so far. Commands register
-the functions for that, and fleetplan/__main__.py calls `tidy_and_report` before it ends the process.
+"""Lets an interrupted command save its answer so far, and tidy up. Commands register the functions for that,
+and fleetplan/__main__.py calls `save_and_tidy` before it ends the process.
 """
 
 from __future__ import annotations
@@ -7,25 +7,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_last_words: list[Callable[[], str]] = []
+_save_functions: list[Callable[[], str]] = []
 _tidy_functions: list[Callable[[], None]] = []
 
 
 @contextmanager
-def last_words(save: Callable[[], str]) -> Iterator[None]:
-    """If an interrupt ends the block, `tidy_and_report` calls `save` once and gives what it returns.
+def saving_on_interrupt(save: Callable[[], str]) -> Iterator[None]:
+    """If an interrupt ends the block, `save_and_tidy` calls `save` once and returns its message.
 
     `save` must be quick and may be called from any thread.
     """
-    _last_words[:] = [save]
+    _save_functions[:] = [save]
     try:
         yield
-    except KeyboardInterrupt:  # `save` stays registered for `tidy_and_report`.
+    except KeyboardInterrupt:  # `save` stays registered for `save_and_tidy`.
         raise
     except BaseException:
-        _last_words.clear()
+        _save_functions.clear()
         raise
-    _last_words.clear()
+    _save_functions.clear()
 
 
 @contextmanager
@@ -39,13 +39,15 @@ def tidy_at_end(tidy: Callable[[], None]) -> Iterator[None]:
         tidy()
 
 
-def tidy_and_report() -> str:
-    """Tidy up, and return the last words of the command; '' if there are none or saving fails."""
+def save_and_tidy() -> str:
+    """Call the registered functions. Returns the message of the one that saves; '' if there is none, or if
+    saving fails.
+    """
     message = ""
-    for save in _last_words:
+    for save in _save_functions:
         with suppress(Exception):
             message = save()
-    _last_words.clear()
+    _save_functions.clear()
     for tidy in reversed(_tidy_functions):
         with suppress(Exception):
             tidy()

@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
+
 from planner.documents.catalog import Catalog
 from planner.domain import ROUNDING, Gpu, Slo
 from planner.errors import InputError
@@ -46,7 +48,7 @@ from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.solvers.master import FleetLimits, Option
 from planner.traffic.trace import Trace
 
-# Steps that take no time: as fleet_oracle.INSTANT, in the form of DistServe's program.
+# Steps that take no time, as fleet_oracle.INSTANT, in the form of DistServe's program. They must be above 0.
 NO_TIME = DistServeSteps(
     prefill_s=(1e-12, 0.0, 0.0),
     decode_small_s=(1e-12, 0.0, 0.0),
@@ -183,7 +185,7 @@ def first_tokens(traffic: Traffic) -> Traffic:
 
     def one_token_each(rate_rps: float, requests: int, seed: int) -> Trace:
         trace = traffic(rate_rps, requests, seed)
-        return replace(trace, output_tokens=trace.output_tokens * 0 + 1)
+        return replace(trace, output_tokens=np.ones_like(trace.output_tokens))
 
     return one_token_each
 

@@ -12,6 +12,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.papers.goodput import (
+    LOWEST_RPS,
     TOLERANCE_FRAC,
     Goodput,
     Steady,
@@ -29,12 +30,12 @@ from planner.traffic.trace import Trace, spread_stamps
 from planner.units import counted, finite_or_none, show_s
 
 LEAST_REQUESTS = 100  # A trace is not thinned below so many requests: percentiles of fewer say little.
-LOWEST_RPS = 1e-4  # No lower rates are tried: at one request in three hours a fleet is idle.
-# The bisection begins at this share of `most_rps`: work alone bounds the rate, queues and the SLO lower it.
-FIRST_SHARE = 0.25
+# The bisection begins at this share of `most_rps`, the rate that work alone allows: queues and the SLO lower
+# it.
+FIRST_RATE_FRAC = 0.25
 
-# Called twice with each rate: with None before its simulations, then with whether the SLO was kept.
 Watch = Callable[[float, bool | None], None]
+"""Called twice with each rate: with None before its simulations, then with whether the SLO was kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +89,8 @@ def fleet_goodput(
     """The highest rate at which a fleet keeps the SLO, and a run at that rate.
 
     Its traffic is the trace `requests`, rescaled and cut as `traffic_request` says, or, if that is None,
-    Poisson arrivals with the lengths of the trace. Coarse time stamps are spread here. `watch` sees each rate
-    that is tried. Raises InfeasibleError if no rate keeps the SLO.
+    Poisson arrivals with the lengths of the trace. Requests with the same coarse time stamp are spread over
+    it. `watch` sees each rate that is tried. Raises InfeasibleError if no rate keeps the SLO.
     """
     traffic: Traffic
     if traffic_request is None:
@@ -108,7 +109,7 @@ def fleet_goodput(
 
     goodput = bisect_highest(
         carries,
-        guess_rps=FIRST_SHARE * most_rps(fleet, requests),
+        guess_rps=FIRST_RATE_FRAC * most_rps(fleet, requests),
         tolerance_frac=tolerance_frac,
         lowest_rps=lowest_rps,
     )

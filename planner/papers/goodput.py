@@ -37,7 +37,9 @@ from planner.simulator.slo_verdict import judge, measured_mask
 from planner.traffic.trace import Trace, judged_span_s
 
 TOLERANCE_FRAC = 0.02  # The bisection ends when the two rates differ by no more than this share.
-LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6  # Only rates between these are simulated [requests/s].
+# Only rates between these are simulated [requests/s]. At the lowest, one request in three hours, a fleet
+# idles; no fleet serves the highest.
+LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6
 MOST_REQUESTS = 500_000  # The rule Steady does not double a run beyond so many requests, to bound its time.
 
 Traffic = Callable[[float, int, int], Trace]
@@ -117,7 +119,7 @@ class Steady:
         return next((seed for seed in seeds if not self._holds(fleet, rate_rps, seed)), None)
 
     def run(self, fleet: Fleet, rate_rps: float, seed: int = 0) -> Simulation:
-        """A run that is long enough, with every gap between tokens, for `judge` too."""
+        """A run that is long enough. It records every gap between tokens, so that `judge` can compute TBT."""
 
         def simulate_recorded(trace: Trace) -> Simulation:
             limits, every_s = self.slo.limits, self.slo.every_s
@@ -184,20 +186,20 @@ def bisect_highest(
     """The highest rate for which `carries` returns True. Beginning with the guess, rates are doubled or
     halved until one holds and one fails. Then their geometric mean is tried, until both are close enough.
     """
-    holding, failing = 0.0, math.inf  # The highest rate that holds so far, and the lowest that fails.
-    rates, rate = 0, max(guess_rps, lowest_rps)
+    holds_rps, fails_rps = 0.0, math.inf  # The highest rate that holds so far, and the lowest that fails.
+    rates, rate_rps = 0, max(guess_rps, lowest_rps)
     while True:
         rates += 1
-        if carries(rate):
-            holding = rate
+        if carries(rate_rps):
+            holds_rps = rate_rps
         else:
-            failing = rate
-        if holding > 0 and failing <= holding * (1 + tolerance_frac):
-            return Goodput(holding, failing, rates)
-        if holding > 0 and failing < math.inf:
-            rate = math.sqrt(holding * failing)
+            fails_rps = rate_rps
+        if holds_rps > 0 and fails_rps <= holds_rps * (1 + tolerance_frac):
+            return Goodput(holds_rps, fails_rps, rates)
+        if holds_rps > 0 and fails_rps < math.inf:
+            rate_rps = math.sqrt(holds_rps * fails_rps)
         else:
-            rate = 2 * holding if holding > 0 else max(failing / 2, lowest_rps)
+            rate_rps = 2 * holds_rps if holds_rps > 0 else max(fails_rps / 2, lowest_rps)
         # The next rate is out of range, or was tried already.
-        if not rate <= HIGHEST_RPS or rate >= failing:
-            return Goodput(holding, failing, rates)
+        if not rate_rps <= HIGHEST_RPS or rate_rps >= fails_rps:
+            return Goodput(holds_rps, fails_rps, rates)

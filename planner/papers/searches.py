@@ -423,6 +423,7 @@ def _design_row(
 
 
 def _own_links(network: Network) -> Network:
+    """The network with a link for each machine, as Splitwise's machines have, not one that all share."""
     return replace(network, is_shared=False)
 
 

@@ -42,8 +42,9 @@ from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 
 BATCHINGS = ("vllm-v1", "sarathi", "vllm-v0")
-# The bisection begins at this share of `most_rps`: work alone bounds the rate, queues and the SLO lower it.
-FIRST_SHARE = 0.1
+# The bisection begins at this share of `most_rps`, the rate that work alone allows: queues and the SLO lower
+# it.
+FIRST_RATE_FRAC = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Space:
     pipelines: tuple[int, ...] = (1, 2, 4)
 
 
-WHOLE = Space()
+DEFAULT_SPACE = Space()
 
 
 def configuration_name(fleet: Fleet) -> str:
@@ -111,7 +112,7 @@ def configurations(
     llm: Llm,
     gpus: Iterable[Gpu],
     catalog: Catalog,
-    space: Space = WHOLE,
+    space: Space = DEFAULT_SPACE,
     *,
     total_gpus: int,
     least_kv_tokens: int = 1,
@@ -177,7 +178,7 @@ def search_configurations(
     rows = []
     for fleet in fleets:
         best = find_goodput(
-            rule, fleet, guess_rps=FIRST_SHARE * most_rps(fleet, lengths), tolerance_frac=tolerance_frac
+            rule, fleet, guess_rps=FIRST_RATE_FRAC * most_rps(fleet, lengths), tolerance_frac=tolerance_frac
         )
         values_s: tuple[float, ...] = tuple(math.nan for _ in latencies)
         if best.rate_rps:

@@ -6,8 +6,8 @@
     ray           a running Ray cluster,  address auto, host:6379 or ray://host:10001, or $RAY_ADDRESS
     dask          a running Dask cluster, address tcp://host:8786, or $DASK_SCHEDULER_ADDRESS
 
-The workers of an executor in other processes are a crew. (Workers of this module compute; they are not those
-of a fleet.) A value that many items share, such as a trace, travels to a crew once, not with every item:
+The workers of this module are processes that compute, not the workers of a fleet. Those of one executor are
+called a crew. A value that many items share, such as a trace, travels to a crew once, not with every item:
 processes map its arrays from a file in memory, `ray.put` and Dask's `scatter` copy it to the cluster. A
 result that later items need, such as a trace that a worker drew, stays with the crew too.
 
@@ -62,7 +62,8 @@ TRIES = 4  # Tries of one item: the first, and three after workers died.
 LONGEST_REASON_CHARS = 300  # Longer texts of foreign errors are cut in our messages.
 MOST_WORKERS = 1024  # A larger number is a slip: no machine has so many CPUs for one plan.
 MAPPED_VALUES = 32  # A worker process keeps the files of so many shared values mapped at a time.
-IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"  # Loky's tracker warns after an interrupt.
+# Loky's tracker of shared resources warns of what an interrupt leaves, although it removes that itself.
+IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"
 MEMORY_FOLDER = Path("/dev/shm")  # A file system in memory, on Linux.
 CREW_PREFIX, LOCK_NAME = "fleetplan-crew-", "lock"  # A run holds the lock in its folder until it ends.
 LEAST_FREE_BYTES = 2**30  # With less memory free in MEMORY_FOLDER, files go to the temporary folder.
@@ -452,8 +453,7 @@ def _workers_ignore_interrupts() -> Iterator[None]:
 
     Ctrl-C reaches every process of a terminal, but this process ends its workers itself.
 
-    Trackers of shared resources are started here too. They warn of what an interrupt leaves, although they
-    remove it themselves, so these warnings are silenced.
+    Trackers of shared resources are started here too, and their warnings silenced (IGNORE_LEAK_WARNINGS).
     """
     from joblib.externals.loky.backend import resource_tracker as loky_tracker
 

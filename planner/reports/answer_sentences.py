@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.documents import facts
-from planner.reports.fact_sentences import more_text, percent, relative_cost_text
+from planner.reports.fact_sentences import SAME_FRAC, more_text, percent, relative_cost_text
 from planner.reports.words import Rows, listed, pool_text
 from planner.search.evidence.plan import Plan
 from planner.units import show_amount, show_s
 
-ROUNDING_FRAC = 1e-9  # Prices that differ by a smaller share are equal.
 LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "with a loss"}
 # How the traffic of scenarios is drawn, by `ScenariosDrawn.traffic`. The text for "blocks" needs a figure,
 # which `_scenario_sentence` fills in.
@@ -44,7 +43,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
             if answer.value is None or paper is None or paper.value is None or answer is paper
             else relative_cost_text(answer.value, paper.value),
             "" if answer.kept_in is None else kept_text(answer.kept_in),
-            "" if answer.headroom is None else room_text(answer.headroom),
+            "" if answer.headroom is None else headroom_cell(answer.headroom),
             first_missed(answer),
         )
         for answer in plan.certificate.answers
@@ -77,7 +76,7 @@ def pays_idle_gpus(plan: Plan) -> bool:
 def _is_paid_otherwise(answer: facts.Answered) -> bool:
     """Whether the price of whole nodes differs from that of the GPUs in use."""
     paid, by_gpu = answer.paid_usd_per_h, answer.usd_per_h
-    return paid is not None and by_gpu is not None and abs(paid - by_gpu) > ROUNDING_FRAC * paid
+    return paid is not None and by_gpu is not None and abs(paid - by_gpu) > SAME_FRAC * paid
 
 
 def _other_price_text(answer: facts.Answered, unit: str, *, is_by_gpu: bool) -> str:
@@ -99,7 +98,7 @@ def kept_text(kept_in: facts.KeptIn) -> str:
     return f"{kept_in.kept} of {kept_in.scenario_count} scenarios{after}"
 
 
-def room_text(headroom: facts.Headroom) -> str:
+def headroom_cell(headroom: facts.Headroom) -> str:
     """For instance '+12 % traffic, +9 % step time'."""
     return f"{more_text(headroom.traffic_frac)} traffic, {more_text(headroom.steps_frac)} step time"
 

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import Any
 
 from planner.files.checked_files import cached_text
-from planner.files.wants import is_limited, survives_in_copy
+from planner.files.scarce_resources import is_limited, survives_in_copy
 
 # Colours on a light page; THEME has the CSS variable that replaces each of them in a report.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"
@@ -141,10 +141,10 @@ def live_spec(chart: Any) -> dict[str, Any]:
     Tooltips show the values of bars, dots, and the point of a line next to the pointer. A click on names in
     the legend shows only their lines. In a chart with lines the horizontal axis moves and zooms.
     """
-    return enlivened(chart_spec(chart))
+    return add_interaction(chart_spec(chart))
 
 
-def enlivened(spec: dict[str, Any]) -> dict[str, Any]:
+def add_interaction(spec: dict[str, Any]) -> dict[str, Any]:
     """The same specification, changed in place: with tooltips, zoom and a legend that hides lines."""
     parts = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
     has_lines = any(_is_data_line(part) for part in parts)

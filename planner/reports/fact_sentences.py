@@ -1045,8 +1045,8 @@ def _(fact: facts.CheaperMiss) -> str:
     cheaper_fleets = f"fleets with one worker type per pool that cost {over}less"
     misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"
     if fact.is_exact and not fact.cheaper:
-        left = "each misses the SLO as written or has too few workers for the work"
-        return f"none of the {cheaper_fleets} is left: {left}"
+        why = "each misses the SLO as written or has too few workers for the work"
+        return f"none of the {cheaper_fleets} is left: {why}"
     if fact.is_exact:
         all_of_them = f"all {fact.cheaper:,} were simulated, as written or in those scenarios"
         return f"each of the {cheaper_fleets} {misses}, exactly: {all_of_them}"

@@ -105,7 +105,7 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
         "requests.csv": requests_csv(plan.simulation),
         **({"report.html": render_report(plan, command=command)} if pages else {}),
         **({"warm-up.json": warm_up_json(prompts)} if prompts else {}),
-        **({"traffic.jsonl": _traffic(plan)} if _traffic_name(plan) == "traffic.jsonl" else {}),
+        **({"traffic.jsonl": _traffic_jsonl(plan)} if _traffic_name(plan) == "traffic.jsonl" else {}),
         **{f"manifests/{path}": text for path, text in deployments.items()},
     }
 
@@ -128,7 +128,7 @@ def plan_yaml(plan: Plan) -> str:
     )
     guarantees = guarantee_rows(plan.verdict)
     document: Document = {
-        **_totals(plan),
+        **_totals_document(plan),
         "objective": {
             "name": plan.certificate.objective,
             "unit": plan.certificate.unit,
@@ -136,24 +136,26 @@ def plan_yaml(plan: Plan) -> str:
             "on_paper": plan.certificate.value,
             "bound": plan.certificate.bound,
         },
-        **_production(plan),
+        **_production_document(plan),
         "slo": slo_document(plan.slo),
         "simulated": _slo_lines(plan.verdict),
         **_attainment(plan),
         **({"simulated_tenants": guarantees} if guarantees else {}),
         "traffic": _traffic_summary(plan),
         "max_model_len": plan.max_model_len,
-        "engine": _engine(fleet),
+        "engine": _engine_document(fleet),
         "latency": [
             {"worker": pool.name, "basis": pool.type.latency.basis, "mape_frac": pool.type.latency.mape_frac}
             for pool in fleet.running_pools
         ],
         "prices_note": prices_text(plan.prices),
         "placement": placement_document(plan.placement),
-        **_prefixes(plan),
-        **_routers(plan),
+        **_prefixes_document(plan),
+        **_routers_document(plan),
     }
-    return header + to_yaml(plain(document) | fleet_document(fleet) | {"engine": plain(_engine(fleet))})
+    return header + to_yaml(
+        plain(document) | fleet_document(fleet) | {"engine": plain(_engine_document(fleet))}
+    )
 
 
 def _traffic_name(plan: Plan) -> str:
@@ -183,7 +185,7 @@ def _traffic_summary(plan: Plan) -> Document:
     }
 
 
-def _traffic(plan: Plan) -> str:
+def _traffic_jsonl(plan: Plan) -> str:
     """The text of traffic.jsonl."""
     return to_jsonl(plan.trace, with_llm=any(each.llms for each in plan.slo.selectors))
 
@@ -204,12 +206,12 @@ def bill_document(paid: Bill) -> Document:
     }
 
 
-def _per_million(plan: Plan) -> Document:
+def _per_million_document(plan: Plan) -> Document:
     """USD per million tokens of the plan's traffic: prompts and answers, and answers alone."""
     return {"tokens": plan.usd_per_million_tokens, "output_tokens": plan.usd_per_million_output_tokens}
 
 
-def _production(plan: Plan) -> Document:
+def _production_document(plan: Plan) -> Document:
     """The number of scenarios in which the fleet keeps the SLO, and how much more traffic than is written
     each of them has. Empty for a plan on paper.
     """
@@ -229,12 +231,12 @@ def _agents_document(plan: Plan) -> Document:
     return {} if agents is None else {"agents": dataclasses.asdict(agents)}
 
 
-def _throughput(plan: Plan) -> Document:
+def _throughput_document(plan: Plan) -> Document:
     """The most traffic, for the objective throughput; empty for other objectives."""
     return {} if plan.throughput is None else {"throughput": dataclasses.asdict(plan.throughput)}
 
 
-def _totals(plan: Plan) -> Document:
+def _totals_document(plan: Plan) -> Document:
     """The fleet's totals, with which plan.yaml and `--json` begin."""
     return {
         "status": plan.status,
@@ -244,18 +246,18 @@ def _totals(plan: Plan) -> Document:
         "power_w": plan.fleet.power_w,
         "power": power_document(plan.power),
         "gpus": plan.fleet.gpus,
-        "usd_per_million": _per_million(plan),
+        "usd_per_million": _per_million_document(plan),
         **_agents_document(plan),
-        **_throughput(plan),
+        **_throughput_document(plan),
     }
 
 
-def _prefixes(plan: Plan) -> Document:
+def _prefixes_document(plan: Plan) -> Document:
     """The prefixes of each pool; empty without prefix caches."""
     return {"prefixes": [pool_document(values) for values in plan.prefixes]} if plan.prefixes else {}
 
 
-def _routers(plan: Plan) -> Document:
+def _routers_document(plan: Plan) -> Document:
     """The router of each target, and the SLO under it; `plan manifests` writes these lines again."""
     rows = [row._asdict() for row in simulated_routers(plan)]
     target = plan.certificate.deploy
@@ -300,7 +302,7 @@ def power_document(power: ExpectedPower | None) -> Document | None:
     )
 
 
-def _engine(fleet: Fleet) -> Document:
+def _engine_document(fleet: Fleet) -> Document:
     """The engine that is deployed, with the constants it is planned with, if any."""
     engine: Document = {} if fleet.engine is None else engine_document(fleet.engine)
     if why_undeployable(fleet):  # Without manifests there are no version and no images to name.
@@ -318,11 +320,11 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "facts": _facts(plan),
         "fleet": _fleet_summary(plan.fleet),
         "power": power_document(plan.power),
-        "usd_per_million": _per_million(plan),
+        "usd_per_million": _per_million_document(plan),
         **_agents_document(plan),
-        **_throughput(plan),
+        **_throughput_document(plan),
         "placement": placement_document(plan.placement),
-        **_prefixes(plan),
+        **_prefixes_document(plan),
         "slo": slo_document(plan.slo),
         "simulated": verdict_document(plan.verdict),
         "alternatives": _alternatives(plan),
@@ -335,7 +337,9 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "latency": {pool.name: latency_document(pool.type.latency) for pool in plan.fleet.running_pools},
         "prices": prices_text(plan.prices),
         "warnings": sentences(plan.warnings),
-        "engine": {key: value for key, value in _engine(plan.fleet).items() if key in ("name", "version")},
+        "engine": {
+            key: value for key, value in _engine_document(plan.fleet).items() if key in ("name", "version")
+        },
         "max_model_len": plan.max_model_len,
         "command": command,
         "made": None if plan.made is None else dataclasses.asdict(plan.made),
@@ -347,9 +351,9 @@ def to_json(plan: Plan) -> Document:
     """The output of `plan --json`: one object of plain values."""
     return _plain_document(
         {
-            **_totals(plan),
+            **_totals_document(plan),
             "placement": placement_document(plan.placement),
-            **_prefixes(plan),
+            **_prefixes_document(plan),
             **_fleet_summary(plan.fleet),
             "slo": slo_document(plan.slo),
             "certificate": certificate_document(plan.certificate, sentence),

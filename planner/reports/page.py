@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from planner.files.checked_files import package_text
-from planner.reports.drawing import Figure, chart_spec, enlivened, packed, packed_vega, svg_of, themed
+from planner.reports.drawing import Figure, add_interaction, chart_spec, packed, packed_vega, svg_of, themed
 
 # A space between a number and its unit, or around a multiplication sign.
 _UNBROKEN_SPACE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
@@ -77,7 +77,7 @@ def chart(figure: Figure, *, wide: bool = False) -> str:
     """A chart with its caption, which screen readers take as its name."""
     spec = chart_spec(figure.chart)  # It is made once, because Altair takes as long for it as the drawing.
     still = svg_of(spec)
-    live = packed(themed(json.dumps(enlivened(spec), separators=(",", ":"))))
+    live = packed(themed(json.dumps(add_interaction(spec), separators=(",", ":"))))
     name = escape(f"chart-{figure.name}")
     return (
         f'<figure{" class=wide" if wide else ""}><div class=still role=img aria-labelledby="{name}">'

@@ -115,6 +115,7 @@ def fleet_rows(fleet: Fleet) -> Rows:
 
 
 def slo_rows(plan: Plan) -> Rows:
+    """The lines of `limit_rows` for the plan's own SLO."""
     return limit_rows(plan.slo, plan.verdict)
 
 
@@ -131,7 +132,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                 line.limit.name,
                 show_s(limit_s),
                 value_text(line),
-                _margin(line.value_s, limit_s),
+                _margin_text(line.value_s, limit_s),
                 _share_text(line),
                 signed_verdict(line.holds, line.judged),
             )
@@ -143,7 +144,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                     "",
                     "",
                     seconds_text(worst.value_s),
-                    _margin(worst.value_s, limit_s),
+                    _margin_text(worst.value_s, limit_s),
                     _share_text(worst),
                     signed_verdict(worst.holds, worst.judged),
                 )
@@ -191,7 +192,7 @@ def _worst_text(verdict: Verdict, worst: InWindow) -> str:
     return f"in the worst of {windows}, from {show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
 
 
-def _margin(value_s: float, limit_s: float) -> str:
+def _margin_text(value_s: float, limit_s: float) -> str:
     """The distance below the limit, as a share of it: "12 % below"."""
     below_frac = 1 - value_s / limit_s
     if not np.isfinite(below_frac):
@@ -261,13 +262,17 @@ def cost_rows(plan: Plan) -> Rows:
         (f"Price per year of {HOURS_PER_YEAR:,}\u00a0h", f"{price * HOURS_PER_YEAR:,.0f} USD", "likewise"),
         ("Price per million tokens", f"{tokens:.3g} USD", f"{over}, prompts and answers"),
         ("Price per million output tokens", f"{output_tokens:.3g} USD", f"{over}, answers alone"),
-        ("Power, provisioned", _kw(plan.fleet.power_w), "the GPUs' limits; hosts, network, cooling on top"),
+        (
+            "Power, provisioned",
+            _kw_text(plan.fleet.power_w),
+            "the GPUs' limits; hosts, network, cooling on top",
+        ),
     ]
     if power is not None:
         at_rest = f"{percent(power.idle_w / power.mean_w)} of it at rest; {power.basis}"
         month = f"{power.mean_w * HOURS_PER_MONTH / 1e3:,.0f} kWh"
         values += [
-            ("Power, expected", _kw(power.mean_w), at_rest),
+            ("Power, expected", _kw_text(power.mean_w), at_rest),
             (f"Energy per month of {HOURS_PER_MONTH}\u00a0h", month, "expected power all the time"),
         ]
     if power is not None and power.requests:
@@ -289,7 +294,7 @@ def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
     return [("Electricity per hour", usd(paid.electricity_usd_per_h), how)]
 
 
-def _kw(watts: float) -> str:
+def _kw_text(watts: float) -> str:
     return f"{watts / 1e3:,.1f} kW"
 
 
@@ -335,13 +340,13 @@ def usage_rows(plan: Plan) -> Rows:
                 decodes,
                 fullest,
                 power_share,
-                *_used(uses.get(pool.name)),
+                *_use_cells(uses.get(pool.name)),
             )
         )
     return head, rows
 
 
-def _used(use: PoolUse | None) -> tuple[str, str, str]:
+def _use_cells(use: PoolUse | None) -> tuple[str, str, str]:
     """The share of a pool's KV cache that steps use, and of its FLOP and bandwidth in the measured window."""
     if use is None:
         return "–", "–", "–"
@@ -381,7 +386,7 @@ def repeat_rows(plan: Plan) -> Rows:
             drawn_text(each),
             f"{each.kept} of {each.runs}",
             decisions[each.decision],
-            *(_over_runs(each.limits[name]) if name in each.limits else "–" for name in names),
+            *(_interval_text(each.limits[name]) if name in each.limits else "–" for name in names),
         )
         for each in repeats
     ]
@@ -389,7 +394,7 @@ def repeat_rows(plan: Plan) -> Rows:
     return ("On", "SLO kept", sure, *(f"{name}, mean (most)" for name in names)), values
 
 
-def _over_runs(value: Interval) -> str:
+def _interval_text(value: Interval) -> str:
     """A figure over several runs: "1.2 s ± 0.1 s (1.5 s)", the mean with its error and the most."""
     if not np.isfinite(value.mean):
         return "–"
@@ -446,9 +451,9 @@ def alternative_rows(plan: Plan) -> Rows:
     rows += [
         (
             alternative.label,
-            _fleet_of(alternative),
-            _objective(alternative, certificate.unit),
-            _difference(alternative, certificate.value),
+            _fleet_text(alternative),
+            _objective_text(alternative, certificate.unit),
+            _difference_text(alternative, certificate.value),
             unpriced_text(alternative, certificate.unit) or "; ".join(alternative_notes(alternative, plan)),
         )
         for alternative in plan.alternatives
@@ -456,17 +461,17 @@ def alternative_rows(plan: Plan) -> Rows:
     return head, rows
 
 
-def _fleet_of(alternative: Alternative) -> str:
+def _fleet_text(alternative: Alternative) -> str:
     if alternative.fleet is not None:
         return describe(alternative.fleet)
     return "none"
 
 
-def _objective(alternative: Alternative, unit: str) -> str:
+def _objective_text(alternative: Alternative, unit: str) -> str:
     return show_amount(alternative.objective, unit) if alternative.is_priced else "–"
 
 
-def _difference(alternative: Alternative, value: float) -> str:
+def _difference_text(alternative: Alternative, value: float) -> str:
     if not alternative.is_priced or not value:
         return "–"
     more_frac = alternative.objective / value - 1
@@ -501,7 +506,7 @@ def source_rows(plan: Plan) -> Rows:
     values: list[tuple[str, ...]] = [
         ("Traffic", basis(plan)["traffic"], traffic),
         ("Prices", "catalog, or your own", prices_text(plan.prices)),
-        *(_step_times(pool) for pool in plan.fleet.running_pools),
+        *(_step_times_row(pool) for pool in plan.fleet.running_pools),
         ("KV tokens of a worker", "computed", memory),
         ("Latencies, shares, load", "simulated", simulated),
         (
@@ -519,7 +524,7 @@ def source_rows(plan: Plan) -> Rows:
     return ("Figure", "How", "From"), values
 
 
-def _step_times(pool: Pool) -> tuple[str, ...]:
+def _step_times_row(pool: Pool) -> tuple[str, ...]:
     """The line on the step times of a pool: what they come from, and how far off they may be."""
     latency = pool.type.latency
     if latency.kind == "steps":

@@ -16,7 +16,7 @@ import numpy as np
 from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
-from planner.reports.page import charts as drawn
+from planner.reports.page import charts as charts_html
 from planner.reports.words import Rows, listed, usd
 from planner.search.schedules.scheduled import SimulatedSchedule
 from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_window
@@ -123,7 +123,7 @@ def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[s
     }
 
 
-def used(answer: ScheduleAnswer) -> list[int]:
+def types_in_use(answer: ScheduleAnswer) -> list[int]:
     """The indices of the worker types that are in use in any window."""
     values = answer.schedule
     return [c for c in range(len(values.workers)) if values.workers[c].any() or values.spot_workers[c].any()]
@@ -160,10 +160,10 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
             "on demand": values.on_demand_gpus[g],
             "spot": spot * windows,
         }
-        if used := {way: counts for way, counts in ways.items() if counts.any()}:
-            chart = charts.stacked_chart(used, window_s, f"{offer.gpu} [GPUs]", tuple(ways))
+        if used_ways := {way: counts for way, counts in ways.items() if counts.any()}:
+            chart = charts.stacked_chart(used_ways, window_s, f"{offer.gpu} [GPUs]", tuple(ways))
             all_figures.append(
-                Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs {listed(list(used))}, stacked.")
+                Figure(f"gpus-{g}", chart, f"{offer.gpu}: GPUs {listed(list(used_ways))}, stacked.")
             )
     for m, llm in enumerate(demand.llms):
         workers = {
@@ -173,7 +173,9 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
             if capacity.llm == llm and counts[c].any()
         }
         if workers:
-            chart = charts.stacked_chart(workers, window_s, f"{llm} [workers]", _coloured(list(workers)))
+            chart = charts.stacked_chart(
+                workers, window_s, f"{llm} [workers]", _names_by_colour(list(workers))
+            )
             all_figures.append(Figure(f"workers-{m}", chart, f"{llm}: workers of each type, stacked."))
     schedules = {
         "schedule": values,
@@ -202,9 +204,10 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
     return all_figures
 
 
-def _coloured(workers: Sequence[str]) -> tuple[str, ...]:
-    """Names in an order in which spot workers get the third colour, as spot GPUs do in their charts: two firm
-    workers, then one on spot, with fillers for what is missing.
+def _names_by_colour(workers: Sequence[str]) -> tuple[str, ...]:
+    """Names in an order in which spot workers get the third colour, as spot GPUs do in their charts, where
+    "spot" is the third name: two firm workers, then one on spot, and so on. A name that no worker has stands
+    where one is missing.
     """
     firm = [name for name in workers if not name.endswith(SPOT_SUFFIX)]
     spot = [name for name in workers if name.endswith(SPOT_SUFFIX)]
@@ -324,7 +327,7 @@ def _html(answer: ScheduleAnswer) -> str:
             headline(cells),
             section("Simulated", bullets(simulated_lines(answer))),
             section("Against others", bullets(compared_lines(answer))),
-            section("Over time", drawn(figures(answer))),
+            section("Over time", charts_html(figures(answer))),
             section("GPUs", table(*gpu_rows(answer), caption="GPUs", numeric=(1, 2, 3))),
             section(
                 "Workers",

@@ -114,7 +114,7 @@ def verdict(plan: Plan, questions: NextQuestions = BY_COMMAND) -> str:
     sentences = (
         f"{not_for_production(plan)}{buy_text(plan.fleet, plan.bill)}.{carried}{missed}",
         targets_text(plan, questions.another_target),
-        _how_sure(plan),
+        _certainty_text(plan),
         basis_text(plan.fleet),
         won_text(plan),
     )
@@ -191,11 +191,11 @@ def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
 _NOT_PASSED = {"holds": "", "fails": ", too few", "open": ", undecided"}
 
 
-def _how_sure(plan: Plan) -> str:
+def _certainty_text(plan: Plan) -> str:
     """To how much more the fleet holds, and in how many scenarios it is kept, as one sentence."""
     answer = planned_answer(plan)
     room, kept_in = headroom_of(plan), None if answer is None else answer.kept_in
-    parts = [] if room is None else [f"as written it holds to {room_text(room)}"]
+    parts = [] if room is None else [f"as written it holds to {headroom_text(room)}"]
     if kept_in is not None and kept_in.scenario_count:
         scenarios = f"{kept_in.scenario_count} scenarios{grown_text(plan)}"
         parts.append(f"kept in {kept_in.kept} of {scenarios}{_NOT_PASSED[kept_in.decision]}")
@@ -233,14 +233,14 @@ def headroom_of(plan: Plan) -> Headroom | None:
     return Headroom(steps_frac=frac_of["steps"], traffic_frac=frac_of["traffic"])
 
 
-def room_text(room: Headroom) -> str:
+def headroom_text(room: Headroom) -> str:
     """For instance '+12 % traffic of this kind and +9 % step time'."""
     return f"{more_text(room.traffic_frac)} traffic of this kind and {more_text(room.steps_frac)} step time"
 
 
 def holds_text(room: Headroom, *, after_loss: bool = False) -> str:
     """How far a fleet holds as written, with all of its workers or after the loss of any one."""
-    return f"as written, holds{' after a loss' if after_loss else ''} to {room_text(room)}"
+    return f"as written, holds{' after a loss' if after_loss else ''} to {headroom_text(room)}"
 
 
 def bought_text(fleet: Fleet, paid: Bill) -> str:
@@ -311,7 +311,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
     # A limit in both counts once.
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
-    has_plans_fleet = answer.workers == _workers(plan)
+    has_plans_fleet = answer.workers == _planned_workers(plan)
     difference = against_text(paid, plan.bill.usd_per_h)
     if has_plans_fleet and difference == SAME_COST:
         difference += ": it is the plan"
@@ -360,7 +360,7 @@ def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:
     return f"{usd(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
 
 
-def limit_text(limit: Limit) -> str:
+def limit_label(limit: Limit) -> str:
     """A limit in a reader's words: "TTFT p90", of a class "TTFT p90 of chat"."""
     of_class = "" if limit.selector is None else f" of {limit.selector.name}"
     return f"{limit.metric_row.abbreviation} {percentile_name(limit.percentile_frac)}{of_class}"
@@ -368,7 +368,7 @@ def limit_text(limit: Limit) -> str:
 
 def _any_of(limits: Sequence[Limit]) -> str:
     """The limits in a reader's words: "TTFT p90 or TPOT p95"."""
-    return " or ".join(map(limit_text, limits))
+    return " or ".join(map(limit_label, limits))
 
 
 def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
@@ -387,7 +387,7 @@ def _lost_text(plan: Plan, lost: Lost) -> str:
     return _missed_text(plan, lost.missed)
 
 
-def _one_lost(lost: Lost) -> str:
+def _lost_worker_text(lost: Lost) -> str:
     """For instance "1 decode worker of 2", with the pool's name where its role has several pools."""
     pool_name, _, number = lost.pool.partition("-")  # The second prefill pool is "pre-2".
     role = next((role for role, name in POOL_NAMES.items() if name == pool_name), pool_name)
@@ -408,21 +408,21 @@ def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
         per_million += f"; {idle}"
     per_million += f"; {plan.fleet.power_w / 1e3:,.1f} kW provisioned"
     return [
-        *_why_this_many(plan),
+        *_gpu_count_glance(plan),
         Glance("Cost per month", month_text(paid), per_million),
-        *_one_gpu_type(plan),
-        *_contexts(plan),
-        *_prefix_caches(plan),
-        *_committed(plan),
+        *_one_gpu_type_glance(plan),
+        *_contexts_glance(plan),
+        *_prefix_cache_glance(plan),
+        *_commitment_glance(plan),
         breaks_first(plan),
-        _more_traffic(plan, questions),
-        _measured(plan),
-        *_routers(plan),
+        _more_traffic_glance(plan, questions),
+        _measured_glance(plan),
+        *_router_glance(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
 
 
-def _one_gpu_type(plan: Plan) -> list[Glance]:
+def _one_gpu_type_glance(plan: Plan) -> list[Glance]:
     """What the question costs with each of its GPU types alone; empty where that was not planned."""
     texts = []
     for each in plan.alternatives:
@@ -434,7 +434,7 @@ def _one_gpu_type(plan: Plan) -> list[Glance]:
     return [Glance("One GPU type", texts[0], "; ".join(texts[1:]))] if texts else []
 
 
-def _contexts(plan: Plan) -> list[Glance]:
+def _contexts_glance(plan: Plan) -> list[Glance]:
     """How many agents' contexts the KV caches hold at once; empty for traffic without agents."""
     if plan.agent_figures is None:
         return []
@@ -451,7 +451,7 @@ def _contexts(plan: Plan) -> list[Glance]:
     return [Glance("KV caches", f"room for {kv_tokens:,} tokens", f"contexts at once: {'; '.join(rooms)}")]
 
 
-def _prefix_caches(plan: Plan) -> list[Glance]:
+def _prefix_cache_glance(plan: Plan) -> list[Glance]:
     """The share of prompt tokens that the simulation found in prefix caches; empty without caches."""
     if (hit_frac := plan.simulation.token_hit_frac) is None:
         return []
@@ -459,7 +459,7 @@ def _prefix_caches(plan: Plan) -> list[Glance]:
     return [Glance("Prefix caches", f"{percent(hit_frac)} of prompt tokens hit", note)]
 
 
-def _why_this_many(plan: Plan) -> list[Glance]:
+def _gpu_count_glance(plan: Plan) -> list[Glance]:
     """The GPUs that the traffic as written takes, those added for scenarios, and what certainty about step
     times and traffic would save at most: no fleet for production costs less than the one on paper. Empty if
     production takes no more GPUs.
@@ -495,7 +495,7 @@ def _why_this_many(plan: Plan) -> list[Glance]:
     return [Glance("Why this many", value, f"{parts}; certainty saves up to {usd(more_usd_per_h)}/h{remedy}")]
 
 
-def _routers(plan: Plan) -> list[Glance]:
+def _router_glance(plan: Plan) -> list[Glance]:
     """How many targets keep the SLO, grouped by their routers."""
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
@@ -511,7 +511,7 @@ def _routers(plan: Plan) -> list[Glance]:
     return [Glance("Routers", f"kept on {kept_count} of {counted(len(rows), 'target')}", note)]
 
 
-def _committed(plan: Plan) -> list[Glance]:
+def _commitment_glance(plan: Plan) -> list[Glance]:
     """The fleet's price under each commitment, and from which share of use on it is cheaper."""
     offered = [each for each in plan.certificate.commitments if each.term != "on-demand"]
     if not offered:
@@ -563,7 +563,7 @@ def breaks_first(plan: Plan) -> Glance:
     lost = next((each for each in losses if not each.holds), None)
     if lost is not None:
         missed = _lost_text(plan, lost)
-        value = f"{_one_lost(lost)} lost"
+        value = f"{_lost_worker_text(lost)} lost"
         whole = f"it holds to {twice}" if stands_all else f"at {strained}: {limit}"
         return Glance("Breaks first", value, f"as written, then {missed}; with all workers {whole}")
     spare = "; any one worker may be lost on the traffic as written" if losses else ""
@@ -572,7 +572,7 @@ def breaks_first(plan: Plan) -> Glance:
     return Glance("Breaks first", strained, f"as written, beyond that {limit}{spare}")
 
 
-def _more_traffic(plan: Plan, questions: NextQuestions) -> Glance:
+def _more_traffic_glance(plan: Plan, questions: NextQuestions) -> Glance:
     """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for that traffic would be. If it
     does not, the command that prices a fleet which does.
     """
@@ -596,12 +596,12 @@ def _more_traffic(plan: Plan, questions: NextQuestions) -> Glance:
         return Glance(name, "no extra cost", f"this fleet is {kept_text}")
     # A plan with the same GPUs may do, with other settings of its engines.
     kept_frac = more.kept / more.scenario_count if more.scenario_count else 0.0
-    refused = _why_refused(kept_frac, more.asked_frac)
+    refused = _refusal_text(kept_frac, more.asked_frac)
     why = f"this one is {kept_text}, {refused}" if kept_text else "as written this one misses the SLO with it"
     return Glance(name, "takes another plan", f"{why}; {_priced_by(plan, questions)}")
 
 
-def _why_refused(kept_frac: float, asked_frac: float | None) -> str:
+def _refusal_text(kept_frac: float, asked_frac: float | None) -> str:
     """Why a fleet that keeps the SLO in this share of scenarios did not pass their test."""
     if asked_frac is None or kept_frac < asked_frac:
         return "too few"
@@ -674,7 +674,7 @@ BASIS_WORDS: dict[Basis, str] = {
 }
 
 
-def _measured(plan: Plan) -> Glance:
+def _measured_glance(plan: Plan) -> Glance:
     """How many of the plan's inputs were measured, and the basis of each."""
     basis_by_input = basis(plan)
     inputs_by_basis: dict[str, list[str]] = {}
@@ -698,30 +698,30 @@ def why(plan: Plan) -> list[str]:
     """Why nothing cheaper is planned, in a few sentences."""
     certificate, robustness = plan.certificate, plan.certificate.robustness
     text = []
-    fewer = None if robustness is None else _fewer(plan, robustness)
+    fewer = None if robustness is None else _largest_smaller_fleet(plan, robustness)
     tested = None if certificate.scenarios_drawn is None else certificate.scenarios_drawn.fewer
     if tested is not None:
-        workers = f"{counted(sum(tested.counts), 'worker')}{_counts(plan, tested.counts)}"
+        workers = f"{counted(sum(tested.counts), 'worker')}{_counts_text(plan, tested.counts)}"
         kept_text = f"{tested.kept_in.kept} of {tested.kept_in.scenario_count} scenarios{grown_text(plan)}"
-        refused = _why_refused(tested.kept_in.kept_frac, tested.asked_frac)
+        refused = _refusal_text(tested.kept_in.kept_frac, tested.asked_frac)
         text.append(f"with {workers} the SLO is kept in {kept_text}, {refused}")
     elif robustness is not None and fewer is not None:
         how_often = "no more"
         if robustness.scenario_count:
             scenarios = f"the test's first {robustness.scenario_count} scenarios{grown_text(plan)}"
             how_often = f"in {fewer.kept} of {scenarios}"
-        workers = f"{counted(fewer.workers, 'worker')}{_counts(plan, fewer.counts)}"
+        workers = f"{counted(fewer.workers, 'worker')}{_counts_text(plan, fewer.counts)}"
         text.append(f"with {workers} the SLO is kept {how_often}")
     paper = certificate.find_answer("on-paper")
     if (
         paper is not None
         and paper.kept_in
         and paper.kept_in.scenario_count
-        and paper.workers != _workers(plan)
+        and paper.workers != _planned_workers(plan)
     ):
         price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)}"
         kept_text = _kept_text(plan, "on-paper", paper.kept_in)
-        text += [f"the cheapest fleet on paper{price}, is {kept_text}", *_not_measured(plan)]
+        text += [f"the cheapest fleet on paper{price}, is {kept_text}", *_unmeasured_step_texts(plan)]
     if certificate.scenarios_drawn is not None and certificate.scenarios_drawn.cheaper is not None:
         text.append(sentence(certificate.scenarios_drawn.cheaper))
     text += [sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)]
@@ -729,7 +729,7 @@ def why(plan: Plan) -> list[str]:
     return [*text, f"on paper, of fleets with one worker type per pool{at_rate} {level0_line(certificate)}"]
 
 
-def _not_measured(plan: Plan) -> list[str]:
+def _unmeasured_step_texts(plan: Plan) -> list[str]:
     """How far off the scenarios' step times are, if nobody measured them on this fleet's GPUs; a sentence for
     each spread that its pools have.
     """
@@ -745,13 +745,13 @@ def _not_measured(plan: Plan) -> list[str]:
     return text
 
 
-def _workers(plan: Plan) -> tuple[Any, ...]:
+def _planned_workers(plan: Plan) -> tuple[Any, ...]:
     """The workers of the answer that is deployed, to compare those of another answer with."""
     answer = planned_answer(plan)
     return () if answer is None else answer.workers
 
 
-def _fewer(plan: Plan, robustness: FleetRobustness) -> AtWorkers | None:
+def _largest_smaller_fleet(plan: Plan, robustness: FleetRobustness) -> AtWorkers | None:
     """The largest simulated fleet with fewer workers than the plan's; None if there is none, or if it too is
     kept in enough scenarios.
     """
@@ -762,7 +762,7 @@ def _fewer(plan: Plan, robustness: FleetRobustness) -> AtWorkers | None:
     return largest if largest is not None and largest.kept < required else None
 
 
-def _counts(plan: Plan, worker_counts: tuple[int, ...]) -> str:
+def _counts_text(plan: Plan, worker_counts: tuple[int, ...]) -> str:
     """The workers of each running pool if there are several, and whether the price is the same, because nodes
     are paid whole: " (3 prefill + 2 decode), for the same price,".
     """
@@ -790,9 +790,9 @@ def breaks(plan: Plan) -> list[Breaks]:
     """What breaks the plan, the smallest increase first."""
     robustness = plan.certificate.robustness
     if robustness is None:
-        return sorted((_strained(plan, each) for each in holds_of(plan)), key=lambda each: each.frac)
-    rows = [_strained(plan, each) for each in robustness.holds]
-    rows += [_lost(plan, each) for each in _worst(robustness.losses)]
+        return sorted((_break_by_strain(plan, each) for each in holds_of(plan)), key=lambda each: each.frac)
+    rows = [_break_by_strain(plan, each) for each in robustness.holds]
+    rows += [_break_by_loss(plan, each) for each in _worst_loss(robustness.losses)]
     rows += [
         Breaks(f"price of {turn.gpu}", turn.more_frac, f"then “{turn.instead}” costs less", "price")
         for turn in robustness.prices
@@ -800,7 +800,7 @@ def breaks(plan: Plan) -> list[Breaks]:
     return sorted(rows, key=lambda each: each.frac)
 
 
-def _strained(plan: Plan, headroom: HeadroomFact) -> Breaks:
+def _break_by_strain(plan: Plan, headroom: HeadroomFact) -> Breaks:
     """The row of a strain: to how much more of it the plan holds, and what is missed beyond."""
     still_holds = headroom.frac >= HEADROOM_MOST_FRAC  # No larger increase is simulated.
     text = "and still holds" if still_holds else f"then {_missed_text(plan, headroom.missed)}"
@@ -808,15 +808,15 @@ def _strained(plan: Plan, headroom: HeadroomFact) -> Breaks:
     return Breaks(label, headroom.frac, f"{more_text(headroom.frac)}, {text}", "slo")
 
 
-def _worst(losses: Sequence[Lost]) -> list[Lost]:
+def _worst_loss(losses: Sequence[Lost]) -> list[Lost]:
     """The first pool that misses the SLO without a worker; else the one that loses the largest share."""
     failing = [each for each in losses if not each.holds]
     return (failing or sorted(losses, key=lambda each: each.workers))[:1]
 
 
-def _lost(plan: Plan, lost: Lost) -> Breaks:
+def _break_by_loss(plan: Plan, lost: Lost) -> Breaks:
     """The row of a lost worker. Where the plan holds without it, the bar is its share of a pool."""
-    label = f"loss of {_one_lost(lost)}"
+    label = f"loss of {_lost_worker_text(lost)}"
     if lost.holds:
         return Breaks(label, 1 / lost.workers, "still holds", "loss")
     # The plan stands no part of the loss: the row comes first and has no bar.

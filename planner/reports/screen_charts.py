@@ -13,7 +13,7 @@ import numpy as np
 from planner.documents.robustness_facts import AtWorkers
 from planner.domain import KV_BLOCK_TOKENS, Limit, Metric
 from planner.reports import screen
-from planner.reports.charts import HEIGHT, WIDTH, distribution_chart
+from planner.reports.charts import HEIGHT, SHARES, WIDTH, distribution_chart
 from planner.reports.curves import cumulative_curve, kv_blocks_at, running_and_queued
 from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
 from planner.reports.encoding import (
@@ -52,14 +52,14 @@ def attainment(plan: Plan) -> Figure | None:
     robustness = plan.certificate.robustness
     if robustness is None or len(robustness.at_workers) < 2:
         return None
-    names = [screen.limit_text(share.limit) for share in robustness.at_workers[0].shares]
+    names = [screen.limit_label(share.limit) for share in robustness.at_workers[0].shares]
     rows = [
         {
             "x": row.workers,
             "y": round(share.median_frac, 5),
             "low": round(share.needed_frac, 5),
             "high": round(share.most_frac, 5),
-            "name": screen.limit_text(share.limit),
+            "name": screen.limit_label(share.limit),
         }
         for row in robustness.at_workers
         for share in row.shares
@@ -162,13 +162,13 @@ def demand(plan: Plan) -> Figure:
     title = "Demand" if holds_rps is None else "Demand under capacity"
     caption = f"{title}: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
     if holds_rps is not None:
-        layers += _rule(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
+        layers += _level_line(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
         caption += "; dashed: the average to which it may grow, the same requests in less time"
     caption += "."
     return Figure("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
 
 
-def _rule(y: float, text: str, colour: str) -> list[Any]:
+def _level_line(y: float, text: str, colour: str) -> list[Any]:
     """The layers of a dashed level line with its text above it."""
     import altair as alt
 
@@ -213,14 +213,14 @@ def _times_and_unit(plan: Plan) -> tuple[Any, str, float]:
 
 
 def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, number_format: str) -> Any:
+    """A step line for each name over its columns x and y, with y as shares of 0 to 1 if the format is %."""
     import altair as alt
 
-    """A step line for each name over its columns x and y, with y as shares of 0 to 1 if the format is %."""
     names = list(series)
     rows: list[dict[str, Any]] = []
     for name, (x, y) in series.items():
         rows += line_points(x, y, what=name)
-    scale = alt.Scale(domain=[0, 1.02], nice=False) if number_format == "%" else alt.Undefined
+    scale = alt.Scale(domain=SHARES, nice=False) if number_format == "%" else alt.Undefined
     return (
         alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
@@ -291,7 +291,7 @@ def latencies(plan: Plan) -> list[Figure]:
     values = []
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
         limits = [limit for limit in plan.slo.limits if limit.metric == metric]
-        shown = " and ".join(f"{screen.limit_text(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
+        shown = " and ".join(f"{screen.limit_label(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
         text = f"; if {shown} is kept, the curve passes above the circle"
         values.append(latency(plan.simulation, metric, limits, text))
     return [figure for figure in values if figure is not None]

@@ -10,7 +10,7 @@ from planner.reports.fact_sentences import capitalised
 from planner.reports.page import chart, headline, unbroken
 from planner.search.evidence.plan import Plan
 
-# What is said of a part of `FleetRobustness` that was left out.
+# The names of the parts of `FleetRobustness`, for the note on those that were left out.
 PARTS_TEXT = {
     "workers": "SLO attainment by number of workers",
     "traffic": "more traffic in scenarios",

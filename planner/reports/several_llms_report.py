@@ -10,7 +10,7 @@ from html import escape
 from planner.documents.certificate import facts_document, plain_values
 from planner.files.checked_files import to_yaml
 from planner.reports import answer_sentences, figures, output, shared_screen
-from planner.reports.fact_sentences import percent, relative_cost_text, sentences
+from planner.reports.fact_sentences import SAME_FRAC, percent, relative_cost_text, sentences
 from planner.reports.output import Document
 from planner.reports.page import bullets, page, section, table
 from planner.reports.words import Rows, describe, listed, price_text, slo_sentence
@@ -33,10 +33,10 @@ def render(
     """
     folders: dict[str, dict[str, str | bytes]] = {
         name: {
-            **output.render(one, command=command, pages=pages),
-            **(output.pictures(figures.all_figures(one)) if png and pages else {}),
+            **output.render(of_llm, command=command, pages=pages),
+            **(output.pictures(figures.all_figures(of_llm)) if png and pages else {}),
         }
-        for name, one in plan.plans.items()
+        for name, of_llm in plan.plans.items()
     }
     return {
         "plan.yaml": _header(plan) + to_yaml(summary(plan)),
@@ -60,19 +60,19 @@ def summary(plan: SharedPlan) -> Document:
         "llms": {
             name: {
                 "plan": f"{name}/plan.yaml",
-                "llm": one.fleet.llm.name,
-                "fleet": describe(one.fleet),
-                "cost_usd_per_h": one.fleet.price_usd_per_h,
-                "power_w": one.fleet.power_w,
-                "gpus": one.fleet.gpus,
-                "status": one.status,
-                "value": one.value,
+                "llm": of_llm.fleet.llm.name,
+                "fleet": describe(of_llm.fleet),
+                "cost_usd_per_h": of_llm.fleet.price_usd_per_h,
+                "power_w": of_llm.fleet.power_w,
+                "gpus": of_llm.fleet.gpus,
+                "status": of_llm.status,
+                "value": of_llm.value,
                 "value_on_paper": plan.paper[name],
                 "value_alone": plan.alone[name],
-                "kept_in": _kept_in(one),
-                "keeps_slo": one.verdict.holds,
+                "kept_in": _kept_in(of_llm),
+                "keeps_slo": of_llm.verdict.holds,
             }
-            for name, one in plan.plans.items()
+            for name, of_llm in plan.plans.items()
         },
         **_totals(plan),
         "bill": output.bill_document(plan.bill),
@@ -92,8 +92,8 @@ def summary(plan: SharedPlan) -> Document:
         "warnings": sentences(plan.warnings),
         "placement": output.placement_document(plan.placement),
     }
-    plain_values: Document = output.plain(document)
-    return plain_values
+    plain_document: Document = output.plain(document)
+    return plain_document
 
 
 def _kept_in(plan: Plan) -> Document | None:
@@ -108,8 +108,8 @@ def _answers(plan: SharedPlan) -> list[Document]:
     rows = []
     for total in plan.answers:
         values = {}
-        for name, one in plan.plans.items():
-            answer = one.certificate.find_answer(total.name)
+        for name, of_llm in plan.plans.items():
+            answer = of_llm.certificate.find_answer(total.name)
             values[name] = None if answer is None else answer.value
         rows.append(dataclasses.asdict(total) | {"llms": values})
     return rows
@@ -156,12 +156,12 @@ def _certificate(plan: SharedPlan) -> Document:
         "level0_exhausted": plan.is_exhausted,
         "llms": {
             name: {
-                "value": one.value,
+                "value": of_llm.value,
                 "on_paper": plan.paper[name],
                 "alone": plan.alone[name],
-                "kept_in": _kept_in(one),
+                "kept_in": _kept_in(of_llm),
             }
-            for name, one in plan.plans.items()
+            for name, of_llm in plan.plans.items()
         },
         "answers": _answers(plan),
         "limits": _limits_document(plan),
@@ -220,19 +220,19 @@ def fleet_rows(plan: SharedPlan) -> Rows:
     head: tuple[str, ...] = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}")
     head += (f"On paper, {plan.unit}", "Kept in") if has_scenarios else ()
     rows = []
-    for name, one in plan.plans.items():
-        production = one.certificate.find_answer("production")
+    for name, of_llm in plan.plans.items():
+        production = of_llm.certificate.find_answer("production")
         kept_in = None if production is None else production.kept_in
         kept_in_text = "" if kept_in is None else answer_sentences.kept_text(kept_in)
         rows.append(
             (
-                f"{name} ({one.fleet.llm.name})",
-                describe(one.fleet),
-                str(one.fleet.gpus),
-                show_amount(one.value, plan.unit),
+                f"{name} ({of_llm.fleet.llm.name})",
+                describe(of_llm.fleet),
+                str(of_llm.fleet.gpus),
+                show_amount(of_llm.value, plan.unit),
                 show_amount(plan.alone[name], plan.unit),
                 *((show_amount(plan.paper[name], plan.unit), kept_in_text) if has_scenarios else ()),
-                "kept" if one.verdict.holds else "missed",
+                "kept" if of_llm.verdict.holds else "missed",
             )
         )
     return (*head, "SLO"), rows
@@ -240,7 +240,7 @@ def fleet_rows(plan: SharedPlan) -> Rows:
 
 def answer_rows(plan: SharedPlan) -> Rows:
     """The three answers of every LLM, then those of all LLMs together; empty if no LLM asks for safety."""
-    with_answers = {name: one for name, one in plan.plans.items() if one.certificate.answers}
+    with_answers = {name: of_llm for name, of_llm in plan.plans.items() if of_llm.certificate.answers}
     if not with_answers:
         return ("LLM",), []
     # The price of whole nodes has a column of its own if it differs from that of the GPUs in use.
@@ -248,13 +248,15 @@ def answer_rows(plan: SharedPlan) -> Rows:
         total.value is not None
         and total.paid_usd_per_h is not None
         and plan.unit == "USD/h"
-        and total.paid_usd_per_h > total.value * (1 + answer_sentences.ROUNDING_FRAC)
+        and total.paid_usd_per_h > total.value * (1 + SAME_FRAC)
         for total in plan.answers
     )
     head: tuple[str, ...] = ()
     rows: list[tuple[str, ...]] = []
-    for name, one in with_answers.items():
-        head, values = answer_sentences.answer_rows(one, is_by_node=is_by_node, is_by_gpu=len(plan.plans) > 1)
+    for name, of_llm in with_answers.items():
+        head, values = answer_sentences.answer_rows(
+            of_llm, is_by_node=is_by_node, is_by_gpu=len(plan.plans) > 1
+        )
         rows += [(name, *row) for row in values]
     paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
     for total in plan.answers if len(plan.plans) > 1 else ():
@@ -296,8 +298,8 @@ def node_rows(plan: SharedPlan) -> Rows:
 def render_report(plan: SharedPlan) -> str:
     """The page report.html, with links to the reports of the LLMs."""
     links = "".join(
-        f'<li><a href="{name}/report.html">{name}</a>: {escape(slo_sentence(one))}</li>'
-        for name, one in plan.plans.items()
+        f'<li><a href="{name}/report.html">{name}</a>: {escape(slo_sentence(of_llm))}</li>'
+        for name, of_llm in plan.plans.items()
     )
     nodes = node_rows(plan)
     answers = []

@@ -11,6 +11,7 @@ from planner.documents.facts import Headroom
 from planner.reports import charts, screen, screen_charts
 from planner.reports.answer_sentences import kept_text
 from planner.reports.drawing import Figure
+from planner.reports.fact_sentences import SAME_FRAC
 from planner.reports.page import chart
 from planner.reports.screen import STATUS_WORDS, Breaks, Card, Glance, growth_frac_of, more_traffic_name
 from planner.reports.screen_page import cards_html, glance_html, verdict_heading
@@ -18,8 +19,6 @@ from planner.reports.words import describe, idle_gpus_text, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import AnswerTotal, SharedPlan
 from planner.units import counted, in_unit
-
-ROUNDING_FRAC = 1e-9  # Values that differ by less are equal.
 
 
 def verdict(plan: SharedPlan) -> str:
@@ -50,7 +49,7 @@ def _how_sure(plan: SharedPlan) -> str | None:
         traffic, steps = (
             min(getattr(room, name) for room in known_rooms) for name in ("traffic_frac", "steps_frac")
         )
-        room = screen.room_text(Headroom(steps, traffic))
+        room = screen.headroom_text(Headroom(steps, traffic))
         subject = "each holds" if len(known_rooms) == len(rooms) else "those that are known hold"
         clauses.append(f"As written, {subject} to {room}")
     kept_texts = []
@@ -176,7 +175,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         value, alone = llm_plan.value, plan.alone[name]
         difference = (
             "the fleet it would have alone"
-            if value <= alone * (1 + ROUNDING_FRAC)
+            if value <= alone * (1 + SAME_FRAC)
             else f"alone {in_unit(alone, plan.unit)}{by_gpu}"
         )
         answer, room = screen.planned_answer(llm_plan), screen.headroom_of(llm_plan)

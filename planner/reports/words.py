@@ -270,18 +270,17 @@ def throughput_line(values: Throughput) -> str:
     assumed = "that more traffic is never easier to carry is assumed"
     if values.on_paper_rps is None:
         none = "the search over one worker type per pool found none"
-        return (
-            f"Most traffic within the limits: {_up_to(values.rate_rps, values.refuted_rps, none)}; {assumed}."
-        )
-    most = _up_to(values.rate_rps, values.refuted_rps, "no fleet was found")
-    on_paper = _up_to(values.on_paper_rps, values.on_paper_refuted_rps, "none")
+        most = _rates_text(values.rate_rps, values.refuted_rps, none)
+        return f"Most traffic within the limits: {most}; {assumed}."
+    most = _rates_text(values.rate_rps, values.refuted_rps, "no fleet was found")
+    on_paper = _rates_text(values.on_paper_rps, values.on_paper_refuted_rps, "none")
     return (
         f"Most traffic within the limits that is kept in enough scenarios: {most}; {assumed}. "
         f"On paper: {on_paper}."
     )
 
 
-def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
+def _rates_text(rate_rps: float, refuted_rps: float | None, none: str) -> str:
     """A rate that is carried, and the lowest simulated one that is not; `none` says that none was found."""
     if refuted_rps is None:
         return f"{rate_rps:g} requests/s, the time was over before more was refuted"

@@ -15,18 +15,26 @@ Vars   y_i  0 or 1: the level is up from t_i to t_(i+1)     w_i  it comes up at 
         cut_u     sum over needs of ( y_(i-1) with t_i = a,  + sum of w_j with a <= t_j <= b )  >= 1
         work_v    what y and w pay in v + e_v >= f_v,   and in v and all later stretches >= F_v
 
-Why no run that meets every cut costs less. Let Z be the times at which k or more workers are ready. Each of
-them was asked for a start-up before, or is there from time zero, so k workers are paid at least from s_c
-before each time of Z to it. Two stretches of Z with no more than s_c between them may as well be one: what is
-paid is the same. So level (c, k) costs p_ck times the length of each stretch of Z and a start-up, and nothing
-comes up before s_c that is not up from time zero on. Take a stretch, the first b and the last a of the needs
-that it meets. If b <= a, the part of it from b to a meets the same needs and costs no more. If a < b and one
-of them lies in the stretch, being up at that moment alone is enough (w_i = 1, y_i = 0). Else no point of the
-level lies in the stretch, and coming up at its next point meets all of them. So every run has a point of the
-program that costs no more. In the first two cases that point pays nothing in any v that the run does not; for
-the last one, work_v counts w_i as paid from s_c before the point before t_i to the point after it, which is
-more than s_c. What the run pays beyond is e_v. That a level is up only with those below it is left out;
-where it matters, cuts of lower levels say it.
+No run that meets every cut costs less than the optimum, because every run gives a point of the program that
+costs no more:
+
+  1. What a level costs. Let Z be the times at which k or more workers are ready. Each of these workers was
+     started s_c before, or is there from time zero, so k workers are paid from s_c before each time of Z on.
+     Two stretches of Z that are no more than s_c apart are paid as if they were one. So level (c, k) costs
+     p_ck times the length of each stretch and a start-up, and before s_c nothing comes up that is not up from
+     time zero on.
+  2. Stretches may begin and end at points. Of the needs that a stretch meets, let b be the first end and a
+  the
+     last beginning. If b <= a, the part of the stretch from b to a meets the same needs and costs no more. If
+     a < b and one of the two lies in the stretch, it is enough to be up at that moment alone (w_i = 1,
+     y_i = 0). Otherwise no point of the level lies in the stretch, and coming up at the next point meets all
+     of its needs.
+  3. The rows work_v. In the first two cases of 2 the point pays in no v what the run does not. In the last
+     case work_v counts w_i as paid from s_c before the point before t_i to the point after t_i, which is
+     longer than s_c. What the run pays beyond is e_v.
+
+A level is up only with those below it. The program leaves this out; cuts of lower levels say it where it
+matters.
 
 Where nodes are sold whole and one pool is on a kind of node, p_ck is the price of a node for its first worker
 and what is not idle any more for the others, made to rise with k (never more than what is paid). Where

@@ -19,10 +19,11 @@ Vars   R >= 0  objective of the fleet;   0 <= d_i <= 1  i is given up: it may mi
 
 Work is priced: a second of a worker of j is worth c_j. So a fleet of objective R does work worth at most R
 per second, however it routes and orders. A request that is given up is given up in all intervals. There are
-as many rows as pairs of arrivals. Violated rows are found in one pass over the arrivals (the largest sum of a
-series of terms) and added until there are none; a bound that stops early is lower, never wrong. Requests of
-similar price that are in the same rows, a group, share one variable d. A request of the group that is given
-up takes at most the work of the dearest request out of the group's sum.
+as many rows as pairs of arrivals. So the program begins without rows: the most violated one is found in one
+pass over the arrivals (the largest sum of a series of terms) and added, until there is none. A bound that
+stops early is lower, never wrong. Requests of similar price that are in the same rows are a group and share
+one variable d. If a request of the group is given up, the group's sum falls by the work of its dearest
+request, which is at least the true work.
 
 Prices. A step of N tokens takes at least alpha + beta N seconds, for any line (alpha, beta) below the step
 times. Decoding D tokens takes at least D / max_num_seqs steps. It also takes at least as many steps as the KV

@@ -132,6 +132,7 @@ class FleetLimits:
         return rows
 
     def without(self, limit: FleetLimit) -> FleetLimits:
+        """The same limits, but for this one."""
         stock = {
             gpu: None if limit == FleetLimit("stock", gpu) else count for gpu, count in self.stock.items()
         }
@@ -143,7 +144,7 @@ class FleetLimits:
             self.by_gpu,
         )
 
-    def use(self, limit: FleetLimit, worker: WorkerType) -> float:
+    def use_per_worker(self, limit: FleetLimit, worker: WorkerType) -> float:
         """a_yj: how much of a limit one worker takes. Of money it takes the price of its own GPUs."""
         if limit.of == "power":
             return worker.power_w
@@ -155,10 +156,10 @@ class FleetLimits:
 
     def most_workers(self, worker: WorkerType) -> float:
         """Largest number of workers of one type within every limit (may be infinite)."""
-        uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
+        uses = [(amount, self.use_per_worker(limit, worker)) for limit, amount in self.rows()]
         largest = min((np.floor(amount / use + ROUNDING) for amount, use in uses if use > 0), default=np.inf)
-        # `use` leaves out idle GPUs of nodes, because their number depends on all workers. So `largest` may
-        # cost more than the limit, and the count is lowered until the bill with idle GPUs fits.
+        # `use_per_worker` leaves out idle GPUs of nodes, because their number depends on all workers. So
+        # `largest` may cost more than the limit, and the count is lowered until the bill with idle GPUs fits.
         if math.isfinite(largest) and self.pays_nodes and node_of(worker.gpu) is not None:
             return float(
                 largest_that_fits(int(largest), lambda n: self.first_exceeded([(worker, n)]) is None)
@@ -174,9 +175,10 @@ class FleetLimits:
         """How much of a limit these workers take together."""
         if limit.of == "cost" and not self.by_gpu:
             return paid_usd_per_h(counts)
-        return sum(self.use(limit, worker) * count for worker, count in counts)
+        return sum(self.use_per_worker(limit, worker) * count for worker, count in counts)
 
     def first_exceeded(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
+        """A limit that these workers exceed; None if they are within all of them."""
         for limit, amount in self.rows():
             if self.used(limit, counts) > amount * (1 + ROUNDING):
                 return limit
@@ -410,7 +412,9 @@ def busy_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> fl
         requests = lengths.requests[order]
         served = np.ceil(share * requests.sum() - ROUNDING)
         cheaper_requests = np.cumsum(requests) - requests
-        return float((costs[order] * np.clip(served - cheaper_requests, 0, requests)).sum())
+        # Of each pair of lengths as many requests count as are left of `served` after the cheaper ones.
+        counted = np.clip(served - cheaper_requests, 0, requests)
+        return float((costs[order] * counted).sum())
 
     workers = 0.0
     if slo_work.prefill_frac > 0:
@@ -632,9 +636,9 @@ def _build_fleet_program(
         idle_gpus = _add_idle_gpus(problem, n, options, nodes)
     for y, (limit, amount) in enumerate(limits.rows()):
         use = pulp.lpSum(
-            limits.use(limit, option.type) * n_j
+            limits.use_per_worker(limit, option.type) * n_j
             for option, n_j in zip(options, n, strict=True)
-            if limits.use(limit, option.type)
+            if limits.use_per_worker(limit, option.type)
         )
         if limit == COST and limits.pays_nodes:
             use = use + _sum_idle_cost(idle_gpus, nodes)

@@ -8,10 +8,10 @@ Vars   x_ij in {0, 1} request j is on worker i;   y_i in {0, 1} worker i is used
            s.t. sum_i x_ij = 1          (placed_j)             s.t. sum_i x_ij = 1         (placed_j)
                 sum_j u_ijr x_ij <= y_i (holds_ir)                  sum_j u_ijr x_ij <= z  (load_ir)
 
-This is the vector packing of Aladdin (arXiv:2405.06856) at one moment: u does not count by how much a request
-will still grow. A greedy packing comes first (first fit and longest first, both from the largest request
-down). CP-SAT runs if that is worse than the bound which follows from the sums of the requests. CP-SAT may
-stop before it proves anything, so every answer comes with its bound.
+This is the vector packing of Aladdin (arXiv:2405.06856) at one moment: u does not count how much a request
+will still grow. Greedy packings come first (first fit and longest first, both from the largest request down).
+If they are worse than the bound that follows from the sums of u, CP-SAT runs. It may stop before it proves
+anything, so every answer comes with its bound.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ requests, which the model leaves out. And where nodes are sold whole, the bill r
 to units, while the model charges them by the second.
 
 HiGHS solves the model: a day of 144 steps billed by the second takes 0.05 s; CP-SAT took as long or did not
-end. The one assumption is that more workers never hurt, so that a cut rules out all smaller sizes too.
+end. The one assumption is that more workers never hurt, so that a cut also rules out all smaller sizes.
 """
 
 from __future__ import annotations

@@ -190,6 +190,8 @@ class PrefixPrices:
                 if length < SHORTEST:
                     break
                 continue
+            # The slope in mu: T rises with the price of every class that its replica serves, which are those
+            # whose price is above their work there.
             slope = rate_rps / replicas - most_rps * (price_s > self.cost_s(placed) + SAME_S)
             average = slope if average is None else SMOOTHING * slope + (1 - SMOOTHING) * average
             missing_s = max(BEYOND_FACTOR * beyond - value, 0.0)
@@ -289,6 +291,7 @@ class PrefixPrices:
             for evened in EVENED:
                 price = np.maximum((1 - evened) * routing.price + evened * even, LEAST_PRICE / replicas)
                 offer_s = (price[others] * cost_s[:, others]).min(axis=1, initial=np.inf) / price[r]
+                # A single replica has no others, so its offers are infinite: a finite price is as good.
                 _, column = self.best_replica(
                     demand.rate_rps, np.minimum(offer_s, demand.work_s.max() * replicas)
                 )

@@ -190,7 +190,7 @@ def schedule(
 
     Raises InfeasibleError: "latency" for an LLM that no type serves, "capacity" for too tight a limit.
     """
-    _check(market, demand)
+    _refuse_unsolvable(market, demand)
     deadline = time.monotonic() + time_limit_s
     # The counts (2 C, T) of `search` are firm workers, then spot workers; its costs are sums over windows.
     windows, count = demand.rate_rps.shape[1], len(market.capacities)
@@ -205,14 +205,14 @@ def schedule(
 
     bound, best = search(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
     if bound == math.inf:
-        raise _too_tight(market, demand, time_limit_s)
+        raise _limits_error(market, demand, time_limit_s)
     if bound > windows * budget:  # The error says how much money would do, so the cheapest one is looked for.
         bound, best = search(_model(market, demand), cost_of, gap_frac, math.inf, deadline)
     if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
     priced_schedule = buy_gpus(market, demand, best[:count], best[count:])
     if find_broken_constraint(market, demand, priced_schedule) is not None:
-        raise _too_dear(priced_schedule.cost_usd_per_h, bound / windows, budget, time_limit_s)
+        raise _budget_error(priced_schedule.cost_usd_per_h, bound / windows, budget, time_limit_s)
     return replace(
         priced_schedule, bound_usd_per_h=min(max(bound / windows, 0.0), priced_schedule.cost_usd_per_h)
     )
@@ -236,7 +236,7 @@ def by_rule(market: Market, demand: Demand) -> Schedule | None:
     The rule covers every window it was fitted on. Reserved GPUs are then bought as cheaply as can be. The
     rule knows no limits; None if its schedule exceeds one.
     """
-    _check(market, demand)
+    _refuse_unsolvable(market, demand)
     workers = np.zeros((len(market.capacities), demand.rate_rps.shape[1]), np.int64)
     for m, llm in enumerate(demand.llms):
         llm_capacities = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
@@ -412,7 +412,7 @@ def _window_limits(market: Market) -> dict[FleetLimit, float]:
     return {limit: amount for limit, amount in market.limits().items() if limit != COST}
 
 
-def _check(market: Market, demand: Demand) -> None:
+def _refuse_unsolvable(market: Market, demand: Demand) -> None:
     """Refuse a demand for an LLM that no worker type serves, and a problem that is too large."""
     for m, llm in enumerate(demand.llms):
         if demand.rate_rps[m].max() > 0 and all(capacity.llm != llm for capacity in market.capacities):
@@ -428,7 +428,7 @@ def _check(market: Market, demand: Demand) -> None:
         raise InputError(f"schedule: more than {MOST_CELLS} windows x worker types; take longer windows")
 
 
-def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerError:
+def _limits_error(market: Market, demand: Demand, time_limit_s: float) -> PlannerError:
     """The error that no schedule is within the limits, with the smallest changes that would help. To compare
     GPUs with Watts, a change counts as a share of its limit.
     """
@@ -458,21 +458,24 @@ def _too_tight(market: Market, demand: Demand, time_limit_s: float) -> PlannerEr
     )
 
 
-def _too_dear(cost: float, bound: float, budget: float, time_limit_s: float) -> PlannerError:
+def _budget_error(
+    cost_usd_per_h: float, bound_usd_per_h: float, budget_usd_per_h: float, time_limit_s: float
+) -> PlannerError:
     """The error that the best schedule costs more than the budget. It says whether every schedule does, and
     how much more money would do.
     """
-    if bound <= budget:
+    if bound_usd_per_h <= budget_usd_per_h:
         return PlannerError(
-            f"no schedule within the budget of {budget:g} USD/h was found in {time_limit_s:g} s: the best "
-            f"costs {cost:.2f}, none less than {bound:.2f}; allow more with --time-limit"
+            f"no schedule within the budget of {budget_usd_per_h:g} USD/h was found in {time_limit_s:g} s: "
+            f"the best costs {cost_usd_per_h:.2f}, none less than {bound_usd_per_h:.2f}; allow more with "
+            "--time-limit"
         )
-    more = f"{cost - budget:.6g} more USD/h of cost"
-    fewest = "" if bound >= cost * (1 - RATE_FRAC) else " (or less)"
+    more = f"{cost_usd_per_h - budget_usd_per_h:.6g} more USD/h of cost"
+    fewest = "" if bound_usd_per_h >= cost_usd_per_h * (1 - RATE_FRAC) else " (or less)"
     return InfeasibleError(
-        f"the demand does not fit cost ({budget:g}); with {more} it would{fewest}",
+        f"the demand does not fit cost ({budget_usd_per_h:g}); with {more} it would{fewest}",
         kind="capacity",
         constraint=COST.name,
         relaxation=more,
-        ways=[[Change(COST.name, budget, cost, COST.unit)]],
+        ways=[[Change(COST.name, budget_usd_per_h, cost_usd_per_h, COST.unit)]],
     )

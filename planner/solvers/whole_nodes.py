@@ -82,7 +82,7 @@ def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, Number]]) -> Number 
     for used in used_by_kind.values():
         dearest = max((node for node, _ in used), key=lambda node: node.gpu_usd_per_h)
         gpus = sum((n for _, n in used[1:]), start=used[0][1])  # A start of 0 would not be of type Number.
-        idle_gpus = -gpus % dearest.gpus
+        idle_gpus = -gpus % dearest.gpus  # Those that fill up the last node.
         total = total + idle_gpus * dearest.idle_usd_per_h
         for node, n in used:
             if node.gpu_usd_per_h < dearest.gpu_usd_per_h:

@@ -121,7 +121,7 @@ def _plan_on_gpu(
         and is_for_production
         and (production_counts := _production_counts(problem, best)) is not None
     ):
-        # An answer without a value is dearer than any fleet.
+        # Without a fleet for production the plan's answer has no value, and any fleet is cheaper.
         counts, compared_value, is_on_paper = production_counts, production_answer.value or math.inf, False
     alone_value = objective_paid(problem, counts)
     if alone_value < compared_value * (1 - ROUNDING):

@@ -182,7 +182,7 @@ class WatchedPlan:
     live: LiveTraffic
     drifts: tuple[LiveDrift, ...]
     latencies: tuple[LatencyLine, ...]
-    holds: LiveHeadroom
+    headroom: LiveHeadroom
     hit_frac: tuple[float | None, float | None]  # The planned and the live share of cached prompt tokens.
 
     @property
@@ -199,7 +199,7 @@ class WatchedPlan:
         if self.missed:
             return "missed"
         harder = any(drift.is_harder for drift in self.drifts)
-        if harder and self.holds.is_surely_exceeded:
+        if harder and self.headroom.is_surely_exceeded:
             return "outgrown"
         return "drifted" if harder else "inside"
 
@@ -210,9 +210,9 @@ class WatchedPlan:
         It is certain only after a drift to more work, as the interval of a rate alone is wrong once in twenty
         looks.
         """
-        if self.holds.is_surely_exceeded and any(drift.is_harder for drift in self.drifts):
+        if self.headroom.is_surely_exceeded and any(drift.is_harder for drift in self.drifts):
             return True
-        return None if self.holds.headroom_frac < 0 else False
+        return None if self.headroom.headroom_frac < 0 else False
 
     @property
     def plan_holds(self) -> bool:
@@ -518,7 +518,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Planned:
+class PlanExpectations:
     """A plan, and the references of its traffic.
 
     `carried` remembers the results of `_carried_rate`, by the factors on prompt and output lengths, because
@@ -531,7 +531,7 @@ class Planned:
     carried: dict[tuple[float, float], tuple[float, float]] = field(default_factory=dict)
 
 
-def read_expectations(written: WrittenPlan) -> Planned:
+def read_expectations(written: WrittenPlan) -> PlanExpectations:
     """The references of a plan folder.
 
     A plan with prefixes is simulated again for its share of cached tokens, which the folder does not have,
@@ -542,7 +542,7 @@ def read_expectations(written: WrittenPlan) -> Planned:
         simulation = simulate(written.fleet, trace)
         hit_frac = simulation.token_hit_frac if trace.has_prefixes else None
         trace = arrived_requests(trace, simulation)
-    return Planned(written, plan_references(trace, hit_frac), hit_frac)
+    return PlanExpectations(written, plan_references(trace, hit_frac), hit_frac)
 
 
 def arrived_requests(trace: Trace, simulation: Simulation) -> Trace:
@@ -585,7 +585,7 @@ def drifts_of(refs: Mapping[str, Reference], live: LiveTraffic) -> tuple[LiveDri
     )
 
 
-def watch_windows(plan: Planned, live: LiveTraffic) -> WatchedPlan:
+def watch_windows(plan: PlanExpectations, live: LiveTraffic) -> WatchedPlan:
     """Compare the live windows of a deployment with its plan."""
     drifts = drifts_of(plan.references, live)
     recent = max(int(RECENT_S / live.every_s), 1)
@@ -608,11 +608,11 @@ def length_factors(drifts: Mapping[str, LiveDrift]) -> tuple[float, float]:
     return factors[0], factors[1]
 
 
-def _live_headroom(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadroom:
+def _live_headroom(plan: PlanExpectations, drifts: Mapping[str, LiveDrift]) -> LiveHeadroom:
     """The plan's headroom with the drifted lengths.
 
     The factors on lengths are rounded to 1 %, so that a small change needs no new simulations
-    (`Planned.carried`).
+    (`PlanExpectations.carried`).
     """
     prompts, outputs = length_factors(drifts)
     factors = round(prompts, 2), round(outputs, 2)
@@ -630,13 +630,13 @@ def _live_headroom(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadro
     )
 
 
-def _carried_rate(plan: Planned, trace: Trace) -> tuple[float, float]:
+def _carried_rate(plan: PlanExpectations, trace: Trace) -> tuple[float, float]:
     """The factor of `most_carried_traffic` on `trace`, and the plan's busiest rate at that factor."""
     written, rate = plan.written, plan.references["rate"]
     factor = most_carried_traffic(written.fleet, written, trace)
     rate_factor = factor
     if trace.after.size and factor > 0:
-        # Who waits for answers does not send requests as much faster as the clock goes.
+        # A client that waits for answers sends requests faster by less than the clock does.
         faster_trace = sped_up(trace, factor)
         arrived = arrived_requests(faster_trace, simulate(written.fleet, faster_trace))
         rate_factor = arrived.rate_rps / rate.mean
@@ -648,7 +648,7 @@ def busiest_rps(rate: Reference) -> float:
     return rate.high if rate.levels > 1 else rate.mean
 
 
-def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
+def current_trace(plan: PlanExpectations, watched: WatchedPlan) -> Trace:
     """The plan's trace, changed to the lengths and the rate that the live traffic has drifted to."""
     drifts = {drift.what: drift for drift in watched.drifts}
     trace = stretch_lengths(plan.written.trace, *length_factors(drifts))
@@ -659,7 +659,7 @@ def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
     return rescale(trace, trace.rate_rps * factor, scale="superpose", rng=np.random.default_rng(0))
 
 
-def replan_now(study: Study, task: PlanQuestion, plan: Planned, horizon_h: float) -> Replan:
+def replan_now(study: Study, task: PlanQuestion, plan: PlanExpectations, horizon_h: float) -> Replan:
     """Replan the running fleet (studies/replanning.py) on `current_trace`, which must be the study's trace.
 
     `task` is the question of the plan's slo.yaml. Its rate and window are dropped, as the plan's trace is

@@ -62,8 +62,6 @@ MOST_REQUESTS = 8_000_000
 # However long or short the trace is, at least and at most this many vectors are simulated.
 FEWEST_TRIES = 24
 MOST_TRIES = 400
-
-
 # The costs of starting and of stopping a worker, where a user gives none. A start that costs something keeps
 # what runs where another fleet is hardly cheaper.
 USUAL_START_USD = 1.0
@@ -94,7 +92,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One possible change: a fleet, its hourly bill, and its cost over the horizon with starts and stops."""
+    """One possible change: a fleet, its hourly bill, and its cost over the horizon with starts and stops.
+
+    `kept_in` is the test of production, for all ways in the same scenarios; None with `safety: none`.
+    `is_kept_as_written` is about today's traffic alone, which says nothing of scenarios.
+    """
 
     label: str
     fleet: Fleet
@@ -102,8 +104,8 @@ class Way:
     migration_usd: float
     total_usd: float
     holds: bool
-    kept_in: KeptIn | None = None  # The test of production, in the same scenarios; None with `safety: none`.
-    is_kept_as_written: bool = True  # On today's traffic alone, which says nothing of scenarios.
+    kept_in: KeptIn | None = None
+    is_kept_as_written: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,7 +259,7 @@ def _build_model(
     """The model over the options of the running fleet and of the best fleets from scratch."""
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
     rows, running_count = limits.rows(), {option.name: count for option, count in running}
-    uses = np.array([[limits.use(limit, option.type) for option in universe] for limit, _ in rows])
+    uses = np.array([[limits.use_per_worker(limit, option.type) for option in universe] for limit, _ in rows])
     problem, test = scratch.problem, None
     if problem.task.safety is not None and problem.tested is not None:
         # Ways are compared in the same scenarios, from number 0 on, however long that takes.

@@ -1,11 +1,11 @@
 """How much memory behind the KV caches is worth buying: CPU memory, a disk behind it, or a store for all.
 
-The kinds of memory are called tiers. A choice has a size of each tier for every GPU. The memory that comes
-with a node is free; the cost of more is added to the price of every GPU, so that the search weighs it against
-GPUs. For each choice that is tried, the cheapest fleet on paper is searched for. From the CPU memory that
-comes with a node, and no disk, the study moves to larger and smaller sizes, one tier at a time, as long as
-GPUs and tiers together become cheaper. The choice of no tier is always tried, so the answer is never dearer
-than without. Of equally cheap choices the one with the least memory is taken.
+The kinds of memory are called tiers. A choice gives each tier a size per GPU (a store has one size for all).
+The memory that comes with a node is free; the cost of more is added to the price of every GPU, so that the
+search weighs it against GPUs. For each choice that is tried, the cheapest fleet on paper is searched for.
+From the CPU memory that comes with a node, and no disk, the study moves to larger and smaller sizes, one tier
+at a time, as long as GPUs and tiers together become cheaper. No tier at all is always tried too, so tiers
+never make the answer dearer. Of equally cheap choices the one with the least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
 prefix:

@@ -53,16 +53,17 @@ def watch_sentences(watched: WatchedPlan) -> list[str]:
 
 def _headline(watched: WatchedPlan) -> str:
     """The verdict in one line: missed limits, or else drifts, and up to which rate the plan holds."""
-    holds = watched.holds
-    at_least = "at least " if holds.is_at_most else ""
-    until = f"the plan holds until {at_least}{holds.until_rps:.3g} req/s (now {holds.now_rps:.3g})"
-    if holds.input_frac or holds.output_frac:
+    headroom = watched.headroom
+    at_least = "at least " if headroom.is_at_most else ""
+    until = f"the plan holds until {at_least}{headroom.until_rps:.3g} req/s (now {headroom.now_rps:.3g})"
+    if headroom.input_frac or headroom.output_frac:
         until += " at these lengths"
     if watched.is_exceeded is None and not watched.missed:
         until += ": more than it carries, but not for certain"
-    elif holds.headroom_frac < 0:
+    elif headroom.headroom_frac < 0:
         until = (
-            f"the plan no longer holds: it does until {holds.until_rps:.3g} req/s, now {holds.now_rps:.3g}"
+            f"the plan no longer holds: it does until {headroom.until_rps:.3g} req/s, "
+            f"now {headroom.now_rps:.3g}"
         )
     harder = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_harder)
     easier = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
@@ -163,7 +164,7 @@ def utc_text(t_s: float) -> str:
 
 def watch_document(watched: WatchedPlan) -> dict[str, Any]:
     """What `plan watch --json` prints; times are Unix [s]."""
-    holds = watched.holds
+    headroom = watched.headroom
     return {
         "status": watched.status,
         "plan_holds": watched.plan_holds,
@@ -171,10 +172,10 @@ def watch_document(watched: WatchedPlan) -> dict[str, Any]:
         "from_s": float(watched.live.edges_s[0]),
         "to_s": float(watched.live.edges_s[-1]),
         "windows": watched.live.windows,
-        "holds_until_rps": holds.until_rps,
-        "now_rps": finite_or_none(holds.now_rps),
-        "headroom_traffic_frac": finite_or_none(holds.headroom_frac),
-        "is_at_most_tried": holds.is_at_most,
+        "holds_until_rps": headroom.until_rps,
+        "now_rps": finite_or_none(headroom.now_rps),
+        "headroom_traffic_frac": finite_or_none(headroom.headroom_frac),
+        "is_at_most_tried": headroom.is_at_most,
         "is_exceeded": watched.is_exceeded,
         "drift": [
             {
@@ -214,8 +215,8 @@ def prometheus_samples(watched: WatchedPlan) -> list[tuple[str, dict[str, str], 
     """The Prometheus samples of GAUGES: name, labels, value."""
     rows: list[tuple[str, dict[str, str], float]] = [
         (HOLDS, {}, float(watched.plan_holds)),
-        (HEADROOM, {}, watched.holds.headroom_frac),
-        ("fleetplan_holds_until_rps", {}, watched.holds.until_rps),
+        (HEADROOM, {}, watched.headroom.headroom_frac),
+        ("fleetplan_holds_until_rps", {}, watched.headroom.until_rps),
         ("fleetplan_watched_timestamp_seconds", {}, float(watched.live.edges_s[-1])),
     ]
     for drift in watched.drifts:

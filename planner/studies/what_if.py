@@ -35,7 +35,7 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_search import search_policies
-from planner.search.mixed.router_fit import fitted
+from planner.search.mixed.router_fit import fit_router
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.headroom import find_headroom
@@ -88,7 +88,7 @@ class StudyAnswer:
         return self.search_result.level0.search.is_exhausted
 
 
-# A search gets at least this long and this share of the time limit, however long reading took.
+# However long reading took, a search gets at least LEAST_S and at least this share of the time limit.
 LEAST_S = 1.0
 LEAST_FRAC = 0.1
 
@@ -259,13 +259,13 @@ def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """A changed question: whether the fleet of the question before still keeps its SLO, and the best fleet
-    now.
+    """A changed question with two answers: whether the fleet of the question before keeps the SLO after the
+    change (`kept`), and the best fleet now (`answer`).
 
     `kept` is None if the changed question does not offer the worker types of the fleet before. `answer` is
-    None if no fleet was found, and `why` then says what is in the way. `under` names the policies with which
-    the workers of before keep the SLO, and is empty if these are that fleet's own. `value_now` is what the
-    fleet before is worth in the changed question.
+    None if no fleet was found, and `why` then is the error. `under` names the policies with which the workers
+    of before keep the SLO; it is empty if these are the policies of the fleet before. `value_now` is the
+    objective of the fleet before at the prices of the changed question.
     """
 
     label: str
@@ -326,11 +326,11 @@ def is_kept(problem: plan_problem.Problem, fleet: Fleet) -> bool:
 
 
 def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
-    """The first policies with which a fleet's workers keep limits and SLO: on every draw and rate of the
-    question, and after the losses that must be survived. None if there are no such policies.
+    """The first policies with which a fleet's workers are within the limits and keep the SLO: on every draw
+    and rate of the question, and after the losses that must be survived. None if there are no such policies.
 
-    Only the fleet's own policies are simulated if the question still allows them, else all that it allows, in
-    order: to change a policy moves no worker, so the fleet still counts as the same.
+    If the question still allows the fleet's own policies, only these are simulated. Otherwise all that it
+    allows are, in order: a change of policies moves no worker, so the fleet still counts as the same.
     """
     counts = problem.oracle.counts(fleet)
     if not problem.allows(counts):
@@ -344,7 +344,7 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
         oracle = plan_problem.with_policies(production_problem, policies).oracle
         if policies.prefix_cache and policies != fleet.policies:
             # A search would fit the parameters of the router to the fleet (mixed/router_fit.py).
-            router_fit = fitted(oracle, counts)
+            router_fit = fit_router(oracle, counts)
             oracle = plan_problem.with_policies(production_problem, router_fit).oracle
         if oracle.holds([counts])[0]:
             return oracle.policies

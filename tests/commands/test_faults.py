@@ -64,13 +64,13 @@ def test_an_interrupt_leaves_the_best_fleet_so_far(here: Path) -> None:
 def test_last_words_are_said_after_an_interrupt_alone() -> None:
     for error in (None, ValueError, KeyboardInterrupt):
         try:
-            with interrupts.last_words(lambda: "saved"):
+            with interrupts.saving_on_interrupt(lambda: "saved"):
                 if error is not None:
                     raise error
         except (ValueError, KeyboardInterrupt):
             pass
-        assert interrupts.tidy_and_report() == ("saved" if error is KeyboardInterrupt else "")
-    assert interrupts.tidy_and_report() == ""
+        assert interrupts.save_and_tidy() == ("saved" if error is KeyboardInterrupt else "")
+    assert interrupts.save_and_tidy() == ""
 
 
 def test_two_runs_into_one_folder_are_refused(here: Path) -> None:

@@ -505,8 +505,8 @@ def test_headroom_never_rounds_up() -> None:
         "at least +100 %",
     ]
     room = Headroom(steps_frac=0.828125, traffic_frac=0.0859375)
-    assert screen.room_text(room) == "+8.5 % traffic of this kind and +82 % step time"
-    assert answer_sentences.room_text(room) == "+8.5 % traffic, +82 % step time"
+    assert screen.headroom_text(room) == "+8.5 % traffic of this kind and +82 % step time"
+    assert answer_sentences.headroom_cell(room) == "+8.5 % traffic, +82 % step time"
     assert "if steps take up to 82 % longer, and it carries up to 8.5 % more" in sentence(room)
 
 

@@ -35,7 +35,7 @@ from planner.errors import InputError
 from planner.importers.vllm_metrics import NAMES
 from planner.runtime.prometheus_server import PrometheusError, query_range
 from planner.runtime.watch_exporter import Exporter, parse_address
-from planner.studies.plan_watch import Planned, read_expectations
+from planner.studies.plan_watch import PlanExpectations, read_expectations
 from planner.traffic.trace import Trace
 
 OK = "vllm:request_success_total"
@@ -111,7 +111,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def a_plan(trace: Trace) -> Planned:
+def a_plan(trace: Trace) -> PlanExpectations:
     """What `planned` needs of a written plan."""
     fleet = mixed("h100-80g", 4, 1)
     slo = Slo((Limit("ttft", 0.9, 2.0),))
@@ -149,7 +149,7 @@ def test_what_is_exported_is_what_was_found() -> None:
         for sample in family.samples
     }
     assert values["fleetplan_plan_holds",] == float(found.plan_holds)
-    assert values["fleetplan_headroom_traffic_frac",] == pytest.approx(found.holds.headroom_frac)
+    assert values["fleetplan_headroom_traffic_frac",] == pytest.approx(found.headroom.headroom_frac)
     assert values["fleetplan_drifted", "prompt"] == 1
     assert values["fleetplan_drift_frac", "prompt"] == pytest.approx(0.5, abs=0.02)
     assert values["fleetplan_drifted", "output"] == 0

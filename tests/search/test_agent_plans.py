@@ -180,7 +180,7 @@ def test_a_turn_that_no_number_of_workers_ends_in_time_is_answered_before_the_se
     """A lower bound of 3.08 s allows 4 s, but a fleet with a worker for each agent needs more: no search is
     started. What is named to be enough is, and a tenth less is not.
     """
-    monkeypatch.setattr(policy_search, "search_beyond_budgets", None)
+    monkeypatch.setattr(policy_search, "search_or_explain", None)
     fleet = {"gpus": gpus, "max_num_batched_tokens": 2048}
     question = QUESTION | {"fleet": fleet, "traffic": AGENTS | {"duration": "200 s"}}
     with pytest.raises(InfeasibleError, match=r"keeps turn p90 <= 4\.00 s: \d+ with up to two") as caught:
@@ -236,7 +236,7 @@ def test_agents_who_miss_the_attainment_alone_are_answered_before_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No fleet of about a worker for each agent keeps it: a search of all others would end without one."""
-    monkeypatch.setattr(policy_search, "search_beyond_budgets", None)
+    monkeypatch.setattr(policy_search, "search_or_explain", None)
     _judged_as(
         monkeypatch,
         lambda verdict: replace(_keeping_limits(verdict), attainment_frac=0.97, attainment_holds=False),
@@ -253,7 +253,7 @@ def test_agents_whose_requests_are_too_long_for_near_fleets_are_searched_on(
 ) -> None:
     """They were taken for a search whose time had ended: neither was told."""
     _judged_as(monkeypatch, lambda verdict: replace(_keeping_limits(verdict), rejected=3))
-    monkeypatch.setattr(policy_search, "search_beyond_budgets", None)
+    monkeypatch.setattr(policy_search, "search_or_explain", None)
     steps: list[str] = []
     question = QUESTION | {"traffic": AGENTS | {"duration": "200 s"}}
     with pytest.raises(TypeError):  # The search begins.

@@ -98,7 +98,7 @@ def test_no_mix_has_fewer_gpus_or_is_cheaper_and_the_bound_is_of_gpus_alone(seed
     fleet = search(replace(problem, lower=lower))
     assert checked_bound(lower, fleet.value) <= gpus_and_usd(fleet.best)[0]
     assert lower == pytest.approx(round(lower or 0.0), abs=1e-4)
-    if fleet.beyond_exact:
+    if fleet.is_every_mix_simulated:
         assert gpus_and_usd(fleet.best) <= least
 
 

@@ -207,9 +207,9 @@ def test_a_policy_begins_with_fleets_beyond_the_budget(monkeypatch: pytest.Monke
     def none_within(problem: Problem, start: Sequence[Fleet], **_: object) -> tuple[NoFleet, Fleet]:
         started_from.append(list(start))
         error = InfeasibleError("none", kind="capacity", constraint="cost", relaxation="")
-        return NoFleet(error, Search(problem.limits), beyond_exact=False), free.fleet
+        return NoFleet(error, Search(problem.limits), is_every_mix_simulated=False), free.fleet
 
-    monkeypatch.setattr(policy_search, "search_beyond_budgets", none_within)
+    monkeypatch.setattr(policy_search, "search_or_explain", none_within)
     with pytest.raises(InfeasibleError):
         planned(trace, {"queue": ["fcfs", "sjf"]}, limits={"cost": free.certificate.value * 1.01})
     assert started_from == [[], [free.fleet]]

@@ -84,7 +84,7 @@ def test_fleets_that_a_search_took_for_refuted_are_not_remembered_as_failures() 
     asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
     assert best is not None
     asked = with_scenarios(asked, asked.oracle.scenarios, asked.oracle.may_miss)
-    find_cheaper_kept(asked, paper, best, any_mix=False, refuted=2 * objective(best))
+    find_cheaper_kept(asked, paper, best, any_mix=False, refuted_value=2 * objective(best))
     assert asked.oracle.verdicts.get(names_of(best)) is not False
 
 
@@ -264,7 +264,9 @@ def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPat
     assert missed_count > 0
     asked = with_scenarios(asked, asked.oracle.scenarios, missed_count - 1)
     found = iter([paper.best, None])
-    monkeypatch.setattr("planner.search.production.cheapest_kept.search_again", lambda *_, **__: next(found))
+    monkeypatch.setattr(
+        "planner.search.production.cheapest_kept.find_fleet_quickly", lambda *_, **__: next(found)
+    )
     known = add_workers(paper.best, 40)
     best = find_cheaper_kept(asked, paper, known)
     assert best is not None and objective(best) < objective(known)

@@ -18,7 +18,7 @@ from planner.search.evidence.robustness import (
 )
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions
-from planner.search.problem.stages import left_s
+from planner.search.problem.stages import Message, Stage, left_s, phase_of
 from planner.studies.what_if import Study
 from planner.traffic.prefixes import with_longer_prompts
 
@@ -78,6 +78,13 @@ def test_time_left_is_what_the_share_says_and_at_most_the_limit() -> None:
     assert left_s(10.0, 0.5, 120.0) == pytest.approx(10.0)
     assert left_s(10.0, 0.5, 15.0) == pytest.approx(5.0)
     assert left_s(10.0, 0.2, 120.0) is None
+
+
+def test_a_message_has_its_phase_without_the_best_fleet_so_far() -> None:
+    stage = Stage("pairs of pools", "pairs", "best so far 3.00 USD/h").with_prefix("8 requests/s found; ")
+    assert stage == "8 requests/s found; pairs of pools; best so far 3.00 USD/h"
+    assert phase_of(stage) == "8 requests/s found; pairs of pools" and stage.done_frac == 0.08
+    assert phase_of(Message("walk")) == phase_of("walk") == "walk"
 
 
 def test_a_plan_with_a_spare_worker_stands_the_loss_of_any_one() -> None:

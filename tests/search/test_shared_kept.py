@@ -50,7 +50,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, asked: list[Any], gpus: int, on_pape
     monkeypatch.setattr(shared_kept, "owned_first", lambda one, counts: counts)
     monkeypatch.setattr(
         shared_kept,
-        "search_again",
+        "find_fleet_quickly",
         lambda one, start, is_mixed: None if one.needed > one.gpus else (("worker", one.needed),),
     )
     fleets: Any = [(("worker", count),) for count in on_paper]

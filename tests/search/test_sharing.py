@@ -94,7 +94,10 @@ def every_fleet(part: LlmQuestion, limits: FleetLimits) -> Floats:
             fleet = tuple(zip(shape, counts, strict=True))
             is_within = limits.first_exceeded([(option.type, n) for option, n in fleet]) is None
             if is_within and problem.oracle.holds([fleet])[0]:
-                uses = [sum(limits.use(name, o.type) * n for o, n in fleet) for name, _ in limits.rows()]
+                uses = [
+                    sum(limits.use_per_worker(name, o.type) * n for o, n in fleet)
+                    for name, _ in limits.rows()
+                ]
                 found.append([sum(o.objective * n for o, n in fleet), *uses])
     return np.unique(np.array(found), axis=0)
 

@@ -34,7 +34,7 @@ from planner.studies import watch_words
 from planner.studies.plan_watch import (
     LiveDrift,
     LiveHeadroom,
-    Planned,
+    PlanExpectations,
     Reference,
     WatchedPlan,
     drift_of,
@@ -90,11 +90,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def known(folder: Path) -> Planned:
+def known(folder: Path) -> PlanExpectations:
     return read_expectations(read_written(folder, read_catalog()))
 
 
-def metrics(known: Planned, trace: Trace, path: Path) -> str:
+def metrics(known: PlanExpectations, trace: Trace, path: Path) -> str:
     path.write_text(json.dumps(exported(simulate(known.written.fleet, trace))))
     return str(path)
 
@@ -199,7 +199,12 @@ def test_now_begins_where_the_last_drift_ended() -> None:
     ],
 )
 def test_more_than_a_plan_carries_is_certain_or_not(
-    known: Planned, interval_frac: float, is_drift: bool, status: str, is_exceeded: bool | None, words: str
+    known: PlanExpectations,
+    interval_frac: float,
+    is_drift: bool,
+    status: str,
+    is_exceeded: bool | None,
+    words: str,
 ) -> None:
     """10 requests/s now, the plan holds until 9; the interval, or a drift not yet found, leaves it open."""
     low_frac, high_frac = 10 / 6 * (1 - interval_frac) - 1, 10 / 6 * (1 + interval_frac) - 1
@@ -211,7 +216,9 @@ def test_more_than_a_plan_carries_is_certain_or_not(
     assert words in watch_words._headline(watched)
 
 
-def test_traffic_that_waits_for_answers_is_compared_as_it_arrives(known: Planned, tmp_path: Path) -> None:
+def test_traffic_that_waits_for_answers_is_compared_as_it_arrives(
+    known: PlanExpectations, tmp_path: Path
+) -> None:
     """Agents' nominal arrivals are more than twice as frequent as those that their answers let happen."""
     document = {"agents": {"count": 12, "turns": 6, "tool": "2 s"}, "input": 400, "output": 150}
 
@@ -231,7 +238,7 @@ def test_traffic_that_waits_for_answers_is_compared_as_it_arrives(known: Planned
     assert rate.now == pytest.approx(len(simulated.arrival_s) / np.nanmax(simulated.arrival_s), rel=0.2)
 
 
-def test_how_far_a_plan_holds_is_simulated(known: Planned) -> None:
+def test_how_far_a_plan_holds_is_simulated(known: PlanExpectations) -> None:
     """At the factor found it holds, and a hundredth above it does not."""
     written = known.written
     tight = replace(written, slo=replace(written.slo, limits=(Limit("ttft", 0.9, 0.25),)))
@@ -266,7 +273,9 @@ def test_longer_prompts_keep_their_shared_part() -> None:
     assert found.output_tokens.tolist() == [15, 2]
 
 
-def test_the_plans_own_kind_of_traffic_is_inside(folder: Path, known: Planned, tmp_path: Path) -> None:
+def test_the_plans_own_kind_of_traffic_is_inside(
+    folder: Path, known: PlanExpectations, tmp_path: Path
+) -> None:
     file = metrics(known, traffic(7, seconds=2400.0), tmp_path / "live.json")
     code, text = run(str(folder), "--prometheus", file, "--once")
     assert code == 0
@@ -279,7 +288,7 @@ def test_the_plans_own_kind_of_traffic_is_inside(folder: Path, known: Planned, t
 
 
 def test_longer_prompts_are_told_with_what_replanning_would_do(
-    folder: Path, known: Planned, tmp_path: Path
+    folder: Path, known: PlanExpectations, tmp_path: Path
 ) -> None:
     trace = joined(traffic(8), stretch_lengths(traffic(9), 1.4, 1.0))
     file = metrics(known, trace, tmp_path / "live.json")
@@ -302,13 +311,13 @@ def test_longer_prompts_are_told_with_what_replanning_would_do(
 
 
 def test_a_drift_triggers_a_search_and_the_next_one_only_where_it_moved_on(
-    known: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: PlanExpectations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts 40 % longer, the same again, then 60 % longer: two searches, the second on what is then."""
     asked: list[WatchedPlan] = []
     answers = iter(["first", "second"])
 
-    def search(plan: Planned, found: WatchedPlan, slo: object, **_: object) -> Any:
+    def search(plan: PlanExpectations, found: WatchedPlan, slo: object, **_: object) -> Any:
         asked.append(found)
         return next(answers)
 
@@ -326,7 +335,7 @@ def test_a_drift_triggers_a_search_and_the_next_one_only_where_it_moved_on(
 
 
 def test_the_fleet_of_a_new_search_is_written_beside_the_alerts(
-    folder: Path, known: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, known: PlanExpectations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fleet that changes what runs is a file; one that keeps it is none, and the old file goes."""
     files, slo = tmp_path / "files", tmp_path / "slo.yaml"

@@ -57,9 +57,9 @@ def check_kept(seed: int) -> KeptReport | None:
     level0 = search_level0(problem)
     if level0.search.best is None:
         return None
-    paper = FleetSearch(level0.search.best, level0.search.value, level0, 0, beyond_exact=False)
+    paper = FleetSearch(level0.search.best, level0.search.value, level0, 0, is_every_mix_simulated=False)
     scenario_problem, best = grow_until_kept(with_search_scenarios(problem), paper.best)
-    best = find_cheaper_kept(scenario_problem, paper, best, any_mix=False, refuted=paper.value)
+    best = find_cheaper_kept(scenario_problem, paper, best, any_mix=False, refuted_value=paper.value)
     if best is None:
         return KeptReport(seed, math.inf, math.inf, true_value, is_exact=False)
     found, cheaper = walk_cheaper_fleets(scenario_problem, paper, best)

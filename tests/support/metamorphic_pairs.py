@@ -65,7 +65,7 @@ def answer(question: Question, *, seed: int = 0) -> FleetAnswer:
     return FleetAnswer(
         best.value,
         best.level0.search.value,
-        best.beyond_exact,
+        best.is_every_mix_simulated,
         best.level0.search.is_exact,
         fleet=", ".join(f"{count} {option.name}" for option, count in best.best),
         used=(

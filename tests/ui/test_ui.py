@@ -454,9 +454,17 @@ def test_a_plan_is_the_same_whatever_its_process_remembers(monkeypatch: pytest.M
 def test_a_what_if_finds_the_fleet_of_a_plan(changed: dict[str, Any]) -> None:
     request = sample_request(**({"rate": 5.0} | changed))
     quick, whole = (worker.run(kind, request)[0] for kind in ("what_if", "plan"))
-    for key in ("cost_usd_per_h", "gpus", "power_w", "rate_rps", "limits"):
+    for key in ("fleet_text", "cost_usd_per_h", "gpus", "power_w", "rate_rps", "limits"):
         assert quick[key] == whole[key], key
     assert str(whole["answer"]).startswith(str(quick["answer"]).partition(":")[0])
+
+
+def test_a_fleet_is_shown_without_the_rate_that_it_carries() -> None:
+    """The answer of the most traffic begins with its rate, by which equal fleets looked different."""
+    answer = "24 requests/s on 2 workers of 4 × h100-80g: 33.52 USD per hour"
+    fleet = "2 workers of 4 × h100-80g"
+    assert draw.fleet_text({"fleet_text": fleet, "answer": answer}) == fleet
+    assert draw.fleet_text({"answer": f"{fleet}: 33.52 USD per hour"}) == fleet
 
 
 def test_a_worker_that_dies_is_told_and_not_waited_for(tmp_path: Path) -> None:

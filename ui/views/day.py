@@ -37,12 +37,12 @@ def page() -> None:
     left, right = st.columns([5, 7], gap="large")
     with left:
         wants_run = st.button("Run", type="primary", width="stretch", key="day_start")
-        form = _choose(session, form)
+        form = _draw_inputs(session, form)
     with right:
         st.header("Answer", anchor="answer")
         if wants_run:
-            _start(session, form)
-        _answer(session, form)
+            _start_job(session, form)
+        _draw_answer(session, form)
     mark_settled(PLACE)
 
 
@@ -72,27 +72,27 @@ def _form_of_source(
         form_before = before or session.current_form()
         form |= {key: form_before[key] for key in ("trace", "seed", "time_limit")}
         return form | {"rate": task.rate_rps if task else None} | days.form_of_section((own or {}).get("day"))
-    plan_inputs = _inputs(session, source)
+    plan_inputs = _plan_form(session, source)
     form |= {key: plan_inputs[key] for key in ("trace", "rate", "seed", "time_limit")}
     return form | days.form_of_section(plan_inputs["more"].get("day"))
 
 
-def _inputs(session: Session, source: str) -> Form:
+def _plan_form(session: Session, source: str) -> Form:
     """The inputs of the plan, or the current inputs of the page Plan."""
     shown = session.plan_shown() if source == PLAN else None
     return shown[0].form if shown else session.current_form()
 
 
-def _choose(session: Session, form: Form) -> Form:
+def _draw_inputs(session: Session, form: Form) -> Form:
     """Draw all inputs, one below the other; returns their values."""
     st.header("Question")
     sources = [*([PLAN] if session.plan_shown() else []), INPUTS, FILE]
     source = st.radio("Question from", sources, horizontal=True, key=f"{PLACE}_source")
     if source != form["source"]:
-        _again(_form_of_source(session, source, before=form))
+        _redraw_with(_form_of_source(session, source, before=form))
     chosen = form | {"source": source}
     if source == FILE:
-        _upload(session, form)
+        _slo_file_input(session, form)
     if source == PLAN:
         chosen["stands"] = st.checkbox(
             "The plan's fleet stands all day",
@@ -103,8 +103,8 @@ def _choose(session: Session, form: Form) -> Form:
     with st.popover("Another trace"):  # It runs first, because an upload is then chosen.
         inputs.upload_trace(session, PLACE)
     with above:
-        chosen["trace"] = inputs.trace(session, PLACE)
-    chosen["rate"] = inputs.rate(PLACE)
+        chosen["trace"] = inputs.trace_input(session, PLACE)
+    chosen["rate"] = inputs.rate_input(PLACE)
     st.header("Who decides")
     chosen["controllers"] = st.multiselect(
         "Controllers",
@@ -119,12 +119,12 @@ def _choose(session: Session, form: Form) -> Form:
         for name, own in chosen["parameters"].items()
         if name in chosen["controllers"]
     )
-    chosen |= _start_up(read_startup(session.catalog_folder), form)
+    chosen |= _start_up_inputs(read_startup(session.catalog_folder), form)
     with st.expander("Limits, training, time"):
-        chosen |= _limits() | _search()
+        chosen |= _pool_size_inputs() | _search_inputs()
     inputs.slo_text_input(
         lambda: _document(session, chosen),
-        lambda typed: _again(_form_of_source(session, FILE, typed, chosen)),
+        lambda typed: _redraw_with(_form_of_source(session, FILE, typed, chosen)),
     )
     if chosen != st.session_state.day:
         session.store.keep_page_document(session.id, PAGE, chosen)
@@ -132,7 +132,7 @@ def _choose(session: Session, form: Form) -> Form:
     return chosen
 
 
-def _upload(session: Session, form: Form) -> None:
+def _slo_file_input(session: Session, form: Form) -> None:
     """Upload a slo.yaml, which then replaces the inputs."""
     uploaded = st.file_uploader("Upload a slo.yaml", ["yaml", "yml"], key=f"{PLACE}_upload_slo")
     if uploaded is not None and st.session_state.get(f"{PLACE}_uploaded_slo") != uploaded.file_id:
@@ -143,14 +143,14 @@ def _upload(session: Session, form: Form) -> None:
         except PlannerError as error:
             draw.error(error)
         else:
-            _again(uploaded_form)
+            _redraw_with(uploaded_form)
     if form["own"] is None:
         st.caption("None yet.")
     else:
         st.caption(draw.escaped(f"LLM: {form['own'].get('llm')}"))
 
 
-def _start_up(facts: StartupFacts, form: Form) -> Form:
+def _start_up_inputs(facts: StartupFacts, form: Form) -> Form:
     """The inputs for the start-up time of a worker, from order to first request, and for its billing."""
     start, billing = st.columns(2, vertical_alignment="bottom")
     chosen: Form = {
@@ -197,7 +197,7 @@ def _start_up(facts: StartupFacts, form: Form) -> Form:
     return chosen
 
 
-def _limits() -> Form:
+def _pool_size_inputs() -> Form:
     """The inputs for the sizes of a pool and for the time that a stopping worker may take."""
     least, most = st.columns(2, vertical_alignment="bottom")
     return {
@@ -231,7 +231,7 @@ def _limits() -> Form:
     }
 
 
-def _search() -> Form:
+def _search_inputs() -> Form:
     """The inputs for the training part, the grid of the optimum and its time limit."""
     return {
         "missed_usd": st.number_input(
@@ -284,14 +284,14 @@ def _search() -> Form:
 def _document(session: Session, form: Form) -> Document:
     """The slo.yaml of the inputs. Raises InputError without a slo.yaml where it should be uploaded."""
     if form["source"] != FILE:
-        inputs_document = _inputs(session, form["source"]) | {"rate": form["rate"]}
+        inputs_document = _plan_form(session, form["source"]) | {"rate": form["rate"]}
         return days.document(question.document(inputs_document, session.catalog), form)
     if form["own"] is None:
         raise InputError("slo.yaml: none yet; upload one, or paste it as text and apply")
     return days.document(form["own"], form)
 
 
-def _again(form: Form) -> None:
+def _redraw_with(form: Form) -> None:
     """Draw the page anew with these inputs."""
     st.session_state.day_restore = form
     st.rerun()
@@ -301,7 +301,7 @@ def _request(session: Session, form: Form) -> dict[str, Any]:
     """The request of a job "day" for these inputs; raises PlannerError for wrong ones."""
     question_document = _document(session, form)
     parse_task(question_document, session.catalog)
-    shown = session.plan_shown() if _stands(form) else None
+    shown = session.plan_shown() if _plan_stands(form) else None
     fleet = session.store.files(shown[0].result, "plan.yaml")["plan.yaml"].decode() if shown else ""
     return session.request(form) | {
         "question": question_document,
@@ -310,12 +310,12 @@ def _request(session: Session, form: Form) -> dict[str, Any]:
     }
 
 
-def _stands(form: Form) -> bool:
+def _plan_stands(form: Form) -> bool:
     """Whether the plan's fleet is the one that stands all day."""
     return form["source"] == PLAN and bool(form["stands"])
 
 
-def _start(session: Session, form: Form) -> None:
+def _start_job(session: Session, form: Form) -> None:
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
@@ -324,14 +324,16 @@ def _start(session: Session, form: Form) -> None:
     try:
         request = _request(session, form)
         is_described = parse_task(request["question"], session.catalog).described is not None
-        text = days.command(form, session.catalog_folder, stands=_stands(form), is_described=is_described)
+        text = days.command(
+            form, session.catalog_folder, stands=_plan_stands(form), is_described=is_described
+        )
         session.jobs.start(owner, PAGE, "day", request, keep)
     except PlannerError as error:
         session.jobs.forget(owner, PAGE)
         draw.error(error)
 
 
-def _answer(session: Session, form: Form) -> None:
+def _draw_answer(session: Session, form: Form) -> None:
     job = session.jobs.find(session.id, PAGE)
     saved = session.store.page_document(session.id, RESULT)
     answer = session.store.document(saved["result"]) if saved else None
@@ -342,17 +344,17 @@ def _answer(session: Session, form: Form) -> None:
         if job is not None and job.state != "done":
             follow_job(session, PAGE)
         if saved is not None and answer is not None:
-            _last(session, form, saved, answer)
+            _draw_last_answer(session, form, saved, answer)
 
 
-def _last(session: Session, form: Form, saved: Document, answer: Document) -> None:
+def _draw_last_answer(session: Session, form: Form, saved: Document, answer: Document) -> None:
     """Show the latest answer and the question that it belongs to."""
     job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
         st.caption("The last answer of this session:")
     elif not _answers_inputs(session, form, saved["result"]):
         st.warning("This answer is of other inputs than those that stand now; press Run for theirs.")
-    _result(answer)
+    _draw_result(answer)
     st.header("Downloads")
     draw.day_downloads(session.store, saved["result"], NAMES, saved["command"])
 
@@ -365,7 +367,7 @@ def _answers_inputs(session: Session, form: Form, key: str) -> bool:
         return False
 
 
-def _result(answer: Document) -> None:
+def _draw_result(answer: Document) -> None:
     """Draw an answer."""
     st.subheader(draw.escaped(answer["answer"]))
     for line in answer["proof"]:

@@ -41,20 +41,20 @@ def page() -> None:
         with st.container(key="plan_bar"):
             wants_plan = st.button("Plan", type="primary", width="stretch", key="make_plan")
             state = st.empty()
-        form, below_trace = inputs.choose(session, form)
+        form, below_trace = inputs.draw_question(session, form)
         session.keep(form)
     with right:
         if wants_plan:
-            _start(session, form)
+            _start_job(session, form)
         shown = session.plan_shown()
-        changes = _changes(session, form, shown)
+        changes = _changes_since_answer(session, form, shown)
         state.caption(_state_text(session, shown, changes))
-        _answer(session, shown, changes)
-        _traffic(session, form, below_trace)
+        _draw_answer(session, shown, changes)
+        _read_and_draw_traffic(session, form, below_trace)
     mark_settled("ask")
 
 
-def _start(session: Session, form: Form) -> None:
+def _start_job(session: Session, form: Form) -> None:
     """Start the job "plan" of the inputs, or keep the reason why these are refused."""
     st.session_state.planned_here = True
     try:
@@ -67,7 +67,9 @@ def _start(session: Session, form: Form) -> None:
         st.session_state.pop("refused", None)
 
 
-def _changes(session: Session, form: Form, shown: tuple[SavedPlan, Document] | None) -> list[str]:
+def _changes_since_answer(
+    session: Session, form: Form, shown: tuple[SavedPlan, Document] | None
+) -> list[str]:
     """The differences between the inputs and the question of the answer on the screen."""
     if shown is None:
         return []
@@ -91,7 +93,7 @@ def _state_text(session: Session, shown: tuple[SavedPlan, Document] | None, chan
     return "**Inputs changed**: press Plan for their answer." if changes else "The answer is of these inputs."
 
 
-def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> None:
+def _draw_answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> None:
     """Draw the answer that is there: the first one of a running plan, else the last plan of the session."""
     st.header("Answer", anchor="answer")
     job = session.jobs.find(session.id, "plan")
@@ -102,7 +104,7 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
         if job.state != "running" and st.session_state.get("planned_here"):
             live.focus("answer", job.key)
     if job is not None and job.state == "running" and job.first is not None:
-        _first(job, job.first)
+        _draw_paper_answer(job, job.first)
         return
     if shown is None:
         if job is None:
@@ -114,15 +116,15 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
     saved, document = shown
     is_stale = bool(changes) or (job is not None and job.state != "done")
     if changes:
-        _stale(saved, changes)
+        _draw_changes(saved, changes)
     elif is_stale:
         st.caption("The last plan of this session:")
     with st.container(key="answer_stale" if is_stale else "answer_now"):
         if st.session_state.get("planned_here") and job is not None and job.state == "done":
             live.focus("answer", job.key)
         draw.first_screen(document)
-        _share(saved)
-        _live(session, saved, document)
+        _draw_share_link(saved)
+        _draw_sliders(session, saved, document)
         draw.screen_charts(document)
         draw.plan_tabs(
             document,
@@ -137,7 +139,7 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
                 st.page_link(f"views/{name}.py", label=f"{label}: {why}", query_params=dict(st.query_params))
 
 
-def _first(job: Job, answer: Document) -> None:
+def _draw_paper_answer(job: Job, answer: Document) -> None:
     """Show the answer on paper while the scenarios for production are simulated."""
     with st.container(key="answer_first"):
         st.info(
@@ -151,7 +153,7 @@ def _first(job: Job, answer: Document) -> None:
         live.focus("answer", f"first {job.key}")
 
 
-def _stale(saved: SavedPlan, changes: list[str]) -> None:
+def _draw_changes(saved: SavedPlan, changes: list[str]) -> None:
     """Show the changed inputs, and a button that restores those of the answer."""
     listed = changes[:MOST_CHANGES]
     if len(changes) > MOST_CHANGES:
@@ -172,7 +174,7 @@ def _question_text(saved: SavedPlan, document: Document, *, is_stale: bool) -> s
     return f"{'Not of the inputs as they stand, but of' if is_stale else 'Of'} {summary}"
 
 
-def _share(saved: SavedPlan) -> None:
+def _draw_share_link(saved: SavedPlan) -> None:
     """An address that brings this question and its answer back, in any browser that reaches this app."""
     parts = urlsplit(str(st.context.url or "http://127.0.0.1:8501"))
     with st.popover("Share"):
@@ -180,7 +182,7 @@ def _share(saved: SavedPlan) -> None:
         st.code(urlunsplit((parts.scheme, parts.netloc, "/", f"plan={saved.id}", "")), language=None)
 
 
-def _live(session: Session, saved: SavedPlan, document: Document) -> None:
+def _draw_sliders(session: Session, saved: SavedPlan, document: Document) -> None:
     """Sliders over simulations around the plan, which are made once it is there."""
     st.subheader("What if, at once", anchor="live")
     if document["limits"] and (request := _sliders_request(session, saved, document)):
@@ -188,7 +190,7 @@ def _live(session: Session, saved: SavedPlan, document: Document) -> None:
         if job is None or job.key != result_key("sliders", request):
             job = session.jobs.start(session.id, "sliders", "sliders", request)
         if job.state == "running":
-            _waiting(session, job)
+            _draw_waiting(session, job)
         elif job.state == "done" and (answer := session.store.document(job.key)):
             live.sliders(answer, job.key)
             st.caption(
@@ -215,14 +217,14 @@ def _sliders_request(session: Session, saved: SavedPlan, document: Document) -> 
 
 
 @st.fragment(run_every=0.5)
-def _waiting(session: Session, job: Job) -> None:
+def _draw_waiting(session: Session, job: Job) -> None:
     """How long the sliders' simulations run; the page is drawn anew when they have ended."""
     if job.state != "running":
         st.rerun()
     st.caption(f"Simulating around the plan, {job.elapsed_s:.0f} s")
 
 
-def _traffic(session: Session, form: Form, below_trace: Any) -> None:
+def _read_and_draw_traffic(session: Session, form: Form, below_trace: Any) -> None:
     """Draw the traffic. If it cannot be read, draw the error below the trace's name, and of a log the inputs
     for the roles of its columns.
     """
@@ -236,7 +238,7 @@ def _traffic(session: Session, form: Form, below_trace: Any) -> None:
         job = session.jobs.find(session.id, "trace")
         is_log = form["source"] == question.UPLOAD and not form["trace"].startswith(f"{SAMPLES}/")
         if is_log and (form["map"] or (job is not None and "--map" in job.error)):
-            inputs.columns(session, form["trace"], job.guess if job is not None else "")
+            inputs.column_inputs(session, form["trace"], job.guess if job is not None else "")
     if summary is not None:
         _draw_traffic(summary)
 
@@ -257,7 +259,7 @@ def _draw_traffic(summary: Document) -> None:
     ]
     draw.table(("length", "mean", "p50", "p90", "p99", "longest"), lengths)
     if summary["sessions"]:
-        st.write(_sessions(summary["sessions"]))
+        st.write(_sessions_text(summary["sessions"]))
     if summary["prefixes"]:
         spared = show_percent(summary["prefixes"]["token_hit_frac"])
         st.write(f"Prompts share prefixes: an endless cache would save {spared} of the prompt tokens.")
@@ -268,7 +270,7 @@ def _draw_traffic(summary: Document) -> None:
     draw.bullets([*(dropped or ["No row was left out"]), *summary["notes"]])
 
 
-def _sessions(summary: Mapping[str, Any]) -> str:
+def _sessions_text(summary: Mapping[str, Any]) -> str:
     """A sentence on the sessions of a trace whose requests wait for others."""
     turns, think_s = summary["turns"], summary["think_s"]
     return (

@@ -58,9 +58,9 @@ def page() -> None:
     job = session.jobs.find(session.id, "prefixes")
     if answer is None or job is None:
         return
-    _sharing(answer)
+    _draw_sharing(answer)
     if "plan" in answer:
-        _placement(answer["plan"])
+        _draw_placement(answer["plan"])
         for name, simulated in (answer.get("simulated") or {}).items():
             loads = simulated["simulated_load"]
             st.write(
@@ -71,11 +71,11 @@ def page() -> None:
             )
     draw.tenants(answer["tenant_rows"])
     if shown is not None and shown[1]["simulation"]["tenants"]:
-        _service(shown[1]["simulation"]["tenants"])
+        _draw_service(shown[1]["simulation"]["tenants"])
     draw.downloads(session.store, job.key, session.store.files(job.key))
 
 
-def _sharing(answer: Document) -> None:
+def _draw_sharing(answer: Document) -> None:
     """Draw what the prompts share, with the measures of papers under their own names."""
     trace = answer["trace"]
     sharing = trace["sharing"]
@@ -96,9 +96,9 @@ def _sharing(answer: Document) -> None:
         ("blocks that hit (Mooncake)", show_percent(sharing["block_hit_frac"])),
         ("mean hit of a request", show_percent(sharing["request_hit_frac"])),
         ("tokens another request has too (Preble)", show_percent(sharing["shared_token_frac"])),
-        ("of a prompt, mean and spread", _spread(trace["shared_frac"], 100, " %")),
-        ("key portion of a prompt (Preble)", _spread(trace["key_frac"], 100, " %")),
-        ("requests of a shared key portion", _spread(trace["key_requests"])),
+        ("of a prompt, mean and spread", _spread_text(trace["shared_frac"], 100, " %")),
+        ("key portion of a prompt (Preble)", _spread_text(trace["key_frac"], 100, " %")),
+        ("requests of a shared key portion", _spread_text(trace["key_requests"])),
         (
             "tree",
             f"{trace['nodes']:,} nodes, {trace['roots']:,} roots, {trace['largest_depth']} deep, "
@@ -109,7 +109,8 @@ def _sharing(answer: Document) -> None:
         ("time until a block is used again", ", ".join(f"p{p}: {show_s(gap)}" for p, gap in gaps) or "-"),
         (
             window,
-            f"{_spread(trace['working_set_tokens'])}, at most {trace['largest_working_set_tokens']:,.0f}",
+            f"{_spread_text(trace['working_set_tokens'])}, "
+            f"at most {trace['largest_working_set_tokens']:,.0f}",
         ),
     ]
     draw.table(("what", "how much"), rows)
@@ -127,7 +128,7 @@ def _sharing(answer: Document) -> None:
     draw.table(("cache", "tokens that hit"), sizes)
 
 
-def _placement(plan: Document) -> None:
+def _draw_placement(plan: Document) -> None:
     """Draw which prefixes the workers of a pool should keep, and what that saves by the model's estimate."""
     st.subheader(
         f"On {plan['workers']} workers of {plan['pool']}: {show_percent(plan['hit_frac'])} of prompt "
@@ -174,15 +175,15 @@ def _placement(plan: Document) -> None:
             st.caption(f"The hottest {MOST_ROWS} of {len(plan['nodes'])}; prefixes.json has all.")
 
 
-def _spread(quantiles: Document, factor: float = 1.0, unit: str = "") -> str:
+def _spread_text(quantiles: Document, factor: float = 1.0, unit: str = "") -> str:
     """The mean and the standard deviation; a single value has only the mean."""
     if quantiles["mean"] is None:
         return "-"
-    mean, sd = (_figure(factor * quantiles[key]) for key in ("mean", "sd"))
+    mean, sd = (_figure_text(factor * quantiles[key]) for key in ("mean", "sd"))
     return f"{mean}{unit} (standard deviation {sd}{unit})"
 
 
-def _figure(value: float) -> str:
+def _figure_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -191,7 +192,7 @@ def _seconds_or_never(value_s: float | None) -> str:
     return "never" if value_s is None else show_s(value_s)
 
 
-def _service(answer: Document) -> None:
+def _draw_service(answer: Document) -> None:
     """Draw the service that each tenant of the plan's traffic gets in the plan's simulation."""
     st.subheader("What the plan gives each tenant")
     st.write(f"Jain's index of their service is {answer['jain_index']:.3g}; 1 is equal.")

@@ -26,7 +26,7 @@ def page() -> None:
     def label(plan: str) -> str:
         return f"{plans[plan].name} ({plans[plan].made} UTC)"
 
-    _edit_plan(session, plans[st.selectbox("Plan", list(plans), format_func=label, key="saved_one")])
+    _draw_plan_editor(session, plans[st.selectbox("Plan", list(plans), format_func=label, key="saved_one")])
     st.header("Side by side")
     chosen = st.multiselect(
         "Plans to compare", list(plans), list(plans)[:2], format_func=label, key="saved_chosen"
@@ -34,11 +34,11 @@ def page() -> None:
     if len(chosen) < 2:
         st.info("Choose two plans or more.")
         return
-    _compare_figures(session, [plans[plan] for plan in chosen])
-    _on_the_same_requests(session, [plans[plan] for plan in chosen])
+    _draw_figures(session, [plans[plan] for plan in chosen])
+    _draw_comparison(session, [plans[plan] for plan in chosen])
 
 
-def _edit_plan(session: Session, plan: SavedPlan) -> None:
+def _draw_plan_editor(session: Session, plan: SavedPlan) -> None:
     """The inputs to rename, open or delete a plan."""
     name = st.text_input("Name", plan.name, max_chars=120, key=f"name_{plan.id}")
     if name.strip() and name != plan.name:
@@ -56,13 +56,12 @@ def _edit_plan(session: Session, plan: SavedPlan) -> None:
                 st.rerun()
 
 
-def _compare_figures(session: Session, plans: list[SavedPlan]) -> None:
+def _draw_figures(session: Session, plans: list[SavedPlan]) -> None:
     """Draw a table with a column per plan, leaving out plans whose result is not there any more."""
     answers = [(plan, session.store.document(plan.result)) for plan in plans]
     columns = [(plan.name, document) for plan, document in answers if document is not None]
     lines = {
-        # The answer is "FLEET: COST".
-        "fleet": [document["answer"].rpartition(": ")[0] for _, document in columns],
+        "fleet": [draw.fleet_text(document) for _, document in columns],
         "USD/h": [f"{document['cost_usd_per_h']:,.2f}" for _, document in columns],
         "GPUs": [str(document["gpus"]) for _, document in columns],
         "provisioned kW": [f"{document['power_w'] / 1e3:,.1f}" for _, document in columns],
@@ -80,7 +79,7 @@ def _limits_text(document: Document) -> str:
     return "; ".join(row[0] for row in rows)
 
 
-def _on_the_same_requests(session: Session, plans: list[SavedPlan]) -> None:
+def _draw_comparison(session: Session, plans: list[SavedPlan]) -> None:
     """Draw what `plan compare` says of the plans on the traffic of the first, once a reader wants it."""
     st.write(
         "Each plan was made for its own traffic. To compare them on equal terms, simulate all of them on the "

@@ -29,12 +29,12 @@ def page() -> None:
     st.write("Which workers to reserve, and which to start and stop over the day, at the lowest cost.")
     st.page_link("views/day.py", label="Day: the plan's fleet simulated over a day, under controllers")
     saved: Document = session.store.page_document(session.id, PAGE) or {}
-    form = _inputs(_base(session, saved))
-    demand, window = _demand(session, form, saved)
+    form = _market_inputs(_market_to_edit(session, saved))
+    demand, window = _demand_inputs(session, form, saved)
     typed = demand.get("demand") if demand.get("is_typed") else None
     session.store.keep_page_document(session.id, PAGE, {"market": form, "demand": typed, "window": window})
-    options = _options()
-    _text(form)
+    options = _search_inputs()
+    _schedule_file_input(form)
     if st.button("Schedule", type="primary", key="schedule_start"):
         try:
             window_s = quantity(window, "s", where="window")
@@ -47,22 +47,22 @@ def page() -> None:
             draw.error(error)
     answer = follow_job(session, PAGE)
     if answer is not None:
-        _result(session, answer)
+        _draw_result(session, answer)
 
 
-def _base(session: Session, saved: Document) -> Document:
+def _market_to_edit(session: Session, saved: Document) -> Document:
     """The schedule.yaml that the inputs begin with: as this page was left, else that of the chosen plans.
     Edits change the values of the inputs, and not this schedule.yaml.
     """
     plans = {plan.id: plan for plan in session.store.plans(session.id)}
 
     def take_plans() -> None:
-        st.session_state.schedule_base = _of_plans(session, st.session_state.schedule_plans)
+        st.session_state.schedule_base = _market_of_plans(session, st.session_state.schedule_plans)
 
     if "schedule_base" not in st.session_state:
         shown = session.plan_shown()
         st.session_state.schedule_plans = [shown[0].id] if shown and not saved else []
-        st.session_state.schedule_base = saved.get("market") or _of_plans(
+        st.session_state.schedule_base = saved.get("market") or _market_of_plans(
             session, st.session_state.schedule_plans
         )
     if plans:
@@ -80,7 +80,7 @@ def _base(session: Session, saved: Document) -> Document:
     return base
 
 
-def _of_plans(session: Session, plans: Sequence[str]) -> Document:
+def _market_of_plans(session: Session, plans: Sequence[str]) -> Document:
     """The schedule.yaml of some plans: their workers and rates, their stock and limits. Without a plan the
     figures are made up.
     """
@@ -100,14 +100,14 @@ def _of_plans(session: Session, plans: Sequence[str]) -> Document:
     return planned_market.schedule_document(planned, session.catalog) if planned else market.EXAMPLE_MARKET
 
 
-def _inputs(base: Document) -> Document:
+def _market_inputs(base: Document) -> Document:
     """schedule.yaml from inputs for every GPU and every kind of worker."""
     st.header("Prices and workers")
     # Streamlit keeps an input's value by its key: with another base all inputs begin anew.
     key = hashlib.sha256(json.dumps(base).encode()).hexdigest()
-    gpus = {name: _offer(name, row, key) for name, row in base["gpus"].items()}
+    gpus = {name: _offer_inputs(name, row, key) for name, row in base["gpus"].items()}
     st.caption("Prices per GPU and hour; empty: not sold that way, or no limit to the stock.")
-    capacity = [_worker(row, f"{k}_{key}") for k, row in enumerate(base["capacity"])]
+    capacity = [_worker_inputs(row, f"{k}_{key}") for k, row in enumerate(base["capacity"])]
     st.caption(
         "What one worker sustains within the SLO is here a plan's traffic over its workers (or over the "
         "equal parts of its pools). A part alone was not simulated and may sustain less, as bursts weigh "
@@ -144,7 +144,7 @@ def _inputs(base: Document) -> Document:
     return form | ({"limits": bounds} if bounds else {})
 
 
-def _offer(name: str, row: Document, key: str) -> Document:
+def _offer_inputs(name: str, row: Document, key: str) -> Document:
     """The prices and the stock of a GPU in the format of schedule.yaml."""
     offer = dict(row)
     with st.container(border=True):
@@ -179,7 +179,7 @@ def _offer(name: str, row: Document, key: str) -> Document:
     return {given: value for given, value in offer.items() if value is not None}
 
 
-def _worker(row: Document, key: str) -> Document:
+def _worker_inputs(row: Document, key: str) -> Document:
     """A kind of worker in the format of schedule.yaml."""
     with st.container(border=True):
         llm, name = st.columns(2)
@@ -211,7 +211,7 @@ def _worker(row: Document, key: str) -> Document:
     return worker | ({"fleet": row["fleet"]} if "fleet" in row else {})
 
 
-def _demand(session: Session, form: Document, saved: Document) -> tuple[Document, str]:
+def _demand_inputs(session: Session, form: Document, saved: Document) -> tuple[Document, str]:
     """The part of a job that says what is demanded, and the length of a window."""
     st.header("Demand")
     source = st.radio("Demand from", (TABLE, TRACES, CSV), horizontal=True, key="schedule_source")
@@ -239,7 +239,7 @@ def _demand(session: Session, form: Document, saved: Document) -> tuple[Document
         )
         text = uploaded.getvalue().decode(errors="replace") if uploaded else ""
         return {"demand": text, "demand_name": uploaded.name if uploaded else "demand.csv"}, window
-    _shape(form, llms)
+    _demand_shape_inputs(form, llms)
     if "schedule_demand" not in st.session_state or st.session_state.schedule_demand[0] != llms:
         text = saved.get("demand") or ""
         fits = text.partition("\n")[0].split(",")[1:] == llms
@@ -258,7 +258,7 @@ def _demand(session: Session, form: Document, saved: Document) -> tuple[Document
     return {"demand": typed or "", "demand_name": "demand.csv", "is_typed": True}, window
 
 
-def _shape(form: Document, llms: Sequence[str]) -> None:
+def _demand_shape_inputs(form: Document, llms: Sequence[str]) -> None:
     """The inputs that shape a day or a week from a few figures instead of 168 rows."""
     with st.expander("A day or a week in a few figures"):
         span = st.segmented_control(
@@ -281,7 +281,7 @@ def _shape(form: Document, llms: Sequence[str]) -> None:
             st.rerun()
 
 
-def _options() -> Document:
+def _search_inputs() -> Document:
     """The inputs for the search: its gap, its time limit and the seed."""
     with st.expander("How long to search"):
         gap = st.number_input(
@@ -292,7 +292,7 @@ def _options() -> Document:
     return {"gap_frac": gap / 100, "time_limit_s": limit_s, "seed": seed}
 
 
-def _text(form: Document) -> None:
+def _schedule_file_input(form: Document) -> None:
     """Show the schedule.yaml of the inputs; what is typed there sets the inputs."""
     with st.expander("schedule.yaml: prices and workers as text"):
         text = to_yaml(form)
@@ -309,7 +309,7 @@ def _text(form: Document) -> None:
                 st.rerun()
 
 
-def _result(session: Session, answer: Document) -> None:
+def _draw_result(session: Session, answer: Document) -> None:
     """Draw the answer of a job "schedule" (ui/worker.py), with its files to download."""
     st.header("Answer")
     st.subheader(draw.escaped(answer["answer"]))

@@ -31,12 +31,12 @@ def page() -> None:
     with left:
         wants_plan = st.button("Plan together", type="primary", width="stretch", key="several_start")
         st.write("Begins with an example of two.")
-        form = _choose(session, form)
+        form = _draw_inputs(session, form)
     with right:
         st.header("Answer", anchor="answer")
         if wants_plan:
-            _start(session, form)
-        _answer(session)
+            _start_job(session, form)
+        _draw_answer(session)
     mark_settled("shared", *(f"llm{k}" for k in range(len(form["llms"]))))
 
 
@@ -65,7 +65,7 @@ def _current_form(session: Session) -> Form:
     return shown
 
 
-def _choose(session: Session, form: Form) -> Form:
+def _draw_inputs(session: Session, form: Form) -> Form:
     """Draw all inputs, one below the other; returns their values."""
     st.header("LLMs")
     count = len(form["llms"])
@@ -75,24 +75,24 @@ def _choose(session: Session, form: Form) -> Form:
     wants_another = more.button("Add an LLM", key="several_add", disabled=count >= MOST_LLMS)
     wants_example = example.button("Back to the example", key="several_example")
     st.header("What they share")
-    shared = {"gpus": inputs.gpus(session, form["shared"], "shared")}
+    shared = {"gpus": inputs.gpu_inputs(session, form["shared"], "shared")}
     with st.expander("Goal and limits"):
-        shared |= inputs.goal("shared", OBJECTIVES)
+        shared |= inputs.goal_inputs("shared", OBJECTIVES)
     with st.expander("Workers"):
-        shared |= inputs.engines("shared")
+        shared |= inputs.engine_inputs("shared")
     chosen: Form = {"llms": llms, "shared": form["shared"] | shared}
     # The buttons act only now, with all inputs read, so that nothing that was just typed is lost.
     if wants_another:
-        _again(together.add_llm(chosen))
+        _redraw_with(together.add_llm(chosen))
     if wants_example:
-        _again(together.example_form(session.catalog, session.store.traces(session.id)))
+        _redraw_with(together.example_form(session.catalog, session.store.traces(session.id)))
     for k, (_, wants_removal) in enumerate(drawn):
         if wants_removal:
-            _again(together.remove_llm(chosen, k))
-    _other_requirements(chosen)
+            _redraw_with(together.remove_llm(chosen, k))
+    _list_other_requirements(chosen)
     inputs.slo_text_input(
         lambda: together.document(chosen, session.catalog),
-        lambda typed: _again(
+        lambda typed: _redraw_with(
             together.form_of_document(typed, chosen, session.catalog, session.store.traces(session.id))
         ),
     )
@@ -107,15 +107,15 @@ def _llm_inputs(session: Session, form: Form, k: int, count: int) -> tuple[Form,
     place = f"llm{k}"
     with st.container(border=True):
         name = st.text_input("Name", key=f"{place}_name", max_chars=100, help="Of its folder in the answer.")
-        chosen = form | {"name": name.strip(), "llm": inputs.llm(session, place)}
+        chosen = form | {"name": name.strip(), "llm": inputs.llm_input(session, place)}
         above = st.container()
         with st.popover("Another trace"):  # It runs first, because an upload is then chosen.
             inputs.upload_trace(session, place)
         with above:
-            chosen["trace"] = inputs.trace(session, place)
-        chosen["rate"] = inputs.rate(place)
+            chosen["trace"] = inputs.trace_input(session, place)
+        chosen["rate"] = inputs.rate_input(place)
         with st.expander("More on the traffic"):
-            chosen |= inputs.part(place)
+            chosen |= inputs.part_inputs(place)
             chosen["rows"] = st.text_input(
                 "Its rows, where the trace has a column model",
                 key=f"{place}_rows",
@@ -123,33 +123,33 @@ def _llm_inputs(session: Session, form: Form, k: int, count: int) -> tuple[Form,
                 help="The value of that column; empty: every row is for this LLM.",
             )
         with st.expander("SLO"):
-            chosen |= inputs.slo(session, place) | inputs.safety(place)
+            chosen |= inputs.slo_inputs(session, place) | inputs.safety_inputs(place)
         with st.expander("Policies and losses"):
-            chosen |= inputs.policies(place)
+            chosen |= inputs.policy_inputs(place)
         st.caption(draw.escaped(question.slo_summary(chosen)))
         wants_removal = count > 1 and st.button("Remove", key=f"{place}_remove", help=f"Plan without {name}")
     return chosen, wants_removal
 
 
-def _other_requirements(form: Form) -> None:
+def _list_other_requirements(form: Form) -> None:
     """List the requirements of slo.yaml, of each LLM and of all, that no input shows."""
     of_llms = {llm_form["name"]: llm_form["more"] for llm_form in form["llms"] if llm_form["more"]}
     without_input = of_llms | form["shared"]["more"]
 
     def forget() -> None:
         bare = [llm_form | {"more": {}} for llm_form in form["llms"]]
-        _again({"llms": bare, "shared": form["shared"] | {"more": {}}})
+        _redraw_with({"llms": bare, "shared": form["shared"] | {"more": {}}})
 
-    inputs.other_requirements(without_input, forget, "several")
+    inputs.list_other_requirements(without_input, forget, "several")
 
 
-def _again(form: Form) -> None:
+def _redraw_with(form: Form) -> None:
     """Draw the page anew with these inputs."""
     st.session_state.several_restore = form
     st.rerun()
 
 
-def _start(session: Session, form: Form) -> None:
+def _start_job(session: Session, form: Form) -> None:
     store, owner = session.store, session.id
 
     def keep(job: Job) -> None:
@@ -170,7 +170,7 @@ def _start(session: Session, form: Form) -> None:
         draw.error(error)
 
 
-def _answer(session: Session) -> None:
+def _draw_answer(session: Session) -> None:
     job = session.jobs.find(session.id, PAGE)
     saved = session.store.page_document(session.id, RESULT)
     answer = session.store.document(saved["result"]) if saved else None
@@ -183,12 +183,12 @@ def _answer(session: Session) -> None:
             if answer is not None:
                 st.caption("The last answer of this session:")
         if saved is not None and answer is not None:
-            _last(session, saved, answer)
+            _draw_last_answer(session, saved, answer)
 
 
-def _last(session: Session, saved: Document, answer: Document) -> None:
+def _draw_last_answer(session: Session, saved: Document, answer: Document) -> None:
     """Draw the latest answer: of all LLMs together, then of each."""
-    _whole(answer)
+    _draw_all_llms(answer)
     with st.expander("What was found, and what bounds it"):
         draw.bullets(answer["proof"])
         st.markdown("**Assuming**")
@@ -208,7 +208,7 @@ def _last(session: Session, saved: Document, answer: Document) -> None:
         draw.plan_tabs(plan, session.store, saved["result"], folder=f"{name}/")
 
 
-def _whole(answer: Document) -> None:
+def _draw_all_llms(answer: Document) -> None:
     """Draw all fleets, the LLMs that give way, and the savings from a larger limit."""
     draw.first_screen(answer)
     draw.screen_charts(answer)

@@ -25,7 +25,7 @@ def page() -> None:
     uploaded = st.file_uploader("validation.json", "json", key="validation")
     if uploaded is not None:
         try:
-            st.session_state.validation_shown = _read(uploaded.name, uploaded.getvalue())
+            st.session_state.validation_shown = _read_validation(uploaded.name, uploaded.getvalue())
         except PlannerError as error:
             st.session_state.pop("validation_shown", None)
             draw.error(error)
@@ -33,11 +33,11 @@ def page() -> None:
     if document is None:
         st.info("Upload the validation.json of a run. Its report.html opens in any browser by itself.")
         return
-    _show(document)
+    _draw_validation(document)
     st.page_link("views/watch.py", label="Watch: live metrics held against the plan, once it serves")
 
 
-def _read(name: str, content: bytes) -> Document:
+def _read_validation(name: str, content: bytes) -> Document:
     """Parse validation.json; raises InputError for a file that is not one."""
     document = read_as(name, content, read_json)
     if missing := [key for key in NEEDED if key not in document]:
@@ -45,7 +45,7 @@ def _read(name: str, content: bytes) -> Document:
     return document
 
 
-def _show(document: Document) -> None:
+def _draw_validation(document: Document) -> None:
     """Draw what a validation.json says: verdict, errors of the prediction, the SLO, steps of the engines."""
     st.header("Verdict")
     is_kept = document.get("slo_kept_by_client")
@@ -59,8 +59,8 @@ def _show(document: Document) -> None:
         ("Requests", f"{document['requests']:,}", f"{document['finished']:,} finished"),
         (
             "Attainment",
-            _percent(document["attainment"]["measured"]),
-            f"predicted {_percent(document['attainment']['predicted'])}",
+            _percent_text(document["attainment"]["measured"]),
+            f"predicted {_percent_text(document['attainment']['predicted'])}",
         ),
     ]
     draw.figures(cells)
@@ -73,7 +73,7 @@ def _show(document: Document) -> None:
             show_s(row["predicted_s"]),
             show_s(row["measured_s"]),
             draw.signed_percent(row["error_frac"]),
-            _percent(row["tolerance_frac"]),
+            _percent_text(row["tolerance_frac"]),
         )
         for row in document["errors"]
         if row["measured_s"] is not None and row["predicted_s"] is not None
@@ -101,8 +101,8 @@ def _show(document: Document) -> None:
             (
                 row["limit"],
                 show_s(row["limit_s"]),
-                _percent(row["predicted_kept_frac"]),
-                _percent(row["measured_kept_frac"]),
+                _percent_text(row["predicted_kept_frac"]),
+                _percent_text(row["measured_kept_frac"]),
                 draw.kept_word(
                     {"holds": row["measured_holds"], "is_judged": row.get("measured_judged", True)}
                 ),
@@ -131,7 +131,7 @@ def _headline(agrees: bool | None, is_kept: bool | None) -> str:
     return f"{verdict}; the prediction of the engines is {agreement}."
 
 
-def _percent(frac: Any) -> str:
+def _percent_text(frac: Any) -> str:
     return "-" if frac is None else show_percent(frac, ".4g")
 
 

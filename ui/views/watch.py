@@ -38,16 +38,16 @@ def page() -> None:
         return
     saved, document = shown
     st.caption(draw.escaped(f"Against: {document['answer']}"))
-    form = _choose(session)
+    form = _draw_inputs(session)
     if st.button("Look", type="primary", key="watch_start"):
-        _start(session, saved, form)
+        _start_job(session, saved, form)
     job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
         follow_job(session, PAGE)
     last = session.store.page_document(session.id, RESULT)
     answer = session.store.document(last["result"]) if last else None
     if last is not None and answer is not None:
-        _show(answer, last)
+        _draw_answer(answer, last)
     elif job is None:
         st.info("Not looked yet.")
     st.header("All the time")
@@ -60,7 +60,7 @@ def page() -> None:
     st.code(command, language=None, wrap_lines=True)
 
 
-def _choose(session: Session) -> Document:
+def _draw_inputs(session: Session) -> Document:
     """The inputs for the source of the metrics and for the windows that count."""
     source = st.segmented_control(
         "Metrics from", (FILE, SERVER), default=FILE, required=True, key="watch_source"
@@ -98,7 +98,7 @@ def _choose(session: Session) -> Document:
     return form
 
 
-def _start(session: Session, saved: SavedPlan, form: Document) -> None:
+def _start_job(session: Session, saved: SavedPlan, form: Document) -> None:
     """Start a job that holds the metrics against a saved plan; its result is kept for the session."""
     store, owner = session.store, session.id
 
@@ -122,7 +122,7 @@ def _start(session: Session, saved: SavedPlan, form: Document) -> None:
         draw.error(error)
 
 
-def _show(answer: Document, last: Document) -> None:
+def _draw_answer(answer: Document, last: Document) -> None:
     """Draw the last look: how the plan stands, and what drifted. `last` is what `_start` keeps of it."""
     is_open = answer["status"] != "missed" and answer.get("is_exceeded", False) is None
     name, colour = PERHAPS_TOO_MUCH if is_open else STATUS_BADGES[answer["status"]]
@@ -133,9 +133,9 @@ def _show(answer: Document, last: Document) -> None:
     draw.bullets(answer["sentences"])
     rows = [
         (
-            _quantity(row["what"]),
-            _figure(row["planned"]),
-            _figure(row["now"]),
+            _quantity_name(row["what"]),
+            _figure_text(row["planned"]),
+            _figure_text(row["now"]),
             draw.signed_percent(row["change_frac"]),
             ("more work" if row["is_harder"] else "less work") if row["is_drift"] else "no",
         )
@@ -145,13 +145,13 @@ def _show(answer: Document, last: Document) -> None:
         draw.table(("quantity", "planned", "now", "change", "drifted"), rows)
 
 
-def _quantity(what: str) -> str:
+def _quantity_name(what: str) -> str:
     """The name of a watched quantity, with its unit."""
     name, unit = WHAT[what]
     return f"{name} [{unit}]" if unit else name
 
 
-def _figure(value: float | None) -> str:
+def _figure_text(value: float | None) -> str:
     """A quantity in four digits; None: the metrics do not have it."""
     return "-" if value is None else f"{value:,.4g}"
 

@@ -43,18 +43,18 @@ def page() -> None:
         st.page_link("views/plan.py", label="Plan")
         return
     saved, document = shown
-    _one_move(session, saved, document)
+    _draw_one_move(session, saved, document)
     if saved.form["objective"] != "throughput":
-        _sensitivity(session, saved)
-        _curve(session, saved)
+        _draw_sensitivity(session, saved)
+        _draw_limit_curve(session, saved)
 
 
-def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
+def _draw_one_move(session: Session, saved: SavedPlan, document: Document) -> None:
     """Draw the inputs for a move, and the plan after it beside the plan before."""
     st.header("One move")
     st.write(f"The plan: {draw.escaped(document['answer'])}")
     try:
-        changed, sentence = _changed(session, saved, document)
+        changed, sentence = _draw_move_inputs(session, saved, document)
         if changed is None:
             st.info("Move the slider away from 1, or change the value.")
             return
@@ -70,14 +70,14 @@ def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
         session.jobs.start(session.id, "what_if", "what_if", request)
     answer = follow_job(session, "what_if")
     if answer is not None:
-        _show_both(document, answer, sentence)
+        _draw_both(document, answer, sentence)
         if st.button("Keep this plan", key="keep_what_if"):
             st.session_state.restore = changed
             session.make_plan(changed, f"{answer['llm']}, {sentence}")
             st.switch_page("views/plan.py")
 
 
-def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Form | None, str]:
+def _draw_move_inputs(session: Session, saved: SavedPlan, document: Document) -> tuple[Form | None, str]:
     """Draw the inputs for a move. Returns the form with one input moved, None while none is, and a sentence
     on the move.
     """
@@ -103,7 +103,7 @@ def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Fo
     offered |= {"spare": f"{form['spare_of']} that may fail", OTHER: "any other key of slo.yaml"}
     what = st.selectbox("What moves", list(offered), format_func=offered.__getitem__, key="what_moves")
     if what == OTHER:
-        return _any_key(session, form)
+        return _any_key_input(session, form)
     if what == "spare":
         spare = st.number_input("How many may fail", 0, 100, form["spare"], key="what_spare")
         sentence = f"{spare} {form['spare_of']} may fail"
@@ -122,7 +122,7 @@ def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Fo
     return _with_input(form, kind, gpu, after), sentence
 
 
-def _any_key(session: Session, form: Form) -> tuple[Form | None, str]:
+def _any_key_input(session: Session, form: Form) -> tuple[Form | None, str]:
     """A change of any key of slo.yaml, written as for `plan what-if --change`."""
     text = st.text_input(
         "Key and value",
@@ -153,7 +153,7 @@ def _with_input(form: Form, kind: str, gpu: str, value: Any) -> Form:
     return form | {"gpus": rows}
 
 
-def _sensitivity(session: Session, saved: SavedPlan) -> None:
+def _draw_sensitivity(session: Session, saved: SavedPlan) -> None:
     """Draw how the plan depends on step times, traffic, prices and limits."""
     st.header("Is it robust, and what would relaxing a limit save?")
     st.write(
@@ -168,10 +168,10 @@ def _sensitivity(session: Session, saved: SavedPlan) -> None:
             draw.error(error)
     answer = follow_job(session, "sensitivity")
     if answer is not None:
-        _sensitivity_table(answer["changes"])
+        _draw_sensitivity_table(answer["changes"])
 
 
-def _sensitivity_table(changes: list[Document]) -> None:
+def _draw_sensitivity_table(changes: list[Document]) -> None:
     """Draw the changes that matter as rows, and name all others in one line."""
     words = {True: "✓ holds", False: "✗ fails", None: "not offered"}
     different, same = [], []
@@ -186,7 +186,7 @@ def _sensitivity_table(changes: list[Document]) -> None:
         st.write(draw.escaped(f"The plan holds and stays the best with: {'; '.join(same)}."))
 
 
-def _curve(session: Session, saved: SavedPlan) -> None:
+def _draw_limit_curve(session: Session, saved: SavedPlan) -> None:
     """The best fleet for every value of a limit."""
     st.header("What each limit costs")
     offered: dict[str, str] = {
@@ -213,7 +213,7 @@ def _curve(session: Session, saved: SavedPlan) -> None:
         )
 
 
-def _show_both(old: Document, new: Document, sentence: str) -> None:
+def _draw_both(old: Document, new: Document, sentence: str) -> None:
     """Draw the plan and the moved plan side by side, and their distributions of latency."""
     head, rows = ("figure", "the plan", "what if", "change"), []
     for name, figure, shown_as in (
@@ -225,8 +225,9 @@ def _show_both(old: Document, new: Document, sentence: str) -> None:
         before, after = old[figure], new[figure]
         change = draw.signed_percent(after / before - 1)
         rows.append((name, shown_as.format(before), shown_as.format(after), change))
-    rows.append(("fleet", _fleet(old), _fleet(new), "the same" if _fleet(old) == _fleet(new) else "another"))
-    rows.append(("SLO", _kept(old), _kept(new), ""))
+    fleets = draw.fleet_text(old), draw.fleet_text(new)
+    rows.append(("fleet", *fleets, "the same" if fleets[0] == fleets[1] else "another"))
+    rows.append(("SLO", _kept_text(old), _kept_text(new), ""))
     st.subheader(draw.escaped(f"With {sentence}: {new['cost_usd_per_h']:,.2f} USD/h"))
     draw.table(head, rows)
     columns = []
@@ -242,12 +243,7 @@ def _show_both(old: Document, new: Document, sentence: str) -> None:
     draw.pictures(columns)
 
 
-def _fleet(document: Document) -> str:
-    """The plan's fleet in words: its answer is "FLEET: COST"."""
-    return str(document["answer"]).rpartition(": ")[0]
-
-
-def _kept(document: Document) -> str:
+def _kept_text(document: Document) -> str:
     return draw.kept_word(document["simulation"]["slo"])
 
 

@@ -581,7 +581,7 @@ def _certificate_of(
         if cheapest_level0.best is None
         else objective_paid(problem, cheapest_level0.best),
         level0_exact=is_exhausted and all(search.is_exact for search in searches),
-        beyond_exact=fleet_search.beyond_exact,
+        beyond_exact=fleet_search.is_every_mix_simulated,
         universe=tuple(option.name for option in fleet_search.level0.options),
         refuted=(
             *(Refuted(item.name, item.because) for item in problem.left_out),
@@ -595,7 +595,7 @@ def _certificate_of(
             *findings.bound_price_facts(limit_prices, objective),
             *findings.kept_hours(simulation, problem.slo),
             *further.other_facts,
-            *fleet_search.raced,  # What other policies were worth.
+            *fleet_search.race_facts,  # What other policies were worth.
         ),
         assumptions=list_assumptions(
             problem,

@@ -591,7 +591,7 @@ def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ..
     bindings = []
     for limit, amount in limits.rows():
         used = limits.used(limit, workers_of(best))
-        uses = [limits.use(limit, option.type) for option, _ in best]
+        uses = [limits.use_per_worker(limit, option.type) for option, _ in best]
         smallest = min((use for use in uses if use), default=0)  # 0 if no worker uses this limit.
         if smallest and amount - used < smallest:
             bindings.append(facts.UsedUp(limit, used, amount))

@@ -67,7 +67,10 @@ def shared_limits(limits: FleetLimits) -> tuple[SharedLimit, ...]:
 
         is_whole = limit == COST and limits.pays_nodes
         return SharedLimit(
-            limit, amount, lambda option: limits.use(limit, option.type), total if is_whole else None
+            limit,
+            amount,
+            lambda option: limits.use_per_worker(limit, option.type),
+            total if is_whole else None,
         )
 
     return tuple(shared(limit, amount) for limit, amount in limits.rows())

@@ -139,7 +139,10 @@ class _Table:
         distinct = [*dict.fromkeys(drafts)]
         self.drafts = np.array([*(distinct.index(each) for each in drafts), NONE])
         self.rows = [
-            (amount * (1 + ROUNDING), np.array([*(limits.use(row, option.type) for option in options), 0.0]))
+            (
+                amount * (1 + ROUNDING),
+                np.array([*(limits.use_per_worker(row, option.type) for option in options), 0.0]),
+            )
             for row, amount in limits.rows()
         ]
         # Idle GPUs of `objective_nodes` count in the objective, those of `billed_nodes` in the limit on

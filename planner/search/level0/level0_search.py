@@ -209,8 +209,8 @@ def _search_pairs(
     problem: Problem, space: _SearchSpace, label: str, search: Search, is_enough: Callable[[], bool]
 ) -> None:
     """Search prefill and decode pools of `label`, "one GPU type" or "two GPU types"; updates `search`."""
-    text = f"prefill and decode pools of {label}; {problem.best_in_words(search.value)}"
-    problem.progress(Stage(text, "pairs"))
+    phase = f"prefill and decode pools of {label}"
+    problem.progress(Stage(phase, "pairs", problem.best_in_words(search.value)))
     oracle, is_one_type = problem.oracle, label == "one GPU type"
     simulations = PairSimulations(_with_reports(problem, search, oracle.holds))
     # A pool is simulated alone with a partner that takes no time. In sessions, later requests then come

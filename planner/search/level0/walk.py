@@ -63,8 +63,8 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
         else:
             most[for_decode <= 0] = -1  # Decode workers are free, but the prefill pool alone costs too much.
     for limit, amount in search.limits.rows():
-        for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use(limit, p.option.type)
-        if (use := search.limits.use(limit, d.option.type)) > 0:
+        for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use_per_worker(limit, p.option.type)
+        if (use := search.limits.use_per_worker(limit, d.option.type)) > 0:
             most = np.minimum(most, np.floor(for_decode / use))
         else:
             most[for_decode < 0] = -1
@@ -189,7 +189,7 @@ def every_mix(
     None if there are more than `most`.
     """
     amounts = [amount * (1 + ROUNDING) for _, amount in limits.rows()]
-    uses = [[limits.use(limit, option.type) for option in options] for limit, _ in limits.rows()]
+    uses = [[limits.use_per_worker(limit, option.type) for option in options] for limit, _ in limits.rows()]
     if np.isfinite(value):
         amounts.append(value * (1 - ROUNDING))
         uses.append([option.objective for option in options])

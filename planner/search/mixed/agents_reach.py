@@ -1,8 +1,9 @@
-"""What agents can have at best, simulated before a search: fleets with about a worker for each agent.
+"""What agents can have at best: fleets with about a worker for each agent, simulated before a search.
 
-How many agents work at once is given, so with a worker for each of them hardly a request waits. Where all
-such fleets miss the SLO, a search would end without a fleet after all of its work. So the question ends here,
-with the limits that the nearest of these fleets keeps. No bound proves that there is no other fleet.
+How many agents work at once is given, so with a worker for each of them hardly a request waits. If all such
+fleets miss the SLO, a search would take all of its time and end without a fleet. So the question ends here,
+with an error that names limits which the nearest of these fleets keeps. No bound proves that there is no
+other fleet, so the error does not claim a proof.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from planner.search.problem.reasons import also_left_out
 from planner.simulator.slo_verdict import Verdict
 from planner.units import show_s
 
-# With more workers each cache is colder, as it begins without the system prompt: so fewer may do better.
+# Each cache begins without the system prompt, so the more workers, the colder their caches: fewer workers
+# than agents may do better.
 WORKERS_PER_AGENT = (1.0, 2.0, 0.5)
-# Beside the router's settings as they were fitted to smaller fleets, it follows matches of more than these
-# shares of a prompt. Of a prompt of coding agents all others share a half, and earlier turns nine tenths.
+# Routers are simulated with their fitted settings, and with settings that follow only matches of more than
+# these shares of a prompt. Half of a coding agent's prompt is the system prompt that all agents share, and
+# nine tenths are its own earlier turns: a router that follows only its own turns spreads agents evenly.
 THRESHOLDS_FRAC = (0.65, 0.8, 0.9)
-MOST_TYPES = 4  # Of so many ways to split the LLM over GPUs fleets are simulated, the fastest ones.
+MOST_TYPES = 4  # Fleets are simulated of so many ways to split the LLM over GPUs, the fastest ones.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,17 @@ class NearFleet:
 
     @property
     def excess(self) -> float:
-        """By how much the fleet exceeds its limits: the logarithm of the product of all factors, which is
-        infinite where too many requests are never served.
+        """By how much the fleet exceeds the SLO's limits: the sum of log(value / limit) over missed lines. It
+        is infinite where too many requests are never served.
         """
         return sum(math.log(line.deciding_s / line.limit.limit_s) for line in self.verdict.missed)
 
 
 def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
-    """The first fleet with about a worker for each agent that keeps the SLO, within the limits or beyond, and
-    the problem with its policies. None where the time ends first, and where such fleets miss nothing but
-    the backlog test, a tenant's guarantee or requests too long for them, which other types may keep.
+    """The first fleet with about a worker for each agent that keeps the SLO, and the problem with its
+    policies. The fleet may exceed the limits on money, power and stock, and may still begin a search. None
+    if the time ends first, or if such fleets miss nothing but the backlog test, a tenant's guarantee or
+    requests too long for them, which other types may keep.
 
     Raises InfeasibleError where no such fleet keeps the SLO, with what the nearest fleet does keep.
     """

@@ -1,6 +1,11 @@
 """Searches the best fleet under given policies: first level 0, then fleets of several worker types.
 
-A search may start from known fleets, and use what other searches simulated (planner/studies/what_if.py).
+    search               the best fleet, or an error
+    search_or_explain    the same with what a search under other policies may start from
+    find_fleet_quickly   a shorter search, without proofs and explanations, for a stricter question
+
+A search may start from known fleets, and reuse the simulations of other searches
+(planner/studies/what_if.py).
 """
 
 from __future__ import annotations
@@ -28,29 +33,29 @@ from planner.solvers.master import Option
 
 @dataclass(frozen=True, slots=True)
 class FleetSearch:
-    """The result of a search: the best fleet, its value, and how far the search came.
+    """The result of a search: the best fleet, its value (the objective), and how far the search came.
 
-    `cuts` is how many proposals of mixed fleets failed. `beyond_exact` says that every cheaper fleet of any
-    mix of types was simulated.
+    `cuts` is how many proposals of mixed fleets failed. `is_every_mix_simulated`: every cheaper fleet of any
+    mix of worker types was simulated. `race_facts` say what other policies were worth (policy_search.py).
     """
 
     best: Counts
     value: float
     level0: Level0
     cuts: int
-    beyond_exact: bool
-    raced: tuple[facts.PolicyGains | facts.PoliciesRaced, ...] = ()  # What other policies were worth.
+    is_every_mix_simulated: bool
+    race_facts: tuple[facts.PolicyGains | facts.PoliciesRaced, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NoFleet:
-    """No fleet was found: the error that says so, how level 0 ended, and whether every fleet of any mix of
-    types was simulated. `wider` are fleets that hold beyond the limits.
+    """No fleet was found: the error that says so, how the search of level 0 ended, and whether every fleet of
+    any mix of worker types was simulated. `wider` are fleets that keep the SLO and exceed the limits.
     """
 
     error: InfeasibleError
-    level0: Search
-    beyond_exact: bool
+    level0_search: Search
+    is_every_mix_simulated: bool
     wider: tuple[Fleet, ...] = ()
 
 
@@ -59,23 +64,25 @@ def search(
 ) -> FleetSearch:
     """The best fleet found, which is at least as good as the fleets of `start` that hold.
 
-    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows. `walks` is as for
-    `search_level0`; without it, fleets of several types have only the settings that were best at level 0.
-    Raises InfeasibleError if no fleet within the limits was found; the error says whether that is proved.
+    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows. With `walks` these
+    fleets are simulated if they are few (level0/walk.py), and fleets of several types are searched with all
+    engine settings; without it, only with the settings that were best at level 0. Raises InfeasibleError if
+    no fleet within the limits was found; the error says whether that is proved.
     """
-    result, _ = search_beyond_budgets(problem, start, prove=prove, walks=walks)
+    result, _ = search_or_explain(problem, start, prove=prove, walks=walks)
     if isinstance(result, NoFleet):
         raise result.error
     return result
 
 
-def search_beyond_budgets(
+def search_or_explain(
     problem: Problem, start: Sequence[Fleet], *, prove: bool = False, walks: bool = True
 ) -> tuple[FleetSearch | NoFleet, Fleet | None]:
-    """The best fleet found, or that there is none, and the best fleet of the same question without its
-    budgets, None if it has no budgets or no fleet was found.
+    """The result of the search, and the best fleet of the same question without its budgets
+    (`_without_budgets`); that fleet is None if the question has no budgets or no fleet was found.
 
-    A search with other policies may start from that fleet, and find one within the budgets.
+    A search with other policies may start from the fleet without budgets, and find one within them. The
+    parameters are those of `search`.
     """
     wider, unlimited = _without_budgets(problem), None
     if wider is not None:
@@ -92,20 +99,23 @@ def search_beyond_budgets(
         return within, unlimited
     wider_fleets = find_wider_fleets(problem)
     if len(wider_fleets) == 1 and problem.allows(wider_fleets[0]):
+        # The search beyond the limits has found a fleet within them, which the search above had missed.
         start = (*start, problem.oracle.fleet(wider_fleets[0]))
         within, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
     if within is not None:
         return within, unlimited
     error = infeasible(problem, level0, mixed_fleets, wider_fleets)
-    wider_found = tuple(problem.oracle.fleet(counts) for counts in wider_fleets)
-    return NoFleet(error, level0.search, mixed_fleets.is_exact, wider_found), unlimited
+    return (
+        NoFleet(error, level0.search, mixed_fleets.is_exact, tuple(map(problem.oracle.fleet, wider_fleets))),
+        unlimited,
+    )
 
 
 def _with_level0_within(
     problem: Problem, result: FleetSearch, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> FleetSearch:
-    """The result of a search without budgets, with a search of level 0 that keeps them: a fleet of several
-    types may be within budgets that the best fleet of level 0 exceeds.
+    """The result of a search without budgets, whose fleet is within them. Its part on level 0 is replaced by
+    a search within the budgets if the best fleet of level 0 exceeds them.
     """
     best = result.level0.search.best
     if best is None or problem.allows(best):
@@ -116,7 +126,9 @@ def _with_level0_within(
 def _search(
     problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> tuple[FleetSearch | None, Level0, MixedFleets]:
-    """The best fleet, None if none was found, and how both searches ended."""
+    """The best fleet within the limits of `problem`, None if none was found, and how the searches of level 0
+    and of mixed fleets ended.
+    """
     level0 = search_level0(problem, start, prove=prove, walks=walks)
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
@@ -131,15 +143,15 @@ def _search(
         value=mixed_fleets.value,
         level0=level0,
         cuts=mixed_fleets.cuts,
-        beyond_exact=mixed_fleets.is_exact,
+        is_every_mix_simulated=mixed_fleets.is_exact,
     )
     return fleet_search, level0, mixed_fleets
 
 
 def _without_budgets(problem: Problem) -> Problem | None:
-    """The same question without its budgets, which are the limits on money, power and the number of all GPUs,
-    and with half of the time that is left. None if the question has no budgets, or if a bound proves that no
-    fleet is within them.
+    """The same question without its budgets, which are the limits on money, power and the number of all GPUs;
+    the stock of each GPU type stays. It gets half of the time that is left. None if the question has no
+    budgets, or if a bound proves that no fleet is within them.
 
     If the best fleet without budgets is within them, it is also the best fleet with them. A search with
     budgets takes another path and may miss that fleet.
@@ -159,21 +171,22 @@ def _without_budgets(problem: Problem) -> Problem | None:
     return replace(problem, limits=limits, watch=watch, deadline=now + (problem.deadline - now) / 2)
 
 
-def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
-    """The best fleet for a stricter question than the one searched before; None if none is found.
+def find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
+    """The best fleet found for a question that is asked in addition to the user's, for instance in scenarios;
+    None if none is found.
 
-    The search starts from the fleets of `start` that hold. With `is_mixed` fleets of several worker types are
-    searched too.
+    Nothing is proved or explained, so that this takes much less time than `search`. It starts from the fleets
+    of `start` that hold. With `is_mixed` fleets of several worker types are searched too.
     """
     wider = _without_budgets(problem)
-    best = None if wider is None else _search_again(wider, start, is_mixed=is_mixed)
+    best = None if wider is None else _find_fleet_quickly(wider, start, is_mixed=is_mixed)
     if best is not None and problem.allows(best):
         return best
-    return _search_again(problem, start, is_mixed=is_mixed)
+    return _find_fleet_quickly(problem, start, is_mixed=is_mixed)
 
 
-def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
-    """As `search_again`, within the limits of this problem."""
+def _find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
+    """As `find_fleet_quickly`, within the limits of this problem."""
     level0 = search_level0(problem, start, walks=False)
     start_counts = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
     if is_mixed:
@@ -190,7 +203,9 @@ def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, Fl
 
 
 def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
-    """Replace power-capped GPUs by uncapped ones, which are never slower, if the fleet costs as much."""
+    """Replace power-capped GPUs in the best fleet of level 0 by uncapped ones, which are never slower, if the
+    fleet then costs as much.
+    """
     search = level0.search
     assert search.best is not None
     named = {option.name: option for option in level0.options}
@@ -217,9 +232,10 @@ def _uncapped(option: Option, level0: Level0) -> Gpu | None:
 
 
 def _check_minimal(search: Search, oracle: Oracle) -> None:
-    """Simulate the best fleet of level 0 with fewer workers, and offer a smaller fleet that holds.
+    """Simulate the best fleet of level 0 with fewer workers. If a smaller fleet holds, it becomes the best.
 
-    If one holds, more workers made a fleet fail somewhere, so the search is not exact.
+    The search takes for granted that more workers never make a fleet fail. A smaller fleet that holds shows
+    that they did somewhere, so the search is not exact then.
     """
     assert search.best is not None
     smaller = without_spare_workers(search.best, oracle)

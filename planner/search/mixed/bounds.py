@@ -18,7 +18,7 @@ from planner.solvers.master import Option, TrafficLoad, bound
 from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 from planner.traffic.workload import to_classes
 
-BOUND_SHARE = 0.25  # The bound may take this share of the time that is left: the search needs the rest.
+BOUND_TIME_FRAC = 0.25  # The bound may take this share of the time that is left: the search needs the rest.
 SHADOW_S = 20.0  # The time limit for the shadow prices of all limits together.
 SOLVER_FRAC = 1e-6  # Rounding errors of the solver may put the bound above a fleet's value by this share.
 
@@ -28,11 +28,11 @@ def lower_bound(problem: Problem) -> float | None:
     within them.
 
     The bound covers all worker types that hold the weights, even those too small for the longest request: if
-    a percentile allows it, a fleet may reject that request. Computing the bound takes at most BOUND_SHARE of
-    the time that is left; if that runs out, the bound is lower.
+    a percentile allows it, a fleet may reject that request. Computing the bound takes at most BOUND_TIME_FRAC
+    of the time that is left; if that runs out, the bound is lower.
     """
     options, in_bursts = _all_envelopes(problem), 0.0
-    deadline = wall_deadline_s(problem.deadline, BOUND_SHARE)
+    deadline = wall_deadline_s(problem.deadline, BOUND_TIME_FRAC)
     # `demand_bound` is about bursts, in which it counts the work of single requests. With prefix caches that
     # work is not known: it depends on which requests came before.
     if problem.hits is None:
@@ -96,12 +96,13 @@ def _all_envelopes(problem: Problem) -> list[Option]:
 
 
 def envelopes(options: Sequence[Option]) -> list[Option]:
-    """One option per role and split of the LLM over GPUs that is at least as good as the option with each
-    engine setting. A bound with it is valid for all of them.
+    """One option per role and split of the LLM over GPUs (its envelope), which is at least as good as every
+    real option of that role and split. So a bound computed with envelopes holds for all engine settings.
 
-    It combines the best value of each setting. The largest budget has the least time per token, because
-    min f(N)/N is then over more N. The same is true of the most sequences and, as a bound takes all drafts to
-    be accepted, of the most drafts. The most KV tokens are those with the smallest budget.
+    An envelope has the best value of each setting, though no engine has all of them at once. With the largest
+    token budget a step of N tokens that takes f(N) seconds has the least time per token, min f(N)/N, because
+    the minimum is over more N. The same is true of the most sequences, and of the most drafted tokens, as a
+    bound takes all of them to be accepted. The most KV tokens are left by the smallest token budget.
     """
     groups: dict[tuple[object, ...], list[Option]] = {}
     for option in options:

@@ -1,7 +1,9 @@
 """Explains why no fleet was found: which limits bind, and the smallest relaxation with which a fleet holds
 (keeps the SLO in its simulation).
 
-A limit's floor is the least value [s] that its percentile can have, with every request on an idle worker.
+"Limits" are those of the SLO [s] in the first half of this module, and those of the fleet (stock, money,
+power) from `infeasible` on. A floor is the least value [s] that the percentile of an SLO's limit can have,
+with every request on an idle worker.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
-from planner.search.mixed.router_fit import fitted
+from planner.search.mixed.router_fit import fit_router
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import ended_by, is_time_limit_reached, now_s
 from planner.search.problem.build_problem import OutOfReachError
@@ -46,9 +48,9 @@ FAR_BEYOND = 4.0
 LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
 
 
-def _with_which(problem: Problem) -> str:
-    """That a fleet was found with the changes before it. It keeps the SLO as written; scenarios were not
-    simulated.
+def _fleet_found_text(problem: Problem) -> str:
+    """The end of a sentence that proposes changes: that a fleet was found with them. Scenarios were not
+    simulated, so production may need more.
     """
     on_paper = "" if problem.task.safety is None else " on paper; production may take more"
     return f", with which a fleet was found{on_paper}"
@@ -75,7 +77,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     changes = _changes(problem, _attained_s(problem, floors) or _relaxed_s(problem, floors))
     least = show_s(max(best_s, limit.limit_s))
     help_ = (
-        f"relax {_relaxation_text(changes)}{_with_which(problem)}"
+        f"relax {_relaxation_text(changes)}{_fleet_found_text(problem)}"
         if changes
         else f"relax {limit.name} to {least} or more (how much more was not found)"
     )
@@ -138,8 +140,8 @@ def _changes(problem: Problem, relaxed_s: Mapping[str, float]) -> list[Change]:
 
 
 def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
-    """Each limit with its floor, and the worker type that reaches the floor: of limits below their floors, or
-    of all limits if there are none.
+    """The limits below their floors, or all limits if there are none, each with its floor and the name of the
+    worker type that reaches the floor.
     """
     floors: list[tuple[Limit, float, str]] = []
     for limit in problem.slo.limits:
@@ -148,11 +150,12 @@ def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
             continue
         of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
         floors.append((limit, *min(of_types)))
-    unreachable = [(limit, least_s, name) for limit, least_s, name in floors if least_s > limit.limit_s]
-    return unreachable or floors
+    return [floor for floor in floors if floor[1] > floor[0].limit_s] or floors
 
 
-def _probed(types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, str]]) -> list[WorkerType]:
+def _types_to_probe(
+    types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, str]]
+) -> list[WorkerType]:
     """The fastest worker type of each limit, and the same type on fewer GPUs, of which more workers fit into
     the limits.
     """
@@ -174,20 +177,23 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
     other limits. Of several types the limits with the smallest product are returned; empty if no type attains
     any. The fleet was simulated with these limits, and held.
 
-    This takes two simulations for each type. To raise the limits step by step (`_relaxed_s`) takes a search
-    at each step, which for 10,000 turns of 24 agents had no answer after 70 CPU seconds.
+    This takes two simulations for each type: one with the limits lifted, whose percentiles become the new
+    limits, and one with these, since a fleet may be judged on other draws too. To raise the limits step by
+    step (`_relaxed_s`) takes a search at each step, which for 10,000 turns of 24 agents had no answer after
+    70 CPU seconds.
     """
     relaxations: list[dict[str, float]] = []
     problem.progress("out of reach; looking for what is not")
-    for option in mixed_options(_probed(problem.types, floors), problem.task.objective):
-        fleet = ((option, int(min(problem.limits.most_workers(option.type), MOST_WORKERS))),)
-        if fleet[0][1] < 1 or not is_within(problem.limits, fleet):
+    for option in mixed_options(_types_to_probe(problem.types, floors), problem.task.objective):
+        count = int(min(problem.limits.most_workers(option.type), MOST_WORKERS))
+        fleet = ((option, count),)
+        if count < 1 or not is_within(problem.limits, fleet):
             continue
         lifted = with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
         choices = problem.task.policy_choices()
         # The settings of a router that follows prefixes decide what so many workers attain.
         cached = [policies for policies in choices if policies.prefix_cache]
-        choices = (*choices, *(fitted(with_policies(problem, each).oracle, fleet) for each in cached))
+        choices = (*choices, *(fit_router(with_policies(problem, each).oracle, fleet) for each in cached))
         for policies in choices:
             query = with_policies(lifted, policies)
             simulated = query.oracle.fleet(fleet)
@@ -223,7 +229,9 @@ def with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:
 
 
 def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
-    """Limits [s] by name at which some fleet holds, each as far above its floor; empty if none was found."""
+    """Limits [s] by name at which some fleet holds: the same multiple (RELAXED) of each floor, or of the
+    limit itself if that is larger. Empty if none was found.
+    """
     deadline = min(problem.deadline, now_s() + RELAX_S)
     for more in RELAXED:
         relaxed_s = {limit.name: rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors}
@@ -243,7 +251,7 @@ def rounded_up(seconds: float) -> float:
 
 
 def infeasible(
-    problem: Problem, level0: Level0, beyond: MixedFleets, wider_fleets: Sequence[Counts]
+    problem: Problem, level0: Level0, mixed: MixedFleets, wider_fleets: Sequence[Counts]
 ) -> InfeasibleError:
     """The error that no fleet holds: what binds, the smallest relaxation, and whether it is proved.
 
@@ -255,20 +263,21 @@ def infeasible(
     names = ", ".join(limit.name for limit, _ in rows)
     is_proved = problem.lower is None
     has_ended = level0.search.is_exhausted and (
-        beyond.is_exact
+        mixed.is_exact
         # The end of the search for mixed fleets says nothing of fleets after a loss: its master ignores
         # losses.
-        or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
+        or ((mixed.is_exhausted or mixed.is_hopeless) and not problem.oracle.has_losses)
     )
     ways = [_exceeded(problem.limits, counts) for counts in wider_fleets]
     if not (ways and (is_proved or has_ended)):
-        if ways or problem.out_of_time() or not (is_proved or beyond.is_exact):
+        if ways or problem.out_of_time() or not (is_proved or mixed.is_exact):
             return _undecided(problem, level0, names, ways)
+        # No limit on the fleet helps, so it is the SLO that is out of reach.
         return out_of_reach(problem, _floors(problem))
     simulated = problem.oracle.simulations
     if is_proved:
         reason = "not even the least work that the SLO obliges fits within the limits"
-    elif beyond.is_exact:
+    elif mixed.is_exact:
         reason = "every fleet was simulated"
     elif simulated == 1:
         reason = "the only fleet that was simulated misses it"
@@ -278,7 +287,7 @@ def infeasible(
         )
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO ({reason}). Raise {ways_text(ways)}"
-        f"{_with_which(problem)}{_carried_text(problem)}{also_left_out(problem.task.unchecked_left_out)}",
+        f"{_fleet_found_text(problem)}{_carried_text(problem)}{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],
         ways=ways,
@@ -337,14 +346,14 @@ def _undecided(
         why, help_ = f"{ended_by()} came first", "raise --time-limit"
         if not ways and not is_time_limit_reached() and len(problem.trace) <= MOST_PROBED_REQUESTS:
             if changes := _changes(problem, _attained_s(problem, _floors(problem))):
-                help_ += f", or relax {_relaxation_text(changes)}{_with_which(problem)}"
+                help_ += f", or relax {_relaxation_text(changes)}{_fleet_found_text(problem)}"
     else:
         first = list(level0.search.refuted.items())[:MOST_REASONS]
         failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)
         why = f"nothing proves that there is none ({failing})"
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
     if ways:
-        help_ = f"raise {ways_text(ways)}{_with_which(problem)}"
+        help_ = f"raise {ways_text(ways)}{_fleet_found_text(problem)}"
     elif changes:
         ways = [tuple(changes)]
     simulations = problem.oracle.simulations
@@ -362,40 +371,43 @@ def _undecided(
 
 
 def find_wider_fleets(problem: Problem) -> list[Counts]:
-    """Fleets that hold beyond the limits, of which none was found: each limit is lifted alone, and the fleet
-    that needs least of it looked for; if no single one is enough, all are lifted.
+    """Fleets that keep the SLO and exceed the limits, for a question without a fleet within the limits. Each
+    limit is lifted alone, and the fleet is searched that needs least of it. If no fleet is found so, all
+    limits are lifted together.
 
-    A search with other limits takes another way, so it may find a fleet that is within the limits after all.
-    Then this is the only one returned. As the question may be one whose limits were raised to what a search
-    without any limits had named, that search comes first, unless no fleet is within the limits.
+    A search with other limits takes another path, so it may find a fleet within the limits after all. Then
+    that fleet is the only one returned. Users often raise their limits to those that this function named,
+    and with all limits lifted the search finds the same fleet again. So that search comes first, unless a
+    bound proves that no fleet is within the limits.
     """
     limits, is_proved = problem.limits, problem.lower is None
     singles = [
         (limits.without(limit), limit) for limit, _ in limits.rows() if not _is_rented_too(limit, problem)
     ]
-    # Owned GPUs cost next to nothing, so without a limit a fleet would take any number of them.
-    kept = {
+    # Owned GPUs cost next to nothing: without a limit a fleet would take any number of them. So their number
+    # stays limited where more of the same GPU can be rented; otherwise a fleet with the fewest GPUs is
+    # sought.
+    stock = {
         gpu: count if gpu.endswith(OWNED) and row_of(gpu) in limits.stock else None
         for gpu, count in limits.stock.items()
     }
-    unlimited = FleetLimits(kept, by_gpu=limits.by_gpu)
-    least = GPUS if any(gpu.endswith(OWNED) and count is None for gpu, count in kept.items()) else COST
-    several = [(unlimited, least)] if len(limits.rows()) > 1 else []
-    fleets: dict[bool, list[Counts]] = {True: [], False: []}  # By whether all limits were lifted.
+    unlimited = FleetLimits(stock, by_gpu=limits.by_gpu)
+    least_of = GPUS if any(gpu.endswith(OWNED) and count is None for gpu, count in stock.items()) else COST
+    several = [(unlimited, least_of)] if len(limits.rows()) > 1 else []
+    beyond_one: list[Counts] = []
+    beyond_all: list[Counts] = []
     for lifted, limit in (*singles, *several) if is_proved else (*several, *singles):
-        is_all = lifted is unlimited
-        if (is_all and fleets[False]) or problem.out_of_time():
+        if (lifted is unlimited and beyond_one) or problem.out_of_time():
             break
         problem.progress("infeasible; looking for the smallest relaxation")
         objective: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
         wider = replace(problem, limits=lifted, task=replace(problem.task, objective=objective))
-        level0 = search_level0(wider)
-        best = search_mixed_fleets(wider, level0).best
+        best = search_mixed_fleets(wider, search_level0(wider)).best
         if best is not None and problem.allows(best):
             return [best]
         if best is not None:
-            fleets[is_all].append(best)
-    return fleets[False] or fleets[True]
+            (beyond_all if lifted is unlimited else beyond_one).append(best)
+    return beyond_one or beyond_all
 
 
 def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:

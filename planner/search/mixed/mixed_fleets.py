@@ -23,15 +23,15 @@ from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_spa
 from planner.search.problem.options import breaks_gaps, by_hardware
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, SearchProgress
-from planner.search.problem.stages import Stage
+from planner.search.problem.stages import Message, Stage
 from planner.solvers.master import Option, busy_workers, find_promising_fleet
 from planner.solvers.required_work import guess_slo_work
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser_lengths
 
-# If a fleet that holds is known, proposals of the master for a cheaper one may simulate CHEAPER_REQUESTS
-# requests, and there are at most CHEAPER_PROPOSALS of them. The search ends at a proposal that is expected to
-# serve less than CHEAPER_SHARE of the traffic.
+# If a fleet that holds is known, the master proposes cheaper ones. At most CHEAPER_PROPOSALS of them are
+# simulated, with CHEAPER_REQUESTS requests together. The search ends at a proposal that is expected to serve
+# less than CHEAPER_SHARE of the traffic.
 CHEAPER_REQUESTS = 4_000_000
 CHEAPER_PROPOSALS = 8
 CHEAPER_SHARE = 0.9
@@ -48,16 +48,17 @@ BETTER_FRAC = 1e-6  # A proposal is cheaper by this share at least, which is mor
 LEAST_COUNT = 0.05
 # Every cheaper fleet of any mix is simulated if that takes no more than this effort [requests].
 MIX_EFFORT = 1_000_000
-# Fleets of up to four options of any settings may take this effort [requests], and those near the best fleet
-# as much again.
+# The search of fleets with up to four options of any engine settings may take this effort [requests], and the
+# search near the best fleet as much again.
 REFINE_EFFORT = 300_000
 # Where level 0 learned no count that holds, an option is taken to need this many times the workers that its
 # work alone keeps busy.
 USUAL_RATIO = 1.5
-# First come fleets whose options of one role and hardware have the same settings, with this effort
-# [requests]. There a worker whose full step breaks a limit on gaps is expected to carry so many times less:
-# estimates by its work alone take the largest steps for the best. Azure's code trace, Llama-3.1-70B on A100
-# and H100: 39.04 in place of 47.84 USD/h, after 10 of these fleets.
+# Before that, fleets are searched that have one engine setting per role and hardware, with this effort
+# [requests]. In this first search a worker whose full step breaks a limit on gaps is expected to carry
+# BREAKS_GAPS_RATIO times less traffic than its work alone says, because by work alone the largest steps look
+# best. Azure's code trace with Llama-3.1-70B on A100 and H100 costs 39.04 USD/h then, after 10 simulated
+# fleets, and 47.84 without this search.
 ONE_SETTING_EFFORT = 100_000
 BREAKS_GAPS_RATIO = 1.5
 
@@ -104,17 +105,17 @@ def search_mixed_fleets(
     shown = ""
     is_exhausted = is_hopeless = False
     request_count = len(problem.trace)
-    for_cheaper = int(np.clip(CHEAPER_REQUESTS / request_count, LEAST_PROPOSALS, CHEAPER_PROPOSALS))
-    for_first = int(np.clip(FIRST_REQUESTS / request_count, LEAST_PROPOSALS, FIRST_PROPOSALS))
+    most_for_cheaper = int(np.clip(CHEAPER_REQUESTS / request_count, LEAST_PROPOSALS, CHEAPER_PROPOSALS))
+    most_for_first = int(np.clip(FIRST_REQUESTS / request_count, LEAST_PROPOSALS, FIRST_PROPOSALS))
     proposals = 0
     while not problem.out_of_time():
-        if proposals == (for_first if best is None else for_cheaper):
+        if proposals == (most_for_first if best is None else most_for_cheaper):
             break
         proposals += 1
-        text = f"fleets of several worker types; {problem.best_in_words(value)}"
-        if text != shown:
-            problem.progress(text)
-            shown = text
+        message = Message("fleets of several worker types", problem.best_in_words(value))
+        if message != shown:
+            problem.progress(message)
+            shown = message
         below = value * (1 - BETTER_FRAC) if math.isfinite(value) else None
         proposal = find_promising_fleet(options, shares, problem.limits, below=below, cuts=cuts)
         if proposal is None:
@@ -175,12 +176,12 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
     oracle = problem.oracle
     options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
     shares = _shares_by_work(problem, level0, beyond_stock, options)
-    shown = f"fleets of up to four worker types; {problem.best_in_words(objective(best))}"
-    problem.progress(Stage(shown, "mixed fleets"))
-    less_where_late = {
-        option.name: shares[option.name] / (BREAKS_GAPS_RATIO if _rank_by_gaps(problem, option)[0] else 1)
-        for option in options
-    }
+    best_so_far = problem.best_in_words(objective(best))
+    problem.progress(Stage("fleets of up to four worker types", "mixed fleets", best_so_far))
+    less_where_late = {}
+    for option in options:
+        breaks_limit, _ = _rank_by_gaps(problem, option)
+        less_where_late[option.name] = shares[option.name] / (BREAKS_GAPS_RATIO if breaks_limit else 1)
     may_go_on = _within_effort(problem, ONE_SETTING_EFFORT)
     best = improve_mixture(
         best, options, less_where_late, problem.limits, oracle, may_go_on, one_setting=True
@@ -249,7 +250,7 @@ def _exchange_workers(
     problem: Problem, best: Counts, options: Sequence[Option], pools: Sequence[Option], tries: int
 ) -> Counts:
     """The best fleet after exchanges of one worker for a cheaper one of its role, those that save most first.
-    At most `tries` fleets are simulated. `options` may be exchanged for; `pools` are all options in the order
+    At most `tries` fleets are simulated. New workers are of `options`; `pools` are all options in the order
     of a fleet's pools.
     """
     oracle = problem.oracle

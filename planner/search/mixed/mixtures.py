@@ -38,7 +38,7 @@ LEAST_SHARE = 0.5  # Fleets that are expected to serve a smaller share of the tr
 LEARNING_RATE, ALIKE_FRAC = 0.5, 0.5
 # The target is so far above 1 for a fleet that holds, and so far below 1 for one that fails.
 MARGIN_FRAC = 0.03
-NEARBY = range(-2, 2)  # Each pool of a neighbour has so many workers more than that of the best fleet.
+NEARBY = range(-2, 2)  # A neighbour's pools differ from the best fleet's by -2, -1, 0 or 1 workers.
 
 Shares = npt.NDArray[np.float64]
 
@@ -70,7 +70,8 @@ def improve_mixture(
     while may_go_on():
         value = fleet_counts.objective(best)
         if one_setting:
-            # Fewer GPUs on nodes that are paid whole save nothing, and have less room for more traffic.
+            # This first search takes only fleets that are clearly cheaper. One GPU fewer on nodes that are
+            # paid whole saves nothing, and leaves less room for more traffic.
             value /= fleet_counts.SAME_PRICE
         candidates = list_filled_fleets(options, limits, value, most_types, kinds)
 
@@ -121,8 +122,9 @@ def _first_that_holds(
     holds: Callable[[Vectors], bool],
     may_go_on: Callable[[], bool],
 ) -> Vectors | None:
-    """The first candidate (C, J) that holds, simulated from the highest estimate down. It updates `learned`
-    (J,), the shares, and `failed`, the fleets that failed.
+    """Of the candidates (C, J), simulated from the highest estimate down, the first that holds. Every
+    simulation updates `learned` (J,), the shares of the traffic that one worker serves, and `failed`, the
+    fleets that failed.
 
     None if `may_go_on` ends the search, or if no candidate is expected to serve LEAST_SHARE.
     """
@@ -148,14 +150,13 @@ def _first_that_holds(
 
 
 class CandidateFleets:
-    """Fleets given as workers per option (C, J). Only the options that a fleet has are gone through: it has a
-    few of many.
+    """Fleets given as workers per option (C, J), stored as one entry for each option that a fleet has: each
+    has a few of many options, so this takes much less time than whole rows.
     """
 
     def __init__(self, options: Sequence[Option], counts: Vectors) -> None:
         roles = get_args(Role)
         self.fleets = len(counts)
-        # An entry for each option that a fleet has.
         self.fleet, self.option = np.nonzero(counts)
         self.count = counts[self.fleet, self.option]
         role = np.array([roles.index(option.role) for option in options])

@@ -23,9 +23,9 @@ from planner.search.level0 import pruning_rules
 from planner.search.level0.level0_search import Level0, likely_fleet
 from planner.search.level0.one_pool import Search
 from planner.search.mixed.agents_reach import find_reachable_fleet
-from planner.search.mixed.best_fleet import FleetSearch, NoFleet, best_of, search, search_beyond_budgets
+from planner.search.mixed.best_fleet import FleetSearch, NoFleet, best_of, search, search_or_explain
 from planner.search.mixed.polished_pins import polish_pins
-from planner.search.mixed.router_fit import fitted, fitted_before_search
+from planner.search.mixed.router_fit import fit_router, fit_router_before_search
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import (
     Counts,
@@ -48,7 +48,7 @@ from planner.traffic.trace import Trace
 
 RACE_EFFORT_FRAC = 1.0  # A race may simulate this share of what the searches before it have simulated.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
-NEAR_TYPES = 3  # Fleets of this many other worker types are raced, and those with a worker fewer.
+NEAR_TYPES = 3  # Fleets of this many other worker types are raced (`near_fleets`).
 MOST_CUT = 8  # Where no fleet is within the limits, so many of those nearest to them are raced.
 RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared with its limit.
 
@@ -64,7 +64,7 @@ def search_policies(
     if no choice has a fleet.
     """
     while True:
-        answers = _each_policy(problem, start, prove=prove, walks=walks)
+        answers = _search_each_choice(problem, start, prove=prove, walks=walks)
         chosen, results = best_of(answers)
         failed = (draw for draw in problem.draws if not _holds_on(chosen.oracle, results.best, draw))
         first_failed = next(failed, None)
@@ -84,11 +84,11 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     return is_known or replace(oracle, trace=draw, draws=()).holds([best])[0]
 
 
-def _each_policy(
+def _search_each_choice(
     problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> list[tuple[Problem, FleetSearch]]:
-    """A search for each choice of policies, and the race. Each search begins with the best fleets of those
-    before it, within the budgets and without.
+    """A search for each choice of policies, and the race. Each search begins with the best fleets of the
+    searches before it, those within the budgets and those without.
     """
     answers: list[tuple[Problem, FleetSearch]] = []
     failures: list[tuple[Problem, NoFleet]] = []
@@ -101,17 +101,19 @@ def _each_policy(
         known = best_of(answers)[1].best if answers else None
         if policies.prefix_cache and known is not None:
             # The router's settings are fitted to the best fleet so far.
-            policy_problem = with_policies(problem, fitted(policy_problem.oracle, known))
+            policy_problem = with_policies(problem, fit_router(policy_problem.oracle, known))
         elif policies.prefix_cache:
             try:
-                policy_problem, start = _fitted_to_likely(policy_problem, start)
+                policy_problem, start = _with_fitted_router(policy_problem, start)
             except InfeasibleError as error:
-                failures.append((policy_problem, NoFleet(error, Search(problem.limits), beyond_exact=False)))
+                failures.append(
+                    (policy_problem, NoFleet(error, Search(problem.limits), is_every_mix_simulated=False))
+                )
                 continue
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
         start_fleets = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
-        result, unlimited = search_beyond_budgets(
+        result, unlimited = search_or_explain(
             policy_problem, [*start_fleets, *unlimited_best], prove=prove, walks=walks
         )
         # If no fleet is within the budgets, the best one beyond them is still a start for the next choices.
@@ -145,27 +147,31 @@ def _needs_caches(problem: Problem) -> bool:
 def _as_sure_as_all(
     answers: Sequence[tuple[Problem, FleetSearch]], failures: Sequence[NoFleet]
 ) -> list[tuple[Problem, FleetSearch]]:
-    """The answers, each with no more proved than the searches with every choice of policies have proved:
-    with other policies a cheaper fleet may hold.
+    """The answers, none of which claims more than all searches together have proved, those without a fleet
+    (`failures`) included: with their policies a cheaper fleet may hold.
     """
-    beyond_exact = all(
-        (*(each.beyond_exact for each in failures), *(result.beyond_exact for _, result in answers))
-    )
+    results: list[FleetSearch | NoFleet] = [*failures, *(result for _, result in answers)]
+    is_every_mix_simulated = all(result.is_every_mix_simulated for result in results)
     for _, result in answers:
         search = result.level0.search
-        for each in failures:
-            search.assumed |= each.level0.assumed
-            search.is_exact &= each.level0.is_exact
-            search.is_exhausted &= each.level0.is_exhausted
-    return [(each, replace(result, beyond_exact=beyond_exact)) for each, result in answers]
+        for failure in failures:
+            search.assumed |= failure.level0_search.assumed
+            search.is_exact &= failure.level0_search.is_exact
+            search.is_exhausted &= failure.level0_search.is_exhausted
+    return [
+        (each, replace(result, is_every_mix_simulated=is_every_mix_simulated)) for each, result in answers
+    ]
 
 
 def _race_within_limits(
     problem: Problem, failures: Sequence[tuple[Problem, NoFleet]], start: Sequence[Fleet]
 ) -> list[tuple[Problem, FleetSearch]]:
-    """A search with the raced policy under which the cheapest fleet holds, where none holds with the policies
-    that were searched. Raced are the fleets of `start`, and those that hold beyond the limits without the
-    workers beyond them.
+    """Where no fleet within the limits holds with the policies that were searched, the other policies are
+    raced. The result is a search with the policy under which the cheapest fleet holds; empty if there is
+    none.
+
+    The race simulates the fleets of `start`, and the fleets that hold beyond the limits (`NoFleet.wider`),
+    cut down to the limits.
     """
     options = every_option(problem)
     known = [counts for fleet in start if (counts := counts_of(fleet, options)) and problem.allows(counts)]
@@ -182,7 +188,7 @@ def _race_within_limits(
         assert gains[0].best is not None
         first = with_policies(chosen, gains[0].policies)
         problem.progress(f"policies: {label_of(chosen, gains[0].policies)}")
-        result, _ = search_beyond_budgets(first, [first.oracle.fleet(gains[0].best)], walks=False)
+        result, _ = search_or_explain(first, [first.oracle.fleet(gains[0].best)], walks=False)
         if isinstance(result, FleetSearch):
             return [(first, result)]
     return []
@@ -212,8 +218,8 @@ def _cut_to_limits(problem: Problem, wider: Counts) -> list[Counts]:
 
 
 def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> InfeasibleError:
-    """The error where no choice of policies has a fleet. It is proved only if it is with each of them, and if
-    none was merely raced, unless a bound says it of all policies.
+    """The error where no choice of policies has a fleet. It is proved if a bound says so of all policies, or
+    if the search with each choice proves it and no other policy was merely raced.
     """
     first = next((each for each in errors if not each.is_proved), errors[0])
     if not (first.is_proved and problem.task.policies.raced) or problem.lower is None:
@@ -229,18 +235,18 @@ def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> Infe
     )
 
 
-def _fitted_to_likely(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem, Sequence[Fleet]]:
-    """The problem with its router fitted to a fleet of a likely size, and the fleets to start from, where no
-    fleet is known that keeps the SLO.
+def _with_fitted_router(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem, Sequence[Fleet]]:
+    """The problem with its router fitted to a fleet of a likely size, because no fleet is known yet that
+    keeps the SLO; and the fleets to start from.
 
-    A router whose settings do not suit the prefixes may send all requests to one worker, so that no number of
-    workers seems to do. Raises InfeasibleError where no fleet of described agents seems to do with the
-    settings fitted.
+    A router whose settings do not suit the prefixes may send all requests to one worker, and then no number
+    of workers keeps the SLO. Raises InfeasibleError if the traffic is of described agents, and no fleet keeps
+    the SLO even with fitted settings (agents_reach.py).
     """
     likely = likely_fleet(problem)
     if likely is None:
         return problem, start
-    policies, kept = fitted_before_search(problem.oracle, likely)
+    policies, kept = fit_router_before_search(problem.oracle, likely)
     problem = with_policies(problem, policies)
     if kept is None and not start and problem.task.is_of_agents:
         reachable = find_reachable_fleet(problem)
@@ -251,8 +257,8 @@ def _fitted_to_likely(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem
 
 
 def with_usual_queue(problem: Problem) -> Problem | None:
-    """The same question with the queue that engines have by default. None if the problem has that queue, or
-    if it is not among the raced ones.
+    """The same question with the queue that engines have by default. None if the problem has that queue
+    already, or if the default queue is not among the raced ones.
     """
     task, policies = problem.task, problem.oracle.policies
     change = PolicyChange("queue", Policies().queue)
@@ -262,9 +268,9 @@ def with_usual_queue(problem: Problem) -> Problem | None:
     return None if usual is None else with_policies(problem, usual)
 
 
-def _search_no_dearer(problem: Problem, best: Counts) -> FleetSearch | None:
-    """The search with this problem's policies, if `best` holds with them too, as it is or with more workers
-    on idle GPUs of the nodes that are paid anyway; None if it does not.
+def _search_if_best_holds(problem: Problem, best: Counts) -> FleetSearch | None:
+    """The search with this problem's policies if `best`, the best fleet under other policies, holds with them
+    too: as it is, or with more workers on idle GPUs of the nodes that are paid anyway. None if neither holds.
     """
     try:
         for counts in dict.fromkeys((best, as_many_at_this_price(best))):
@@ -342,12 +348,12 @@ def race_policies(
     if usual is not None and not any(each.oracle.policies == usual.oracle.policies for each, _ in answers):
         # A race adopts a policy only for a lower price. At an equal price we take the usual queue, the
         # simplest.
-        if (result := _search_no_dearer(usual, best.best)) is not None:
+        if (result := _search_if_best_holds(usual, best.best)) is not None:
             answers.append((usual, result))
     for _, result in answers:
         result.level0.search.assumed.add(pruning_rules.POLICY_RACE)
         result.level0.search.is_exact = False
-    answers = [(each, replace(result, beyond_exact=False)) for each, result in answers]
+    answers = [(each, replace(result, is_every_mix_simulated=False)) for each, result in answers]
     gain_facts.append(
         facts.PoliciesRaced(
             nothing=tuple(dict.fromkeys(saves_nothing)),
@@ -357,7 +363,7 @@ def race_policies(
         )
     )
     _, winner = best_of(answers)
-    with_facts = replace(winner, raced=tuple(gain_facts))
+    with_facts = replace(winner, race_facts=tuple(gain_facts))
     return [(each, with_facts if result is winner else result) for each, result in answers]
 
 
@@ -365,10 +371,10 @@ def race(
     problem: Problem, best: Counts, level0: Level0, changes: Iterable[PolicyChange], effort: float
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
     """Simulate fleets that are near `best` and cost less, with each change of the problem's policies. Returns
-    the policies that were raced, those for which no effort was left, and the effort spent.
+    the policies that were raced, those for which no effort was left, and the effort spent [simulated
+    requests].
     """
-    near_best = near_fleets(problem, best, level0)
-    return race_near(problem, near_best, changes, effort, best)
+    return race_near(problem, near_fleets(problem, best, level0), changes, effort, best)
 
 
 def race_near(
@@ -378,7 +384,9 @@ def race_near(
     effort: float,
     best: Counts | None = None,
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
-    """As `race`, among the fleets `near_best`. Without a `best` fleet any of these may win."""
+    """As `race`, among the fleets `near_best`. Policies that change nothing for `best` are left out; without
+    `best`, those that change nothing for any of `near_best`.
+    """
     candidates: dict[Policies, PolicyChange] = {}
     fleets = near_best if best is None else [best]
     own = problem.oracle.policies
@@ -399,7 +407,9 @@ def race_near(
 
 
 def _changes_nothing(policies: Policies, chosen: Policies, best: Counts) -> bool:
-    """Whether `policies` differ from `chosen` in hand-offs alone, and the fleet hands nothing over."""
+    """Whether `policies` differ from `chosen` only in how prefill workers hand requests to decode workers,
+    and the fleet has no prefill workers.
+    """
     if any(option.role == "prefill" for option, _ in best):
         return False
     with_own_hand_offs = replace(

@@ -59,7 +59,9 @@ def is_worth_polishing(problem: Problem) -> bool:
 
 
 def polish_placements(problem: Problem, pools: Sequence[Pool]) -> dict[str, PolishedPins]:
-    """The polished placements of these pools. Only the time limit of the plan ends that work early."""
+    """The polished placements of these pools, by pool name. Only the time limit of the plan ends the
+    polishing early, so that the same question gives the same placement on any machine.
+    """
     assert problem.oracle.pinning is not None
     left_s = max(wall_deadline_s(problem.deadline) - time.monotonic(), LEAST_POLISH_S)
     return problem.oracle.pinning.polish(pools, time_limit_s=left_s)
@@ -76,11 +78,7 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
         if fewer[k][1] < 1 or not problem.allows(fewer):
             continue
         pools = oracle.fleet(fewer).pools
-        # Nothing is left to try if a polished placement is in use already, or none is better than the quick
-        # one.
-        if pinning.uses_polished(pools) or not any(
-            each.is_better for each in polish_placements(problem, pools).values()
-        ):
+        if not _has_better_placement(problem, pools):
             continue
         pinning.use(pools)
         if oracle.holds([fewer])[0]:
@@ -97,19 +95,26 @@ def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] 
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
     pools = oracle.fleet(counts).pools
-    if pinning.uses_polished(pools) or not any(
-        each.is_better for each in polish_placements(problem, pools).values()
-    ):
+    if not _has_better_placement(problem, pools):
         return False
-    before = _misses(oracle, counts)
+    before = _nearness_to_missing(oracle, counts)
     pinning.use(pools)
-    if oracle.holds([counts])[0] and _misses(oracle, counts) < before and is_kept():
+    if oracle.holds([counts])[0] and _nearness_to_missing(oracle, counts) < before and is_kept():
         return True
     pinning.use(pools, is_polished=False)
     return False
 
 
-def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
+def _has_better_placement(problem: Problem, pools: Sequence[Pool]) -> bool:
+    """Whether the quick placement of these pools is in use, and polishing finds a better one."""
+    pinning = problem.oracle.pinning
+    assert pinning is not None
+    if pinning.uses_polished(pools):
+        return False
+    return any(each.is_better for each in polish_placements(problem, pools).values())
+
+
+def _nearness_to_missing(oracle: Oracle, counts: Counts) -> tuple[float, float]:
     """How close a fleet is to missing the SLO, for comparison: the misses per allowed miss of its worst line,
     and the mean TTFT [s], which decides between equal ones.
     """

@@ -10,12 +10,14 @@ from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 
-MOST_DOUBLINGS = 3  # If no fleet that holds is known yet, a likely one is doubled at most so often.
+# If no fleet that holds is known yet, a likely one is doubled at most so often: with eight times as many
+# workers as likely, workers are not what the SLO lacks.
+MOST_DOUBLINGS = 3
 # A line on all requests (p100) allows no miss. Its room is divided by this instead of 0.
 LEAST_ALLOWED_FRAC = 1e-3
 
 
-def fitted(oracle: Oracle, counts: Counts) -> Policies:
+def fit_router(oracle: Oracle, counts: Counts) -> Policies:
     """The oracle's policies with their router's settings fitted to its trace and SLO, for a fleet of these
     workers.
 
@@ -38,13 +40,13 @@ def fitted(oracle: Oracle, counts: Counts) -> Policies:
     return best
 
 
-def fitted_before_search(oracle: Oracle, likely: Counts) -> tuple[Policies, Counts | None]:
-    """As `fitted`, if no fleet that keeps the SLO is known yet: for the fleet that is `likely` to keep it,
-    and if it does not, for one with twice as many workers, up to MOST_DOUBLINGS times. Also the first of
+def fit_router_before_search(oracle: Oracle, likely: Counts) -> tuple[Policies, Counts | None]:
+    """As `fit_router`, if no fleet that keeps the SLO is known yet: for the fleet that is `likely` to keep
+    it, and if it does not, for one with twice as many workers, up to MOST_DOUBLINGS times. Also the first of
     these fleets that keeps it; None if none does.
     """
     for _ in range(MOST_DOUBLINGS + 1):
-        policies = fitted(oracle, likely)
+        policies = fit_router(oracle, likely)
         if _room(oracle, policies, likely) >= 0:
             return policies, likely
         likely = tuple((option, 2 * count) for option, count in likely)
@@ -52,9 +54,9 @@ def fitted_before_search(oracle: Oracle, likely: Counts) -> tuple[Policies, Coun
 
 
 def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
-    """How far the fleet is from missing a limit: of the misses that a limit allows (of requests, or of gaps),
-    the share that did not happen, the least over all limits. Negative if a limit has more misses than it
-    allows.
+    """How far the fleet is from missing a limit: the share of the misses that the limit allows which did not
+    happen, the least over all limits. Requests miss a limit, or gaps between tokens. Negative if a limit has
+    more misses than it allows.
     """
     _, verdict = oracle.simulate_and_judge(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:

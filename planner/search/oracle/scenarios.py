@@ -85,7 +85,7 @@ class Scenarios:
 
     `trace` is the whole trace, as it was read; a scenario has about `requests` requests. Step times are
     spread evenly over the first `count` scenarios, and over each TEST_BLOCK after them. One request in
-    `one_in` is drawn, as if there were so many times fewer users (production/scale_model.py).
+    `downscale` is drawn, as if there were so many times fewer users (production/scale_model.py).
 
     The first `count` scenarios stay in memory, and others up to KEPT_REQUESTS; the rest are drawn again at
     each access.
@@ -97,7 +97,7 @@ class Scenarios:
     kind: int
     count: int = 0
     requests: int = 0
-    one_in: int = 1
+    downscale: int = 1
     _kept: dict[int, Scenario] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -114,15 +114,15 @@ class Scenarios:
         """What scenarios are drawn from. The drawn ones are left out: they would be large to send to another
         process.
         """
-        return self.task, self.trace, self.seed, self.kind, self.count, self.requests, self.one_in
+        return self.task, self.trace, self.seed, self.kind, self.count, self.requests, self.downscale
 
     def __setstate__(self, state: tuple[PlanQuestion, Trace, int, int, int, int, int]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def thinned(self, one_in: int) -> Scenarios:
-        """The same scenarios with one request in `one_in` of the requests here."""
-        requests = self.requests // one_in
-        return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, one_in)
+    def thinned(self, downscale: int) -> Scenarios:
+        """The same scenarios with one request in `downscale` of the requests here."""
+        requests = self.requests // downscale
+        return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, downscale)
 
     def with_more(self, more_frac: float) -> Scenarios:
         """The same scenarios with `more_frac` more traffic, on top of the growth that the task asks for."""
@@ -133,7 +133,7 @@ class Scenarios:
 
     def text_for_digest(self) -> str:
         """Everything that the scenarios are drawn from, beside the trace."""
-        return repr((self.task, self.seed, self.kind, self.count, self.one_in))
+        return repr((self.task, self.seed, self.kind, self.count, self.downscale))
 
     def _step_time_sigmas(self, number: int) -> tuple[float, float]:
         """The step-time errors (prefill, decode) of a scenario, in standard deviations."""
@@ -165,12 +165,12 @@ class Scenarios:
         rng = np.random.default_rng([self.seed, self.kind, number])
         seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
         if (described := self.task.described) is not None:
-            rate_rps = (self.task.rate_rps or described.mean_rps) * growth / self.one_in
+            rate_rps = (self.task.rate_rps or described.mean_rps) * growth / self.downscale
             return requested_traffic(self.trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
         trace, way = spread_stamps(self.trace, seed=seed), drawn_by(self.task, self.trace)
         if way == "copies":
             assert self.task.rate_rps is not None
-            rate_rps = self.task.rate_rps * growth / self.one_in
+            rate_rps = self.task.rate_rps * growth / self.downscale
             return requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
         task = replace(
             self.task, rate_rps=None if self.task.rate_rps is None else self.task.rate_rps * growth
@@ -179,7 +179,7 @@ class Scenarios:
             trace = redraw_trace(trace, rng)
             if self.task.rate_rps is None and growth > 1:
                 task = replace(task, rate_rps=trace.rate_rps * growth)
-        return thin_trace(requested_traffic(trace, task, seed=seed)[0], self.one_in, rng)
+        return thin_trace(requested_traffic(trace, task, seed=seed)[0], self.downscale, rng)
 
 
 def next_block(number: int) -> int:
@@ -191,9 +191,9 @@ def next_block(number: int) -> int:
     return -(-number // TEST_BLOCK) * TEST_BLOCK
 
 
-def thin_trace(trace: Trace, one_in: int, rng: np.random.Generator) -> Trace:
-    """One request in `one_in`, drawn at random; sessions stay whole."""
-    return trace if one_in == 1 else rescale(trace, trace.rate_rps / one_in, scale="thin", rng=rng)
+def thin_trace(trace: Trace, downscale: int, rng: np.random.Generator) -> Trace:
+    """One request in `downscale`, drawn at random; sessions stay whole."""
+    return trace if downscale == 1 else rescale(trace, trace.rate_rps / downscale, scale="thin", rng=rng)
 
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 STAGE_BEGINS = {
     "bound": 0.02,
     "level 0": 0.04,
@@ -21,27 +23,53 @@ plan (`make plan`, two shared cores, 2026-11-22). Other plans differ, so the tim
 """
 
 
-class Stage(str):
-    """A progress message that opens a stage, with the share of the whole that is done when it begins."""
+class Message(str):
+    """A progress message: the `phase`, which is what is being done, and `best_so_far`, words such as "best so
+    far 12.00 USD/h" or none. A page that shows the best fleet elsewhere takes the phase alone (`phase_of`).
+    """
+
+    __slots__ = ("best_so_far", "phase")
+    phase: str
+    best_so_far: str
+
+    def __new__(cls, phase: str, best_so_far: str = "") -> Self:
+        message = super().__new__(cls, f"{phase}; {best_so_far}" if best_so_far else phase)
+        message.phase, message.best_so_far = phase, best_so_far
+        return message
+
+    def with_prefix(self, prefix: str) -> Self:
+        """The same message, with words before its text."""
+        message = str.__new__(type(self), f"{prefix}{self}")
+        message.phase, message.best_so_far = f"{prefix}{self.phase}", self.best_so_far
+        return message
+
+
+class Stage(Message):
+    """A message that opens a stage, with the share of the plan's time that has passed when it begins."""
 
     __slots__ = ("done_frac",)
     done_frac: float
 
-    def __new__(cls, text: str, name: str) -> Stage:
+    def __new__(cls, phase: str, name: str, best_so_far: str = "") -> Self:
         """`name` is one of STAGE_BEGINS."""
-        stage = super().__new__(cls, text)
+        stage = super().__new__(cls, phase, best_so_far)
         stage.done_frac = STAGE_BEGINS[name]
         return stage
 
-    def with_prefix(self, prefix: str) -> Stage:
+    def with_prefix(self, prefix: str) -> Self:
         """The same stage, with words before its text."""
-        stage = super().__new__(type(self), f"{prefix}{self}")
+        stage = super().with_prefix(prefix)
         stage.done_frac = self.done_frac
         return stage
 
 
-class Urgent(str):
-    """A progress message that is shown at once; others wait until the work has taken a while."""
+def phase_of(message: str) -> str:
+    """What is being done, of a message that may also name the best fleet so far."""
+    return message.phase if isinstance(message, Message) else message
+
+
+class Urgent(Message):
+    """A message that is shown at once; others wait until the work has taken a while."""
 
     __slots__ = ()
 

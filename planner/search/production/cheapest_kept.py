@@ -28,7 +28,7 @@ from planner.domain import ROUNDING
 from planner.fleet import Fleet
 from planner.search.level0.one_pool import WAVE
 from planner.search.level0.owned_gpus import owned_beside
-from planner.search.mixed.best_fleet import FleetSearch, search_again
+from planner.search.mixed.best_fleet import FleetSearch, find_fleet_quickly
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import (
     Counts,
@@ -48,7 +48,7 @@ from planner.solvers.master import Option
 # then still misses too many scenarios is taken to do so with any number.
 MOST_GROWTH = 16
 # A search may simulate as many requests as SEARCH_FLEETS fleets have in all of its scenarios, within the
-# least and the most below.
+# least and the most below, which take about 4 and 10 CPU seconds.
 SEARCH_FLEETS = 20
 LEAST_SEARCH_REQUESTS = 3_000_000
 MOST_SEARCH_REQUESTS = 8_000_000
@@ -66,14 +66,16 @@ HARDEST_SCENARIOS = 4
 
 
 def refuted_below(problem: Problem, value: float) -> Problem:
-    """The same problem, in which all fleets worth less than `value` are known to fail."""
+    """The same problem, in which all fleets of a lower objective than `value` are known to fail."""
     return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - ROUNDING)))
 
 
-def with_search_limit(problem: Problem, most: float) -> Problem:
-    """The same problem with a limit on its simulated requests: by SEARCH_FLEETS, and at most `most`."""
+def with_search_limit(problem: Problem, most_requests: float) -> Problem:
+    """The same problem with a limit on its simulated requests: those of SEARCH_FLEETS fleets, but at least
+    LEAST_SEARCH_REQUESTS, and at most `most_requests`.
+    """
     of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.scenarios)
-    return with_effort_limit(problem, min(max(of_fleets, LEAST_SEARCH_REQUESTS), most))
+    return with_effort_limit(problem, min(max(of_fleets, LEAST_SEARCH_REQUESTS), most_requests))
 
 
 def find_cheapest_kept(
@@ -91,7 +93,8 @@ def find_cheapest_kept(
         return ordered, best  # No cheaper fleet holds even on paper.
     if best is not None and objective(best) > FAR_ABOVE_PAPER * paper.value:
         best = grow_other_designs(ordered, paper, best)[0]
-    return ordered, find_cheaper_kept(ordered, paper, best, start, refuted=paper.value)
+    # No fleet of a lower value than the fleet on paper holds even on paper, so none holds in scenarios.
+    return ordered, find_cheaper_kept(ordered, paper, best, start, refuted_value=paper.value)
 
 
 def find_cheaper_kept(
@@ -101,12 +104,12 @@ def find_cheaper_kept(
     start: Sequence[Fleet] = (),
     *,
     any_mix: bool = True,
-    most: float = MOST_SEARCH_REQUESTS,
-    refuted: float = -math.inf,
+    most_requests: float = MOST_SEARCH_REQUESTS,
+    refuted_value: float = -math.inf,
 ) -> Counts | None:
-    """The cheapest fleet found, or `best` if none is cheaper. The hardest scenarios come first in `problem`.
-    Fleets worth less than `refuted` are known to miss too many scenarios, because none of them holds on
-    paper.
+    """The cheapest fleet found that keeps enough scenarios, or `best` if none is cheaper. The hardest
+    scenarios come first in `problem`. Fleets of a lower objective than `refuted_value` are known to miss too
+    many. The search simulates at most `most_requests`.
 
     With `any_mix` mixed fleets are searched too, if the cheapest fleet on paper is one or if no other fleet
     is known.
@@ -117,17 +120,19 @@ def find_cheaper_kept(
     numbers = range(len(oracle.scenarios))
     hard_scenarios = set(numbers[: oracle.may_miss + HARDEST_SCENARIOS])
     # All rounds share one limit. It is a point on the search's clock, which counts simulated requests.
-    deadline = with_search_limit(problem, most).deadline
+    deadline = with_search_limit(problem, most_requests).deadline
     while True:
         hard_problem = with_scenarios(
             problem, [oracle.scenarios[i] for i in sorted(hard_scenarios)], oracle.may_miss
         )
-        hard_problem = refuted_below(hard_problem, refuted)
+        hard_problem = refuted_below(hard_problem, refuted_value)
         fleet = in_time(
-            partial(search_again, replace(hard_problem, deadline=deadline), start_fleets, is_mixed=is_mixed),
+            partial(
+                find_fleet_quickly, replace(hard_problem, deadline=deadline), start_fleets, is_mixed=is_mixed
+            ),
             otherwise=None,
         )
-        _remember_verdicts(oracle, hard_problem.oracle, paper.level0.options, refuted)
+        _remember_verdicts(oracle, hard_problem.oracle, paper.level0.options, refuted_value)
         if fleet is None or (best is not None and _is_no_cheaper(fleet, best)):
             return best
         missed = in_time(partial(_missed_scenarios, oracle, fleet), otherwise=None)
@@ -137,7 +142,9 @@ def find_cheaper_kept(
             return fleet
         dearest = math.inf if best is None else objective(best)
         # The fleet keeps enough of the hardest scenarios, so a little growth may let it keep enough of all.
-        _, grown = in_time(partial(grow_until_kept, problem, fleet, most=dearest), otherwise=(problem, None))
+        _, grown = in_time(
+            partial(grow_until_kept, problem, fleet, most_value=dearest), otherwise=(problem, None)
+        )
         if grown is not None and (best is None or not _is_no_cheaper(grown, best)):
             best = grown
             start_fleets.append(oracle.fleet(best))
@@ -161,7 +168,9 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     kept_fleets = [] if best is None else [best]
     grown_designs = [{option for option, _ in best or ()}]
     likely_fleets = _likely_fleet_of_each_kind(problem, paper)
-    for start in (paper.best, paper.level0.mixed[0], paper.level0.one_gpu[0], *likely_fleets):
+    best_mixed_pool, _ = paper.level0.mixed
+    best_of_one_gpu, _ = paper.level0.one_gpu
+    for start in (paper.best, best_mixed_pool, best_of_one_gpu, *likely_fleets):
         design = {option for option, _ in start or ()}
         if start is None or design in grown_designs:
             continue
@@ -170,10 +179,11 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
         grown_designs.append(design)
         dearest = objective(kept_fleets[0]) if kept_fleets else math.inf
         fleet: Counts | None = start
+        # Growth in the hardest scenarios takes few simulations, and growth in all of them then few steps.
         for each in (hard_problem, problem):
             if fleet is not None:
                 _, fleet = in_time(
-                    partial(grow_until_kept, each, fleet, most=dearest), otherwise=(each, None)
+                    partial(grow_until_kept, each, fleet, most_value=dearest), otherwise=(each, None)
                 )
         if fleet is not None and not (kept_fleets and _is_no_cheaper(fleet, kept_fleets[0])):
             kept_fleets.insert(0, fleet)
@@ -194,18 +204,18 @@ def _likely_fleet_of_each_kind(problem: Problem, paper: FleetSearch) -> list[Cou
     return sorted(likely.values(), key=objective)
 
 
-def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], refuted: float) -> None:
+def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], refuted_value: float) -> None:
     """Add to `oracle` the verdicts of a search of the hardest scenarios (`hard`).
 
     A fleet that misses too many of the hardest scenarios fails. One that keeps enough of them may still fail
-    in the others, so its verdict does not replace a failure that is known. Fleets worth less than `refuted`
-    were not simulated.
+    in the others, so its verdict does not replace a failure that is known. Fleets of a lower objective than
+    `refuted_value` were not simulated, so their verdicts are left out.
     """
     for fleet, holds in hard.verdicts.items():
         counts = counts_named(fleet, options)
         if holds:
             oracle.verdicts.setdefault(fleet, True)
-        elif counts is not None and objective(counts) >= refuted * (1 - ROUNDING):
+        elif counts is not None and objective(counts) >= refuted_value * (1 - ROUNDING):
             oracle.verdicts[fleet] = False
 
 
@@ -225,15 +235,15 @@ def fill_limits(problem: Problem, counts: Counts, k: int) -> Counts:
 
 
 def grow_until_kept(
-    problem: Problem, least: Counts, unused_owned: Counts = (), *, most: float = math.inf
+    problem: Problem, least: Counts, unused_owned: Counts = (), *, most_value: float = math.inf
 ) -> tuple[Problem, Counts | None]:
     """The fleet `least` with workers added until it misses no more scenarios than it may, and the problem
     with the hardest scenarios first.
 
-    The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or be worth
-    more than `most`, and if the time is over. Each step adds twice as many workers as the one before: to the
-    pool with which the fleet keeps most more scenarios for their price, or to all pools if no pool gains any.
-    Pools of `unused_owned` GPUs may be added, with at most the given counts.
+    The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or have an
+    objective above `most_value`, and if the time is over. Each step adds twice as many workers as the one
+    before. They join the pool where they gain the most kept scenarios for their price, or all pools if no
+    pool gains any. Pools of `unused_owned` GPUs may be added, with at most the given counts.
     """
     oracle, workers_at_first = problem.oracle, workers_by_kind(least)
     counts, kept_scenarios, step = least, list[int](), 1
@@ -248,7 +258,7 @@ def grow_until_kept(
 
     def is_allowed(counts: Counts) -> bool:
         return (
-            objective(counts) <= most * (1 + ROUNDING)
+            objective(counts) <= most_value * (1 + ROUNDING)
             and problem.allows(counts)
             # A kind that `least` does not have counts as if it had one worker there.
             and all(
@@ -272,6 +282,7 @@ def grow_until_kept(
         larger = [owned_first(problem, each) for each in larger]
         larger = [each for each in larger if is_allowed(each)]
         if len(larger) > 1:
+            # A few of the missed scenarios show which pool gains most.
             some = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
             prices = [max(objective(each) - objective(counts), LEAST_PRICE_STEP) for each in larger]
             kept_counts = _count_kept(oracle, larger, some)

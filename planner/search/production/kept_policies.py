@@ -64,8 +64,8 @@ class _Tested:
 def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched], Production | None]:
     """The searches on paper, and the three answers with the policies for which production costs least.
 
-    The search with these policies comes first. Searches that found a cheaper fleet on paper are dropped,
-    because beside a plan that was chosen for production they would look like better ones.
+    The search with these policies comes first. Searches that found a cheaper fleet on paper are dropped: the
+    certificate lists the others as alternatives, and a reader would take a cheaper one for a better plan.
     """
     searched = list(searched)
     chosen, paper = best_of(searched)
@@ -74,9 +74,9 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     best = _plan_and_test((chosen, paper)) or _plan_with_others(searched)
     if best is None:
         return searched, production_or_paper(chosen, paper)
-    best = _compare_with_first(searched, best)
+    best = _cheaper_with_first_policies(searched, best)
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
-    problem = best.searched[0]
+    problem, _ = best.searched
     raced, left_out = _race_in_scenarios(best, RACE_EFFORTS * problem.oracle.effort())
     # A policy gains if it found a cheaper fleet in the race; otherwise it has no `best`.
     gains = cheapest_first(raced)
@@ -100,14 +100,15 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     not_raced = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left_out)
     gain_facts.append(facts.PoliciesRaced(saves_nothing, rivals, not_raced, "production"))
     best_problem, best_search = best.searched
-    best_search = replace(best_search, raced=(*paper.raced, *gain_facts))
+    best_search = replace(best_search, race_facts=(*paper.race_facts, *gain_facts))
     production = with_answers(best_problem, best_search, best.trial)
     return _put_first(best_problem, best_search, searched), production
 
 
 def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> list[Searched]:
-    """The searches with that of the fleet's policies first, made anew where policies were raced, and without
-    those that found a cheaper fleet on paper or would be preferred at its price.
+    """The searches, the one with the policies of `fleet` first. If a race chose these policies, they have no
+    search yet, so it is made here. Searches that found a cheaper fleet on paper, or one that would be
+    preferred at the same price, are left out.
     """
     chosen, paper = best_of(searched)
     own = next((each for each in searched if each[0].oracle.policies == fleet.policies), None)
@@ -120,9 +121,9 @@ def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> l
 def _put_first(problem: Problem, own_search: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
     """This problem's search first, then those with other policies that found no cheaper fleet on paper."""
     others = [
-        (other, search)
-        for other, search in searched
-        if other is not problem and best_of([(problem, own_search), (other, search)])[0] is problem
+        (other, other_search)
+        for other, other_search in searched
+        if other is not problem and best_of([(problem, own_search), (other, other_search)])[0] is problem
     ]
     return [(problem, own_search), *others]
 
@@ -175,8 +176,9 @@ def _plan_and_test(searched: Searched, *, below: float | None = None) -> _Tested
 
 
 def _plan_with_others(searched: Sequence[Searched]) -> _Tested | None:
-    """Production where the policies that are best on paper have none within the limits: with the others that
-    were searched, or with raced ones. Raced are fleets that fill the limits, in the search's scenarios.
+    """Production with other policies, for limits within which the best policies on paper have none: with the
+    others that were searched, or else with the winners of a race. It simulates fleets that fill the limits,
+    in the search's scenarios.
     """
     chosen, paper = best_of(searched)
     tested = [
@@ -201,8 +203,10 @@ def _plan_with_others(searched: Sequence[Searched]) -> _Tested | None:
     return None
 
 
-def _compare_with_first(searched: Sequence[Searched], best: _Tested) -> _Tested:
-    """The cheaper of production with the best policies on paper and with those that were searched first."""
+def _cheaper_with_first_policies(searched: Sequence[Searched], best: _Tested) -> _Tested:
+    """Production with the policies that were searched first on paper, if that is cheaper; otherwise `best`,
+    which has the best policies on paper.
+    """
     first = searched[0]
     if first[0] is best.searched[0]:
         return best

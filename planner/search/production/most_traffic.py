@@ -19,7 +19,7 @@ from planner.documents.task import PlanQuestion
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import search_level0
-from planner.search.mixed.best_fleet import search_again
+from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_search import MOST_ROUNDS, cheapest_first, every_option, race_near
 from planner.search.oracle.fleet_counts import counts_of
@@ -28,7 +28,7 @@ from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import ended_by, is_over
 from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import build_problem
-from planner.search.problem.stages import Stage
+from planner.search.problem.stages import Message
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits, with_search_limit
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
@@ -115,9 +115,9 @@ class RateClimb:
         except StoppedError:  # The time is over. The best fleet so far is the result.
             pass
 
-    def go_on(self) -> bool:
-        """Climb beyond the refuted rate, for which `find_fleet` knows other policies now. Returns whether
-        there is a fleet at that rate.
+    def climb_with_other_policies(self) -> bool:
+        """Climb beyond the refuted rate, after the caller has given `find_fleet` other policies. Returns
+        whether there is a fleet at that rate.
         """
         rate_rps, self.failed_rps = self.failed_rps, math.inf
         try:
@@ -146,7 +146,7 @@ class RateClimb:
         """
         factor = stride if math.isinf(failed_rps) else 1 + NEAR_STRIDE_STEPS * self.step_frac
         while failed_rps > self.holds_rps * (1 + self.step_frac):
-            # A stride further, but not beyond the geometric mean with the rate that fails.
+            # The next rate is a stride further, but not beyond the geometric mean with the rate that fails.
             rate_rps = _round_rate(min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed_rps)))
             if not self.holds_rps < rate_rps < failed_rps:
                 break  # There is no rate with four digits between the two.
@@ -217,7 +217,7 @@ def find_most_traffic(
             level0 = search_level0(with_policy, best_fleets, any_will_do=True)
             best = level0.search.best
             if best is None and any_mix:
-                best = search_again(with_policy, best_fleets, is_mixed=True)
+                best = find_fleet_quickly(with_policy, best_fleets, is_mixed=True)
             if best is not None:
                 best_fleets[:] = [with_policy.oracle.fleet(best)]
                 sustained_rps.append(rate_rps)
@@ -283,7 +283,7 @@ def find_most_kept_traffic(
             start = known_fleets.setdefault(policies, [paper_fleet])
             best = search_level0(scenario_problem, start, walks=False, any_will_do=True).search.best
             if best is None and any_mix:
-                best = search_again(scenario_problem, start, is_mixed=True)
+                best = find_fleet_quickly(scenario_problem, start, is_mixed=True)
             if best is not None:
                 start.insert(0, scenario_problem.oracle.fleet(best))
                 sustained_rps.append(rate_rps)
@@ -318,8 +318,8 @@ def _climb_with_raced(
     choices: list[Policies],
     deadline: float,
 ) -> None:
-    """Go on with the climb as long as raced policies sustain the rate that was refuted, each time with these
-    as the only `choices`.
+    """Go on with the climb as long as some raced policies sustain the rate that was refuted. `choices` is the
+    list from which `find_fleet` of the climb takes its policies: it is replaced by the winner of each race.
     """
     for _ in range(MOST_ROUNDS):
         if climb.fleet is None or climb.refuted_rps is None or is_over(deadline):
@@ -331,7 +331,7 @@ def _climb_with_raced(
         if raced is None:
             return
         before, choices[:] = list(choices), [raced]
-        if not climb.go_on():
+        if not climb.climb_with_other_policies():
             choices[:] = before
             return
 
@@ -352,8 +352,8 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
 
 def _climb_in_words(what: str, rate_rps: float, sustained_rps: Sequence[float]) -> str:
     """For progress: the rate that is searched now, and the highest one that is known to be sustained."""
-    found = f"best so far {max(sustained_rps):g}" if sustained_rps else "none found yet"
-    return f"{what}: trying {rate_rps:g} requests/s, {found}"
+    best_text = f"best so far {max(sustained_rps):g}" if sustained_rps else "none found yet"
+    return f"{what}: trying {rate_rps:g} requests/s, {best_text}"
 
 
 def name_rate_in_messages(conditions: plan_problem.Conditions, rate_rps: float) -> plan_problem.Conditions:
@@ -363,10 +363,7 @@ def name_rate_in_messages(conditions: plan_problem.Conditions, rate_rps: float) 
     prefix = f"{rate_rps:g} requests/s found; "
 
     def report(message: str) -> None:
-        if isinstance(message, Stage):
-            conditions.progress(message.with_prefix(prefix))
-        else:
-            conditions.progress(type(message)(prefix + message))
+        conditions.progress(message.with_prefix(prefix) if isinstance(message, Message) else prefix + message)
 
     return replace(conditions, progress=report)
 

@@ -1,8 +1,9 @@
-"""Cheaper fleets of the machines of the production fleet, whose workers have other roles.
+"""Lists cheaper fleets on the GPUs of the production fleet, whose workers have other roles.
 
-Where pools have workers of several types, the search in scenarios ends with its effort, and may not come to
-a fleet that differs from its result by a worker's role. Four L40S before two owned A100 that decode were
-planned for 1.81 USD/h, where three do for 1.41 with one of the A100 as a mixed worker.
+If pools have workers of several types, the search in scenarios often uses up its effort before it comes to a
+fleet that differs from its result by a worker's role. One plan had four prefill workers on L40S and two
+decode workers on owned A100, for 1.81 USD/h. Three L40S are enough, for 1.41 USD/h, if one of the A100 is a
+mixed worker.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from planner.search.problem.options import Hardware, hardware
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
-# So many fleets are simulated at most.
-MOST_OTHER_ROLES = 32
-# With more workers, or more ways to give them roles, none is listed: one worker less saves little there.
+MOST_OTHER_ROLES = 32  # At most so many fleets are listed.
+# With more workers, or with more ways to give them roles, no fleet is listed: one worker less saves little
+# of a large fleet.
 MOST_WORKERS = 12
 MOST_WAYS = 20_000
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
 def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, below: float) -> list[Counts]:
-    """Fleets whose objective is less than `below`, with at most as many workers of every GPU and degree as
-    `best`, each in any role, with the settings of `best` or else those that level 0 found best for
-    that role. Those with the fewest changed workers come first, and of these the dearest, which are
-    likeliest to hold.
+    """Fleets whose objective is less than `below`, with at most as many workers of every GPU type and tensor
+    parallelism as `best`, each worker in any role. Engine settings are those of `best`, or those that level 0
+    found best where `best` has no such worker in that role. Fleets with the fewest changed workers come
+    first, and of these the most expensive, which are likeliest to hold.
     """
     if sum(count for _, count in best) > MOST_WORKERS:
         return []
@@ -61,7 +62,9 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
 def _assignments(
     options: Mapping[tuple[Role, Hardware], Option], machines: Mapping[Hardware, int]
 ) -> Iterator[list[tuple[Option, int]]]:
-    """Every way to give roles to at most so many workers of each GPU and degree."""
+    """Every way to give roles to at most the given number of workers of each GPU type and tensor parallelism,
+    as options with their counts; none if there are more than MOST_WAYS.
+    """
 
     def of_one(machine: Hardware, most: int) -> list[list[tuple[Option, int]]]:
         possible = [options[role, machine] for role in ROLES if (role, machine) in options]

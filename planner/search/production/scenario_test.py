@@ -32,7 +32,8 @@ TEST_BELOW_FRAC, TEST_ABOVE_FRAC = 0.05, 0.5
 TEST_REQUESTS = 6_000_000
 LEAST_TEST_SCENARIOS = 28
 MOST_TEST_SCENARIOS = 200
-# The second test of a chosen fleet begins so many scenarios later, where no first test of a plan arrives.
+# The second test of a chosen fleet begins so many scenarios later. No first test of a plan comes so far: all
+# together they have at most three_answers.MOST_TESTS x MOST_TEST_SCENARIOS (800), these are 1,024.
 PICKED_LATER = 32 * TEST_BLOCK
 # A test simulates its scenarios in batches, and checks its time between them: about AT_ONCE_REQUESTS
 # requests, in at least and at most so many scenarios.

@@ -25,7 +25,7 @@ from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
 from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
-from planner.search.mixed.best_fleet import FleetSearch, search_again
+from planner.search.mixed.best_fleet import FleetSearch, find_fleet_quickly
 from planner.search.mixed.mixed_fleets import best_settings
 from planner.search.mixed.polished_pins import find_lighter_fleet, is_worth_polishing, use_if_better
 from planner.search.oracle.fleet_counts import (
@@ -150,12 +150,8 @@ def _find_production_fleet(
     """As `find_production_fleet`, searched on the scale model `model`, which may be the problem itself; None
     also where the scale model has no fleet.
     """
-    safety, scenario_problem = problem.task.safety, with_search_scenarios(model)
+    safety, scenario_problem = problem.task.safety, _in_search_scenarios(model, problem.deadline)
     first = 0  # The first scenario of the next test: those of earlier tests have joined the search.
-    # The last simulation ends with the plan's time, even in the middle.
-    scenario_problem = replace(
-        scenario_problem, oracle=replace(scenario_problem.oracle, until=problem.deadline)
-    )
     trial: FleetTrial | None = None
     assert safety is not None and problem.tested is not None and model.tested is not None
     scenarios = scenario_problem.oracle.scenarios
@@ -206,7 +202,7 @@ def _find_production_fleet(
         if is_searched:
             grown = cheapest_kept.grow_other_designs(scenario_problem, paper, least)
             least = cheapest_kept.find_cheaper_kept(
-                scenario_problem, paper, next(iter(grown), None), start, refuted=objective(best)
+                scenario_problem, paper, next(iter(grown), None), start, refuted_value=objective(best)
             )
         first = next_block(first + kept_in.scenario_count)
     if trial is None:
@@ -214,9 +210,16 @@ def _find_production_fleet(
     return _with_polished_pins(_with_cheaper_fleets(_with_other_roles(trial, paper), paper))
 
 
+def _in_search_scenarios(problem: Problem, deadline: float) -> Problem:
+    """The problem in the scenarios that a search sees. Simulations end at `deadline`, even in the middle."""
+    problem = with_search_scenarios(problem)
+    return replace(problem, oracle=replace(problem.oracle, until=deadline))
+
+
 def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
-    """The trial with prefixes pinned on better workers (polished_pins.py): of a fleet with fewer workers that
-    then passes the test, or of the same fleet, if it passes as before and fewer requests miss their limits.
+    """The trial with prefixes pinned to better workers (polished_pins.py). Its fleet has fewer workers, if
+    such a fleet then passes the test; otherwise it is the same fleet, if that still passes and fewer requests
+    miss their limits.
     """
     while True:
         problem = trial.searched_problem
@@ -227,11 +230,11 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
             break
         test, kept_in = trial.test.decide_picked(fewer)
         if not is_test_passed(kept_in, test.safety):
-            # The placement that `find_lighter_fleet` has put into use goes back.
+            # `find_lighter_fleet` has put a polished placement into use, which is undone here.
             assert problem.oracle.pinning is not None
             problem.oracle.pinning.use(problem.oracle.fleet(fewer).pools, is_polished=False)
             break
-        # What `cheaper` says holds for the fleets below the price of the larger fleet, so it is dropped.
+        # `cheaper` is about the fleets below the price of the larger fleet, so it is dropped.
         trial = replace(trial, best=fewer, test=test, kept_in=kept_in, cheaper=None)
     test, kept_in = trial.test, trial.kept_in
 
@@ -247,8 +250,8 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 
 def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     """The trial of the first fleet of other_roles.py that keeps enough of the search's scenarios and passes
-    the test; the given one where there is none. Where all pools have one worker type, on paper and here, the
-    cheaper fleets are walked instead (cheaper_fleets.py).
+    the test, repeated from that fleet; the given trial if there is none. If no pool has several worker types,
+    on paper and here, the trial stays: all cheaper fleets are then simulated instead (cheaper_fleets.py).
     """
     problem = with_effort_limit(trial.searched_problem, LIKE_PRICE_EFFORT)
     is_mixed = has_several_types(paper.best) or has_several_types(trial.best)
@@ -271,10 +274,10 @@ def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
 
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     """The trial with what is known of cheaper fleets; if a cheaper fleet is found and passes the test, the
-    trial of that one.
+    trial of that fleet.
 
-    Such a fleet is cheaper than all that were near feasible before. So the near-feasible fleets below its own
-    price are tested too. Each round lowers the price.
+    The near-feasible fleets below the new price have not been tested before, so they are tested too. Each
+    round lowers the price.
     """
     if trial.model is not None and trial.model.oracle.downscale > 1:
         return trial  # A large problem has too many cheaper fleets to simulate them all.
@@ -341,21 +344,17 @@ def pick_fleet_and_test(
 
 
 def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet) -> FleetTrial | None:
-    """The test of a fleet that is known to keep enough of the search's scenarios, or of a fleet at about its
-    price with more headroom; None where the problem does not have such workers.
+    """As `pick_fleet_and_test`, for a fleet that is known to keep enough of the search's scenarios; None if
+    the problem does not have its worker types.
     """
     counts = counts_of(fleet, paper.level0.options)
     if not counts:
         return None
     assert problem.task.safety is not None and problem.tested is not None
     problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
-    scenario_problem = with_search_scenarios(problem)
-    scenario_problem = replace(
-        scenario_problem, oracle=replace(scenario_problem.oracle, until=problem.deadline)
-    )
+    scenario_problem = _in_search_scenarios(problem, problem.deadline)
     test = ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
-    best = _most_headroom(scenario_problem, paper, counts)
-    best, test, kept_in = _with_fewest_workers(scenario_problem, test, best, test.decide(best))
+    best, test, kept_in = pick_fleet_and_test(scenario_problem, paper, counts, test)
     return FleetTrial(best, kept_in, scenario_problem, test)
 
 
@@ -369,8 +368,8 @@ def plan_production(problem: Problem, paper: FleetSearch) -> Production | None:
 
 
 def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Production:
-    """The production fleet with the answers beside it. The fleet with a loss is searched for within the
-    limits of the trial's problem.
+    """The production fleet of the trial with the two answers beside it. The fleet with a loss is searched
+    within the limits of the trial's problem, which may be narrower than those of `problem`.
     """
     answer, lossy_fleet = None, None
     # If the question itself has losses to survive, production survives them already.
@@ -483,8 +482,8 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
 def _cheaper_with_one_more(
     trial: FleetTrial, answer: facts.Answered, lossy_fleet: Counts | None
 ) -> tuple[facts.Answered, Counts | None]:
-    """The answer "with a loss" and its fleet: production with one more worker of each machine where that is
-    cheaper and passes, else those given. They were searched beside another production fleet.
+    """The answer "with a loss" and its fleet: the given ones, which were searched for another production
+    fleet, or production with one more worker of each machine, if that is cheaper and passes.
     """
     problem, more = trial.searched_problem, one_more(trial.searched_problem, trial.best)
     most = math.inf if lossy_fleet is None else objective(lossy_fleet)
@@ -560,12 +559,14 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     while missed - too_few > 1 and not scenario_problem.out_of_time():
         middle = (too_few + missed) // 2
         weaker = with_scenarios(scenario_problem, scenario_problem.oracle.scenarios, middle)
-        fleet = in_time(partial(search_again, weaker, [], is_mixed=False), None)
+        fleet = in_time(partial(find_fleet_quickly, weaker, [], is_mixed=False), None)
         if fleet is None:
             too_few = middle
         else:
             best = fleet
-            missed = in_time(partial(_fewest_missed, middle, weaker.oracle, fleet, count), middle)
+            # The search allowed `middle` misses, so the fleet has no more, but it may have fewer.
+            exactly = in_time(partial(weaker.oracle.missed_count, fleet, count), middle)
+            missed = min(middle, exactly)
     kept_frac, wanted = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
     on_paper = in_unit(objective_paid(scenario_problem, paper.best), unit)
@@ -593,11 +594,6 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     )
 
 
-def _fewest_missed(most: int, oracle: Oracle, counts: Counts, count: int) -> int:
-    """The number of scenarios that a fleet misses, which is known to be at most `most`."""
-    return min(most, oracle.missed_count(counts, count))
-
-
 def _answer_with_a_loss(
     production: FleetTrial, paper: FleetSearch
 ) -> tuple[facts.Answered, Counts | None, Counts | None]:
@@ -609,8 +605,8 @@ def _answer_with_a_loss(
     each machine may be taken without passing, because after any loss all workers of production are left. It
     is the answer where MOST_LOSS_TESTS cheaper fleets fail.
 
-    A scale model cannot tell one worker from none. So where a scale model was searched, only production with
-    one more worker of each machine is answered, without its headroom.
+    In a scale model one worker stands for many, so the loss of a single one cannot be simulated. If a scale
+    model was searched, the answer is production with one more worker of each machine, without its headroom.
     """
     scenario_problem = production.searched_problem
     more = one_more(scenario_problem, production.best)
@@ -638,8 +634,8 @@ def _answer_with_a_loss(
             break
         first_lossy = first_lossy or lossy_best
         if lossy_best is more:
-            # What a loss leaves of it has all workers of production, so production's own scenarios judge it:
-            # no search has chosen it by them. Where all workers are alike, that is production itself.
+            # After a loss `more` still has all workers of production, and no search has chosen it by the
+            # scenarios of production's test. So it is counted in the same scenarios as production.
             test = production.test.after_a_loss()
         kept_in, missed, kept_scenarios = test.decide_and_split(lossy_best)
         if lossy_best is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
@@ -661,19 +657,25 @@ def _find_lossy_fleet(
     more or fewer than production; a few workers of other types beside production.
 
     `strict` leaves out the hardest scenarios, as many as a fleet may miss, and allows no miss in the others.
-    One missed scenario then refutes a fleet, which takes fewer simulations.
+    One missed scenario then refutes a fleet, which takes fewer simulations. A search of `lossy` itself
+    follows, as a fleet may miss other scenarios than those.
     """
     may_miss, least = lossy.oracle.may_miss, objective(best)
     strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)  # The hardest come first in `lossy`.
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
     # No fleet that survives a loss is cheaper than production, so one at its price is the cheapest.
     if cheapest is None or objective(cheapest) > least * lossy.same_value:
-        for question in (strict, lossy):
+        for lossy_problem in (strict, lossy):
             cheapest = cheapest_kept.find_cheaper_kept(
-                question, paper, cheapest, any_mix=False, most=LOSS_SEARCH_REQUESTS, refuted=least
+                lossy_problem,
+                paper,
+                cheapest,
+                any_mix=False,
+                most_requests=LOSS_SEARCH_REQUESTS,
+                refuted_value=least,
             )
-        for look in (_cheapest_neighbour, _cheapest_with_other_types):
-            cheapest = in_time(partial(look, lossy, paper, best, cheapest), cheapest)
+        for find_cheaper in (_cheapest_neighbour, _cheapest_with_other_types):
+            cheapest = in_time(partial(find_cheaper, lossy, paper, best, cheapest), cheapest)
     return cheapest
 
 
@@ -692,12 +694,7 @@ def _cheapest_n_plus_one(
     if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds([filled])[0]:
         candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
     below = min(map(objective, candidates), default=math.inf)
-    feasible = [
-        counts_named(fleet, paper.level0.options)
-        for fleet, holds in scenario_problem.oracle.verdicts.items()
-        if holds
-    ]
-    cheapest = sorted((each for each in feasible if each and scenario_problem.allows(each)), key=objective)
+    cheapest = sorted(_feasible_fleets(scenario_problem, paper), key=objective)
     likely = [each for each in cheapest if objective(each) > objective(best) * (1 + SAME_FRAC)]
     for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
         is_open = objective(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
@@ -796,13 +793,13 @@ def _answer_with_headroom(
     problem: Problem, name: facts.AnswerName, counts: Counts, kept_in: facts.KeptIn
 ) -> facts.Answered:
     """An answer with the fleet's headroom, which is left out where the time is over."""
-    bought = _answer_without_headroom(problem, name, counts, kept_in)
+    answer = _answer_without_headroom(problem, name, counts, kept_in)
     try:
         end = find_headroom(problem.oracle, counts, before_each=lambda: _stop_in_time(problem))
     except StoppedError:
-        return bought
+        return answer
     return replace(
-        bought, headroom=end.headroom, breaks_by_traffic=end.by_traffic, breaks_by_steps=end.by_steps
+        answer, headroom=end.headroom, breaks_by_traffic=end.by_traffic, breaks_by_steps=end.by_steps
     )
 
 
@@ -834,7 +831,9 @@ def _one_fewer_refused(trial: FleetTrial) -> facts.FewerTested | None:
 
 
 def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.ScenariosDrawn:
-    """The fact that says how the scenarios were drawn and how many the search saw."""
+    """The fact that says how the scenarios were drawn and how many the search, whose oracle is `searched`,
+    saw.
+    """
     assert problem.task.safety is not None and problem.searched is not None
     trace = problem.searched.trace
     way = drawn_by(problem.task, trace)
@@ -866,16 +865,16 @@ def _search_most_headroom(problem: Problem, paper: FleetSearch, best: Counts) ->
         return best
     problem = with_effort_limit(problem, LIKE_PRICE_EFFORT)
     headroom = find_headroom(problem.oracle, best).headroom
-    room_frac, roomier = min(headroom.traffic_frac, headroom.steps_frac), list[Counts]()
+    most_frac, ever_more = min(headroom.traffic_frac, headroom.steps_frac), list[Counts]()
     for counts in itertools.islice(_fleets_of_like_price(problem, paper, best), MOST_LIKE_PRICE):
-        least_frac = room_frac * MORE_HEADROOM + SAME_FRAC
+        least_frac = most_frac * MORE_HEADROOM + SAME_FRAC
         if problem.out_of_time() or not holds_with(problem.oracle, counts, least_frac):
             continue
         headroom = find_headroom(problem.oracle, counts, least_frac=least_frac).headroom
-        roomier.append(counts)
-        room_frac = min(headroom.traffic_frac, headroom.steps_frac)
+        ever_more.append(counts)
+        most_frac = min(headroom.traffic_frac, headroom.steps_frac)
     # Each has more headroom than the one before, so the last one that keeps enough scenarios has the most.
-    return next((counts for counts in reversed(roomier) if problem.oracle.holds([counts])[0]), best)
+    return next((counts for counts in reversed(ever_more) if problem.oracle.holds([counts])[0]), best)
 
 
 def _feasible_fleets(problem: Problem, paper: FleetSearch) -> Iterator[Counts]:
@@ -897,13 +896,15 @@ def _fleets_of_like_price(problem: Problem, paper: FleetSearch, best: Counts) ->
     ]
     counted = [count for _, count in best]
     names_listed = {names_of(best)}
-    others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
+    other_settings = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
+    # Nodes are paid whole, so fleets may differ in their GPUs' prices and cost the same, or the other way
+    # round: all prices must be alike.
     prices = (
         objective,
         objective_by_gpu,
         *((paid_whole_usd_per_h,) if problem.task.objective == "gpus" else ()),
     )
-    for counts in itertools.chain(others, _feasible_fleets(problem, paper)):
+    for counts in itertools.chain(other_settings, _feasible_fleets(problem, paper)):
         is_near = all(abs(price(counts) - price(best)) <= LIKE_PRICE_FRAC * price(best) for price in prices)
         if names_of(counts) not in names_listed and is_near and problem.allows(counts):
             names_listed.add(names_of(counts))

@@ -2,8 +2,8 @@
 must be raised if not all LLMs fit.
 
 Every query goes to the same designs (level0/cheapest.py), so a fleet that one query simulates is known to
-all. The least sufficient amount of a limit is found by minimising its use under the other limits, which needs
-no step width and no bisection.
+all. The least sufficient amount of a limit is not searched by trial amounts: one query minimises the use of
+that limit under all other limits.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ def price_limits(
         if without.best is None:  # Even without this limit no fleets are cheaper.
             bindings.append(MoreSavesNothing(row.limit, is_known=without.is_exact))
             continue
-        least = queries.find_least(
-            [*others, SharedLimit(None, below, lambda option: option.objective)], row.use
-        )
+        objective_below = SharedLimit(None, below, lambda option: option.objective)
+        least = queries.find_least([*others, objective_below], row.use)
         amount = _enough(row, without if least.best is None else least)
         raised = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
         if raised.best is not None:

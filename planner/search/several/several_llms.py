@@ -80,6 +80,7 @@ def _plan_together(
     *,
     adds_robustness: bool,
 ) -> SharedPlan:
+    """As `plan_together`, by the prices of GPUs in use: the stages before `bill` in the module docstring."""
     # A part is the question for one LLM. Limits and objective are the same in all parts.
     parts, task = question.parts, question.parts[0].task
     is_safe = any(part.task.safety is not None for part in parts)
@@ -98,7 +99,7 @@ def _plan_together(
         for part, alone_search, paper_search in zip(parts, alone, paper.searched, strict=True)
     ]
     shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if is_safe else None
-    searched, leave = _searches_as_run(paper, shared, parts, limits, deadline)
+    searched, leave = _searches_for_certificates(paper, shared, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
     plans = _certify_plans(
         parts, searched, leave, shared, catalog, seed, deadline, adds_robustness=adds_robustness
@@ -141,7 +142,8 @@ def _plan_together(
         ),
         warnings=(*map(OfTraffic, question.notes), *_llm_warnings(parts, plans)),
         rounds=level0.rounds,
-        simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),  # Each once.
+        # LLMs may share an oracle, whose simulations count once.
+        simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
         seed=seed,
         placement=_place_all(parts, plans),
     )
@@ -170,7 +172,7 @@ def _paper_of_llm(
     return LlmOnPaper(part.name, problem, best_alone, best)
 
 
-def _searches_as_run(
+def _searches_for_certificates(
     paper: shared_paper.SharedPaper,
     shared_production: SharedProduction | None,
     parts: Sequence[LlmQuestion],
@@ -179,8 +181,8 @@ def _searches_as_run(
 ) -> tuple[list[shared_paper.Searched], list[OthersLeave | None]]:
     """For each LLM the search that its certificate describes, and what the others leave it.
 
-    That is the search on paper, with one exception: if an LLM requires no safety, and the others use more of
-    the limits in production, it is searched again within what they leave then.
+    The certificate describes the search on paper, with one exception: an LLM that requires no safety is
+    searched again if the other LLMs use other fleets in production, within what those leave.
     """
     searched, leave = list(paper.searched), list(paper.within)
     if (

@@ -90,7 +90,8 @@ def _fill_nodes(
     expanded: set[frozenset[str]] = set()  # Plans for which step 2 was done, by the same key.
     kinds = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
-        # With fewer kinds the price of GPUs in use only rises, and no bill is below that price.
+        # With fewer kinds the price of GPUs in use only rises, and no bill is below that price. So a plan
+        # whose price is not below the best bill leads to no better one.
         to_beat_usd_per_h = best.bill.usd_per_h * (1 - CHEAPER_FRAC)
         feasible = {key: shared for key, shared in plans.items() if shared is not None}
         parents = [
@@ -118,14 +119,14 @@ def _fill_nodes(
                 plans[without] = None
                 continue
             plans[without] = shared
-            if _is_less(shared, best):
+            if _is_better(shared, best):
                 best, left_out = shared, without
     return best if best is first else _beside_first(best, first, question.parts, left_out)
 
 
-def _is_less(shared: SharedPlan, best: SharedPlan) -> bool:
-    """Whether this plan has no worse a status and a smaller bill; of plans with equal bills, whether its
-    fleets with a loss cost less.
+def _is_better(shared: SharedPlan, best: SharedPlan) -> bool:
+    """Whether this plan has a smaller bill, or an equal bill and cheaper fleets with a loss, and a status
+    that is no worse.
     """
     if _STATUS_RANK.get(shared.status, 0) > _STATUS_RANK.get(best.status, 0):
         return False
@@ -155,8 +156,9 @@ def _bill_or_none(bill: float) -> float | None:
 def _beside_first(
     best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], left_out: frozenset[str]
 ) -> SharedPlan:
-    """The plan `best`, made without the kinds `left_out`. What must hold for all of the stock is taken from
-    the `first` plan: the bounds, and the fleets of each LLM alone.
+    """The plan `best`, made without the kinds `left_out`, as the answer for all of the stock. So its bounds,
+    and the fleets of each LLM alone, are those of the `first` plan, which had all kinds. It says what it
+    saves against that plan.
     """
     parts = list(parts)
     (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
@@ -169,9 +171,9 @@ def _beside_first(
     )
     nothing_left = OthersLeave(tuple(Remainder(FleetLimit("stock", kind), 0.0) for kind in sorted(left_out)))
     plans = {}
-    for name, one in best.plans.items():
-        assumptions = (nothing_left, *one.certificate.assumptions)
-        plans[name] = replace(one, certificate=replace(one.certificate, assumptions=assumptions))
+    for name, plan in best.plans.items():
+        assumptions = (nothing_left, *plan.certificate.assumptions)
+        plans[name] = replace(plan, certificate=replace(plan.certificate, assumptions=assumptions))
     bindings: tuple[Binding, ...] = tuple(
         fact
         for fact in best.in_production or best.binding

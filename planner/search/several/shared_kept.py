@@ -14,7 +14,7 @@ from functools import partial
 
 from planner.documents.safety import safety_kept
 from planner.domain import ROUNDING
-from planner.search.mixed.best_fleet import search_again
+from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.stopping import in_time
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -112,7 +112,7 @@ def _find_fleets_for_share(
         may_miss = _floor((1 - min(kept_frac, _required_frac(problem))) * len(scenarios))
         # The bisection repeats this search, so each search gets the smallest budget of simulated requests.
         limited = with_search_limit(with_scenarios(problem, scenarios, may_miss), LEAST_SEARCH_REQUESTS)
-        fleet = search_again(limited, start=[], is_mixed=False)
+        fleet = find_fleet_quickly(limited, start=[], is_mixed=False)
         # Exchanging rented workers for owned ones changes the limits left for the next LLM, but no latency.
         return None if fleet is None else owned_first(problem, fleet)
 

@@ -1,8 +1,8 @@
 """Several LLMs on one stock, on paper: the master problem of search/level0/cheapest.py over all of them
 (several_llms.py).
 
-Later stages reuse the simulations of earlier ones. Alone, with the limits for itself, an LLM costs the least.
-So the certificate can say what each LLM pays for sharing them (`gives_way_facts`).
+Each LLM is first searched alone, as if it had the limits for itself; later stages reuse these simulations. No
+LLM costs less than alone, so the certificate can say what each pays for sharing (`gives_way_facts`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
+from planner.search.problem.stages import Message, phase_of
 from planner.search.several import joint_limits
 from planner.solvers.master import FleetLimits
 
@@ -75,10 +76,7 @@ def plan_on_paper(
         progress(f"{part.name}, with all of the fleet for itself")
         until = slice_of(deadline, len(parts) - k)
         own_conditions = Conditions(
-            until,
-            lambda message, name=part.name: progress(f"{name}: {message}"),  # type: ignore[misc]
-            answers=answers,
-            by_gpu=limits.by_gpu,
+            until, _progress_of_llm(part.name, progress), answers=answers, by_gpu=limits.by_gpu
         )
         alone.append(_search_alone(part, catalog, seed, own_conditions))
     if not joint_limits.fit_together(limits, (best_of(each)[1].best for each in alone)):
@@ -89,6 +87,18 @@ def plan_on_paper(
     level0 = _level0_where_all_fit(alone, limits)
     binding = (Finding("no-shared-limit"),)
     return alone, SharedPaper(alone, nothing_left_out, level0, is_walked, binding, oracles=())
+
+
+def _progress_of_llm(name: str, progress: Progress) -> Progress:
+    """A function that reports the progress of one LLM's search under its name. Its messages are no stages of
+    the whole plan.
+    """
+
+    def report(message: str) -> None:
+        best_so_far = message.best_so_far if isinstance(message, Message) else ""
+        progress(Message(f"{name}: {phase_of(message)}", best_so_far))
+
+    return report
 
 
 def best_value(searched: Searched) -> float:
@@ -215,7 +225,7 @@ def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> b
     """Whether some limit is too small for one worker of each LLM, of the type that uses least of it."""
     types = [problem.types for (problem, _), *_ in searched]
     return any(
-        sum(min(limits.use(limit, worker) for worker in each) for each in types) > amount
+        sum(min(limits.use_per_worker(limit, worker) for worker in each) for each in types) > amount
         for limit, amount in limits.rows()
     )
 
@@ -223,8 +233,8 @@ def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> b
 def _simulate_all_cheaper(
     searched: Sequence[Searched], llms: Sequence[Sequence[Design]], shared: Cheapest, deadline: float
 ) -> bool:
-    """Simulate every fleet of level 0 that a better choice could contain, and record in the designs which
-    ones hold.
+    """Simulate every fleet of level 0 that a choice cheaper than `shared` could contain, and record in the
+    designs which ones hold.
 
     In a better choice an LLM costs at most the value of `shared` less the least values of the others alone;
     these must be exact. Returns whether all such fleets were simulated.

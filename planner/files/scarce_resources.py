@@ -53,7 +53,7 @@ def survives_in_copy(work: Callable[[], object]) -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             margin = bytearray(MARGIN_BYTES)
             work()
-            code = 0 if margin else 1
+            code = 0 if margin else 1  # `margin` is used here, so that its memory is not free before.
         finally:
             os._exit(code)
     until_s = time.monotonic() + PROBE_S

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from planner.files.wants import missing_resource, survives_in_copy
+from planner.files.scarce_resources import missing_resource, survives_in_copy
 
 
 @pytest.mark.parametrize(
