@@ -21,9 +21,10 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, read_yaml
 from planner.files.document_values import show_value
+from planner.fleet import Fleet
 from planner.manifests.engine_command import why_not_started
 from planner.traffic.classes import check_classes
-from planner.traffic.trace import spread_stamps
+from planner.traffic.trace import Trace, spread_stamps
 
 if TYPE_CHECKING:
     from planner.runtime.analysis import EngineKind, Validation, ValidationSetup
@@ -140,7 +141,7 @@ def validate(
     requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
     slo_to_keep = limits or own_slo(file)
     check_classes(slo_to_keep, requests)
-    most_tokens = int(np.max(requests.input_tokens + requests.output_tokens))
+    most_tokens = _most_tokens(fleet, requests)
     longest = max_model_len_of(read_yaml(file), file) or most_tokens
     whole_plan = None
     notes: tuple[str, ...] = ()
@@ -174,6 +175,20 @@ def validate(
         png=how.get("png", False),
     )
     return ValidationResult(validation)
+
+
+def _most_tokens(fleet: Fleet, requests: Trace) -> int:
+    """The tokens of the longest request. Raises InputError where no worker has room for it: engines would not
+    start, or not end it.
+    """
+    most_tokens = int(np.max(requests.input_tokens + requests.output_tokens))
+    room_tokens = max(pool.type.kv_tokens for pool in fleet.running_pools)
+    if most_tokens > room_tokens:
+        raise InputError(
+            f"{requests.name}: has a request of {most_tokens:,} tokens, and a worker of this fleet has room "
+            f"for {room_tokens:,} at most: leave it out, or validate a plan that was made for it"
+        )
+    return most_tokens
 
 
 def need_aiohttp() -> None:

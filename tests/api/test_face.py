@@ -404,3 +404,6 @@ def test_validate_refuses_what_cannot_run(tmp_path: Path) -> None:
         fleetplan.validate(tmp_path / "plan", tmp_path / "out", max_requests=5)
     with pytest.raises(fleetplan.InputError, match="there is no environment variable 'NOT_THERE'"):
         fleetplan.validate(tmp_path / "plan", tmp_path / "out", url="https://x", api_key_env="NOT_THERE")
+    longest = pd.DataFrame({"arrival_s": [0.0], "input_tokens": [10**8], "output_tokens": [5]})
+    with pytest.raises(fleetplan.InputError, match=r"a request of 100,000,005 tokens, and a worker of this"):
+        fleetplan.validate(tmp_path / "plan", tmp_path / "out", longest, engine="rehearsal")
