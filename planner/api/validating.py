@@ -147,6 +147,8 @@ def validate(
     notes: tuple[str, ...] = ()
     if slo_to_keep.guarantees:
         notes = ("Not measured: shares of service of tenants, as engines do not say when a request began.",)
+    if slo_to_keep.every_s is not None:
+        notes += ("Not judged: the SLO in every window of it; it is judged over the whole run.",)
     if how.get("engine") != "rehearsal" and endpoint is None and (why := why_not_started(fleet)):
         raise InputError(f"{file}: {why}; rehearse it with engine rehearsal")
     if how.get("engine") == "rehearsal" and fleet.engine is not None:

@@ -147,9 +147,8 @@ def loud(verdict: str) -> str:
 
 def window_text(worst: dict[str, Any], window_count: int) -> str:
     """The label of the worst window of an SLO."""
-    return (
-        f"  worst of {window_count} windows: {show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
-    )
+    times = f"{show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
+    return f"  worst of {counted(window_count, 'window')}: {times}"
 
 
 def seconds_cell(seconds: float | None) -> str:

@@ -658,10 +658,13 @@ def test_a_rehearsal_leaves_out_what_an_engine_adds(tmp_path: Path, run: Callabl
     fleet = yaml.safe_load((folder / "fleet.yaml").read_text())
     slow = {"name": "vllm", "version": "0.11", "front_end": "5 s"}
     (folder / "fleet.yaml").write_text(yaml.safe_dump(fleet | {"engine": slow}))
-    done = run(folder, "--json")
+    slo = tmp_path / "every.yaml"
+    slo.write_text(f"llm: {fleet['llm']}\nslo: {{ttft: {{p90: 1 min}}, every: 1 s}}\n")
+    done = run(folder, "--json", "--slo", str(slo))
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert told["finished"] == 8
+    assert any("Not judged: the SLO in every window" in note for note in told["notes"])
     assert any("Rehearsed without what vLLM 0.11" in note for note in told["notes"])
 
 
