@@ -95,7 +95,7 @@ def plan(
         for name, is_set in (("explain", explain), ("prove", prove)):
             if is_set:
                 raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
-        shared = plan_llms(questions_of(question, trace), question.catalog)
+        shared = plan_llms(questions_of(question, trace, seed=seed), question.catalog)
         return SharedPlanResult(shared, question, command)
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
@@ -254,7 +254,7 @@ def read_plan(folder: str | Path, catalog: CatalogLike = None) -> PlanResult:
     return PlanResult(written, None, command)
 
 
-def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuestion:
+def questions_of(question: TaskDocument, trace: TracesLike, *, seed: int = 0) -> SeveralLlmsQuestion:
     """The question of several LLMs with their traces, those given as DataFrames included."""
     document = dict(question.document)
     own_traces: dict[str, Trace] = {}
@@ -273,7 +273,7 @@ def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuesti
         common = Path(trace)
     elif trace is not None:
         common = read_trace(trace)
-    return question_of(document, question.path, common, question.catalog, traces=own_traces)
+    return question_of(document, question.path, common, question.catalog, traces=own_traces, seed=seed)
 
 
 def _equivalent_command(

@@ -230,6 +230,7 @@ def what_if(
 
 def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
     """What `what_if` gives, on the trace of a study, which was read before."""
+    study.progress(f"planning without {label}")
     try:
         before = study.ask(question.task())
     except InfeasibleError as error:

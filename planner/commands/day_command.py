@@ -142,7 +142,7 @@ def day(
     else:
         print_joint_answer(day_result.answer)
     if written:
-        print_lines(f"{len(written)} files in {out}")
+        print_lines(f"written to {out}: {len(written)} files; open {out}/day.html")
 
 
 def run_controller(

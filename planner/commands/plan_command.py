@@ -303,7 +303,9 @@ def plan_several(options: PlanOptions) -> None:
         Progress(quiet=options.quiet, limit_s=options.time_limit_s) as progress,
     ):
         catalog = read_catalog(options.catalog)
-        question = read_question(options.slo, options.trace, catalog, drop_invalid=options.drop_invalid)
+        question = read_question(
+            options.slo, options.trace, catalog, seed=options.seed, drop_invalid=options.drop_invalid
+        )
         say_first(
             dict.fromkeys(
                 line for part in question.parts for line in (*part.trace.warnings, *part.task.doubts)
@@ -313,7 +315,7 @@ def plan_several(options: PlanOptions) -> None:
         outputs = [folder / name for folder in folders for name in (*NAMES, "requests.csv")]
         keep_inputs(outputs, options.slo, *question.files)
         for part in question.parts:
-            progress(f"{part.name}: {len(part.trace)} requests of {part.trace.name}")
+            progress(f"{part.name}: {len(part.trace):,} requests of {part.trace.name}")
         shared_plan = plan(
             question, catalog=catalog, seed=options.seed, time_limit_s=options.time_limit_s, progress=progress
         )

@@ -146,7 +146,7 @@ def study_of(
     from planner.studies.what_if import Study
 
     requests = read_requests(trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid)
-    progress(f"{len(requests)} requests of {requests.name}")
+    progress(f"{len(requests):,} requests of {requests.name}")
     return Study(requests, catalog_rows, seed=seed, time_limit_s=time_limit_s, progress=progress)
 
 

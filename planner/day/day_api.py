@@ -314,7 +314,7 @@ def _day_together(
     progress: Progress,
 ) -> JointDayResult:
     """`day` for a question of several LLMs; `deadline` is a time of `time.monotonic`."""
-    shared_question = questions_of(question, trace)
+    shared_question = questions_of(question, trace, seed=seed)
     parts = [replace(part, task=_static_fleet_question(part.task)) for part in shared_question.parts]
     for part in parts:
         if part.task.slowdowns is not None:

@@ -5,7 +5,8 @@
         llm: meta-llama/Llama-3.1-70B
         slo: {ttft: {p90: 2 s}}            # or preset, and any key of OWN (docs/tables/keys.md)
         safety: {kept_in: 0.95}            # in place of the default below
-        trace: chat.csv                    # a file in the folder of this one; or
+        trace: chat.csv                    # a file in the folder of this one; or traffic: that describes
+                                           # requests, or
         model: chat-prod                   # the rows of --trace with this value in the column `model`
       code: {llm: meta-llama/Llama-3.1-8B, preset: vidur, traffic: {rate: 40}}
     fleet: {gpus: {a100-80g: 64, h100-80g: 32}}
@@ -31,6 +32,7 @@ from planner.documents.task import BELONGS, PlanQuestion, parse_task, with_confi
 from planner.errors import InputError, TraceError
 from planner.files.checked_files import read_yaml
 from planner.files.document_values import check_text, list_first, refuse_unknown
+from planner.traffic.described import draw_requests
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 from planner.units import counted
@@ -80,10 +82,12 @@ class Entry:
 
 
 def read_question(
-    path: Path, trace: Path | None, catalog: Catalog, *, drop_invalid: bool = False
+    path: Path, trace: Path | None, catalog: Catalog, *, seed: int = 0, drop_invalid: bool = False
 ) -> SeveralLlmsQuestion:
-    """Read slo.yaml with `llms`, and the traces. Raises InputError with the file, the entry and the key."""
-    return question_of(read_yaml(path), path, trace, catalog, drop_invalid=drop_invalid)
+    """Read slo.yaml with `llms`, and the traces; draw what is described. Raises InputError with the file, the
+    entry and the key.
+    """
+    return question_of(read_yaml(path), path, trace, catalog, seed=seed, drop_invalid=drop_invalid)
 
 
 def question_of(
@@ -93,17 +97,24 @@ def question_of(
     catalog: Catalog,
     *,
     traces: Mapping[str, Trace] | None = None,
+    seed: int = 0,
     drop_invalid: bool = False,
 ) -> SeveralLlmsQuestion:
     """Read the question from a mapping, as if it stood in the file `path`; errors as in `read_question`.
 
-    An entry's traffic is its trace in `traces`; otherwise its own file; otherwise its rows of `common`, a
-    trace or a file.
+    An entry's traffic is what it describes, drawn by the seed; otherwise its trace in `traces`; otherwise its
+    own file; otherwise its rows of `common`, a trace or a file.
     """
     entry_list = parse_entries(document, path, catalog)
     traces = traces or {}
     refuse_unknown(traces, [entry.name for entry in entry_list], "trace")
-    sources = {entry.name: traces.get(entry.name, entry.trace) for entry in entry_list}
+    sources: dict[str, Path | Trace | None] = {}
+    for entry in entry_list:
+        described = entry.task.described
+        if described is not None and entry.name in traces:
+            raise InputError(f"{path}: llms: {entry.name}: traffic: describes its requests; drop its trace")
+        own = traces.get(entry.name, entry.trace)
+        sources[entry.name] = own if described is None else draw_requests(described, seed=seed)
     return _with_traces(entry_list, sources, path, common, catalog, drop_invalid=drop_invalid)
 
 
@@ -182,12 +193,11 @@ def _parse_entry(
     task = parse_task({**with_config(own, path.parent, catalog), **beside_llms}, catalog, where=where)
     if task.plans_each_target:
         raise InputError(f"{where}: deploy: each is for one LLM; name one target, or plan each LLM by itself")
-    if task.described is not None:
-        raise InputError(
-            f"{where}: traffic: describes requests, which is for one LLM; plan it alone with -o out/, and "
-            "give its out/requests.csv (or traffic.jsonl, where there is one) here as trace:"
-        )
     trace = path.parent / given["trace"] if "trace" in given else None
+    if task.described is not None and (trace is not None or "model" in given):
+        raise InputError(
+            f"{where}: traffic: describes its requests; drop trace: and model:, or describe none"
+        )
     return Entry(name, own, task, trace, given.get("model"))
 
 

@@ -288,7 +288,7 @@ class Moved:
 
 def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str) -> Moved:
     """Answer the changed question, starting the search from the fleet of the question before."""
-    study.progress(label)
+    study.progress(f"planning with {label}")
     try:
         problem = study.problem_of(task)
     except InfeasibleError as error:

@@ -13,7 +13,9 @@ import pytest
 import yaml
 from plans import CATALOG
 
+import fleetplan
 from planner import cli
+from planner.api.results import PlanResult
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import read_fleet
 from planner.documents.safety import Safety
@@ -117,7 +119,12 @@ def test_one_entry_without_a_trace_takes_all_of_the_common_one(folder: Path) -> 
         ([SMALL, SMALL], "own.csv", {}, "two entries are named llama-3.1-8b"),
         ({"a": {"slo": SMALL["slo"]}}, "own.csv", {}, "a: llm: expected the name of an LLM, found nothing"),
         ({"a": {**SMALL, "fleet": {}}}, "own.csv", {}, "llms: a: fleet is shared by all LLMs"),
-        ({"a": {**SMALL, "traffic": {"rate": 1, "task": "chat"}}}, None, {}, "give its out/requests.csv (or"),
+        (
+            {"a": {**SMALL, "traffic": {"rate": 1, "task": "chat"}, "trace": "own.csv"}},
+            None,
+            {},
+            "llms: a: traffic: describes its requests; drop trace: and model:",
+        ),
         ({"a": {**SMALL, "tracee": "x"}}, "own.csv", {}, "a: unknown key 'tracee'; did you mean 'trace'"),
         ({"a": {**SMALL, "trace": 5}}, "own.csv", {}, "llms: a: trace: expected text, found 5"),
         ({"a": {**SMALL, "trace": "no.csv"}}, None, {}, "no.csv: no such file"),
@@ -223,6 +230,26 @@ def test_safety_is_each_llms_own_or_that_of_all(
 ) -> None:
     asked = ask(folder, {"a": {**SMALL, **own}}, trace="own.csv", **beside)
     assert asked.parts[0].task.safety == meant
+
+
+def test_llms_on_one_stock_may_each_describe_their_traffic(folder: Path, run: Run) -> None:
+    """Each has the requests and the fleet that it would have alone, as the stock is enough for both."""
+    entries = {
+        "chat": {**SMALL, "traffic": {"rate": 4, "input": 900, "output": 100, "duration": "60 s"}},
+        "code": {**SMALL, "traffic": {"rate": 2, "input": 2000, "output": 80, "duration": "60 s"}},
+    }
+    shared = {"fleet": {"gpus": {"a100-80g": 8}, "sold_as": {"a100-80g": "gpu"}}, "safety": "none"}
+    (folder / "slo.yaml").write_text(as_text({"llms": entries, **shared}))
+    code, out, err = run("--slo", folder / "slo.yaml", "-o", folder / "out", "--seed", 3, "--json")
+    assert code == 0, err
+    alone = {name: fleetplan.plan({**entry, **shared}, seed=3) for name, entry in entries.items()}
+    assert json.loads(out)["cost_usd_per_h"] == pytest.approx(
+        sum(each.cost_usd_per_h for each in alone.values())
+    )
+    for name, each in alone.items():
+        assert isinstance(each, PlanResult)
+        rows = read_trace(folder / "out" / name / "requests.csv", seed=None)
+        assert rows.input_tokens.tolist() == each.plan.trace.input_tokens.tolist()
 
 
 def test_too_little_stock_for_both_ends_in_one_line_and_writes_nothing(folder: Path, run: Run) -> None:
