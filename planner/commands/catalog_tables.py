@@ -116,9 +116,7 @@ def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _latency_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """The fits of step times; rooflines are none. GPUs with a power cap have no rows: they share the fits of
-    the uncapped GPU.
-    """
+    """The fits of step times, without rooflines. GPUs with a power cap share the fits of the uncapped one."""
     rows = []
     for llm in catalog.llms.values():
         for gpu in catalog.gpus.values():

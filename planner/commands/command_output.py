@@ -48,9 +48,7 @@ NOTICES = logging.getLogger("fleetplan.code_cache")
 
 
 class _NoticesTo(logging.Handler):
-    """Shows notices as progress, each text once. Warnings are printed as without this handler, with --quiet
-    too.
-    """
+    """Shows notices as progress, each text once. Warnings are printed as without it, with --quiet too."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()

@@ -219,9 +219,7 @@ def init(
     document: dict[str, Any] = {}
 
     def ask(question: str, default: str, parse: Callable[[str], dict[str, Any]]) -> None:
-        """Ask until the answers so far can be read as a question for the planner, and add this one to
-        `document`. A pipe is asked once.
-        """
+        """Ask until the answers make a question for the planner, and add this one. A pipe is asked once."""
         while True:
             answer = _read_answer(question, default)
             try:

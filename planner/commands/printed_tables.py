@@ -38,9 +38,7 @@ def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
 
 
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
-    """Print a table of rows with the same keys; names in its first column are broken only where
-    one is longer than half a line.
-    """
+    """Print a table of rows with the same keys. Names in the first column break only beyond half a line."""
     table, console = Table(title=title, title_justify="left"), stdout_console()
     for k, column in enumerate(rows[0] if rows else ()):
         longest = max(len(short_text(row[column])) for row in rows)

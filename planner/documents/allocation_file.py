@@ -125,9 +125,7 @@ def _parse_rates(row: Section, buckets: int) -> list[float]:
 
 
 def _convert_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Mélange's configuration as a mapping of ours. The cells of its grid become buckets, row by row, named
-    "0, 3" by row and column.
-    """
+    """Mélange's configuration as ours. The cells of its grid become buckets, named "0, 3" by row, column."""
     config = Section.from_document(document, where, MELANGE_KEYS)
     total_rps = config.number("total_request_rate", least=0.0)
     shares = _parse_grid(config.get("workload_distribution"), config.path_of("workload_distribution"))

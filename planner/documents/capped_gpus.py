@@ -25,9 +25,7 @@ def split_cap(name: str) -> tuple[str, float] | None:
 
 
 def capped(gpu: Gpu, power_w: float) -> Gpu:
-    """The GPU under this limit. Raises CatalogError for a GPU that is capped already, and for a limit outside
-    of those whose slowdowns are known.
-    """
+    """The GPU under this limit. Raises CatalogError if it is capped already or no slowdown is known."""
     if gpu.uncapped_w is not None:
         raise CatalogError(f"GPU {gpu.name}@{power_w:g}W: {gpu.name} is capped already; cap {gpu.base}")
     least_w = LOWEST_CAP_FRAC * gpu.power_w

@@ -546,9 +546,7 @@ def _own_offers(
 def _rows_and_aliases(
     path: Path, to_row: Callable[[str, Section, Document], Row], provenance: dict[str, Provenance]
 ) -> tuple[dict[str, Row], dict[str, str]]:
-    """The rows of a file by name, and the row's name for each name and alias in lower case. `provenance` gets
-    the sources of the rows.
-    """
+    """The rows of a file by name, and the names by each name and alias in lower case; fills `provenance`."""
     read = _shipped_rows if path.parent == repository_dir("catalogs") else _read_rows
     rows, aliases, sources = read(path, to_row)
     provenance |= sources
@@ -624,9 +622,7 @@ def _parse_aliases(row: Section) -> list[str]:
 
 
 def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
-    """A GPU of gpus.yaml, the `document`. A row with `cap_of` has whatever it does not state from the
-    uncapped row.
-    """
+    """A GPU of gpus.yaml, the `document`. With `cap_of`, what it does not state is in the uncapped row."""
     base, uncapped_w = name, None
     refuse_unknown(row.values, (*GPU_KEYS, *CAP_KEYS, *PROVENANCE), row.where)
     if "cap_of" in row:

@@ -146,9 +146,7 @@ def default_engine(rows: Iterable[EngineRow]) -> Engine | None:
 
 
 def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine | None:
-    """The engine of the section `engine`, with the constants of the nearest of `rows`; None for "none".
-    Raises InputError.
-    """
+    """The engine of the section `engine`, with constants of the nearest of `rows`; None for "none"."""
     if value == NONE:
         return None
     section = Section.from_document({"name": value} if isinstance(value, str) else value, where, KEYS)

@@ -190,9 +190,7 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None
 def parse_fleet(
     document: Document, path: Path, catalog: Catalog, *, policies: Document | None = None
 ) -> Fleet:
-    """Read a fleet from a mapping as `read_fleet` does. Errors name `path`; files that the mapping names lie
-    in the folder of `path`.
-    """
+    """Read a fleet from a mapping, as if it stood in the file `path`."""
     where = str(path)
     if isinstance(document.get("llms"), dict):
         folders = ", ".join(
@@ -399,9 +397,7 @@ def changed_plan_doubt(document: Document, path: Path, fleet: Fleet) -> str:
 
 
 def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
-    """The LLM that the fleet serves: a row of the catalog, or a config.json whose path may be given from the
-    folder of fleet.yaml.
-    """
+    """The LLM that the fleet serves: a row of the catalog, or a config.json, perhaps beside fleet.yaml."""
     name = document.get("llm")
     if not isinstance(name, str) or not name:
         raise InputError(f"{path}: llm: expected a name of catalogs/llms.yaml or a path, found {name!r}")
@@ -544,9 +540,7 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
 
 
 def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common) -> bool:
-    """Whether every GPU has whole experts. If the row does not say, the catalog's fits decide. `degrees` are
-    TP and data-parallel ranks.
-    """
+    """Whether every GPU has whole experts, by default as the catalog's fits. `degrees`: TP and ranks."""
     llm, (tp, dp) = common.llm, degrees
     if dp > 1:
         if not row.flag("ep", True):

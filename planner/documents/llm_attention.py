@@ -141,9 +141,7 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
 
 
 def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
-    """The kinds of Kimi's layers. Its config lists, from 1 on, the layers that see all tokens, and those with
-    linear attention.
-    """
+    """The kinds of Kimi's layers. Its config lists the layers of each kind, numbered from 1 on."""
     full, linear = part.get("full_attn_layers"), part.get("kda_layers")
     for key, listed in (("full_attn_layers", full), ("kda_layers", linear)):
         if not isinstance(listed, list):

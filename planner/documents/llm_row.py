@@ -143,9 +143,7 @@ def _changed_fields(part: Attention | FeedForward) -> dict[str, Any]:
 
 
 def summarise_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[str, Any]:
-    """The fields of an LLM that describe it as a whole: the largest of its blocks and heads, and the format
-    of most of its weights.
-    """
+    """The fields of an LLM as a whole: its largest block and heads, the format of most of its weights."""
     blocks = [group.feed_forward for group in groups if group.feed_forward is not None]
     if not blocks:
         raise CatalogError(f"{where}: no layer has a feed-forward block; such LLMs are not modelled")
@@ -179,9 +177,7 @@ def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
 
 
 def _largest_heads(attentions: list[Attention | None], where: str) -> dict[str, int]:
-    """The head counts and the head size: the largest of any grouped attention, else those of the first layer
-    whose heads share one KV head.
-    """
+    """The head counts and head size: largest of grouped attentions, else of the first with one KV head."""
     grouped = [each for each in attentions if isinstance(each, GroupedAttention)]
     if grouped:
         return {

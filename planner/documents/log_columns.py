@@ -21,9 +21,7 @@ KEYS = ("map", "timezone", "format")
 
 
 def parse_reading(section: Section) -> LogOptions | None:
-    """How a log is to be read, from the section `traffic`; None where the section says nothing of that,
-    because the file's columns say enough.
-    """
+    """How a log is to be read, from the section `traffic`; None where the section does not say."""
     if not any(key in section for key in KEYS):
         return None
     from planner.traffic.logs.log_columns_map import parse_columns  # That module loads pandas.

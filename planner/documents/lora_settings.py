@@ -27,9 +27,7 @@ MOST_LONGER_FRAC = 10.0
 
 
 def parse_lora(value: object, where: str) -> Lora | None:
-    """How adapters are served; None for a missing value or "none". Raises InputError with the key, what was
-    found and what is valid.
-    """
+    """How adapters are served; None for a missing value or "none". Raises InputError."""
     if value is None or value == NONE:
         return None
     section = Section.from_document(value, where, KEYS)

@@ -75,9 +75,7 @@ POLICY_KEYS = (
 
 
 def parse_policies(section: Section) -> tuple[Policies, int | None]:
-    """The policies of fleet.yaml, and `max_num_batched_tokens`, the token budget of workers that have none of
-    their own. Raises InputError.
-    """
+    """The policies of fleet.yaml, and `max_num_batched_tokens` of workers that state none of their own."""
     chosen: dict[str, Any] = {
         name: section.one_of(name, tuple(rows)) for name, rows in BY_FIELD.items() if name in section
     }

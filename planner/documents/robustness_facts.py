@@ -84,9 +84,7 @@ class HeadroomFact:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The plan's fleet on the traffic as written, without one worker of a pool that has `workers`; spare and
-    spot workers are all up.
-    """
+    """The fleet on traffic as written without one of a pool's `workers`; spare and spot ones are all up."""
 
     pool: str
     workers: int

@@ -127,9 +127,7 @@ class StartupFacts:
 
 
 def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
-    """Seconds until a worker is ready on a node that has the image, with weights from the row `storage` of
-    the shipped catalog.
-    """
+    """Seconds until a worker is ready on a node with the image, if its weights are in `storage`."""
     return read_startup().start_time(llm, worker, storage).start_s
 
 

@@ -314,8 +314,7 @@ class PlanQuestion:
         return self.policies.searched(self.slo, self.deploy)
 
     def changed_policies(self, policies: Policies, change: PolicyChange) -> Policies | None:
-        """These policies with another value of one axis; None if the target's router, the SLO or another
-        policy rules that value out."""
+        """These policies with another value on one axis; None if target, SLO or other policies exclude it."""
         return self.policies.changed(policies, change, self.slo, self.deploy)
 
     @property
@@ -326,16 +325,14 @@ class PlanQuestion:
         return not self.policies.compares_without_caches
 
     def policies_of_pairs(self, policies: Policies) -> Policies | None:
-        """These policies for a fleet of a prefill and a decode pool; None if they are the same as for mixed
-        workers."""
+        """These policies for a prefill and a decode pool; None if they are the same as for mixed workers."""
         if self.deploy is None:
             return None
         of_pairs = find_deployed_routing(policies, self.deploy, is_pair=True).policies
         return None if of_pairs == policies else of_pairs
 
     def spot_terms(self, gpu: Gpu) -> Spot | None:
-        """The spot price and interruptions of this GPU or its uncapped row; None if it is not on the spot
-        market."""
+        """The spot price and interruptions of this GPU or its uncapped row; None without a spot market."""
         return self.spot.get(row_of(gpu.name), self.spot.get(gpu.base))
 
 
@@ -366,8 +363,7 @@ def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
 
 
 def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> dict[str, Any]:
-    """The document of a slo.yaml that lies in `folder`. If its `llm` names a config.json there, the name is
-    replaced by the whole path."""
+    """The document of a slo.yaml in `folder`, with the whole path of a config.json that lies there."""
     llm = document.get("llm")
     if isinstance(llm, str) and llm:
         return {**document, "llm": catalog.name_in_folder(llm, folder)}
@@ -523,8 +519,7 @@ def _engine_of_question(question: Section, fleet: Section, catalog: Catalog) -> 
 def _parse_speculations(
     question: Section, fleet: Section, llm: Llm, catalog: Catalog
 ) -> tuple[Speculation | None, ...]:
-    """The drafts that engines may use. Pipelines are not simulated with drafts, so a question for both is
-    refused."""
+    """The drafts that engines may use. Raises InputError beside pipelines, not simulated with drafts."""
     engine, where = question.get("engine"), question.path_of("engine")
     choices = parse_speculative(speculative_of_engine(engine), llm, catalog, f"{where}: speculative")
     check_scheduling(engine, choices, where)
@@ -551,8 +546,7 @@ def _parse_simulated_lora(question: Section, fleet: Section) -> Lora | None:
 def _parse_simulated_kv_offload(
     question: Section, fleet: Section, policies: Section, llm: Llm
 ) -> KvOffload | None:
-    """KV offload, None for none; refused with pipelines, drafts and adapters, which are not simulated with
-    it."""
+    """KV offload, None for none; refused beside pipelines, drafts or adapters: not simulated with them."""
     offload = parse_kv_offload(policies)
     if offload is None:
         return None
@@ -622,8 +616,7 @@ def is_any(name: object) -> bool:
 def _parse_stock(
     fleet: Section, owned: Mapping[str, int], llm: Llm, catalog: Catalog
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """The GPUs that may be used, and those left out as unchecked. A GPU that the question names is never left
-    out."""
+    """The GPUs that may be used, and those left out as unchecked. No GPU that is named is left out."""
     document, where = fleet.get("gpus"), fleet.path_of("gpus")
     if document is None:
         left_out: tuple[str, ...] = ()
@@ -695,8 +688,7 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
 def _parse_prices(
     section: Section, catalog: Catalog
 ) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
-    """The prices of workers that are not on spot, the GPUs for which these are reserved prices, and the spot
-    markets."""
+    """The prices of workers off the spot market, the GPUs whose price is a reserved one, the spot markets."""
     prices: dict[str, float] = {}
     reserved: set[str] = set()
     spot: dict[str, Spot] = {}
@@ -883,9 +875,7 @@ def _parse_safety_or_default(question: Section) -> Safety | None:
 def _parse_policies(
     policies: Section, target: str | None, kv_offload: KvOffload | None, slo: Slo, *, has_agents: bool
 ) -> PolicyChoices:
-    """The policies that are searched. Classes with deadlines add the queue edf, unless the question names its
-    queues.
-    """
+    """The policies that are searched. Classes with deadlines add the queue edf unless queues are named."""
     choices = parse_policy_choices(policies, target, kv_offload, has_agents=has_agents)
     return with_classes(choices, slo, target, names_queue="queue" in policies)
 
@@ -923,9 +913,7 @@ def _parse_objective(value: object, where: str) -> Objective:
 
 
 def _parse_spare(value: object, where: str) -> tuple[int, int]:
-    """Spare workers and spare nodes, of which one is 0, from "1 worker", "2 nodes" or a number of workers.
-    Raises InputError.
-    """
+    """Spare workers and spare nodes, one of them 0, from "1 worker", "2 nodes" or a number of workers."""
     match = _SPARE.fullmatch("0" if value is None else str(value).strip())
     if match is None:
         raise refused_value(

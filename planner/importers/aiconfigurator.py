@@ -38,9 +38,7 @@ ROUNDS = 10  # The requests that each seat of a closed loop is assumed to send, 
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
-    """Kernel times of steps where no file is given, else the runs of a silicon_sample.csv with the LLM, GPU
-    and TP of `stated`.
-    """
+    """Kernel times of steps without a file, else the runs of a silicon_sample.csv with the `stated` setup."""
     if not paths:
         llm, gpu, tp = foreign_fields.read_setup(stated, catalog, "aiconfigurator")
         if catalog.llm(llm).heads % tp:

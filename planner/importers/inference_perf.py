@@ -95,9 +95,7 @@ def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
 
 
 def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:
-    """(concurrency, None) of a closed loop, (None, rate) of an open one; else (None, None) and a further note
-    in `notes`.
-    """
+    """(concurrency, None) of a closed loop, (None, rate) of an open one; else (None, None), and a note."""
     load = check_mapping(document.get("load_summary") or {}, f"{name}: load_summary")
     if (seats := load.get("concurrency")) is not None:
         return foreign_fields.read_count(seats, f"{name}: load_summary.concurrency"), None

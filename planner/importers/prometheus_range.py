@@ -192,9 +192,7 @@ def _series_of_row(row: Any, where: object, wanted: NamePredicate) -> list[Serie
 
 
 def _series_of_lines(text: str, where: object, wanted: NamePredicate) -> list[Series]:
-    """The series of lines of tsdb dump, `{__name__="x", ...} value ms`, or of dump-openmetrics,
-    `x{...} value s`.
-    """
+    """The series of tsdb dump, `{__name__="x", ...} value ms`, or of dump-openmetrics, `x{...} value s`."""
     samples_by_series: dict[tuple[str, str], list[tuple[float, float]]] = {}
     is_dump: bool | None = None
     for number, line in enumerate(text.split("\n"), start=1):

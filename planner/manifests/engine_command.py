@@ -237,9 +237,7 @@ def _lora_flags(lora: Lora) -> dict[str, Setting]:
 
 
 def refuse_adapters(fleet: Fleet, target: str, why: str) -> None:
-    """Raise InputError where the fleet serves adapters, which manifests of `target` do not set up; the
-    message gives `why`.
-    """
+    """Raise InputError with `why` for a fleet with adapters, which `target`'s manifests do not set up."""
     if fleet.lora is not None:
         raise InputError(f"{target}: {why}, which is not written here; take vllm or kubernetes")
 

@@ -84,9 +84,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 
 def _is_left_to_gateway(fleet: Fleet, *, is_pair: bool) -> bool:
-    """Whether the gateway alone routes as the plan does. It never does for a pair: the router of one must
-    know which workers prefill.
-    """
+    """Whether the gateway alone routes as the plan does. For pairs it cannot: it knows no prefill workers."""
     return not is_pair and find_router_difference(ROUTING[fleet.policies.routing], KSERVE).name == GATEWAY
 
 

@@ -100,9 +100,7 @@ class KvLayout:
     step_blocks_per_token: float = 0.0
 
     def request_blocks(self, tokens: int, step_tokens: int) -> float:
-        """The KV blocks that vLLM counts for a request of this length while a step computes `step_tokens` of
-        it.
-        """
+        """The KV blocks that vLLM counts for a request of this length while a step computes `step_tokens`."""
         token_blocks = -(-tokens // KV_BLOCK_TOKENS)
         beside = self.beside
         window = min(token_blocks, beside.window_blocks + -(-step_tokens // KV_BLOCK_TOKENS))

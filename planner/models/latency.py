@@ -279,9 +279,7 @@ class StepLatency:
         return replace(step, f_s=tuple(f_s.tolist()))
 
     def padded_to(self, sizes: Sequence[int]) -> StepLatency:
-        """The same engine if it pads each step to the next larger of `sizes`, which rise. Steps larger than
-        all of them do not change.
-        """
+        """The same engine if it pads steps to the next larger of `sizes`, which rise; larger steps stay."""
         corners = {float(size) for size in sizes} | {float(size + 1) for size in sizes}
         beyond = {knot for knot in self.knots_tokens if knot > sizes[-1]}
         knots = np.array(sorted(corners | beyond | {2.0 * sizes[-1]}))

@@ -199,9 +199,7 @@ class CompressedAttention:
         return float(queries + hidden * self.head_dim + output + self._choosing_parameters(hidden))
 
     def whole_parameters(self, hidden: int) -> float:
-        """Parameters that every GPU of a TP group has whole: the matrices down to the latent vectors, the
-        compressors and the index.
-        """
+        """Parameters that each GPU of a TP group has whole: projections to latents, compressors, index."""
         return float(hidden * (self.q_rank + self.head_dim) + self._choosing_parameters(hidden))
 
     def _choosing_parameters(self, hidden: int) -> int:

@@ -153,9 +153,7 @@ class MeanAccuracy:
 
 
 def later_mean_error(trace: Trace, *, input_buckets: int) -> MeanAccuracy:
-    """The errors on later requests of means over the first FITTED_FRAC of them, in as many ranges of prompt
-    lengths as `input_buckets`.
-    """
+    """The errors on later requests of means over the first FITTED_FRAC, in `input_buckets` prompt ranges."""
     first = round(FITTED_FRAC * len(trace))
     if not 0 < first < len(trace):
         raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")

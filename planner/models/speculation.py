@@ -99,9 +99,7 @@ class Speculation:
 
     @property
     def drafter_key(self) -> tuple[str, str | None] | None:
-        """Method and model of a drafter with KV of its own; prefill and decode workers must have the same,
-        because its KV is handed over too.
-        """
+        """Method and model of a drafter with KV, which is handed over: both workers need the same."""
         return (self.method, self.model) if self.has_weights else None
 
     @property

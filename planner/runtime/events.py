@@ -286,9 +286,7 @@ def _forget_if_only_believed(state, node):
 
 @entry_jit
 def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
-    """Give seat r to a request of `inputs` and `outputs` tokens. The nodes of its prompt are `depth` rows of
-    the path table from `start` on.
-    """
+    """Give seat r to a request; its prompt's nodes are `depth` rows of the path table from `start` on."""
     state = pointer_to(fields)
     request = state.requests[r]
     request.arrival_s = time_s

@@ -438,9 +438,7 @@ class LiveFleet:
 
 
 def _is_due(count: int, every: int) -> bool:
-    """Whether to learn again after `count` requests: at powers of two, because early requests tell most, and
-    at multiples of `every`.
-    """
+    """Whether to learn again: at powers of two, as early requests tell most, and multiples of `every`."""
     is_power_of_two = count & (count - 1) == 0
     return is_power_of_two or count % every == 0
 

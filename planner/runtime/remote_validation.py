@@ -190,9 +190,7 @@ class ToEndpoint:
 async def measure_endpoint(
     setup: ValidationSetup, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
 ) -> None:
-    """Probe the endpoint, warm it up, send the missing requests as far as the budget goes, and write a record
-    of this part of the run to the journal.
-    """
+    """Probe and warm up the endpoint, send the missing requests within the budget, write a record."""
     from profiling.machine import describe_machine
 
     endpoint = setup.endpoint
@@ -245,9 +243,7 @@ def rate_of(trace: Trace, requests: list[int]) -> float:
 
 
 def warm_up_times(rate_rps: float, requests: int) -> list[float]:
-    """Times of warm-up requests [s]: one in the first second, then twice as many in each second, up to
-    `rate_rps` but not below one per second.
-    """
+    """Times of warm-ups [s]: one in the first second, then twice as many in each, up to `rate_rps`."""
     times, at_s = [], 0.0
     for _ in range(requests):
         times.append(at_s)

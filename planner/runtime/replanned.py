@@ -47,9 +47,7 @@ class Replanned:
 
 
 def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | None:
-    """Compare the plan's fleet with its own step times (`before`) and with corrected ones (`after`); None
-    without an SLO.
-    """
+    """Compare the plan's fleet with its own and with corrected step times; None without an SLO."""
     if not slo.limits:
         return None
     requests = RequestRecords(trace)

@@ -87,9 +87,7 @@ class WatchedEngines:
 
 
 def sequence_levels(seats: int) -> list[int]:
-    """Sequences per engine at each level: 1, an eighth, a third and all of `seats` (max_num_seqs), which
-    shows how a step grows with its batch.
-    """
+    """Sequences per engine at each level: 1, an eighth, a third and all of `seats` (max_num_seqs)."""
     return sorted({1, max(seats // 8, 1), max(seats // 3, 1), seats})
 
 

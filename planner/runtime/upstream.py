@@ -24,9 +24,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerRefusedError(WorkerError):
-    """The worker refuses requests whatever they contain: its HTTP status says that the key or the path is
-    wrong, or that it takes no requests now.
-    """
+    """The worker refuses all requests: key or path is wrong, or it takes none now, by its HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -123,9 +123,7 @@ class _DrawnRequests:
     def add(
         self, prompt: tuple[int, int], owner: tuple[int, int, int], think_s: float, parents: tuple[int, ...]
     ) -> int:
-        """Add a request; `prompt` is (input tokens, output tokens), `owner` is (session, repository, task).
-        Returns its index.
-        """
+        """Add a request of (input, output) tokens and (session, repository, task); returns its index."""
         self.start_s.append(0.0)  # draw_agents sets that of an agent's first request.
         self.think_s.append(think_s)
         self.inputs.append(prompt[0])
@@ -197,9 +195,7 @@ class _Agent:
     def _draw_task(
         self, owner: tuple[int, int, int], pause_s: float, last: int, sessions: int
     ) -> tuple[float, int, int]:
-        """Draw the requests of a task. Returns its nominal seconds, its last request, and the first number
-        of a session that is free.
-        """
+        """Draw a task's requests. Returns its nominal seconds, its last request and the next free session."""
         rng, agents = self.rng, self.agents
         turns = int(rng.geometric(1 / agents.turns))
         inputs = self._draw_lengths(self.input, turns).tolist()
@@ -231,9 +227,7 @@ class _Agent:
         think_s: float,
         parents: tuple[int, ...],
     ) -> int:
-        """Add one more request on the present context, which grows by it; tokens beyond `most_tokens` are cut
-        off. Returns its index.
-        """
+        """Add a request on the present context, which grows by it up to `most_tokens`. Returns its index."""
         most = self.agents.most_tokens
         prompt_tokens = min(self.context_tokens + input_tokens, most - 1)
         output_tokens = min(output_tokens, most - prompt_tokens)
@@ -252,9 +246,7 @@ class _Agent:
     def _send_out(
         self, owner: tuple[int, int, int], sender: int, sessions: int
     ) -> tuple[tuple[int, ...], float]:
-        """Draw the sub-agents of one turn. Returns the last request of each, and the nominal seconds of the
-        one that takes longest.
-        """
+        """Draw a turn's sub-agents. Returns the last request of each, and nominal seconds of the longest."""
         sub, rng, own_tokens = self.agents.sub_agents, self.rng, self.context_tokens
         assert sub is not None
         ends, longest_s = [], 0.0

@@ -573,9 +573,7 @@ def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray
 def _variances_over_windows(
     sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_s: float
 ) -> FloatArray:
-    """The variances v(T) over windows of a rate that was drawn and scaled to the same mean in each interval
-    of `evened_s`.
-    """
+    """The v(T) of a rate that was drawn, and scaled to the same mean in each interval of `evened_s`."""
     rng = np.random.default_rng(0)  # A fixed seed: the fit must not depend on the user's.
     # An interval has two cells for each of the shortest windows, but at least 8, and leaves cells for 8 or
     # more intervals.
@@ -619,9 +617,7 @@ def _draw_turns(
 
 
 def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn: IntArray) -> IntArray:
-    """(n,): tokens of the prompt of each turn: all earlier prompts and answers, and what the turn adds. Rows
-    of a session are adjacent.
-    """
+    """(n,): the prompt of each turn: earlier prompts and answers, and what it adds. Sessions are adjacent."""
     # The sum runs over all sessions, so each session subtracts the sum of those before it.
     tokens_so_far = np.cumsum(added + outputs)
     first = np.flatnonzero(turn == 0)
@@ -630,9 +626,7 @@ def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn:
 
 
 def _is_from_long_turn(fits: BoolArray, session: IntArray) -> BoolArray:
-    """(n,): whether the turn or an earlier turn of its session does not fit. Rows of a session are
-    adjacent.
-    """
+    """(n,): whether the turn, or an earlier one of its session, does not fit. Sessions' rows are adjacent."""
     # The count runs over all sessions, so each session subtracts the count of those before it.
     too_long = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))

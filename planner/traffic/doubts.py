@@ -33,9 +33,7 @@ UNITS = {
 
 
 def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
-    """A warning about a gap that is longer than all others together: a time may be wrong, or two logs were
-    joined.
-    """
+    """A warning about a gap longer than all others together: a wrong time, or two logs that were joined?"""
     if len(arrival_s) < FEWEST_GAPS:
         return ()
     gaps_s = np.diff(arrival_s)
@@ -101,9 +99,7 @@ def of_unit(
 
 
 def of_steps_back(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
-    """A warning about rows whose position in the file is far from where their time belongs. The reader sorts
-    rows by time in any case.
-    """
+    """A warning about rows that stand far from where their time belongs. The reader sorts rows anyhow."""
     latest = np.maximum.accumulate(ticks)
     # A time is far from its place if it lies before another by more than half of the span.
     far = np.flatnonzero(latest - ticks > (latest[-1] - ticks.min()) / 2)

@@ -662,9 +662,7 @@ def clock_quantum_s(arrival_s: FloatArray) -> float | None:
 
 
 def _to_floats(column: pd.Series[Any]) -> FloatArray:
-    """(rows,) as float64, NaN where a value is no number. Text is read by float(), which keeps every
-    digit.
-    """
+    """(rows,) as float64, NaN where a value is no number. float() reads text, so that every digit counts."""
     if column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
     # float() would take True for 1, and 1_000 for 1000: such columns go value by value below.

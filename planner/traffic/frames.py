@@ -46,9 +46,7 @@ def trace_of(
 
 
 def _as_read_from_file(column: pd.Series[Any]) -> pd.Series[Any]:
-    """A column as the readers of files return it: numbers, or objects with dates as text and None for missing
-    values.
-    """
+    """A column as readers of files return it: numbers, or objects with dates as text, None if missing."""
     column = column.reset_index(drop=True)
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         texts = [None if pd.isna(date) else date.isoformat(sep=" ") for date in column]

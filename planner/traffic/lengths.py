@@ -146,9 +146,7 @@ Lengths = Fixed | Lognormal | LengthHistogram | Percentiles
 
 @lru_cache(maxsize=64)
 def _curve(percentiles: Percentiles) -> Callable[[FloatArray], FloatArray]:
-    """The function from scores to tokens. Raises InputError for a mean that no lengths with these percentiles
-    have.
-    """
+    """The function from scores to tokens. Raises InputError for a mean that these percentiles exclude."""
     from scipy.special import ndtri
 
     scores, logs = ndtri(np.array(percentiles.fracs)), np.log(percentiles.tokens)

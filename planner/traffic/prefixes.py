@@ -118,9 +118,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HitCurve:
-    """`hit_tokens` (D,) are the tokens that hit in LRU caches of 0, 1, ..., D - 1 blocks. Caches of more
-    blocks have as many hits as one of D - 1.
-    """
+    """`hit_tokens` (D,): tokens that hit in LRU caches of 0, 1, ..., D - 1 blocks; more blocks add none."""
 
     block_tokens: int
     input_tokens: int
@@ -138,9 +136,7 @@ class HitCurve:
         return float(self.hit_tokens[-1] / self.input_tokens)
 
     def concave(self) -> tuple[FloatArray, FloatArray]:
-        """Corners (cache tokens, hit tokens) of the least concave curve above this one, as
-        solvers/prefix_replication.py needs it.
-        """
+        """Corners (cache tokens, hit tokens) of the least concave curve above, for prefix_replication.py."""
         size, hits = [0], [0.0]
         for blocks in _hull(self.hit_tokens).tolist():
             size.append(blocks * self.block_tokens)
@@ -266,9 +262,7 @@ def hit_curve(trace: Trace, tokens: npt.NDArray[Any], reuse: Reuse) -> HitCurve:
 
 
 def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
-    """Hits by cache size for `replicas` LRU caches of that size each. Requests go to them in turn, without
-    regard to their prefixes.
-    """
+    """Hits by cache size for `replicas` LRU caches of that size each, to which requests go in turn."""
     if replicas < 1:
         raise InputError(f"replicas: expected at least 1, found {replicas}")
     by_replica = []
@@ -469,9 +463,7 @@ def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
 
 @compiled
 def _hash(above: int, block: int) -> np.int64:
-    """A hash of the pair, by multiplying with odd constants (2^64 / golden ratio, a large prime) and folding
-    the high bits down.
-    """
+    """A hash of the pair: times odd constants (2^64 / golden ratio, a prime), high bits folded down."""
     mixed = np.uint64(block) * np.uint64(0x9E3779B97F4A7C15)
     mixed += np.uint64(above + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
     return np.int64((mixed ^ (mixed >> np.uint64(29))) >> np.uint64(3))

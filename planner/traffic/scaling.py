@@ -420,9 +420,7 @@ def select_window(trace: Trace, spec: str = "whole") -> Trace:
 
 
 def _window_spec(spec: str) -> re.Match[str] | None:
-    """A match with the groups "busiest" or "first" and the length as written; None for "whole". Raises
-    InputError for anything else.
-    """
+    """A match with the groups "busiest" or "first" and the length; None for "whole". Raises InputError."""
     if spec.strip() == "whole":
         return None
     match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)

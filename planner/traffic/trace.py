@@ -163,9 +163,7 @@ class Trace:
 
     @property
     def rate_rps(self) -> float:
-        """Requests / duration_s, as everywhere in the planner; NaN if all arrive at once, as one
-        request does.
-        """
+        """Requests / duration_s, as everywhere in the planner; NaN if all arrive at once, as one does."""
         return len(self) / self.duration_s if self.duration_s > 0 else np.nan
 
     @property
@@ -214,9 +212,7 @@ class Trace:
         )
 
     def of_llm(self, name: str) -> Trace:
-        """The requests to one of `llms`, at their own times. Raises TraceError if a request to it waits for a
-        request to another LLM, or the reverse.
-        """
+        """The requests to one of `llms`. Raises TraceError if waits join them with those to another LLM."""
         index = self.llms.index(name)
         llm_of_waiting, llm_of_parent = self.llm[self.after.T]
         crosses = llm_of_waiting != llm_of_parent
@@ -249,9 +245,7 @@ def warm_up_s(span_s: float) -> float:
 
 
 def judged_span_s(trace: Trace) -> float:
-    """The length [s] of the measured window up to the last arrival; if requests wait for others, up to the
-    last arrival as if answers took no time.
-    """
+    """The length [s] of the measured window; waits for requests count as if answers took no time."""
     return float(trace.arrival_s[-1]) - measured_window(trace)[0]
 
 

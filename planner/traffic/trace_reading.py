@@ -159,9 +159,7 @@ def ids_of(value: object) -> list[int] | None:
 
 
 def _ids_of_text(text: object) -> list[int] | None:
-    """The block ids in a text: '[3, 4]' and '3 4' are blocks 3 and 4. A missing value has no ids; None for
-    any other text.
-    """
+    """The block ids in a text: [3, 4] of '[3, 4]' or '3 4', none of a missing value; None for other texts."""
     if not isinstance(text, str):
         return []
     inner = text.strip()

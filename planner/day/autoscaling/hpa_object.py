@@ -66,9 +66,7 @@ def adapter_step() -> str:
 
 
 def refuse_zero(autoscaler: Autoscaler, instead: str) -> None:
-    """Raise InputError where a pool may have no worker: vLLM's metrics, by which the controller scales, are
-    then missing. `instead` says what to do.
-    """
+    """Raise InputError if a pool may be empty, and so without metrics; `instead` says what to do."""
     if empty := [pool.name for pool in autoscaler.pools if pool.least == 0]:
         raise InputError(
             f"{autoscaler.controller}: pool {empty[0]!r}: least is 0: {NO_METRIC_AT_ZERO}; {instead}"

@@ -146,9 +146,7 @@ def prometheus_trigger(query: str, threshold: float, activation: float = 0.0) ->
 
 
 def cron_triggers(pool: ScaledPool) -> list[Document]:
-    """A trigger for each stretch of the timetable that has more workers than its smallest; none where the
-    size never changes.
-    """
+    """A trigger for each stretch with more workers than the smallest; none if the size never changes."""
     stretches = merge_entries(pool)
     if len(stretches) < 2:
         return []

@@ -37,9 +37,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """The inputs of a `Change`: the fleet, the scaled object of each pool, the autoscaler, and the tokens of
-    the longest request.
-    """
+    """The inputs of a `Change`, among them the tokens of the longest request."""
 
     fleet: Fleet
     scale_targets: Sequence[ScaleTarget]
@@ -74,9 +72,7 @@ class ScalableTarget:
 
 
 def find_scale_targets(fleet: Fleet, target: str, autoscaler: Autoscaler) -> list[ScaleTarget]:
-    """The scale target of each pool, in order; none if the target scales pools itself. Every pool of `fleet`
-    must have a worker.
-    """
+    """The scale target of each pool, in order; none if the target scales itself. No pool may be empty."""
     row = SCALABLE.get(target)
     if row is None or row.find_object is None:
         return []

@@ -103,9 +103,7 @@ def check_target(metric: str, target: float | None) -> None:
 def pods_replicas(
     values_of_ready: Sequence[float], missing: int, current: int, target: float, tolerance_frac: float = 0.1
 ) -> int:
-    """The desired replicas of `current`, for a metric that every ready pod sends and `missing` pods do not
-    send yet (module docstring).
-    """
+    """The desired replicas of `current` if ready pods send the metric and `missing` ones do not yet."""
     ready, total = len(values_of_ready), sum(values_of_ready)
     if not ready:
         return current

@@ -76,8 +76,7 @@ class CausalBound:
     price_usd_per_h: Callable[[Sequence[int]], float]
 
     def usd(self, most_missed: float, block_s: float) -> float:
-        """The least cost [USD] of a day with at most `most_missed` missed windows in the mean; blocks last
-        `block_s`."""
+        """The least cost [USD] if `most_missed` windows are missed in the mean; blocks last `block_s`."""
         return _cheapest_usd([self._cheapest_line(block) for block in self._blocks(block_s)], most_missed)
 
     def usd_of_unknown_blocks(

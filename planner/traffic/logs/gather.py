@@ -113,9 +113,7 @@ class Gatherer:
     def _without_load(
         self, table: dict[str, pd.Series[Any]], line: IntArray, where: str
     ) -> list[tuple[npt.NDArray[np.bool_], str]]:
-        """Masks (n,) of rows to leave out, each with its reason: they are not requests for text, were
-        answered from a cache, or failed.
-        """
+        """Masks (n,) of rows to leave out, with reasons: no text, answered from a cache, or failed."""
         masks = []
         if self.columns.kind:
             codes, values = pd.factorize(table[self.columns.kind].astype(object).fillna(""))
@@ -189,9 +187,7 @@ class Gatherer:
         self._codes[role].append(index_of[codes])
 
     def _hashes(self, column: pd.Series[Any]) -> npt.NDArray[np.uint64]:
-        """Hashes of request ids, 64 bits each. A row without an id is a request by itself, with a number that
-        no other row has.
-        """
+        """Hashes of request ids, 64 bits each. A row without an id gets a number that no other row has."""
         missing = is_missing(column)
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
         if missing.any():
@@ -246,9 +242,7 @@ class Gatherer:
         )
 
     def _find_halves(self) -> None:
-        """Count rows without tokens as HALVES, and not as failures, if another row of the same request has
-        tokens.
-        """
+        """Count rows without tokens as HALVES, not as failures, if another row of the request has tokens."""
         if any(map(len, self._ids_without_tokens)) and any(map(len, self._ids)):
             without_tokens = np.concatenate(self._ids_without_tokens)
             halves = int(np.isin(without_tokens, np.concatenate(self._ids)).sum())
@@ -302,9 +296,7 @@ class Gatherer:
         return indices.reshape(-1).astype(np.int64), tuple(names[k] for k in used.tolist())
 
     def _hash_tenants(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the tenants, hashed with the salt so that only its owner can identify them. Without a
-        salt only keys of an API are hashed.
-        """
+        """The names of tenants, hashed with the salt. Without a salt only keys of an API are hashed."""
         salt = self.salt
         if salt is None:
             column_name = self.columns.tenant.lower()
@@ -318,9 +310,7 @@ class Gatherer:
 
 
 def _tick_s(at_ns: IntArray) -> float:
-    """The step [s] of a clock that writes whole seconds or whole minutes, if some requests have equal stamps;
-    else 0.
-    """
+    """The step [s] of a clock of whole seconds or minutes, if some requests have equal stamps; else 0."""
     if len(at_ns) < doubts.FEWEST_JUDGED or not (np.diff(at_ns) == 0).any():
         return 0.0
     for tick_s in (60, 1):
@@ -330,9 +320,7 @@ def _tick_s(at_ns: IntArray) -> float:
 
 
 def _adapters(codes: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-    """The adapter (n,) of each row, -1 for the LLM without one, and the adapters' names; both empty if no row
-    names an adapter.
-    """
+    """The adapter (n,) of each row, -1 for the LLM alone, and the names; both empty without any adapter."""
     used = tuple(name for name in names if name)
     if not used:
         return no_ids(), ()

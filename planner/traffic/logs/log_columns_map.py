@@ -362,9 +362,7 @@ def names_length(name: str, role: str) -> bool:
 
 
 def _comes_last(words: list[str], own_words: set[str], other_words: set[str]) -> bool:
-    """Whether, of the words that name prompt or answer, the last is in `own_words`:
-    `response.usage.prompt_tokens` is of the prompt.
-    """
+    """Whether the last word for prompt or answer is in `own_words`, as in `response.usage.prompt_tokens`."""
     sides = [word for word in words if word in own_words or word in other_words]
     return bool(sides) and sides[-1] in own_words
 
@@ -470,9 +468,7 @@ def _time_columns(
 
 
 def _numeric_arrival(sample: pd.DataFrame) -> str:
-    """A column of numbers whose name says arrival, such as `arrived_at_ms`; empty if there is none. Its unit
-    is found when it is read.
-    """
+    """A column of numbers whose name says arrival, such as `arrived_at_ms`; empty if there is none."""
     named = [name for name in sample.columns if set(words_of(name)) & {"arrival", "arrived", "timestamp"}]
     return next((name for name in named if not np.isnan(as_numbers(sample[name])).all()), "")
 
@@ -493,9 +489,7 @@ def _apart_s(sample: pd.DataFrame, one: str, other: str) -> float:
 
 
 def unmapped_status(sample: pd.DataFrame, columns: Columns) -> str:
-    """The column of a sample that says of some requests that they failed, where a user's map names no status;
-    else empty.
-    """
+    """The column by which some requests failed, if a user's map names no status; empty if there is none."""
     if columns.status:
         return ""
     name = _column_named(sample, "status", _NAMES["status"], set(columns.by_role().values()))
@@ -561,9 +555,7 @@ def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool
 
 
 def tells_status(column: pd.Series[Any]) -> bool:
-    """Whether _FITTING_FRAC of the values or more are understood as a status. The others are refused when the
-    log is read.
-    """
+    """Whether at least _FITTING_FRAC of the values are understood as a status. Reading refuses the others."""
     unknown = has_failed(column)[1]
     return float(column.astype(str).isin(unknown).mean()) <= 1 - _FITTING_FRAC
 

@@ -334,9 +334,7 @@ def _prepared(
 
 
 def _table(names: Collection[str], options: LogOptions) -> known.ProgramTable | None:
-    """The known program whose table has these columns; None if there is none, or if `options` names another
-    format or maps the columns.
-    """
+    """The known program with these columns; None without, or if `options` says how to read the log."""
     if options.columns is not None or options.format == COLUMN_MAP:
         return None
     for program in known.TABLES:

@@ -81,9 +81,7 @@ def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
 
 
 def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEVELS) -> Row:
-    """The values of a row. Those of nested objects get names such as `usage.prompt_tokens`; lists and long
-    texts are left out.
-    """
+    """The values of a row, nested ones under names such as `usage.prompt_tokens`; no lists or long texts."""
     flat_row: Row = {}
     for key, value in row.items():
         name = f"{prefix}{key}"
@@ -96,9 +94,7 @@ def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEV
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column; None if the row has none. A name with dots may be a path: a.b is row["a.b"], or
-    the key b of the object a.
-    """
+    """The value of a column, None without one. With dots, a.b is row["a.b"] or the key b of the object a."""
     if name in row:
         return row[name]
     head, dot, rest = name.partition(".")
@@ -125,9 +121,7 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
     position = text.index("[") + 1
 
     def read_more() -> bool:
-        """Drop the text before `position` and read a further chunk. False at the end of the file, or if an
-        object is too long.
-        """
+        """Drop the text before `position`, read a chunk. False at the end, or if an object is too long."""
         nonlocal text, position
         chunk = stream.read(2**18)
         text, position = text[position:] + utf8.decode(chunk), 0

@@ -87,9 +87,7 @@ class SpanTree:
         return linked.select(order, arrival_s=arrival_s[order] - arrival_s[order[0]])
 
     def _path(self, span: str, trace: str) -> _Path:
-        """What encloses a call, the outermost first: conversation, trace, spans. A trace without a
-        conversation has one of its own.
-        """
+        """What encloses a call: conversation, trace, spans. A trace without a conversation makes one."""
         ancestors: list[str] = []
         parent = self._spans[span][0] if span in self._spans else ""
         while parent and parent not in ancestors:  # In a broken log a span may be its own ancestor.

@@ -127,9 +127,7 @@ class LogClock:
     _is_put_back: bool = field(default=False, repr=False)
 
     def choose_unit(self, column: pd.Series[Any], where: str) -> None:
-        """Choose the unit by the first values. Raises UnsureError if neither they nor the column's name tell
-        it.
-        """
+        """Choose the unit by the first values, or the column's name. Raises UnsureError if neither tells."""
         if self.unit:  # The user or the format has given it.
             self.since_zero = self.unit in NS_PER and self._is_small(column, self.unit)
             return
@@ -238,9 +236,7 @@ class LogClock:
         return ns if has_offsets or self.zone is None else self._to_utc_ns(ns, line, column, where)
 
     def _parse_dates(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
-        """The values as dates. It refuses values that are no dates, and columns in which some dates have a
-        zone and others have none.
-        """
+        """The values as dates; refuses other values, and columns where only some dates have a zone."""
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
             return column
         text = column.astype(str) if column.dtype.kind in "iuf" else column
@@ -363,9 +359,7 @@ def guess_form(text: str, *, month_first: bool = False) -> str:
 
 
 def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
-    """Durations (n,) as nanoseconds. A value may say its own unit (350ms); `unit` is that of plain numbers.
-    A missing value counts as 0.
-    """
+    """Durations (n,) [ns]: a missing one is 0, and a value may say its own unit (350ms), else `unit`."""
     missing = is_missing(column)
     values = as_numbers(column) * (NS_PER[unit] if unit else np.nan)
     for k in np.flatnonzero(np.isnan(values) & ~missing).tolist():
