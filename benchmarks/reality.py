@@ -34,7 +34,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ WEIGHTS = {  # as the sources call them: formats of most weights
     "bfloat16": ("bf16",),
     "fp8": ("fp8", "fp8-block"),
     "mxfp4": ("mxfp4",),
+    "fp8_block": ("fp8-block", "fp8"),
     "int4_wo": ("int4", "int4-g32"),
     "nvfp4": ("nvfp4", "mxfp4"),  # InferenceX's "fp4", which of gpt-oss is what OpenAI published
 }
@@ -89,6 +90,8 @@ CHECKPOINTS = {  # where the source names the LLM and not what was loaded
     # InferenceX loads the next version, which has the same shape.
     ("meta-llama/Llama-3.1-70B", "nvfp4"): "nvidia/Llama-3.3-70B-Instruct-FP4",
     ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
+    ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
+    ("meta-llama/Llama-3.1-8B-Instruct", "fp8_block"): "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8",
     ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "nvidia/MiniMax-M2.5-NVFP4",
     ("moonshotai/Kimi-K2.5", "nvfp4"): "nvidia/Kimi-K2.5-NVFP4",
 }
@@ -111,6 +114,13 @@ UNSTATED_RANKS = (
 UNSTATED_VERSIONS = {"meta-llama/Llama-3.1-70B": "0.10.2"}  # InferenceX's, with asynchronous scheduling
 # Between 0.18 and 0.19: its runs are of the day on which those of 0.19 begin.
 NIGHTLIES = {"nightly-5b8c30d62b754b57": "0.18.2"}
+AUTHORS = "AIConfigurator's authors"
+BACKENDS = {
+    "vllm": ("silicon-sample", "vLLM"),
+    "sglang": ("sglang", "SGLang"),
+}  # Source and engine of points.
+POLLED = ("b200-180g", "b300-288g")  # InferenceX's SGLang there: --scheduler-recv-interval.
+MOST_TP = 8
 ROUNDS = 4  # requests per seat of a closed loop, of which the first and the last do not count
 PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
 KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
@@ -250,8 +260,10 @@ class Engines:
         }
         if not self.modelled:
             document["engine"] = "none"
-        elif version := re.match(r"vLLM (\d+\.\d+(\.\d+)?)", run.engine):
-            document["engine"] = {"name": "vllm", "version": version[1], **_told_apart(run)}
+        elif named := re.match(r"(vLLM|SGLang) (\d+\.\d+(\.\d+)?)", run.engine):
+            document["engine"] = {"name": named[1].lower(), "version": named[2], **_told_apart(run)}
+        elif run.engine.startswith("SGLang"):
+            document["engine"] = {"name": "sglang"}
         fleet = fleet_of(document, Path("fleet.yaml"), self.catalog)
         if fleet.llm.weights not in WEIGHTS[weights]:
             raise InputError(f"{run.llm}: its config.json has no {weights or '16 bit'} weights, the run has")
@@ -286,7 +298,18 @@ def _told_apart(run: Run) -> Document:
         return {"speculative": {"method": "mtp", "tokens": drafts, "acceptance": accepted}}
     if run.engine == f"vLLM {UNSTATED_VERSIONS.get(run.llm)}":
         return {"async_scheduling": True}
+    if _mixes_steps(run):
+        return {"mixed_steps": True}
     return {}
+
+
+def _mixes_steps(run: Run) -> bool:
+    """Whether this SGLang was started with --enable-mixed-chunk: AIConfigurator's generator does so from the
+    template of 0.5.6 on, and its release 0.4.0, whose template is of 0.5.1, does not.
+    """
+    version = re.match(r"SGLang 0\.(\d+)\.(\d+)", run.engine)
+    is_authors = run.campaign.startswith(AUTHORS)
+    return is_authors and version is not None and (int(version[1]), int(version[2])) >= (5, 6)
 
 
 def _places() -> list[Path]:
@@ -639,15 +662,19 @@ def _request_rows(run: Run, basis: str, log: Sequence[Document], fleet: Fleet) -
 # --- silicon_sample of aiconfigurator-core: closed loop, means
 
 
-def silicon_sample(path: Path, engines: Engines) -> Found:
-    """Mean TTFT and TPOT of vLLM's points, each measurement once: the file has some two or three times.
+def silicon_sample(path: Path, engines: Engines, backends: Collection[str] = tuple(BACKENDS)) -> Found:
+    """Mean TTFT and TPOT of the points of vLLM and SGLang, each measurement once: the file has some two or
+    three times.
 
     InferenceX drew lengths from 0.8 to 1 of the nominal ones; AIConfigurator's authors sent equal ones, to
-    engines with the token budget of its generator: a prompt, the batch and 1500 tokens. A campaign is left
+    engines with the token budget of its generator: a prompt, the batch and 1500 tokens. InferenceX's scripts
+    for SGLang (benchmarks/single_node, read on 2026-11-28) have a budget of 32768 tokens. On B200 and B300
+    its scheduler looks for new requests every 10 or 30 steps, so TTFT does not count there. A campaign
+    is left
     out if one of its points cannot have computed its prompts, or not have read its KV cache: the file does
     not say how many prompts the engine held, and in which format.
     """
-    found = list(_points(path, engines))
+    found = list(_points(path, engines, backends))
     unstated = {
         each.run.campaign
         for each in found
@@ -660,13 +687,13 @@ def silicon_sample(path: Path, engines: Engines) -> Found:
             yield LeftOut(each.run, "as others of its campaign: not what an engine does by default")
 
 
-def _points(path: Path, engines: Engines) -> Found:
+def _points(path: Path, engines: Engines, backends: Collection[str]) -> Found:
     seen, counted = set(), Counter[str]()
     for point in csv.DictReader(path.read_text().splitlines()):
-        if point["backend"] != "vllm":
+        if point["backend"] not in backends:
             continue
         is_authors = "aic-auto-gap-analysis" in point["silicon_data_source"]
-        run = _point_run(point, "AIConfigurator's authors" if is_authors else "InferenceX")
+        run = _point_run(point, AUTHORS if is_authors else "InferenceX")
         measurement = tuple(value for key, value in point.items() if key not in ("id", "silicon_data_source"))
         try:
             if measurement in seen:
@@ -677,10 +704,11 @@ def _points(path: Path, engines: Engines) -> Found:
             slices, whole = (float(point[key] or 0) for key in ("moe_tp_size", "moe_ep_size"))
             if slices * whole > run.tp:
                 raise InputError(UNSTATED_RANKS)
+            if run.tp > MOST_TP:
+                raise InputError("tp_size counts the GPUs of expert parallelism once more")
             length, clients = int(point["isl"]), int(float(point["batch_size"]))
-            budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
             shortest = 1.0 if is_authors else 0.8
-            settings: dict[str, Any] = {"max_num_batched_tokens": budget}
+            settings = _point_settings(run, length, clients)
             if run.tp > 1 and whole > 1:
                 settings["ep"] = True
             fleet = engines.fleet(run, settings, weights=point["gemm_quant_mode"])
@@ -694,8 +722,22 @@ def _points(path: Path, engines: Engines) -> Found:
             continue
         ttft_s, tpot_s = client_means(fleet, length, int(point["osl"]), clients, shortest)
         basis = engines.basis(fleet)
-        yield Row(run, basis, "ttft", "mean", ttft_s, float(point["silicon_ttft_ms"]) / 1e3)
+        if run.source != "sglang" or is_authors or run.gpu not in POLLED:
+            yield Row(run, basis, "ttft", "mean", ttft_s, float(point["silicon_ttft_ms"]) / 1e3)
         yield Row(run, basis, "tpot", "mean", tpot_s, float(point["silicon_tpot_ms"]) / 1e3)
+
+
+def _point_settings(run: Run, length: int, clients: int) -> dict[str, Any]:
+    """Token budget and seats of the engine of a point with prompts of `length` tokens."""
+    is_authors = run.campaign.startswith(AUTHORS)
+    if run.source == "silicon-sample":
+        budget = length + clients + 1500 if is_authors else SERVER["max_num_batched_tokens"]
+        return {"max_num_batched_tokens": budget}
+    if _mixes_steps(run):  # SGLang takes as many whole prompts as are shorter than the budget together.
+        prompts = (length + 1499) // length
+        return {"max_num_batched_tokens": prompts * length + clients, "max_num_seqs": clients}
+    # InferenceX gives 0.82 of the memory to weights and KV, about what SGLang does with a budget of 16384.
+    return {"max_num_batched_tokens": 8192 if is_authors else 16384, "max_num_seqs": 512}
 
 
 def _point_load(point: Mapping[str, str], shortest: float) -> Load:
@@ -741,11 +783,15 @@ def _point_run(point: Mapping[str, str], campaign: str) -> Run:
         point["gemm_quant_mode"] or "16 bit",
     )
     stated = point["backend_version"]
-    version = NIGHTLIES.get(stated, stated) or UNSTATED_VERSIONS.get(llm, "of an unstated version")
-    name = f"{campaign}, {llm}, {gpu}, {weights}"
-    return Run(
-        "silicon-sample", name, point["id"], llm, gpu, int(float(point["tp_size"] or 1)), f"vLLM {version}"
-    )
+    unstated = "of an unstated version"
+    if point["backend"] == "vllm":
+        version = NIGHTLIES.get(stated, stated) or UNSTATED_VERSIONS.get(llm, unstated)
+    else:
+        version = stated or unstated
+    source, engine = BACKENDS[point["backend"]]
+    name = f"{campaign}, {llm}, {gpu}, {weights}" + ("" if engine == "vLLM" else f", {engine}")
+    tp = int(float(point["tp_size"] or 1))
+    return Run(source, name, point["id"], llm, gpu, tp, f"{engine} {version}")
 
 
 def client_means(
@@ -1268,7 +1314,7 @@ def _cell(rows: Sequence[Row], quantity: str) -> str:
     return f"{' / '.join(shown)} ({100 * np.mean(measured[0]):+.0f})"
 
 
-SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "inferencex", "llm-d", "silicon-sample")
+SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "inferencex", "llm-d", "silicon-sample", "sglang")
 
 
 def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
@@ -1292,8 +1338,9 @@ def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
             yield from llmd(path, engines)
     if only is None:
         yield from unread(folder)
-    if only in (None, "silicon-sample") and (wheel := _wheel()) is not None:
-        yield from silicon_sample(wheel / "systems" / "silicon_sample.csv", engines)
+    backends = [backend for backend, (source, _) in BACKENDS.items() if only in (None, source)]
+    if backends and (wheel := _wheel()) is not None:
+        yield from silicon_sample(wheel / "systems" / "silicon_sample.csv", engines, backends)
 
 
 def replayed(folder: Path, engines: Engines, only: str | None = None) -> tuple[list[Row], list[LeftOut]]:

@@ -41,11 +41,12 @@ class WorkerType:
     One worker occupies `tp * pp * dp` GPUs. Its `dp` data-parallel ranks (vLLM's --data-parallel-size) each
     have a scheduler, a queue and a KV cache, make their steps together and share the experts; the other
     fields describe one rank. `kv_tokens` is the size of the KV cache, a multiple of the block. `kv_beside` is
-    what a sequence occupies in the cache in addition to its tokens (windows and states); it is nothing until
-    `with_llm` names the LLM. `form`, if given, replaces `latency` in the simulator by the step times of
-    another program. `engine` adds the host's time to each step; None adds nothing. With `speculation` decodes
-    draft tokens and verify them. With `ep` every GPU has whole experts, otherwise a slice of each. `lora` are
-    the slots for adapters; `kv_tokens` already excludes their bytes.
+    what a sequence occupies in the cache in addition to its tokens (windows and states), `latent_layers` are
+    the LLM's layers of latent attention; both are nothing until `with_llm` names the LLM. `form`, if given,
+    replaces `latency` in the simulator by the step times of another program. `engine` adds the host's time to
+    each step; None adds nothing. With `speculation` decodes draft tokens and verify them. With `ep` every GPU
+    has whole experts, otherwise a slice of each. `lora` are the slots for adapters; `kv_tokens` already
+    excludes their bytes.
     """
 
     gpu: Gpu
@@ -62,6 +63,7 @@ class WorkerType:
     ep: bool = False
     dp: int = 1
     lora: LoraSlots | None = None
+    latent_layers: int = 0
 
     def __post_init__(self) -> None:
         if self.dp > 1:
@@ -74,7 +76,8 @@ class WorkerType:
 
     def with_llm(self, llm: Llm) -> WorkerType:
         """The same worker type with an LLM, whose windows and states occupy part of the KV cache."""
-        return replace(self, kv_beside=kv_layout(llm, self.tp).beside)
+        beside = kv_layout(llm, self.tp).beside
+        return replace(self, kv_beside=beside, latent_layers=llm.latent_layers)
 
     @property
     def recycled_blocks_per_token(self) -> float:

@@ -27,7 +27,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.importers.benchmark_runs import MeasuredRun
-from planner.models.engine import Engine, vllm_version_of
+from planner.models.engine import Engine
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Served, worker_memory
@@ -363,7 +363,7 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
         engine.tp,
         max_num_batched_tokens=budget,
         max_num_seqs=seats,
-        served=Served(vllm_version_of(engine.version)),
+        served=Served.by(engine.version),
     ).kv_tokens
     if kv_tokens == 0:
         raise InputError(f"{engine.llm.name} does not fit {engine.tp} x {engine.gpu.name}; is --tp right?")

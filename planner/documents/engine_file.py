@@ -4,10 +4,10 @@
 
 Only the name is needed: the version is then the one our manifests deploy, with its default for
 async_scheduling. A file without the key `engine` means the same; with `engine: none` step times are used as
-they are. For `sglang` and `trtllm` neither constants nor scheduler were checked: vLLM's are simulated, and
-the plan says so. Constants in the file (`host`, `rest`, `front_end`, `prompt_token`, `hand_off`,
-`first_hand_off`, `first_token`, `tokens_per_s`) replace the row's; planner/models/engine.py says what they
-are. `speculative`: planner/documents/speculative.py.
+they are. For `trtllm` neither constants nor scheduler were checked: vLLM's are simulated, and the plan says
+so. What the file says of `mixed_steps` and of the constants (`host`, `rest`, `front_end`, `prompt_token`,
+`hand_off`, `first_hand_off`, `first_token`, `latent_launch`, `tokens_per_s`) replaces what the row says;
+planner/models/engine.py explains them. `speculative`: planner/documents/speculative.py.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ KEYS = (
     "name",
     "version",
     "async_scheduling",
+    "mixed_steps",
+    "latent_launch",
     "host",
     "rest",
     "front_end",
@@ -49,6 +51,8 @@ ROW_KEYS = (
     "to",
     "checked",
     "async_scheduling",
+    "mixed_steps",
+    "latent_launch",
     "host",
     "rest",
     "front_end",
@@ -68,6 +72,7 @@ MOST_S = {
     "prompt_token": 0.001,
     "hand_off": 10.0,
     "first_hand_off": 60.0,
+    "latent_launch": 0.1,
 }
 FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
 FIRST_ASYNC = "0.10"  # The first version with --async-scheduling.
@@ -95,6 +100,8 @@ class EngineRow:
     first_token: FirstToken
     source: str
     is_checked: bool = True
+    mixed_steps: bool = True
+    latent_launch_s: float = 0.0
 
     def version_distance(self, version: str) -> int:
         """By how many minor versions `version` lies outside of `first` to `last`: 0 if it is one of them."""
@@ -129,6 +136,8 @@ def parse_row(row: Section) -> EngineRow:
         first_token=_parse_first_token(row, "prefill"),
         source=row.plain_text("source"),
         is_checked=row.flag("checked", True),
+        mixed_steps=row.flag("mixed_steps", True),
+        latent_launch_s=_parse_seconds(row, "latent_launch", 0.0),
     )
 
 
@@ -169,6 +178,9 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     has_own_front_end = "front_end" in section
     if has_own_front_end:
         row = replace(row, prompt_token_s=0.0, hand_off_s=0.0, first_hand_off_s=0.0)
+    # A plan names its basis. One from before the keys below was made with first tokens of prefill workers,
+    # mixed steps and no launches.
+    is_plan = "basis" in section
     return Engine(
         name=name,
         version=version,
@@ -179,12 +191,13 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         prompt_token_s=_parse_seconds(section, "prompt_token", row.prompt_token_s),
         hand_off_s=_parse_seconds(section, "hand_off", row.hand_off_s),
         first_hand_off_s=_parse_seconds(section, "first_hand_off", row.first_hand_off_s),
-        # A plan from before this key, which names its basis, was made with first tokens of prefill workers.
-        first_token=_parse_first_token(section, "prefill" if "basis" in section else row.first_token),
+        first_token=_parse_first_token(section, "prefill" if is_plan else row.first_token),
         basis=section.text("basis", "constants of your own" if "host" in section else basis),
         is_nearest=section.flag("nearest", "host" not in section and row.version_distance(version) > 0),
         tokens_per_s=section.number("tokens_per_s", above=0.0) if "tokens_per_s" in section else math.inf,
         is_checked=section.flag("checked", row.is_checked),
+        mixed_steps=section.flag("mixed_steps", is_plan or row.mixed_steps),
+        latent_launch_s=_parse_seconds(section, "latent_launch", 0.0 if is_plan else row.latent_launch_s),
     )
 
 
@@ -194,6 +207,7 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         "prompt_token": engine.prompt_token_s,
         "hand_off": engine.hand_off_s,
         "first_hand_off": engine.first_hand_off_s,
+        "latent_launch": engine.latent_launch_s,
     }
     return {
         "name": engine.name,
@@ -208,6 +222,7 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         "basis": engine.basis,
         **({"nearest": True} if engine.is_nearest else {}),
         **({} if engine.is_checked else {"checked": False}),
+        **({} if engine.mixed_steps else {"mixed_steps": False}),
     }
 
 

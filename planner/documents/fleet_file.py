@@ -73,7 +73,7 @@ from planner.fleet import (
     WorkerType,
 )
 from planner.models.all2all import DEFAULT_EXCHANGE, Exchange, all2all_of, nodes_of_ranks
-from planner.models.engine import Engine, vllm_version_of
+from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, lora_slots
@@ -601,7 +601,7 @@ def _kv_tokens(
         max_num_batched_tokens=tokens,
         max_num_seqs=sampled_rows,
         dp=dp,
-        served=Served(vllm_version_of(common.engine)),
+        served=Served.by(common.engine),
     )
     use = drafter.add_to_memory(use, llm, tp)
     use = use if slots is None else slots.add_to_memory(use)

@@ -66,10 +66,10 @@ def refuse(fleet: Fleet, target: str) -> None:
 def flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
     """Flags of `sglang.launch_server` for one worker of `pool`, without dashes.
 
-    `longest_tokens` are those of the longest request, prompt and output. Decodes join the steps of prompts
-    (enable-mixed-chunk), because vLLM's scheduler was simulated, which does so.
+    `longest_tokens` are those of the longest request, prompt and output.
     """
     engine = pool.type
+    has_mixed_steps = engine.engine is None or engine.engine.mixed_steps
     return {
         "model-path": fleet.llm.name,
         "served-model-name": fleet.llm.name,
@@ -80,7 +80,7 @@ def flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int
         "max-running-requests": engine.max_num_seqs,
         "chunked-prefill-size": engine.max_num_batched_tokens,
         "kv-cache-dtype": _KV_DTYPES[fleet.llm.kv_dtype_bytes],
-        "enable-mixed-chunk": True,
+        **({"enable-mixed-chunk": True} if has_mixed_steps else {}),
         "enable-metrics": True,
         "host": "0.0.0.0",
     }

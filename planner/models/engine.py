@@ -6,6 +6,10 @@
                                                 that arrives later is not in it; r has the form of h, and is
                                                 host time that overlaps with no step
 
+SGLang computes prompts outside of CUDA graphs, so its host launches the kernels of every layer. For layers of
+latent attention that takes long: in a step with prompts h is longer by k times their number. Where steps are
+not `mixed_steps`, a step is of prompts or of decodes, and prompts go first. vLLM has neither.
+
 g is the GPUs' seconds (`planner.models.latency`). A request reaches its worker `front_end_s` after it
 arrives. There an API server (one per data-parallel rank) tokenises one prompt after the other, in
 `prompt_token_s` for each token of a prompt, cached or not. It passes on at most `tokens_per_s` tokens, so
@@ -85,9 +89,12 @@ class Engine:
     first_hand_off_s: float = 0.0
     # Which of the two workers sends the first token to the client: "prefill" or "decode".
     first_token: FirstToken = "prefill"
+    # k of the module's docstring.
+    latent_launch_s: float = 0.0
+    mixed_steps: bool = True
 
     def __post_init__(self) -> None:
-        _check_seconds(self, ("front_end", "prompt_token", "hand_off", "first_hand_off"))
+        _check_seconds(self, ("front_end", "prompt_token", "hand_off", "first_hand_off", "latent_launch"))
         if not self.tokens_per_s > 0:
             raise InputError(f"tokens_per_s is {self.tokens_per_s:g}, must be > 0")
 

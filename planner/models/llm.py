@@ -406,6 +406,11 @@ class Llm:
         )
         return (LayerGroup(self.layers, attention, block),)
 
+    @property
+    def latent_layers(self) -> int:
+        """Layers of latent attention."""
+        return sum(group.count for group in self.layer_groups if isinstance(group.attention, LatentAttention))
+
     def bytes_per_weight(self, weights: str) -> float:
         """Bytes of a weight in this format. Without groups `dtype_bytes` holds for all layers."""
         return WEIGHT_BYTES[weights] if self.groups else self.dtype_bytes

@@ -23,6 +23,13 @@ Reserve: card memory that CUDA does not show, what vLLM calls non-torch memory (
 and the workspaces of all-reduces), the CUDA graphs that vLLM 0.21 and later keep free, and for attention with
 an index a workspace that grows with `max_model_len`. The numbers come from the logs in
 benchmarks/kv_capacity.yaml.
+
+SGLang profiles no step. For activations and graphs it keeps free, in MiB on each GPU,
+
+    512 + 1.5 max(token budget, 2048) + 2 G + 128 TP PP,  with ranks 3 G DP more (4.5 G DP if G > 300)
+
+and at least 10 GiB on GPUs of more than 60 GiB; G is the largest batch of its graphs (server_args.py of
+0.5.9, read on 2026-11-28; not compared with a log). Its weights and what CUDA takes are counted as vLLM's.
 """
 
 from __future__ import annotations
@@ -35,7 +42,7 @@ import numpy as np
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.all2all import activation_bytes, all2all_of
-from planner.models.engine import DEPLOYED_VERSION
+from planner.models.engine import DEPLOYED_VERSION, Engine, vllm_version_of
 from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
 from planner.models.llm import CompressedAttention, FeedForward, LatentAttention, LayerGroup, Llm
@@ -57,6 +64,14 @@ OTHER_GROUP_BYTES = 0.5 * 2**30
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
 # From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
 FIRST_WITH_GRAPHS = (0, 21)
+# The largest batch of SGLang's graphs on GPUs below so many MiB: with fewer than 4 GPUs a worker, and with 4.
+SGLANG_GRAPHS = (
+    (20 * 1024, (8, 8)),
+    (35 * 1024, (24, 80)),
+    (60 * 1024, (32, 160)),
+    (160 * 1024, (256, 512)),
+    (math.inf, (512, 512)),
+)
 # Bytes per row and word of the vocabulary in the sampler: the logit in 16 bits, and in 32 bits the logit, its
 # probability and a random number.
 SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0
@@ -70,12 +85,21 @@ INDEX_WORKSPACE_BYTES = 40 * 132.0
 @dataclass(frozen=True, slots=True)
 class Served:
     """What changes the memory besides the worker type: vLLM's version, the longest request that it serves
-    (None: the LLM's context), and the share of the GPU that it may use.
+    (None: the LLM's context), and the share of the GPU that it may use. With `engine` "sglang" that share is
+    what SGLang chooses itself.
     """
 
     version: str = DEPLOYED_VERSION
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
+    engine: str = "vllm"
+
+    @classmethod
+    def by(cls, engine: Engine | None) -> Served:
+        """The memory settings of an engine's usual start; those of the deployed vLLM for None."""
+        if engine is None:
+            return cls()
+        return cls(vllm_version_of(engine), engine="sglang" if engine.name == "sglang" else "vllm")
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -190,6 +214,10 @@ def stage_memory(
     sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
     reserve_bytes = _reserve_bytes(gpu, tp * dp, utilization, release)
     reserve_bytes += _index_bytes(llm, served.max_model_len or llm.context_tokens)
+    if served.engine == "sglang":
+        utilization, has_graphs = 1.0, False
+        reserve_bytes = _reserve_bytes(gpu, tp * dp, utilization, release)
+        layers_peak = sampler_peak = _sglang_free_bytes(gpu, tp, pp, dp, max_num_batched_tokens)
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
@@ -235,6 +263,16 @@ def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, version: tuple[int, 
         return HIDDEN_BYTES * utilization + OLD_NON_TORCH_BYTES * (2 if gpus > 1 else 1)
     group_bytes = GROUP_BYTES.get(gpu.link, OTHER_GROUP_BYTES) if gpus > 1 else 0.0
     return HIDDEN_BYTES * utilization + NON_TORCH_BYTES + group_bytes
+
+
+def _sglang_free_bytes(gpu: Gpu, tp: int, pp: int, dp: int, budget_tokens: int) -> float:
+    """Bytes of a GPU that SGLang keeps free for activations and CUDA graphs (the module's docstring)."""
+    gpu_mib = gpu.memory_bytes / 2**20
+    graph = next(sizes[tp >= 4] for most_mib, sizes in SGLANG_GRAPHS if gpu_mib < most_mib)
+    mib = 512 + 1.5 * max(budget_tokens, 2048) + 2 * graph + 128 * tp * pp
+    if dp > 1:
+        mib += graph * dp * (3 if graph <= 300 else 4.5)
+    return 2**20 * (max(mib, 10 * 1024) if gpu_mib > 60 * 1024 else mib)
 
 
 def _has_attention(llm: Llm, kind: type[CompressedAttention]) -> bool:

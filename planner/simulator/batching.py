@@ -15,7 +15,8 @@ vllm-v1             Chunked prefill, as Sarathi proposed it. First come the runn
                     the KV cache, but takes the blocks of each chunk when that chunk is computed. A request
                     that finds no block preempts the one admitted last, and that step admits none. Where the
                     length of chunks is limited (`long_prefill_tokens`), several prompts are under way, and a
-                    step may leave out decodes that were admitted after them.
+                    step may leave out decodes that were admitted after them. Engines that take prompts first
+                    (SGLang) leave all decodes of a mixed worker out of every step with prompts.
 sarathi             Agrawal et al. 2024, as Vidur has it: every decode, then prompts. It differs from vllm-v1
                     in four things. A prompt takes the blocks for all of it when it is admitted. A block must
                     be free for every decode, whether this step needs it or not. Prompts leave a watermark of
@@ -75,6 +76,7 @@ from planner.simulator.layout import (
     BLOCK,
     INBOUND,
     LEAVING,
+    MIXED,
     NONE,
     ONE,
     PARTIAL,
@@ -380,6 +382,8 @@ def _form_vllm_step(state, l, time_s):
     kind = state.types[worker.type]
     while worker.head[RESTING] != NONE:
         join_lane(state, l, pop(state.requests, worker, RESTING))
+    if _forms_prompt_step(state, l, time_s):
+        return False
     longest = UNBOUNDED
     present = worker.running + worker.late_seats + worker.waiting + loading_count(state, lane.worker)
     if kind.long_prefill_tokens > 0 and present > 1:  # Chunks are not limited for a request that is alone.
@@ -394,6 +398,24 @@ def _form_vllm_step(state, l, time_s):
     return has_preempted
 
 
+@where_rare(lambda state, l, time_s: False)
+def _forms_prompt_step(state, l, time_s):
+    """Form a step of prompts alone, in which the decodes wait, on a mixed worker whose engine takes prompts
+    first. False, and nothing is formed, on all others and where no prompt can be computed.
+
+    All blocks of a prompt were free when it was admitted, and no decode takes any before its last chunk.
+    """
+    lane = state.lanes[l]
+    worker = state.workers[lane.worker]
+    if state.types[worker.type].prompts_first == 0 or worker.role != MIXED:
+        return False
+    lane.is_decoding = 0
+    _add_chunks(state, l, time_s, UNBOUNDED, True)
+    if lane.prefills == 0:
+        lane.is_decoding = 1
+    return lane.prefills > 0
+
+
 @kernel_jit
 def _add_chunks(state, l, time_s, longest, may_admit):
     """Fill what the decodes leave of the token budget with chunks of prompts, for vllm-v1 and sarathi.
@@ -404,7 +426,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    step_blocks, spent = blocks_for(lane, ONE), ZERO
+    step_blocks, spent = blocks_for(lane, ONE) * lane.is_decoding, ZERO  # Decodes that wait take none.
     evict_idle(state, w, step_blocks, time_s)
     # The list is rebuilt: a prompt that is not complete after this step goes back into it.
     following, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
@@ -419,9 +441,9 @@ def _add_chunks(state, l, time_s, longest, may_admit):
                 append(state.requests, worker, PARTIAL, r)
     if not may_admit:
         return
-    budget = kind.token_budget - lane.decodes * lane.width - spent
+    budget = kind.token_budget - lane.decodes * lane.is_decoding * lane.width - spent
     note_running(state, l)  # Which LoRA adapters the step has so far.
-    if worker.head[READY] != NONE and kind.batching == VLLM_V1:
+    if worker.head[READY] != NONE and kind.batching == VLLM_V1 and lane.is_decoding:
         budget = _seat_handed_over(state, l, budget)
         put_back_ready(state, w)
         step_blocks = blocks_for(lane, ONE)
@@ -547,7 +569,7 @@ def _chunk_tokens(state, l, r, longest, spent):
     """
     lane, request = state.lanes[l], state.requests[r]
     kind = state.types[state.workers[lane.worker].type]
-    decodes = np.int64(lane.decodes)
+    decodes = np.int64(lane.decodes * lane.is_decoding)
     if kind.long_prefill_tokens > 0:
         for slot in range(lane.decodes):
             decodes -= state.slots[l, slot].admission_number > request.admission_number

@@ -79,9 +79,14 @@ TYPE = np.dtype(
         ("lanes", "i8"),
         # Of a worker with an `Engine` (models/engine.py):
         ("is_async", "i8"),  # 1: the next step is formed while one runs.
+        ("prompts_first", "i8"),  # 1: a step is of prompts or of decodes, and prompts go first.
         ("kv_delay_steps", "i8"),  # So many steps go without KV that has arrived.
         ("overlaps", "i8"),  # 1: the host works while the GPUs do.
         ("host_s", "f8", 2),  # Seconds of the host per step, and per sequence in it.
+        (
+            "launch_s",
+            "f8",
+        ),  # Seconds of the host that a step with prompts takes beyond these, for its launches.
         ("rest_s", "f8", 2),  # The same of the part that no asynchronous step hides.
         ("token_s", "f8"),  # Seconds of the API server per token: no step is shorter than its tokens.
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.

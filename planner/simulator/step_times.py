@@ -44,6 +44,8 @@ def with_host(kind, lane, stage_s, extra_s, send_s, growth_s, steps):
     """The result of `step_seconds` with the engine's host, as in `engine_seconds`."""
     sequences = lane.decodes * lane.is_decoding + lane.prefills
     host_s = kind.host_s[0] + kind.host_s[1] * sequences
+    if lane.prefills > 0:
+        host_s += kind.launch_s
     least_s, added_s = kind.token_s * sequences, host_s  # A step takes max(g + added_s, least_s).
     if kind.overlaps > 0:
         added_s = kind.rest_s[0] + kind.rest_s[1] * sequences

@@ -131,6 +131,8 @@ def _fill_type(
         row["prompt_token_s"], row["hand_off_s"] = engine.prompt_token_s, engine.hand_off_s
         row["first_hand_off_s"] = engine.first_hand_off_s
         row["discards_token"] = engine.first_token == "decode"
+        row["prompts_first"] = not engine.mixed_steps
+        row["launch_s"] = engine.latent_launch_s * worker_type.latent_layers / worker_type.pp
         if worker_type.pp == 1:  # A pipeline always has several steps in flight, so neither applies to it.
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]

@@ -321,7 +321,7 @@ def silicon(folder: Path, *points: dict[str, str]) -> Path:
 
 def test_points_of_the_wheel_are_closed_loops(tmp_path: Path, engines: Engines) -> None:
     """One client: 10 ms to the first token against 20, 10 ms per token against 5."""
-    rows = rows_of(reality.silicon_sample(silicon(tmp_path, {}, {"backend": "sglang"}), engines))
+    rows = rows_of(reality.silicon_sample(silicon(tmp_path, {}, {"backend": "trtllm"}), engines))
     assert rows["ttft", "mean"].error_frac == pytest.approx(-0.5)
     assert rows["tpot", "mean"].error_frac == pytest.approx(1.0)
     assert rows["ttft", "mean"].run.campaign == f"InferenceX, {LLM}, h100-80g, 16 bit"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from planner.documents.catalog import Catalog, read_catalog
+from planner.documents.engine_file import engine_document, parse_engine
 from planner.documents.fits import parse_latency
 from planner.documents.fleet_file import fleet_document, fleet_of, parse_fleet
 from planner.documents.task import parse_task
@@ -217,12 +218,11 @@ def test_a_target_that_does_not_start_the_engine_is_refused_before_planning(cata
 
 
 @pytest.mark.parametrize(("name", "title"), [("sglang", "SGLang 0.5"), ("trtllm", "TensorRT-LLM 1.3")])
-def test_engines_that_nobody_checked_have_the_constants_of_vllm(
-    catalog: Catalog, name: str, title: str
-) -> None:
+def test_other_engines_have_the_host_times_of_vllm(catalog: Catalog, name: str, title: str) -> None:
     """They are told by name, not taken for vLLM: the row's newest version, and a fleet keeps all of it."""
     engine, stand_in = engine_of(name, catalog), catalog.engines["vllm-asynchronous"]
-    assert engine is not None and not engine.is_checked and not engine.is_nearest
+    assert engine is not None and not engine.is_nearest
+    assert engine.is_checked == (name == "sglang")
     assert (engine.host, engine.rest, engine.front_end_s) == (
         stand_in.host,
         stand_in.rest,
@@ -234,3 +234,16 @@ def test_engines_that_nobody_checked_have_the_constants_of_vllm(
     assert fleet_of(fleet_document(fleet), Path("fleet.yaml"), catalog) == fleet
     checked = engine_of("vllm", catalog)
     assert checked is not None and checked.is_checked
+
+
+def test_a_plan_for_sglang_from_before_its_scheduler_was_simulated_keeps_mixed_steps(
+    catalog: Catalog,
+) -> None:
+    """Such a plan names its basis and deploys with --enable-mixed-chunk."""
+    engine = engine_of("sglang", catalog)
+    assert engine is not None and not engine.mixed_steps and engine.latent_launch_s == 3e-3
+    before = engine_document(engine)
+    for key in ("mixed_steps", "latent_launch"):
+        before.pop(key)
+    old = parse_engine(before, catalog.engines.values(), "engine")
+    assert old == replace(engine, mixed_steps=True, latent_launch_s=0.0)

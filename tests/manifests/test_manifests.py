@@ -523,7 +523,7 @@ def planned_with(engine: Engine) -> Fleet:
 
 def test_sglang_is_deployed_on_kubernetes_alone() -> None:
     """With its own image and flags behind the same router, and without a dashboard of vLLM's metrics."""
-    fleet = planned_with(Engine("sglang", "0.5", True, is_checked=False))
+    fleet = planned_with(Engine("sglang", "0.5", True, mixed_steps=False))
     found = manifests.render(fleet, 5000)
     assert set(found.refused) == set(manifests.TARGETS) - {"kubernetes"}
     assert "For SGLang 0.5.23." in found.files["README.md"]
@@ -536,7 +536,9 @@ def test_sglang_is_deployed_on_kubernetes_alone() -> None:
     pool = fleet.pools[0].type
     assert told["--tp-size"] == str(pool.tp) and told["--max-running-requests"] == str(pool.max_num_seqs)
     assert told["--chunked-prefill-size"] == str(pool.max_num_batched_tokens)
-    assert told["--context-length"] == "5120" and "--enable-mixed-chunk" in main["args"]
+    assert told["--context-length"] == "5120" and "--enable-mixed-chunk" not in main["args"]
+    mixing = manifests.render(planned_with(Engine("sglang", "0.5", True)), 5000, "kubernetes")
+    assert "--enable-mixed-chunk" in mixing.files["kubernetes.yaml"]
     with pytest.raises(
         InputError, match=r"^vllm: starts vLLM, and the plan counts on SGLang; take kubernetes"
     ):

@@ -296,8 +296,8 @@ def test_an_error_names_unchecked_gpus_that_might_cure_it(catalog: Catalog) -> N
 def test_a_plan_for_an_engine_that_nobody_checked_says_so(catalog: Catalog) -> None:
     """Among what is taken for granted and in the warnings; its answer is that of vLLM's constants."""
     small = traffic(requests=80, rate_rps=4)
-    found = plan(question(catalog, engine={"name": "sglang"}), small, catalog)
-    said = UncheckedEngine("SGLang 0.5, asynchronous scheduling")
+    found = plan(question(catalog, engine={"name": "trtllm"}), small, catalog)
+    said = UncheckedEngine("TensorRT-LLM 1.3, asynchronous scheduling")
     assert said in found.certificate.assumptions and said in found.warnings
     assert all(pool.role == "mixed" for pool in found.fleet.running_pools), "no target starts pairs of it"
     usual = plan(question(catalog), small, catalog)
@@ -305,7 +305,7 @@ def test_a_plan_for_an_engine_that_nobody_checked_says_so(catalog: Catalog) -> N
     assert not any(isinstance(fact, UncheckedEngine) for fact in usual.certificate.assumptions)
     assert to_json(found)["certificate"]["assumptions"]
     engine = yaml.safe_load(plan_yaml(found))["engine"]
-    assert (engine["name"], engine["version"], engine["checked"]) == ("sglang", "0.5", False)
+    assert (engine["name"], engine["version"], engine["checked"]) == ("trtllm", "1.3", False)
 
 
 def test_spare_worker_survives_the_loss_of_one(catalog: Catalog, plain: Plan) -> None:

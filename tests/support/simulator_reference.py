@@ -387,11 +387,15 @@ class Reference:
             part.step_s + part.sequence_s * sequences + part.log2_tp_s * math.log2(worker.type.tp)
             for part in worker.type.host
         )
+        if worker.chunks:
+            host_s += engine.latent_launch_s * worker.type.latent_layers
         step_s = max(of_gpus_s, host_s) + rest_s if engine.async_scheduling else of_gpus_s + host_s
         return max(step_s, sequences / engine.tokens_per_s)
 
     def form_step(self, worker: Worker, now: float) -> bool:
         """Decide what the next step runs, as vLLM does: True if somebody found no block."""
+        if self.takes_prompts_first(worker) and self.form_prompt_step(worker, now):
+            return False
         budget = worker.type.max_num_batched_tokens
         longest = self.fleet.policies.long_prefill_token_threshold
         if not longest or self.present(worker) <= 1:
@@ -401,6 +405,23 @@ class Reference:
         if not was_short:
             self.admit(worker, now, longest, budget)
         return was_short
+
+    def takes_prompts_first(self, worker: Worker) -> bool:
+        engine = worker.type.engine
+        return engine is not None and not engine.mixed_steps and worker.role == "mixed"
+
+    def form_prompt_step(self, worker: Worker, now: float) -> bool:
+        """As SGLang does: prompts in part, then those that wait. False, and no step, if there are none."""
+        budget = worker.type.max_num_batched_tokens
+        worker.decoding, worker.chunks = [], []
+        for request in list(worker.running):
+            if not request.is_prefilled and not self.is_leaving(request):
+                n = min(request.to_prefill, budget)
+                self.add(worker, request, n, blocks_of(request.cached + n) - blocks_of(request.cached))
+                budget -= n
+        self.admit(worker, now, budget, budget)
+        assert worker.free >= 0 and not worker.decoding
+        return bool(worker.chunks)
 
     def present(self, worker: Worker) -> int:
         return len(worker.running) + len(worker.waiting)

@@ -495,6 +495,10 @@ def engine_section() -> Schema:
         "hand_off": doc(quantity("s", positive=False), "From the prefill's end to the decode worker."),
         "first_hand_off": doc(quantity("s", positive=False), "How much longer two workers' first one takes."),
         "first_token": doc(one_of(FIRST_TOKENS), "Which worker sends the first token of an answer."),
+        "mixed_steps": doc(FLAG, "Whether a step may hold prompts and decodes."),
+        "latent_launch": doc(
+            quantity("s", positive=False), "Host time per layer of latent attention in a step with prompts."
+        ),
         "tokens_per_s": doc(number(above=0), "Most tokens/s that an API server passes on."),
         "basis": doc(TEXT, "Where the constants are from."),
         "nearest": FLAG,

@@ -28,7 +28,7 @@ from planner.models.all2all import (
     all2all_of,
     nodes_of_ranks,
 )
-from planner.models.engine import Engine, vllm_version_of
+from planner.models.engine import Engine
 from planner.models.kv_offload import is_common
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
@@ -314,7 +314,7 @@ def _types_of_degree(
             max_num_batched_tokens=budget,
             max_num_seqs=rows,
             dp=degree.dp,
-            served=Served(vllm_version_of(engines.engine)),
+            served=Served.by(engines.engine),
         )
         use = drafters[drafts].add_to_memory(use, llm, tp)
         kv_tokens = (use if slots is None else slots.add_to_memory(use)).kv_tokens
