@@ -398,7 +398,7 @@ def _form_vllm_step(state, l, time_s):
     return has_preempted
 
 
-@where_rare(lambda state, l, time_s: False)
+@kernel_jit
 def _forms_prompt_step(state, l, time_s):
     """Form a step of prompts alone, in which the decodes wait, on a mixed worker whose engine takes prompts
     first. False, and nothing is formed, on all others and where no prompt can be computed.
