@@ -194,7 +194,7 @@ def is_broken(state):
 @kernel_jit
 def see_late(state, time_s):
     """Count requests that have waited longer than a limit on ttft or e2e by `time_s` and are not done, so
-    that a broken limit is known before they are done.
+    that a broken limit is known before they are done. Returns the time until which nothing changes here.
 
     Also notes when the backlog test cannot be passed any more. Only for traces without sessions, where
     requests are in order of arrival.
@@ -202,7 +202,7 @@ def see_late(state, time_s):
     if time_s > state.policy[LATEST_S]:
         state.policy[LATEST_S] = np.inf  # The test is made once.
         state.counters[BROKEN] |= state.counters[IN_DOUBT] > 0
-    requests = state.requests
+    requests, until_s = state.requests, state.policy[LATEST_S]
     for k in range(len(state.limits)):
         watched = state.limits[k]
         if watched.metric != TTFT and watched.metric != E2E:
@@ -216,6 +216,9 @@ def see_late(state, time_s):
                 watched.late += 1
             r += 1
         watched.seen, watched.seen_s = r, time_s
+        if r < len(requests):
+            until_s = min(until_s, requests[r].arrival_s + limit_s)
+    return until_s
 
 
 @kernel_jit

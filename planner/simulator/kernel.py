@@ -731,6 +731,8 @@ def simulate_events(fields, closed_loop, stop_early):
     if following < len(state.disturbances):
         set_time(state, link + 1, state.disturbances[following].time_s)
     front_end_s = state.policy[FRONT_END_S]
+    # No further request is late until then. Those of sessions are not in order of arrival and not looked at.
+    seen_until_s = -np.inf if stop_early and closed_loop == 0 and len(state.after) == 0 else np.inf
     while state.counters[DONE] < n:
         entity, time_s = state.heap[0], next_time_s(state)
         starts = entity < link and state.lanes[entity].run_steps == 0
@@ -787,7 +789,7 @@ def simulate_events(fields, closed_loop, stop_early):
             send_held(state, time_s, entity)
         if not is_arrival:
             cause, cause_s = entity, time_s
-        if stop_early and closed_loop == 0 and len(state.after) == 0:
-            see_late(state, time_s)
+        if time_s > seen_until_s:
+            seen_until_s = see_late(state, time_s)
         if is_over(state, closed_loop, stop_early, time_s):
             return
