@@ -453,14 +453,15 @@ def _run_plan(plan_options: PlanOptions, flags: QuestionOptions) -> None:
         return
     if slo is None:
         raise _missing("--slo FILE")
-    has_several = plan_options.out is not None and has_several_llms(slo)
+    has_several = has_several_llms(slo)
+    lacks_folder = has_several and plan_options.out is None
     has_traffic = plan_options.trace is not None or has_several or describes_traffic(slo)
-    if plan_options.out is None or not has_traffic:
+    if lacks_folder or not has_traffic:
         # An error in what is there comes first: a misspelt `trafic:` would otherwise look like no traffic.
         check_keys(slo)
         if (trace := plan_options.trace) is not None and not trace.exists():
             raise InputError(f"{trace}: no such file")
-        raise _missing("-o DIR" if plan_options.out is None else "--trace FILE")
+        raise _missing("-o DIR" if lacks_folder else "--trace FILE")
     if has_several:
         plan_several(plan_options)
     else:
@@ -470,9 +471,9 @@ def _run_plan(plan_options: PlanOptions, flags: QuestionOptions) -> None:
 def _missing(option: str) -> typer.Exit:
     """Print that a plan lacks this option; returns the exit for wrong usage."""
     typer.echo(
-        f"plan: {option} is missing: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo "
-        "FILE that describes its traffic and -o DIR, or --llm, --rate, --input, --output and a limit; "
-        "see plan --help",
+        f"plan: {option} is missing: a plan needs --slo FILE and --trace FILE, or --slo FILE that "
+        "describes its traffic, or --llm, --rate, --input, --output and a limit; several LLMs need -o DIR "
+        "too; see plan --help",
         err=True,
     )
     return typer.Exit(2)

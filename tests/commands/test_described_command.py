@@ -114,6 +114,11 @@ def test_tokens_as_people_write_them(text: str, tokens: object) -> None:
     assert parse_tokens(text) == tokens
 
 
+def test_a_question_of_a_file_needs_no_folder_either(plan: Plan) -> None:
+    code, out, _ = plan("--slo", "slo.yaml")
+    assert code == 0 and "add -o DIR to write the plan" in " ".join(out.split())
+
+
 def test_without_a_trace_and_a_description_the_usage_is_wrong(plan: Plan) -> None:
     code, _, err = plan("simulate", "--fleet", "fleet.yaml")
     assert code == 2 and "--trace" in err
