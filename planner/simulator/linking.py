@@ -15,50 +15,12 @@ would wait a minute and a half longer.
 from __future__ import annotations
 
 import gc
-import itertools
 
 from numba import _dynfunc  # type: ignore[attr-defined]
 from numba.core import compiler, typed_passes, types, untyped_passes
-from numba.core.cgutils import ir  # type: ignore[attr-defined]
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import LoweringPass, register_pass
 from numba.np import arrayobj
-
-_INTEGER, _FLOAT = ir.IntType(64), ir.DoubleType()  # The types of all fields, and of items of plain arrays.
-
-
-def _mark_memory(module):
-    """Tell LLVM which reads and writes cannot be of the same memory ("type-based alias analysis"): fields of
-    different offsets or of records of different sizes, and items of plain arrays. Without that, it reads all
-    again after any write.
-    """
-    root, zero = module.add_metadata(["simulator"]), ir.Constant(_INTEGER, 0)
-    for function in module.functions:
-        for instruction in itertools.chain.from_iterable(block.instructions for block in function.blocks):
-            if isinstance(instruction, ir.LoadInstr):
-                kind = _memory_kind(instruction.operands[0])
-            elif isinstance(instruction, ir.StoreInstr):
-                kind = _memory_kind(instruction.operands[1])
-            else:
-                kind = None
-            if kind is not None:
-                kind_node = module.add_metadata([kind, root, zero])
-                instruction.set_metadata("tbaa", module.add_metadata([kind_node, kind_node, zero]))
-
-
-def _memory_kind(pointer):
-    """A name for the memory behind a pointer, as Numba computes pointers to fields of records and to items of
-    arrays; None for other pointers, for instance to whole records.
-    """
-    if pointer.type.pointee not in (_INTEGER, _FLOAT):
-        return None
-    if isinstance(pointer, ir.GEPInstr) and len(pointer.indices) == 1:
-        return f"array of {pointer.type.pointee}"
-    if isinstance(pointer, ir.CastInstr) and isinstance(member := pointer.operands[0], ir.GEPInstr):
-        record, offset = member.pointer.type.pointee, member.indices[-1]
-        if isinstance(record, ir.ArrayType) and isinstance(offset, ir.Constant):
-            return f"record of {record.count} bytes at {offset.constant}"
-    return None
 
 
 class LinkedFunction(JITCodeLibrary):
@@ -66,10 +28,6 @@ class LinkedFunction(JITCodeLibrary):
 
     The methods replace those of Numba's library, which would link and optimise here.
     """
-
-    def add_ir_module(self, ir_module):
-        _mark_memory(ir_module)
-        super().add_ir_module(ir_module)
 
     def add_llvm_module(self, ll_module):
         ll_module.data_layout = self._codegen._data_layout
@@ -84,10 +42,6 @@ class LinkedFunction(JITCodeLibrary):
 
 class LinkedProgram(JITCodeLibrary):
     """A function that Python calls, linked with all that it calls, directly or not."""
-
-    def add_ir_module(self, ir_module):
-        _mark_memory(ir_module)
-        super().add_ir_module(ir_module)
 
     def add_linking_library(self, library):
         self._linking_libraries.append(library)

@@ -54,25 +54,13 @@ class _HandleAttribute(AttributeTemplate):
 def _read(context, builder, handle, pointer, name):
     """Read the field `name` of the tuple behind the pointer."""
     i = handle.fields.fields.index(name)
-    field = handle.fields.types[i]
-    model, place = context.data_model_manager[field], cgutils.gep_inbounds(builder, pointer, 0, i)
-    if not isinstance(field, types.Array):
-        return model.load_from_data_pointer(builder, place)
-    array = cgutils.create_struct_proxy(field)(context, builder)
-    for member in ("nitems", "itemsize", "data"):
-        setattr(array, member, _read_constant(builder, place, model.get_field_position(member)))
-    for member in ("shape", "strides"):
-        at = model.get_field_position(member)
-        numbers = [_read_constant(builder, place, at, k) for k in range(field.ndim)]
-        setattr(array, member, cgutils.pack_array(builder, numbers))
-    return array._getvalue()
-
-
-def _read_constant(builder, place, *path):
-    """Read what never changes while the program runs, which LLVM then need not read again after a write."""
-    load = builder.load(cgutils.gep_inbounds(builder, place, 0, *path))
-    load.set_metadata("invariant.load", builder.module.add_metadata([]))
-    return load
+    model, place = (
+        context.data_model_manager[handle.fields.types[i]],
+        cgutils.gep_inbounds(builder, pointer, 0, i),
+    )
+    if model.get_data_type() == model.get_value_type():  # Arrays are read in one instruction, not in twenty.
+        return builder.load(place)
+    return model.load_from_data_pointer(builder, place)
 
 
 @intrinsic
@@ -83,11 +71,7 @@ def pointer_to(typing_context, fields):
         model = context.data_model_manager[fields]
         place = cgutils.alloca_once(builder, model.get_data_type())
         builder.store(model.as_data(builder, arguments[0]), place)
-        pointer = builder.bitcast(place, _named(handle, context.data_model_manager).as_pointer())
-        # An instruction that does nothing, of which LLVM knows nothing: it cannot move the reads of constants
-        # (`_read_constant`) to before the store.
-        same = ir.FunctionType(pointer.type, [pointer.type])
-        return builder.asm(same, "", "=r,0,~{memory}", [pointer], side_effect=True)
+        return builder.bitcast(place, _named(handle, context.data_model_manager).as_pointer())
 
     handle = Handle(fields)
     return handle(fields), codegen

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
 
 from planner.simulator.linking import FunctionCompiler, LinkedFunction, LinkedProgram, ProgramCompiler
 from planner.simulator.numba_compile import kernel_jit, small_jit
-from planner.simulator.pointers import pointer_to
 
 _jit: Any = njit
-_pointer_to: Any = pointer_to
 
 
 @small_jit
@@ -65,35 +63,3 @@ def test_no_index_is_looked_at_for_its_sign() -> None:
     _whole(np.array([3.0]), 1)
     texts = [str(each.library._final_module) for each in _at.overloads.values()]
     assert texts and not any("icmp slt i64" in text for text in texts)
-
-
-class _Arrays(NamedTuple):
-    """Two arrays of records of one size, and a plain one."""
-
-    pairs: Any
-    others: Any
-    numbers: Any
-
-
-@_jit(pipeline_class=FunctionCompiler)
-def _mix(arrays, i, j):  # type: ignore[no-untyped-def]
-    pair, same, other = arrays.pairs[i], arrays.pairs[j], arrays.others[0]
-    before = pair.first + len(arrays.numbers)
-    same.first, other.a, arrays.numbers[j] = 5.0, 7.0, 3.0
-    arrays.pairs[i + 1] = arrays.pairs[i]
-    return 100.0 * before + 10.0 * pair.first + arrays.numbers[i] + arrays.pairs[i + 1].first + other.b
-
-
-@_jit(pipeline_class=ProgramCompiler)
-def _mixed(arrays, i, j):  # type: ignore[no-untyped-def]
-    return _mix(_pointer_to(arrays), i, j)
-
-
-def test_a_write_is_seen_by_every_read_of_the_same_memory() -> None:
-    """LLVM is told what cannot be the same memory. Read by another reference, the record has 5, and so has
-    its copy; item 0 has 3. Before: (1 + 2) x 100.
-    """
-    pairs = np.array([(1.0, 2.0), (3.0, 4.0)], [("first", "f8"), ("second", "f8")])
-    others = np.array([(8.0, 9.0)], [("a", "f8"), ("b", "f8")])
-    assert _mixed(_Arrays(pairs, others, np.zeros(2)), 0, 0) == 300.0 + 50.0 + 3.0 + 5.0 + 9.0
-    assert pairs["first"].tolist() == [5.0, 5.0] and others["a"].tolist() == [7.0]
