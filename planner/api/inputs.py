@@ -137,19 +137,35 @@ def read_fleet(
     return fleets.parse_fleet(document, file, catalog_rows, policies=policies)
 
 
-def fleet_file_doubts(fleet: str | Path, of_file: Fleet) -> list[str]:
-    """What is doubtful in the file, or the folder of a plan, from which `of_file` was read."""
+def fleet_file_doubts(
+    fleet: str | Path, of_file: Fleet, *, slo: SloLike = None, catalog: CatalogLike = None
+) -> list[str]:
+    """What is doubtful in the file, or the folder of a plan, from which `of_file` was read; and beside the
+    question in `slo`, if that is one.
+    """
     file = plan_file(fleet)
     doubt = fleets.changed_plan_doubt(read_yaml(file), file, of_file)
-    return [doubt] if doubt else []
+    doubts = [doubt] if doubt else []
+    catalog_rows = read_catalog(catalog)
+    if (question := _question_of_one_llm(slo, catalog_rows)) is not None:
+        question_llm = catalog_rows.served_llm(question.task().llm).name
+        if question_llm != of_file.llm.name:
+            doubts.append(f"{file}: serves {of_file.llm.name}, and the question is of {question_llm}")
+    return doubts
+
+
+def _question_of_one_llm(slo: SloLike, catalog: Catalog) -> TaskDocument | None:
+    """The question in `slo`; None if there is none, or one of several LLMs."""
+    if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
+        return None
+    question = read_task(slo, catalog)
+    return None if question.has_several_llms else question
 
 
 def _in_question(fleet: Section, slo: SloLike, catalog: Catalog) -> Section:
     """The document of a fleet, completed from the question in `slo` if that is one."""
-    if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
-        return fleet
-    question = read_task(slo, catalog)
-    if question.has_several_llms:
+    question = _question_of_one_llm(slo, catalog)
+    if question is None:
         return fleet
     return complete_fleet(fleet, question.document, question.task(), catalog)
 

@@ -70,7 +70,7 @@ def compare(
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
         for _, path in paths:
-            say_first(fleet_file_doubts(path, read_fleet(path, rows, slo=slo)))
+            say_first(fleet_file_doubts(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows))
         # The requests as they are written: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         has_rate = traffic is not None
         requests = read_requests(trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_given=has_rate)

@@ -114,7 +114,7 @@ def day(
     terms |= {"storage": storage, "billing": billing, "oracle": oracle or None}
     with Progress() as progress, at_work(executor, address):
         if fleet is not None and plan_file(fleet).is_file():  # Of several LLMs it is a folder of theirs.
-            say_first(fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo)))
+            say_first(fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog))
         requests = (
             None
             if trace is None
@@ -173,7 +173,7 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
-        say_first(fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo)))
+        say_first(fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog))
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         day_result = run_day(
             slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress

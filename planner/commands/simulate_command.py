@@ -114,7 +114,7 @@ def simulate(
     with Progress(quiet=quiet) as progress:
         all_rows = read_catalog(catalog)
         fleet = read_fleet(fleet_file, all_rows, slo=slo)
-        say_first(fleet_file_doubts(fleet_file, fleet))
+        say_first(fleet_file_doubts(fleet_file, fleet, slo=slo, catalog=all_rows))
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
