@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from planner.api.results import PlanResult
     from planner.traffic.logs.log_reading import LogOptions
 
-Section: TypeAlias = Mapping[str, Any]
+KeysAndValues: TypeAlias = Mapping[str, Any]
 TraceLike: TypeAlias = "Trace | pd.DataFrame | str | Path"
-FleetLike: TypeAlias = "Fleet | PlanResult | Section | str | Path"
-SloLike: TypeAlias = "Slo | TaskDocument | Section | str | Path | None"
-TrafficLike: TypeAlias = "RateRequest | Section | None"
+FleetLike: TypeAlias = "Fleet | PlanResult | KeysAndValues | str | Path"
+SloLike: TypeAlias = "Slo | TaskDocument | KeysAndValues | str | Path | None"
+TrafficLike: TypeAlias = "RateRequest | KeysAndValues | None"
 
 
 def read_trace(
@@ -45,10 +45,12 @@ def read_trace(
 ) -> Trace:
     """The requests of a file or of a table, checked.
 
-    Coarse stamps stay as they are: callers that have a seed spread them. `log_options` say which column of a
-    log is what, where the file does not (docs/traces.md).
+    Times of a clock in whole seconds stay as they are; callers that have a seed spread them within the second
+    (traffic.trace.spread_stamps). `log_options` say which column of a log is what, where the file does not
+    (docs/traces.md).
 
-    Requests without tokens are left out. More than 20 % of these are an error, unless `drop_invalid`.
+    Requests without tokens are left out. If they are more than 20 % of the trace, that is an error, unless
+    `drop_invalid`.
     """
     if isinstance(trace, Trace):
         return trace
@@ -77,7 +79,8 @@ def requests_of(
 
     All functions get their traffic here. `log_options` are as in `read_trace`.
 
-    Raises InputError where both are given, or neither.
+    A trace that was itself drawn from a description gives way to `described` and is drawn anew.
+    Raises InputError where a recorded trace and a description are given, or neither.
     """
     if described is None:
         if trace is None:
@@ -100,20 +103,25 @@ def requests_and_rate(
 ) -> tuple[Trace, RateRequest]:
     """The requests as from `requests_of`, and the rate and window that are to be taken of them.
 
-    `is_given`: rate or window stand beside the question, as arguments. Then they are about the `trace`, which
-    replaces the traffic that the question describes.
+    `is_given`: rate or window were arguments of the call, not keys of the question. Then they are of `trace`,
+    and a recorded trace replaces the traffic that the question describes.
     """
-    is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
-    if is_given and not is_drawn:
+    is_recorded = trace is not None and not (isinstance(trace, Trace) and trace.drawn_from is not None)
+    if is_given and is_recorded:
         rate_request = replace(rate_request, described=None)
     requests = requests_of(trace, rate_request.described, seed=seed, log_options=rate_request.reading)
     return requests, rate_request
 
 
 def read_fleet(
-    fleet: FleetLike, catalog: CatalogLike = None, *, policies: Section | None = None, slo: SloLike = None
+    fleet: FleetLike,
+    catalog: CatalogLike = None,
+    *,
+    policies: KeysAndValues | None = None,
+    slo: SloLike = None,
 ) -> Fleet:
-    """The fleet of fleet.yaml or plan.yaml; `policies`, keys of its section, take the place of its own.
+    """The fleet of fleet.yaml or plan.yaml; `policies` are keys and values of a section `policies`, which
+    replace the same keys of the file.
 
     What a fleet.yaml leaves open of prices, engine, LoRA and network is as the question in `slo` says, if
     that is a whole question of one LLM.
@@ -162,7 +170,7 @@ def _question_of_one_llm(slo: SloLike, catalog: Catalog) -> TaskDocument | None:
     return None if question.has_several_llms else question
 
 
-def _in_question(fleet: Section, slo: SloLike, catalog: Catalog) -> Section:
+def _in_question(fleet: KeysAndValues, slo: SloLike, catalog: Catalog) -> KeysAndValues:
     """The document of a fleet, completed from the question in `slo` if that is one."""
     question = _question_of_one_llm(slo, catalog)
     if question is None:
@@ -240,7 +248,7 @@ def limits_and_rate(
 
 
 def planned_question(fleet: FleetLike, catalog: Catalog) -> tuple[Slo, Trace] | None:
-    """The SLO and the requests of a plan, or of the folder of one; None of another fleet."""
+    """The SLO and the requests that a plan, or the plan in a folder, was made for; None of another fleet."""
     from planner.api.results import PlanResult
     from planner.documents.plan_folder import read_written
 
@@ -253,11 +261,13 @@ def planned_question(fleet: FleetLike, catalog: Catalog) -> tuple[Slo, Trace] | 
 
 
 def is_plan_folder(path: Path) -> bool:
-    """Whether the files of a plan lie in this folder, or beside this file: its SLO and its traffic."""
+    """Whether a plan lies in this folder, or beside this file. Every plan has a certificate.json, which is
+    written together with its SLO and its traffic.
+    """
     return ((path if path.is_dir() else path.parent) / "certificate.json").is_file()
 
 
-def traffic_of(traffic: RateRequest | Section) -> RateRequest:
+def traffic_of(traffic: RateRequest | KeysAndValues) -> RateRequest:
     """The rate and window in keys of the section `traffic`: {"rate": 20, "scale": "thin", "window": "busiest
     10 min"}.
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from planner import manifests as targets
-from planner.api.inputs import FleetLike, Section, plan_file, read_fleet
+from planner.api.inputs import FleetLike, KeysAndValues, plan_file, read_fleet
 from planner.api.results import PlanResult, Result
 from planner.documents.catalog import CatalogLike, read_catalog
 from planner.documents.fleet_file import changed_plan_doubt, max_model_len_of, routers_of
@@ -100,7 +100,7 @@ def manifests(
     return ManifestsResult(fleet, target, rendered, (doubt,) if doubt else ())
 
 
-def _document_of(plan: FleetLike) -> tuple[Section, Path]:
+def _document_of(plan: FleetLike) -> tuple[KeysAndValues, Path]:
     """What a plan.yaml or fleet.yaml says, and its path or what errors name in its place."""
     if isinstance(plan, str | Path):
         file = plan_file(plan)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
 from planner import __version__
-from planner.api.inputs import Section, TraceLike, read_trace, requests_of
+from planner.api.inputs import KeysAndValues, TraceLike, read_trace, requests_of
 from planner.api.progress import MaybeProgress, shown_progress
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import PlanResult, SharedPlanResult
@@ -46,7 +46,7 @@ TracesLike: TypeAlias = "TraceLike | Mapping[str, TraceLike] | None"
 
 
 def plan(
-    slo: TaskDocument | SeveralLlmsQuestion | Section | str | Path | None = None,
+    slo: TaskDocument | SeveralLlmsQuestion | KeysAndValues | str | Path | None = None,
     trace: TracesLike = None,
     *,
     catalog: CatalogLike = None,

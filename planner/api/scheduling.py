@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from planner.api.inputs import Section, TraceLike, read_fleet, read_trace
+from planner.api.inputs import KeysAndValues, TraceLike, read_fleet, read_trace
 from planner.api.questions import read_task
 from planner.api.results import Result
 from planner.documents import markets, planned_market
@@ -25,7 +25,7 @@ from planner.solvers.reserved_schedule import Demand, Market
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import quantity
 
-MarketLike: TypeAlias = "Market | Section | str | Path"
+MarketLike: TypeAlias = "Market | KeysAndValues | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
 PEAK_LIMIT_S = 20.0  # Time limit of the search for the fleet for the peak, with which a schedule is compared.
 

@@ -327,7 +327,7 @@ def compare(
     trace: inputs.TraceLike | None = None,
     slo: inputs.SloLike = None,
     *,
-    policies: Mapping[str, inputs.Section | None] | None = None,
+    policies: Mapping[str, inputs.KeysAndValues | None] | None = None,
     traffic: inputs.TrafficLike = None,
     catalog: CatalogLike = None,
     seed: int = 0,
@@ -450,7 +450,7 @@ def _read_under_policies(
     catalog: Catalog,
     slo: inputs.SloLike,
     label: str,
-    policies: inputs.Section | None,
+    policies: inputs.KeysAndValues | None,
 ) -> Fleet:
     """A fleet under the policies of a label of `compare`, which an InputError names as the command does."""
     if policies is None:

@@ -34,7 +34,7 @@ from planner.studies.what_if import Moved, Study, StudyAnswer
 from planner.traffic.trace import spread_stamps
 from planner.units import quantity
 
-QuestionLike = TaskDocument | inputs.Section | str | Path
+QuestionLike = TaskDocument | inputs.KeysAndValues | str | Path
 PLAN_TIME_LIMIT_S = 120.0  # The time limit of each plan that these functions make; by default or always.
 
 

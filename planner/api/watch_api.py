@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from planner.api.inputs import Section
+from planner.api.inputs import KeysAndValues
 from planner.api.questions import TaskDocument, read_task
 from planner.api.results import Result
 from planner.documents.catalog import CatalogLike, read_catalog
@@ -140,7 +140,7 @@ class WatchResult(Result):
 def watch(
     plan: str | Path,
     prometheus: str | Path | Sequence[str | Path],
-    slo: TaskDocument | Section | str | Path | None = None,
+    slo: TaskDocument | KeysAndValues | str | Path | None = None,
     *,
     window: str = "24 h",
     step: str = "1 min",
@@ -175,7 +175,7 @@ def read_planned(plan: str | Path, catalog: CatalogLike = None) -> PlanExpectati
 def look_once(
     plan: PlanExpectations,
     source: MetricsSource,
-    slo: TaskDocument | Section | str | Path | None = None,
+    slo: TaskDocument | KeysAndValues | str | Path | None = None,
     *,
     catalog: CatalogLike = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -218,7 +218,7 @@ def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
 def replan(
     plan: PlanExpectations,
     watched: WatchedPlan,
-    slo: TaskDocument | Section | str | Path,
+    slo: TaskDocument | KeysAndValues | str | Path,
     *,
     catalog: CatalogLike = None,
     horizon_h: float = 24.0,

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 import pandas as pd
 
-from planner.api.inputs import FleetLike, Section, read_fleet, requests_of
+from planner.api.inputs import FleetLike, KeysAndValues, read_fleet, requests_of
 from planner.api.planning import TracesLike, questions_of
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
@@ -155,7 +155,7 @@ class JointDayResult(Result):
 
 
 def day(
-    slo: TaskDocument | Section | str | Path | None,
+    slo: TaskDocument | KeysAndValues | str | Path | None,
     trace: TracesLike = None,
     *,
     standing: FleetLike | Mapping[str, FleetLike] | None = None,

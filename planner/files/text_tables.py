@@ -67,6 +67,8 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
 def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a CSV with a header that has all of `columns`: the number of the line with which each ends,
     and its texts by column. `expected` says in an error what the file should have been.
+
+    This is for texts, and for messages that name a line. `read_csv` reads numbers, and skips comments.
     """
     reader = csv.DictReader(io.StringIO(read_text(path)), restval="")
     if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
@@ -81,7 +83,7 @@ def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterato
 def read_number_column(
     table: pd.DataFrame, name: str, where: object, *, least: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """A column of numbers that are at least `least`.
+    """A column of numbers that are at least `least` and below LARGEST.
 
     Raises InputError that names the first row where one is not; row 1 follows the header.
     """

@@ -15,7 +15,8 @@ import numpy as np
 from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
-MOST_CLUMPED_FRAC = 0.1  # If a larger share of tokens came with the one before, a note says so.
+# If a larger share of tokens came with the one before, a note says so: a p90 of the gaps is wrong then.
+MOST_CLUMPED_FRAC = 0.1
 AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk: no engine's step is so short.
 
 
@@ -45,7 +46,8 @@ class ServedLengths:
 def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
     """The requests that were sent or given up, as a trace with the served lengths, and a journal of them.
 
-    The journal has the requests' numbers in this trace. Both are unchanged if no request was sent.
+    The journal has the requests' numbers in this trace. Both are unchanged if no request was sent. A request
+    that did not finish keeps its length of `trace`, as nobody counted another one.
     """
     requests = sorted({request for part in journal.parts for request in part.requests} | set(journal.sent))
     if not requests:
@@ -91,7 +93,8 @@ def client_clock_notes(
 ) -> tuple[str, ...]:
     """What a reader of a measurement by the client's clock must know, in sentences.
 
-    `records` are the journal's, `sent` the requests that were sent of `planned_requests`.
+    `records` are what each part of the run wrote at its end (live_replay.JournalFile; the keys are those of
+    remote_validation.py), `sent` the requests that were sent of `planned_requests`.
     """
     sentences = [note for record in records for note in record.get("endpoint", {}).get("notes", ())]
     if sent < planned_requests:

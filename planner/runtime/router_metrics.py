@@ -10,11 +10,14 @@ from planner.runtime.connection_limits import OpenConnections
 from planner.runtime.live_routing import LiveFleet
 from planner.runtime.trust import Trust
 
+# Upper edges of the histogram's buckets: those of Prometheus' client libraries, and two for long queues.
 TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, float("inf"))
 
 
 class WorkerStatus(Protocol):
-    """The router's counts of one worker: why it is not started for a while, and how often it was started."""
+    """One worker as the router sees it. `gave_up` says why its engine is not started for a while; it is empty
+    while a start may be tried.
+    """
 
     name: str
     is_up: bool
@@ -23,7 +26,9 @@ class WorkerStatus(Protocol):
 
 
 class RouterCounts(Protocol):
-    """What a router counts. `poison` requests are those that workers died of."""
+    """What a router counts. `poison` requests are those that workers died of. `ttft_counts` has the number of
+    streams by the edge of TTFT_EDGES_S below which their first byte came, each stream once.
+    """
 
     live: LiveFleet
     connections: OpenConnections
@@ -48,25 +53,25 @@ def metrics_text(router: RouterCounts, now_s: float) -> str:
         "# HELP fleetplan_first_byte_seconds Seconds to the first byte of a stream",
         "# TYPE fleetplan_first_byte_seconds histogram",
     ]
-    count = 0  # Requests whose first byte came within the edge.
+    within_edge = 0  # Buckets of Prometheus are cumulative.
     for edge in TTFT_EDGES_S:
-        count += router.ttft_counts[edge]
+        within_edge += router.ttft_counts[edge]
         le = "+Inf" if edge == float("inf") else f"{edge:g}"
-        lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{le}"}} {count}')
+        lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{le}"}} {within_edge}')
     lines += [
         f"fleetplan_first_byte_seconds_sum {router.ttft_sum_s:.6f}",
-        f"fleetplan_first_byte_seconds_count {count}",
+        f"fleetplan_first_byte_seconds_count {within_edge}",
     ]
     return "\n".join(lines) + "\n"
 
 
 class _Metric(NamedTuple):
-    """One metric: `values` has a sample for each value of `label`, or one under "" without a label."""
+    """One metric: `samples` has a number for each value of `label`, or one under "" without a label."""
 
     name: str
     kind: str
     about: str
-    values: Mapping[str, float]
+    samples: Mapping[str, float]
     label: str = ""
 
 
@@ -104,12 +109,26 @@ def _worker_metrics(router: RouterCounts, now_s: float) -> list[_Metric]:
     return [
         metric("up", "gauge", "1 while the worker answers", (backend.is_up for backend in backends)),
         metric("given_up", "gauge", "1 while no start is tried", (bool(each.gave_up) for each in backends)),
-        metric("starts_total", "counter", "Starts of its engine", (backend.starts for backend in backends)),
+        metric(
+            "starts_total",
+            "counter",
+            "Starts of the worker's engine",
+            (backend.starts for backend in backends),
+        ),
         metric("passed_over", "gauge", "1 while others go first: it failed", (w in resting for w in workers)),
-        metric("failures_total", "counter", "Tries that failed on it", (trust.failed[w] for w in workers)),
-        metric("refusals_total", "counter", "Those of them it refused", (trust.refused[w] for w in workers)),
-        metric("requests", "gauge", "Requests it has", live_workers["assigned"]),
-        metric("pending_prompt_tokens", "gauge", "Tokens it has to prefill", live_workers["pending_tokens"]),
+        metric(
+            "failures_total", "counter", "Tries that failed on the worker", (trust.failed[w] for w in workers)
+        ),
+        metric(
+            "refusals_total",
+            "counter",
+            "Failed tries that the worker refused",
+            (trust.refused[w] for w in workers),
+        ),
+        metric("requests", "gauge", "Requests on the worker", live_workers["assigned"]),
+        metric(
+            "pending_prompt_tokens", "gauge", "Prompt tokens not yet computed", live_workers["pending_tokens"]
+        ),
     ]
 
 
@@ -117,8 +136,8 @@ def _metric_lines(metric: _Metric) -> list[str]:
     """The lines of one metric, with its samples."""
     name = f"fleetplan_{metric.name}"
     lines = [f"# HELP {name} {metric.about}", f"# TYPE {name} {metric.kind}"]
-    for value, number in sorted(metric.values.items()):
-        labels = f'{{{metric.label}="{_escaped(value)}"}}' if metric.label else ""
+    for label_value, number in sorted(metric.samples.items()):
+        labels = f'{{{metric.label}="{_escaped(label_value)}"}}' if metric.label else ""
         lines.append(f"{name}{labels} {number:.0f}")
     return lines
 

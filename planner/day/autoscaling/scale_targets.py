@@ -13,6 +13,7 @@ from planner.manifests.kubernetes import PART
 # A label that we give pods, on targets whose own labels do not tell the pools apart.
 POOL_LABEL = "fleetplan/pool"
 LLM_D_CHART = "llm-d-modelservice"
+MOST_SHOWN_LETTERS = 60  # Of a pool's name, which is the user's, in a message.
 MOST_CHART_LETTERS = 55  # The chart cuts the name of its release and itself to this length.
 
 
@@ -51,21 +52,25 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     scaled = {pool.name: pool for pool in autoscaler.pools}
     fleet_names = [pool.name for pool in fleet.pools]
     if len(scaled) != len(autoscaler.pools) or sorted(scaled) != sorted(fleet_names):
-        named = ", ".join(engine_command.one_line(name)[:60] for name in scaled) or "none"
+        named, expected = (
+            ", ".join(engine_command.one_line(name)[:MOST_SHOWN_LETTERS] for name in names)
+            for names in (scaled, fleet_names)
+        )
         raise InputError(
-            f"{autoscaler.controller}: expected sizes of every pool of the fleet "
-            f"({', '.join(engine_command.one_line(name)[:60] for name in fleet_names)}) once, found {named}"
+            f"{autoscaler.controller}: expected sizes of every pool of the fleet ({expected}) once, found "
+            f"{named or 'none'}"
         )
     for pool in fleet.pools:
         if scaled[pool.name].role != pool.role:
             raise InputError(
-                f"pool {engine_command.one_line(pool.name)[:100]}: its role is {pool.role}, found "
-                f"{scaled[pool.name].role}"
+                f"pool {engine_command.one_line(pool.name)[:MOST_SHOWN_LETTERS]}: its role is {pool.role}, "
+                f"found {scaled[pool.name].role}"
             )
     return fleet.with_counts(max(scaled[pool.name].size, 1) for pool in fleet.pools)
 
 
 def kubernetes_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+    """A Deployment, named by the label PART that the pool's pods have (kubernetes.py)."""
     labels = kubernetes.labels_of(fleet, label, pool)
     return ScaleTarget(labels[PART], label, scaled, pool, object_name=labels[PART], pods=labels)
 
@@ -119,14 +124,14 @@ def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> S
         object_name=f"{service}{suffix}",
         pods={POOL_LABEL: name},
         port=engine_command.HTTP_PORT,
-        scheme="https",
+        scheme="https",  # KServe's pods serve TLS, with a certificate of their own.
     )
 
 
 def dynamo_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """Its object is the adapter that Dynamo's operator makes for a component with `scalingAdapter: {}`."""
     graphs = dynamo.graph_pools(fleet)
-    graph = next(name for name, pools in graphs.items() if (label, pool) in pools)
+    graph = next(name for name, labelled_pools in graphs.items() if (label, pool) in labelled_pools)
     name = f"{graph}-{label}"
     return ScaleTarget(
         name,
