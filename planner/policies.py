@@ -25,11 +25,12 @@ FCFS, SJF, LJF, SRPT, EDF, LPM, VTC, DLPM, PREBLE, TURNS = range(10)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
-# Routings from 16 on look at caches or tenants; compiled code compares with AFFINITY.
+# Routings from 16 on look at caches or tenants, which compiled code sees by `policy < AFFINITY`. 11 to 15 are
+# free for routings that look at neither.
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 
-# Engines of the simulator: one for all step-by-step batching, and one for each of two papers' programs.
+# Engines of the simulator (not vLLM): one for all step-by-step batching, two for the programs of two papers.
 STEPWISE, OF_DISTSERVE, OF_SPLITWISE = "stepwise", "distserve", "splitwise"
 ENGINES = (STEPWISE, OF_DISTSERVE, OF_SPLITWISE)
 ALONE = (STEPWISE,)  # The engines of a policy that only the stepwise engine has.
@@ -127,7 +128,7 @@ TARGET_WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def advise_target(word: str, targets: Iterable[str]) -> str:
-    """ "did you mean 'kubernetes'? " by the target that is most like a word; for Helm the chart too."""
+    """A hint, "did you mean 'kubernetes'? ", with the target most like `word`; for Helm the chart too."""
     chart = "It brings a Helm chart, in chart/. " if word.lower() == "helm" else ""
     return did_you_mean(word.lower(), (*TARGET_WORDS, *targets), TARGET_WORDS) + chart
 
@@ -135,7 +136,7 @@ def advise_target(word: str, targets: Iterable[str]) -> str:
 # ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone;
 # ONE_POOL targets run mixed workers of one type.
 ONE_KIND, ONLY_PAIRS, ONE_POOL = ("llm-d", "production-stack"), ("disaggregatedset",), ("skypilot",)
-# Engines beside vLLM, each with the targets that start it, with mixed workers only.
+# Serving programs beside vLLM, each with the targets that start it, with mixed workers only.
 TARGETS_OF_ENGINE: Mapping[str, tuple[str, ...]] = MappingProxyType({"sglang": ("kubernetes",)})
 
 
@@ -151,16 +152,17 @@ def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
     (Splitwise, section IV-A, counts tokens; seconds make workers on different GPUs comparable). A decode
     worker needs the time of its step, which depends on its sequences and KV tokens.
     """
-    worker_type = worker_type.as_one
+    worker_type = worker_type.as_one  # All its data-parallel ranks, as one rank with the memory of all.
     latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
     if not decode:
         # A step of one prompt that fills the budget: each token attends to itself and all before it.
         token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
         return token_s, token_s, 0.0, 0.0
     sequences = worker_type.max_num_seqs
+    # A sequence lengthens a step by a token in the dense layers (the slope of f: `step_s` is given no decodes
+    # here) and by b, each of its KV tokens by d (models/latency.py).
     sequence_s = float(latency.step_s(sequences) - latency.step_s(1)) / sequences + latency.b_s
-    # The weight of a sequence is above 0, so that of workers with equal steps the one with fewer requests
-    # wins.
+    # 1e-12 keeps the weight above 0: of workers with equal steps the one with fewer requests wins.
     return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
 
 
@@ -169,6 +171,7 @@ def _weigh_requests(worker_type: WorkerType, decode: bool) -> Weights:
 
 
 def _weigh_tokens(worker_type: WorkerType, decode: bool) -> Weights:
+    """Pending prompt tokens, and one more for each request, as Splitwise counts them."""
     return 1.0, 1.0, 0.0, 0.0
 
 
@@ -184,9 +187,10 @@ def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> Weights:
 class Policy:
     """A row of the table. `words` describe the policy; `engines` are the simulator's engines that have it.
 
-    It works with prefix caches unless `with_caches` is False; `needs_caches` if it is meaningless without
-    them. A plan may choose a policy that `is_planned`. If the question names none, the plan uses those that
-    are `is_default`, and of these the ones that need caches only if the question allows caches.
+    It works with prefix caches unless `with_caches` is False. It `needs_caches` if it cannot be simulated
+    without them: it looks at caches, or at tenants, who are counted in the state of caches (cache_layout.py).
+    A plan may choose a policy that `is_planned`. If the question names none, the plan uses those that are
+    `is_default`; of routings, those that need caches if the question allows caches, else the others.
     """
 
     kind: ClassVar[str] = ""
@@ -212,7 +216,7 @@ class Batching(Policy):
     is_one_stage: bool = False  # It works without pipeline parallelism only.
     is_whole_life: bool = False  # It works for mixed workers only, without hand-offs.
     is_watermarked: bool = False  # A prompt is admitted if `watermark_frac` of the blocks stay free.
-    predicts: bool = True  # Output lengths may be predicted wrongly.
+    predicts: bool = True  # It can be simulated with predictions of output lengths, which may be wrong.
 
     @property
     def engine(self) -> str:
@@ -252,7 +256,7 @@ class Queue(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(Policy):
-    """Whether a sequence may join the running ones, by its predicted KV cache."""
+    """Whether a sequence may join the running ones, by its predicted KV cache (slots.foreseen_blocks)."""
 
     kind: ClassVar[str] = "admission"
     engines: tuple[str, ...] = ALONE
@@ -275,8 +279,8 @@ class Routing(Policy):
     by_tenant: bool = False
     pins: bool = False  # It follows pinned prefixes, which a plan chooses with the fleet.
     has_window: bool = False  # It remembers the requests of the last `share_window_s`.
-    counts_added: bool = True  # In Splitwise's engine a request adds to the load at once.
-    by_formula: bool = False  # It needs step times of the planner's own form.
+    counts_added: bool = True  # False: splitwise.py never adds the load of a new request.
+    by_formula: bool = False  # It computes steps by f, b and d of models/latency.py: no other form will do.
     holds_back: bool = False  # Requests may wait at the router, first come, first served.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
 
@@ -297,7 +301,7 @@ _CACHES = {
     DYNAMO: substitute_rule("kv"),
     RAY_SERVE: substitute_rule("PrefixCacheAffinityRouter"),
 }
-_TURNS = {
+_TURNS = {  # Round robin, by the routers' own names.
     VLLM_ROUTER: "round_robin",
     VLLM_ROUTER_PAIRS: "round_robin",
     DYNAMO: "round-robin",
@@ -628,8 +632,9 @@ TABLE: tuple[Policy, ...] = (
         is_planned=True,
         is_default=True,
         setting_grid={
-            # All agents share a system prompt, which is half of many prompts. With a low threshold a router
-            # follows this match and sends all of them to one worker.
+            # The defaults of `Policies` and values around them. High thresholds are for agents, whose common
+            # system prompt is half of many prompts. With a low threshold a router follows this match and
+            # sends all of them to one worker.
             "cache_threshold_frac": (0.1, 0.3, 0.5, 0.65, 0.8, 0.9),
             "balance_requests": (2, 8, 32, 64),
             "balance_ratio": (1.1, 1.5, 2.0),
@@ -934,7 +939,8 @@ def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> 
     rule = rule_of(router, arrivals.name)
     changed: dict[str, Any] = {"routing": rule.routing, **rule.settings}
     if arrivals.is_lacking:
-        # The plan's settings were fitted to the routing that the target lacks.
+        # The plan's settings were fitted to the routing that the target lacks. Our defaults take their place,
+        # then the router's own values, then those that the router fixes (in `changed`).
         defaults = Policies()
         unfitted = {name: getattr(defaults, name) for name in ROUTING[rule.routing].setting_grid}
         changed = {**unfitted, **rule.defaults, **changed}

@@ -1,8 +1,9 @@
 """Prefix caches as vLLM keeps them: which nodes a worker has, which requests use them, which are evicted
 first.
 
-A node is some KV blocks of a prompt, after all blocks before them (cache_layout.py). An entry is a copy of a
-node on one worker.
+A node (of the prefix tree, not a machine) is some KV blocks of a prompt, after all blocks before them
+(cache_layout.py). An entry is a copy of a node on one worker. An entry whose copy was evicted (`is_cached` 0)
+stays while e2's window counts requests by it (`shares`).
 
 `used_blocks` of a worker counts the blocks of its running requests; a block that several use counts once.
 Idle entries, which no running request uses, fill the rest of the KV cache and are evicted, the least recently
@@ -54,7 +55,8 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 def _first_slot(state, w, node):
     """The hash of (node, worker): where the search for it in the index begins.
 
-    The two factors are odd constants that spread bits well: those of Fibonacci hashing and of xxHash64.
+    The two factors are odd constants that spread bits well: those of Fibonacci hashing and of xxHash64. The
+    index has 2^k places, so `&` is a remainder; at least half are free, so every search ends.
     """
     mixed = np.uint64(node) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(w + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
     return np.int64(mixed >> np.uint64(32)) & (len(state.caches.node_index) - 1)
@@ -79,7 +81,7 @@ def _take_free_entry(state, w, node, blocks):
     caches = state.caches
     e = caches.numbers[FREE]
     entry = caches.entries[e]
-    caches.numbers[FREE] = entry.newer
+    caches.numbers[FREE] = entry.newer  # Free entries are linked by `newer`.
     entry.node, entry.worker, entry.blocks, entry.twin = node, w, blocks, NONE
     entry.refs, entry.is_cached, entry.is_on_disk, entry.shares = 0, 0, 0, 0
     return e
@@ -89,6 +91,7 @@ def _take_free_entry(state, w, node, blocks):
 def _free_entry(state, e):
     """Put entry e back onto the free list."""
     state.caches.entries[e].worker = NONE
+    # After an entry for blocks of no node (below NONE), one more such entry may be made.
     state.caches.numbers[OTHERS] += state.caches.entries[e].node < NONE
     state.caches.entries[e].newer = state.caches.numbers[FREE]
     state.caches.numbers[FREE] = e
@@ -98,8 +101,9 @@ def _free_entry(state, e):
 def add_entry(state, w, node):
     """Make a new entry, neither cached nor shared yet, and return it.
 
-    If no entry is free, the oldest requests leave e2's window, which frees entries. The first entry of a node
-    on a worker goes into the index; further ones are linked behind it (`twin`).
+    If no entry is free, the oldest requests leave e2's window, which frees entries: without those of the
+    window there are enough for all nodes that memory can hold (cache_layout.py). The first entry of a node on
+    a worker goes into the index; further ones are linked behind it (`twin`).
     """
     caches = state.caches
     while caches.numbers[FREE] == NONE:
@@ -222,8 +226,9 @@ def cached_nodes(state, w, r):
 def _has_window(state, w, r, i):
     """Whether the attention window at the end of the i-th node of request r, which is cached, is still there.
 
-    It is if no more blocks were given out since its last use than are free, as freed ones are reused in
-    order.
+    Freed blocks are given out in the order in which they came back. So the window is there if the blocks
+    `taken` since its last use are at most as many as are free now. A worker's `recycled_blocks` are a sum
+    since the start, those of its type are per computed token.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     kind = state.types[worker.type]
@@ -236,24 +241,24 @@ def _has_window(state, w, r, i):
 
 @where_has("caches", lambda state, w, tokens: None)
 def recycle_windows(state, w, tokens):
-    """Count the blocks that the windows of `tokens` computed tokens take: those given back longest ago."""
+    """Count the blocks that attention windows of `tokens` new tokens take: those given back longest ago."""
     state.caches.workers[w].recycled_blocks += tokens * state.types[state.workers[w].type].recycled_blocks
 
 
 @small_jit
 def _note_window(state, w, node):
-    """Note that the window at the end of a node on worker w is used now."""
+    """Note that the attention window at the end of a node on worker w is used now."""
     caches = state.caches
     caches.entries[find_entry(state, w, node)].window_at = np.float32(caches.workers[w].recycled_blocks)
 
 
 @kernel_jit
 def _last_whole_node(state, w, r, nodes):
-    """The entry of the last node of request r if its tokens fill whole nodes and all of these are cached; or
-    NONE.
+    """The entry of the node after the first `nodes` of request r if its prompt ends with this node, which is
+    cached and has several KV blocks; else NONE.
 
-    `nodes` of them are used as a whole already. The last node cannot be, since one token must be computed;
-    but if it has several KV blocks, all but its last one can.
+    The prompt's last token must be computed, so this node cannot be used as a whole, but all its KV blocks
+    except the last can.
     """
     caches = state.caches
     tokens = caches.numbers[NODE_TOKENS]
@@ -280,7 +285,7 @@ def shared_blocks(state, w, r):
 
 @kernel_jit
 def _share_entry(state, w, r, i, e):
-    """Let request r use entry e for its i-th node. KV blocks that nobody used until now count as used."""
+    """Let request r use entry e (`refs`) for its i-th node. KV blocks that nobody used count as used now."""
     caches = state.caches
     if caches.entries[e].refs == 0:
         unlist_idle(state, w, e)
@@ -292,7 +297,7 @@ def _share_entry(state, w, r, i, e):
 
 @kernel_jit
 def take_prefix(state, w, r, time_s):
-    """Let request r, which is admitted, use what is cached; returns the tokens that were.
+    """Let request r, which is admitted, use the cached beginning of its prompt; returns its tokens.
 
     `used_blocks` counts the blocks of these tokens from now on.
     """
@@ -306,8 +311,9 @@ def take_prefix(state, w, r, time_s):
     hit = nodes * caches.numbers[NODE_TOKENS]
     end = _last_whole_node(state, w, r, nodes)
     if end != NONE:
-        # The node's last block is computed once more: into a block of the request's own if others use the
-        # cached one, else into that one, which the caller counts among the request's new blocks.
+        # The node's last block is computed once more: into a block of the request's own (`own_blocks` 1) if
+        # others use the cached block, else (0) into the cached block, which the caller counts among the
+        # request's new blocks.
         prompt.own_blocks = caches.entries[end].refs > 0
         _share_entry(state, w, r, nodes, end)
         if not prompt.own_blocks:
@@ -360,7 +366,8 @@ def keep_prefix(state, w, r):
     for i in range(prompt.shared_nodes, full):
         node = node_at(state, r, i)
         e = find_entry(state, w, node)
-        # A copy that is cached is of a request that computes the same prompt now: both keep theirs.
+        # An entry that only e2's window counts gets the copy. A copy that is cached is of a request that
+        # computes the same prompt now: both requests keep theirs, each in an entry of its own.
         if e == NONE or caches.entries[e].is_cached:
             e = add_entry(state, w, node)
         entry = caches.entries[e]
@@ -436,7 +443,8 @@ def lose_prefix(state, r):
 def evict_idle(state, w, coming, time_s):
     """Evict idle entries of worker w, the least recently used first, until the KV cache holds all blocks.
 
-    `used_blocks` has grown, and grows by `coming` more in this step.
+    `used_blocks` has grown, and grows by `coming` more in this step. `late_blocks` were given back too late
+    for this step (layout.py).
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     room = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - coming
@@ -510,7 +518,7 @@ def worker_bit(w):
 
 @kernel_jit
 def _show_node(state, w, node):
-    """The router takes worker w to have a node."""
+    """From now on the router believes that worker w has this node."""
     holders, bit = state.caches.holders[node], worker_bit(w)
     state.caches.workers[w].known_nodes += (holders[w // 64] & bit) == 0
     holders[w // 64] |= bit
@@ -518,7 +526,7 @@ def _show_node(state, w, node):
 
 @kernel_jit
 def _hide_node(state, w, node):
-    """The router takes worker w not to have a node."""
+    """From now on the router believes that worker w does not have this node."""
     holders, bit = state.caches.holders[node], worker_bit(w)
     state.caches.workers[w].known_nodes -= (holders[w // 64] & bit) != 0
     holders[w // 64] &= ~bit
@@ -526,7 +534,7 @@ def _hide_node(state, w, node):
 
 @kernel_jit
 def promise_prompt(state, w, r):
-    """Request r goes to worker w, which the router takes to have its prompt from now on."""
+    """Request r goes to worker w; from now on the router believes that w has the whole prompt."""
     for i in range(state.caches.prompts[r].depth):
         _show_node(state, w, node_at(state, r, i))
 
@@ -581,9 +589,9 @@ def remember_routed(state, w, r, time_s, prefill_s):
     prompt.is_late, prompt.queue_s = 1, -1.0
     cache.routed += 1
     cache.prefill_s += prefill_s
-    # A run is nodes in a row that are shared by equally many requests, `length` its nodes so far. Preble's
-    # key portion of a prompt ends with the last node that others share and at which the run has more nodes
-    # than there are before it.
+    # Nodes in a row with equal `shares` form a stretch, of `length` nodes so far; i + 1 - length nodes come
+    # before it. Preble's key portion of a prompt ends with the last node that other requests share (shares
+    # above 1) and at which the stretch is longer than what comes before.
     prompt.prefix, shares, length = NONE, ZERO, ZERO
     for i in range(prompt.depth):
         node = node_at(state, r, i)

@@ -1,12 +1,13 @@
 """Which prompt is next on a worker, for queue policies that depend on the prefix cache or on tenants.
 
 Such a queue is a list of all waiting prompts that is searched each time. Other policies have a heap by key
-(queues.py). These stand before LPM in planner/policies.py, so `queue_order <= EDF` means a heap.
+(queues.py). These stand before LPM in planner/policies.py, so `queue_order <= EDF` means a heap. In fleets
+without prefix caches the function in the brackets of `where_has` runs (numba_compile.py).
 
 lpm (SGLang): the prompt with the longest cached prefix; of equal ones the first to arrive.
 
-vtc (Sheng et al. 2024): the tenant that the worker served least; one that comes back after a pause has no
-credit.
+vtc (Sheng et al. 2024): the tenant that the worker served least. A tenant that comes back after a pause
+counts as served no less than the least served one that waits.
 
 dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a quantum.
 A tenant that comes back keeps its debt, but no credit.
@@ -20,8 +21,10 @@ preble (Srivatsa et al. 2024): P groups by the cached share of the prompt. In a 
 first, may send one prompt more than the next lower one.
 
 Service is the computed tokens of prompts (cached ones are free) and the tokens of output, each kind with its
-weight (`extend_weight`, `output_weight`), divided by the tenant's weight. Preempted requests go before all
-others: their key is negative.
+weight (`extend_weight`, `output_weight`). vtc divides it by the tenant's weight; for dlpm and dlpm-turns that
+weight multiplies the quantum. vtc and dlpm charge output when a run of decode steps ends (decoding.py says
+what runs and lanes are) or a request comes in its middle. Preempted requests go before all others: their key
+is negative.
 """
 
 from __future__ import annotations
@@ -57,8 +60,10 @@ def assign_turn(state, w, r):
     # Turns that have begun without the tenant count as sent: they are not saved up.
     tenant.sent = max(tenant.sent, caches.workers[w].turn * quantum)
     turn = np.floor(tenant.sent / quantum)
+    # `expected_tokens`: what the router took to be cached on worker w when it chose w.
     tenant.sent += caches.settings[EXTEND_WEIGHT] * (state.requests[r].length_tokens - prompt.expected_tokens)
-    # From turn * TURN_TOKENS on, and below the next turn's; the more is cached the smaller.
+    # The places of a turn go from turn * TURN_TOKENS to (turn + 1) * TURN_TOKENS - 1. The longer the cached
+    # prefix, the smaller the place.
     prompt.place = (turn + 1.0) * TURN_TOKENS - 1.0 - min(prompt.expected_tokens, TURN_TOKENS - 1.0)
 
 
@@ -141,7 +146,7 @@ def leave_queue(state, w, r):
     state.caches.tenants[w, prompt.tenant].waiting -= 1
     cache.served_tenant = prompt.tenant
     if order == PREBLE and request.key >= 0.0:
-        state.caches.group_turns[w, prompt.group] -= 1
+        state.caches.group_turns[w, prompt.group] -= 1  # It may send one less in this round.
 
 
 @where_has("caches", lambda state, w: False)
@@ -154,7 +159,7 @@ def may_reorder(state, w):
 
 @where_has("caches", lambda state, w: state.workers[w].first_waiting)
 def next_waiting(state, w):
-    """The request whose prompt worker w computes next; NONE if no request may be next."""
+    """The request whose prompt worker w computes next; NONE if none waits."""
     worker = state.workers[w]
     first, order = worker.first_waiting, state.types[worker.type].queue_order
     if first == NONE or order <= EDF or state.requests[first].key < 0.0:
@@ -164,7 +169,7 @@ def next_waiting(state, w):
     if order == DLPM:
         _refill_credit(state, w)
     # The best prompt has the `most` cached nodes or, for vtc and dlpm-turns, the `least` service or place.
-    best, most, least = NONE, NONE, np.inf
+    best, most, least = NONE, NONE, np.inf  # NONE is -1, so 0 cached nodes are more.
     r = first
     while r != NONE:
         tenant = state.caches.tenants[w, state.caches.prompts[r].tenant]
@@ -240,12 +245,12 @@ def _charge(state, w, u, service):
     """Charge tenant u for a service on worker w, in weighted tokens before the tenant's own weight."""
     tenant = state.caches.tenants[w, u]
     tenant.served += service / state.caches.weights[u]
-    tenant.credit -= service
+    tenant.credit -= service  # Not divided: `_refill_credit` has the weight in its quanta.
 
 
 @kernel_jit
 def charge_prompt(state, w, r):
-    """Charge the tenant of request r, which is admitted, for the tokens of its prompt that are not cached."""
+    """Begin the turn of request r, which is admitted, or charge its tenant for prompt tokens not cached."""
     begin_turn(state, w, r)
     if _charges_service(state, w):
         missed = state.requests[r].length_tokens - state.requests[r].computed_tokens
@@ -254,7 +259,7 @@ def charge_prompt(state, w, r):
 
 @where_has("caches", lambda state, w, r: None)
 def charge_token(state, w, r):
-    """Charge the tenant of request r for its first token, or the first one after a preemption."""
+    """Charge request r's tenant for a token of no run: the first, also after a preemption, or a draft's."""
     if _charges_service(state, w):
         _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
 
@@ -276,6 +281,7 @@ def charge_running(state, w, time_s):
     for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
         if lane.run_steps > 1:
+            # Steps that have ended: those before the first that ends at `time_s` or later.
             steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s) - 1
             _charge_up_to(state, l, steps)
 
@@ -299,7 +305,7 @@ def charge_output(state, r):
     note_output(state, r)
     w, u = state.requests[r].prefill_worker, caches.prompts[r].tenant
     service = caches.settings[OUTPUT_WEIGHT] * state.requests[r].output_tokens
-    if state.counters[ROUTING + FRONT] == D2LPM:
+    if state.counters[ROUTING + FRONT] == D2LPM:  # The routing of arrivals (layout.py).
         caches.worker_credit[u, w] -= service
     if _uses_turns(state, w):
         caches.tenants[w, u].sent += service
