@@ -1,7 +1,8 @@
 """A plan as files: plan.yaml, certificate.json, requests.csv, report.html and manifests/.
 
-Equal plans of one day and version give equal bytes: the files have no time that the planner itself took, and
-every number is rounded in the same way.
+Equal plans that were made on one day and by one version (`Plan.made`) give equal bytes: no file says how long
+planning took. Numbers are rounded to ten significant digits, in requests.csv to nine. The fleet in plan.yaml
+and the column `arrival_s` have all their digits, because they are simulated again.
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     }
 
 
-def pictures(figures: Iterable[Figure]) -> dict[str, bytes]:
+def pictures(charts: Iterable[Figure]) -> dict[str, bytes]:
     """Every chart as a PNG with its caption: path -> content."""
-    return {f"charts/{figure.name}.png": chart_png(figure) for figure in figures}
+    return {f"charts/{chart.name}.png": chart_png(chart) for chart in charts}
 
 
 def plan_yaml(plan: Plan) -> str:
@@ -153,6 +154,8 @@ def plan_yaml(plan: Plan) -> str:
         **_prefixes_document(plan),
         **_routers_document(plan),
     }
+    # The `engine` of `fleet_document` replaces that of `document`, but names no images, and no version where
+    # the fleet has no host times. So the one of `document` is put back; it keeps its place among the keys.
     return header + to_yaml(
         plain(document) | fleet_document(fleet) | {"engine": plain(_engine_document(fleet))}
     )
@@ -377,8 +380,8 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     """The output of `plan simulate --json`.
 
     Percentiles are over the requests of the measured window. A request that never got its first (or last)
-    token counts there as infinite, which is written as null, and is left out of the mean. `tbt_s` needs
-    `record=True`.
+    token counts there as infinite, which is written as null, and is left out of the mean. `tbt_s` is null
+    unless the simulation recorded its steps (`record=True` of replay.simulate) or counted its gaps.
     """
     inside = measured_mask(simulation)
     finished = simulation.status == FINISHED
@@ -513,11 +516,11 @@ def _csv_field(text: str) -> str:
 
 def _facts(plan: Plan) -> Document:
     """The facts behind all sentences, as values."""
-    proof = plan.certificate
+    certificate = plan.certificate
     return facts_document(
-        binding=proof.binding,
-        assumptions=proof.assumptions,
-        assumed=proof.assumed,
+        binding=certificate.binding,
+        assumptions=certificate.assumptions,  # Of the model.
+        assumed=certificate.assumed,  # Pruning rules of the search.
         warnings=plan.warnings,
         prices=plan.prices,
     )
@@ -529,6 +532,7 @@ def _alternatives(plan: Plan) -> list[Document]:
         {
             "label": alternative.label,
             "fleet": _fleet_summary(alternative.fleet) if alternative.fleet is not None else None,
+            # With `at_least` the objective is a lower bound for such fleets, not a price (`Alternative`).
             "objective": alternative.objective if alternative.is_priced else None,
             "at_least": alternative.at_least,
             "bound": alternative.objective if alternative.at_least else None,
@@ -593,7 +597,10 @@ def guarantee_rows(verdict: Verdict) -> list[Document]:
 
 
 def verdict_document(verdict: Verdict) -> Document:
-    """The verdict on a simulation; seconds are NaN if gaps were not recorded."""
+    """The verdict on a simulation; limits on gaps have NaN seconds if no gaps were recorded. `is_steady`: of
+    the last tenth of the requests at least half waited no longer than `patience_s`; `patient_frac` is their
+    share (slo_verdict.Verdict).
+    """
     worst = verdict.attainment_worst
     return {
         "holds": verdict.holds,

@@ -1,4 +1,4 @@
-"""A lower bound on what a day costs under any controller: work at the cheapest price, and the least workers.
+"""A lower bound on what a day costs under any controller: work at the cheapest price, and the fewest workers.
 
 Sets   i  request      v  stretch of the run, between edges e_v and e_(v+1)
 Data   pi_i   least USD that all work of request i costs in any pool (demand.work_prices), pi'_i its prefill;
@@ -6,7 +6,7 @@ Data   pi_i   least USD that all work of request i costs in any pool (demand.wor
        a_i    arrival of request i
        d_v    how many of the requests that arrive in v may be prefilled late (allowed_above)
        s      seconds after its arrival by which a prefill must be done (Deadlines.prefill_s)
-       b      USD/h of the least workers of all pools,  b' of the cheapest worker that prefills
+       b      USD/h of all pools at their smallest allowed sizes,  b' of the cheapest worker that prefills
        g      start-up of the worker that prefills and starts quickest [s]
        o_v    seconds of v in which at least one worker that prefills must be paid (below)
 Vars   f_v    least USD that is paid in v
@@ -16,8 +16,9 @@ Vars   f_v    least USD that is paid in v
   someone_v     f_v >= b' o_v
   from_v        sum of f_w over w >= v  >=  sum of pi_i over the i that arrive at e_v or later
 
-The bound is the least sum of f. It is computed from the last v to the first:
-F_v = max(F_(v+1) + f_v, sum of pi_i of from_v).
+The bound is the least sum of f. It is computed from the last v to the first, where f_v now is the largest
+right-hand side of prefilled_v, always_v and someone_v: F_v = max(F_(v+1) + f_v, right-hand side of from_v).
+The bound is F of the first v.
 
 Suppose that no worker that prefills is paid at a moment u. Then none is ready before u + g, and every request
 that arrives from u to u + g - l is late for a limit of l seconds on TTFT or E2E. If these are more than may
@@ -28,8 +29,8 @@ A worker does at most a second of work per second it is paid for, also while it 
 role. So the bound holds for every controller and policy whose run keeps each limit on TTFT or E2E in each
 window of the SLO (prefilled_v) and serves every request that a worker can hold to its end (from_v).
 For runs that keep the SLO and need not serve every request `of_slo_usd` bounds the cost: the sum of f without
-the rows from_v, or, if it is more, the sum over windows of pi'_i of all i that arrive there without the d_v
-dearest. A bill by started hours or whole nodes is higher.
+the rows from_v, or the sum of pi'_i over all measured requests but the d_v dearest of each window, whichever
+is more. A bill by started hours or whole nodes is higher, so the bounds hold for it too.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ Floats = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastPaid:
     """No run of the day that serves all requests costs less than `usd`, and no run that keeps the SLO less
-    than `of_slo_usd`. `in_stretch_usd` (V,) are the f_v of the stretches between `edges_s`, and
-    `from_stretch_usd` (V,) the F_v, the least that is paid from stretch v on.
+    than `of_slo_usd`. `edges_s` (V + 1,) are the edges of the windows, with 0 before them where there is a
+    warm-up. `in_stretch_usd` (V,) are the f_v of the stretches between these edges, and `from_stretch_usd`
+    (V,) the F_v, the least that is paid from stretch v on.
     """
 
     usd: float
@@ -67,8 +69,8 @@ class LeastPaid:
 
 @dataclass(frozen=True, slots=True)
 class LeastWorkers:
-    """The price b of the least workers of all pools, the price b' of the cheapest worker that prefills, and
-    the shortest start-up g of any worker that prefills.
+    """The price b of all pools at their smallest allowed sizes, the price b' of the cheapest worker that
+    prefills, and the shortest start-up g of any worker that prefills.
     """
 
     usd_per_h: float = 0.0
@@ -91,14 +93,15 @@ def least_paid(
     (`is_cached`) all but one token of any prompt may be cached, so each prompt is priced as one token.
     """
     lengths, arrival_s, deadlines = distinct_lengths(trace), trace.arrival_s, find_deadlines(slo, trace)
-    pair = pair_numbers(lengths, trace)
-    whole_usd = _least_usd(options, lengths, whole=True, is_cached=is_cached)[pair]
-    prefill_usd = _least_usd(options, lengths, whole=False, is_cached=is_cached)[pair]
+    lengths_of = pair_numbers(lengths, trace)  # (n,) each request's index into `lengths`.
+    whole_usd = _least_usd(options, lengths, whole=True, is_cached=is_cached)[lengths_of]
+    prefill_usd = _least_usd(options, lengths, whole=False, is_cached=is_cached)[lengths_of]
 
     # The warm-up, if there is one, is a stretch before those of the windows.
-    starts_s = np.concatenate(([0.0] if edges_s[0] > 0 else [], edges_s))
-    floors_usd = least_workers.usd_per_h * np.diff(starts_s) / HOUR_S
-    warm_up, of_slo_usd = len(starts_s) - len(edges_s), 0.0
+    stretch_edges_s = np.concatenate(([0.0] if edges_s[0] > 0 else [], edges_s))
+    floors_usd = least_workers.usd_per_h * np.diff(stretch_edges_s) / HOUR_S
+    warm_ups = len(stretch_edges_s) - len(edges_s)  # Stretches before the windows: 1 or 0.
+    of_slo_usd = 0.0
     measured = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
     window_of = window_numbers(arrival_s[measured], edges_s)
     for v in range(len(edges_s) - 1):
@@ -106,25 +109,29 @@ def least_paid(
         late = allowed_above(deadlines.prefill_frac, len(in_window))
         of_slo_usd += _without_dearest(prefill_usd[in_window], late)
         due = in_window[arrival_s[in_window] + deadlines.prefill_s <= edges_s[v + 1]]
-        floors_usd[warm_up + v] = max(floors_usd[warm_up + v], _without_dearest(prefill_usd[due], late))
+        floors_usd[warm_ups + v] = max(floors_usd[warm_ups + v], _without_dearest(prefill_usd[due], late))
     occupied_s = _occupied_s(trace, slo, edges_s, least_workers.start_s)
-    floors_usd[warm_up:] = np.maximum(
-        floors_usd[warm_up:], least_workers.prefill_usd_per_h * occupied_s / HOUR_S
+    floors_usd[warm_ups:] = np.maximum(
+        floors_usd[warm_ups:], least_workers.prefill_usd_per_h * occupied_s / HOUR_S
     )
     total_usd, from_usd = 0.0, np.zeros(len(floors_usd))
     for v in reversed(range(len(floors_usd))):
         # The first stretch has all requests: none arrives before it, but for rounding.
-        work_usd = whole_usd[np.searchsorted(arrival_s, starts_s[v]) :] if v else whole_usd
+        work_usd = whole_usd[np.searchsorted(arrival_s, stretch_edges_s[v]) :] if v else whole_usd
         total_usd = max(total_usd + float(floors_usd[v]), float(work_usd.sum()))
         from_usd[v] = total_usd
     of_slo_usd = max(of_slo_usd, float(floors_usd.sum()))
     # Sums round, so each bound is lowered by as much as they may be off.
     lower = 1 - ROUNDING
-    return LeastPaid(total_usd * lower, of_slo_usd * lower, starts_s, floors_usd * lower, from_usd * lower)
+    return LeastPaid(
+        total_usd * lower, of_slo_usd * lower, stretch_edges_s, floors_usd * lower, from_usd * lower
+    )
 
 
 def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floats:
-    """o_v (V,). Every limit of the SLO gives such times; in each window the longest is taken."""
+    """o_v (V,): the seconds of each window in which a worker that prefills must be paid. Each limit on TTFT
+    or E2E proves some seconds, and the most that one limit proves is taken.
+    """
     arrival_s, most_s = trace.arrival_s, np.zeros(len(edges_s) - 1)
     measured = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
     times_s = arrival_s[measured]
@@ -150,7 +157,8 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
         last_window = window_of[np.maximum(until - 1, 0)]  # `until` is 0 only if no request is late.
         last_start = ends[last_window] - requests[last_window]
         too_many |= until - np.maximum(first, last_start) > late[last_window]
-        # The seconds before each arrival in which a worker must be paid, and from these those in each window.
+        # The seconds before each arrival in which a worker must be paid, summed up from the first arrival on.
+        # The differences of the sums at the edges are the seconds of each window.
         total_s = np.concatenate(([0.0], np.cumsum(np.where(too_many, np.diff(times_s), 0.0))))
         most_s = np.maximum(most_s, np.diff(np.interp(edges_s, times_s, total_s)))
     return most_s
@@ -158,12 +166,13 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
 
 def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool, is_cached: bool) -> Floats:
     """pi (`whole`) or pi' of each pair of lengths (U,) [USD]."""
-    usd_s = work_prices(options, lengths, whole=whole)[0]
-    is_served = np.isfinite(usd_s)  # By the whole lengths: cached tokens take room in a KV cache too.
+    # Seconds of work x USD/h. The second array of `work_prices`, the prefill's part, is not needed.
+    usd_per_h_s, _ = work_prices(options, lengths, whole=whole)
+    is_served = np.isfinite(usd_per_h_s)  # By the whole lengths: cached tokens take room in a KV cache too.
     if is_cached:
         one_token = replace(lengths, input_tokens=np.ones(len(is_served)))
-        usd_s = work_prices(options, one_token, whole=whole)[0]
-    return np.where(is_served, usd_s, 0.0) / HOUR_S
+        usd_per_h_s, _ = work_prices(options, one_token, whole=whole)
+    return np.where(is_served, usd_per_h_s, 0.0) / HOUR_S
 
 
 def _without_dearest(usd: Floats, late: int) -> float:

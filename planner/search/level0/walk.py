@@ -1,8 +1,11 @@
 """Simulates every fleet of level 0 that is cheaper than the best one found; "exact" means that this ended.
 
 The search leaves fleets out by its pruning rules (pruning_rules.py). If the cheaper fleets are few enough
-they are all simulated here, and the answer rests on no rule any more. Only counts below `Bounded.least` are
-left out, with which no policy can do the work that the SLO requires.
+they are all simulated here, and the answer rests on no rule any more, unless the link rule left out pairs:
+such pairs are not simulated here either, so the answer is not exact. Besides these only counts below
+`Bounded.least` are left out, with which no policy can do the work that the SLO requires.
+
+`every_mix` lists the fleets of any mix for the search beyond level 0 (mixed/mixed_fleets.py).
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from planner.search.oracle.deterministic_parallel import run_wave
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 
-# `every_mix` may list this many times its `most` vectors, since some vectors are no fleets: they may have
-# prefill workers and no decode workers.
-MOST_VECTORS = 4
+# `every_mix` may list this many vectors of counts for each fleet that it may return. Some vectors are no
+# fleets, as they have prefill workers and no decode workers, and some cost too much with idle GPUs of nodes.
+# The number is our choice; it bounds memory.
+VECTORS_PER_FLEET = 4
 SAMPLE = 8  # This many fleets are simulated first, to judge how long all would take.
 WAVE_SIZE = 32  # Fleets simulated in parallel; fixed, so that answers do not depend on the number of cores.
 
@@ -49,35 +53,38 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
     within the limits and below `value`.
     """
     empty = np.zeros(0)
+    # The most prefill workers that cost less than `value` together with the fewest decode workers.
     most_p = min(p.most, fleet_counts.count_below(p.option.objective, value, d.least * d.option.objective))
     if most_p < p.least or d.least > d.most:
         return empty, empty
     if not np.isfinite(most_p):  # Nothing limits the prefill workers, so there is no end to the fleets.
         return np.array([float(p.least)]), np.array([np.inf])
     n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
-    most = np.full(len(n_p), d.most)  # The most decode workers beside each prefill count.
+    most_d = np.full(len(n_p), d.most)  # The most decode workers beside each prefill count.
     if np.isfinite(value):
         for_decode = value * (1 - ROUNDING) - n_p * p.option.objective
         if d.option.objective > 0:
-            most = np.minimum(most, np.ceil(for_decode / d.option.objective) - 1)  # Strictly below the value.
-        else:
-            most[for_decode <= 0] = -1  # Decode workers are free, but the prefill pool alone costs too much.
+            fitting = np.ceil(for_decode / d.option.objective) - 1  # Strictly below the value.
+            most_d = np.minimum(most_d, fitting)
+        else:  # Decode workers are free, but the prefill pool alone may cost too much.
+            most_d[for_decode <= 0] = -1
     for limit, amount in search.limits.rows():
         for_decode = amount * (1 + ROUNDING) - n_p * search.limits.use_per_worker(limit, p.option.type)
         if (use := search.limits.use_per_worker(limit, d.option.type)) > 0:
-            most = np.minimum(most, np.floor(for_decode / use))
+            most_d = np.minimum(most_d, np.floor(for_decode / use))
         else:
-            most[for_decode < 0] = -1
+            most_d[for_decode < 0] = -1
+    # Idle GPUs of whole nodes are paid too, so fewer decode workers may cost less than `value`.
     if np.isfinite(value) and (p.option.node or d.option.node):
         below = value * (1 - ROUNDING)
-        most = largest_of_each(
-            d.least, most, lambda n: fleet_counts.objectives_of_pairs(p.option, d.option, n_p, n) < below
+        most_d = largest_of_each(
+            d.least, most_d, lambda n: fleet_counts.objectives_of_pairs(p.option, d.option, n_p, n) < below
         )
     if search.limits.pays_nodes:
-        most = largest_of_each(
-            d.least, most, lambda n: _within_budget(p.option, d.option, n_p, n, search.limits)
+        most_d = largest_of_each(
+            d.least, most_d, lambda n: _within_budget(p.option, d.option, n_p, n, search.limits)
         )
-    return n_p, np.maximum(most - d.least + 1, 0)
+    return n_p, np.maximum(most_d - d.least + 1, 0)
 
 
 def _within_budget(
@@ -114,7 +121,8 @@ def walk(
 ) -> None:
     """Simulate all cheaper fleets as long as `may_go_on(done, left)` says so; updates `search`.
 
-    A sample of all fleets comes first, then the others from the dearest on. Fleets that are known to fail
+    A sample of all fleets comes first, then the others from the dearest on: cheaper fleets are likelier to be
+    too small, so a walk that is broken off has tried the likeliest ones. Fleets that are known to fail
     (`verdicts`) are skipped. A fleet that holds becomes the best, and from then on only cheaper ones are
     walked. `search.is_exact` is set where nothing cheaper is left.
     """
@@ -144,6 +152,8 @@ def walk(
         simulated += size
         holding: list[fleet_counts.Counts] = []
 
+        # `holding` is bound now, because the next wave has a list of its own. Simulations of a wave may end
+        # in any order, so the fleets that hold are sorted before they are offered.
         def simulate(counts: fleet_counts.Counts, holding: list[fleet_counts.Counts] = holding) -> None:
             if holds([counts])[0]:
                 holding.append(counts)
@@ -173,7 +183,7 @@ def note_cheaper(
     options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
     search.cheaper_simulated = 0
     for fleet in verdicts:
-        roles = [name.split()[0] for name, _ in fleet]
+        roles = [name.split()[0] for name, _ in fleet]  # An option's name begins with its role.
         if len(fleet) != 1 and roles != ["prefill", "decode"]:
             continue  # It is a mixed fleet, which is not of level 0.
         if all(name in options and n > 0 for name, n in fleet):
@@ -204,18 +214,19 @@ def every_mix(
         use = np.array([row_uses[j] for row_uses in uses])
         needed = use > 0
         choices = np.floor(np.min(remaining[:, needed] / use[needed], axis=1)) + 1
-        if choices.sum() > MOST_VECTORS * most:
+        if choices.sum() > VECTORS_PER_FLEET * most:
             return None
         choices = choices.astype(np.int64)
+        # 0, 1, ..., choices[k] - 1 for each vector k, one vector after the other.
         count = np.arange(choices.sum()) - np.repeat(np.cumsum(choices) - choices, choices)
         vectors = np.column_stack([np.repeat(vectors, choices, axis=0), count])
         remaining = np.repeat(remaining, choices, axis=0) - count[:, None] * use
     roles = np.array([option.role for option in options], dtype=str)
-    mixed, prefill, decode = (vectors[:, roles == role].any(axis=1) for role in get_args(Role))
+    has_role = {role: vectors[:, roles == role].any(axis=1) for role in get_args(Role)}
     # A fleet has prefill and decode workers, or neither, and some worker.
-    vectors = vectors[(prefill == decode) & (mixed | prefill)]
+    vectors = vectors[(has_role["prefill"] == has_role["decode"]) & (has_role["mixed"] | has_role["prefill"])]
     has_nodes = any(option.node is not None for option in options)
-    if len(vectors) > most * (MOST_VECTORS if has_nodes or limits.pays_nodes else 1):
+    if len(vectors) > most * (VECTORS_PER_FLEET if has_nodes or limits.pays_nodes else 1):
         return None
     fleets = [
         tuple((option, count) for option, count in zip(options, vector, strict=True) if count)

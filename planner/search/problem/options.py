@@ -62,7 +62,9 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
 # The price of an owned GPU in the search. It is above 0, so that solvers take no more owned GPUs than needed,
 # and too small to be shown.
 OWNED_USD_PER_H = 1e-5
-# A full step may take this share of a limit on gaps, because other steps come in between.
+# A full step that takes more than this share of a limit on gaps is taken to break the limit, because other
+# steps come in between. The share is our choice, not a measurement: searches prefer other options then, but
+# no bound and no proof rests on it.
 FULL_STEP_FRAC = 0.9
 # Decode workers have the token budget nearest to this, vLLM's default. The budget hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
@@ -75,10 +77,11 @@ OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A GPU and TP degree, by `name`, that cannot serve all of this traffic, and why.
+    """A split of the LLM over a worker's GPUs, or a token budget of such workers, that cannot serve all of
+    this traffic, and why. `name` is for instance "h100-80g tp4 ep", with a budget "h100-80g tp4 ep 2048".
 
-    `workers` are its worker types with room for the weights but not for the longest request: these can serve
-    shorter requests.
+    `workers` are the split's worker types with room for the weights but not for the longest request: these
+    can serve shorter requests.
     """
 
     name: str
@@ -95,8 +98,8 @@ class Engines:
     `ranks`: numbers of data-parallel ranks.
     `stages`: depths of pipelines.
     `node_bytes_per_s`: the link between the nodes of a worker that has more GPUs than a node.
-    `host_overhead_s`: a time that is added to each step.
-    `engine`: its host time is in simulations only; bounds on a step leave it out.
+    `host_overhead_s`: a time that the question adds to each step, in simulations and in lower bounds.
+    `engine`: adds host times in simulations only. Bounds on a step leave them out, which only lowers bounds.
     `at_spread`: step times are taken at the upper end of their spread.
     `longer_frac`: step times are longer by this share.
     `is_piped`: False for questions with LoRA or KV offload, which are not simulated in pipelines.
@@ -153,8 +156,9 @@ class Engines:
 
 
 def _at_spread(worker: WorkerType, name: str) -> WorkerType:
-    """The worker type with step times and front end at the upper end of their spread, and without a spread.
-    Raises InputError with `name` if it has none.
+    """The worker type at the upper end of its spread, without a spread: its step times of prefills and of
+    decodes, and the time of its front end (`slowed_by_spread`). Raises InputError, which names the worker by
+    `name`, if nothing is known of the spread of its step times.
     """
     latency = worker.latency
     if latency.spread is None:
@@ -192,36 +196,38 @@ def worker_types(
             elif pp > llm.layers:
                 left_out.append(LeftOut(name, facts.LayersNotCut(llm.layers, pp)))
             else:
-                for degree in _degrees(name, llm, (gpu, tp, pp), catalog, engines):
-                    if not (settings := degree.settings(engines)):
+                for split in _splits(name, llm, (gpu, tp, pp), catalog, engines):
+                    if not (settings := split.settings(engines)):
                         continue  # No token budget leads to this kind of all-to-all.
-                    degree_types = _types_of_degree(degree, llm, drafters, catalog, engines)
-                    types += [worker for worker in degree_types if worker.has_room_for(longest_tokens)]
-                    left_out += _left_out_of_degree(degree.name, llm, degree_types, settings, longest_tokens)
+                    split_types = _types_of_split(split, llm, drafters, catalog, engines)
+                    types += [worker for worker in split_types if worker.has_room_for(longest_tokens)]
+                    left_out += _left_out_of_split(split.name, llm, split_types, settings, longest_tokens)
                 left_out += _not_on_nodes(name, llm, (gpu, tp, pp), engines)
     return tuple(types), tuple(left_out)
 
 
-def _degrees(
+def _splits(
     name: str, llm: Llm, on: tuple[Gpu, int, int], catalog: Catalog, engines: Engines
-) -> Iterator[Degree]:
+) -> Iterator[_Split]:
     """The ways to split an LLM over workers with this GPU, TP and PP (`on`): experts sliced or whole, and
     each number of data-parallel ranks.
 
-    Ranks have no pipelines. They are on one node, or on several if one node has too few GPUs; then each kind
-    of all-to-all between nodes is a way of its own.
+    Ranks have no pipelines. They are on one node. Only where they are more than a node has GPUs they are on
+    several nodes, and each kind of all-to-all between nodes is a way of its own.
     """
     gpu, tp, pp = on
     if 1 in engines.ranks:
         for ep in catalog.expert_splits(llm, gpu, tp):
-            yield Degree(name + (" ep" if ep else ""), gpu, tp, pp, ep)
+            yield _Split(name + (" ep" if ep else ""), gpu, tp, pp, ep)
     measured_dp = catalog.rank_counts(llm, gpu, tp)  # None: there are step times for any number of ranks.
     for dp in engines.ranks:
         if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (measured_dp is None or dp in measured_dp):
-            yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
+            yield _Split(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
+        # By dp, not by tp * dp (docs/tables/keys.md, `fleet: dp`): 4 ranks of TP 4 are not put on two nodes
+        # of 8 GPUs, although a fleet.yaml may have such workers.
         elif dp > gpu.gpus_per_node and pp == 1 and not _why_not_on_nodes(llm, gpu, tp, dp):
             for kind in (LOW_LATENCY, HIGH_THROUGHPUT):
-                yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp, kind)
+                yield _Split(f"{name} dp{dp} ep", gpu, tp, pp, True, dp, kind)
 
 
 def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
@@ -234,7 +240,7 @@ def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
 
 
 def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engines) -> Iterator[LeftOut]:
-    """The numbers of ranks that are left out because they do not divide over nodes."""
+    """The numbers of ranks that are left out because `nodes_of_ranks` refuses them on several nodes."""
     gpu, tp, pp = on
     for dp in engines.ranks:
         if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):
@@ -242,7 +248,7 @@ def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engine
 
 
 @dataclass(frozen=True, slots=True)
-class Degree:
+class _Split:
     """How an LLM is split over the GPUs of one worker: TP, PP, whether experts are whole (`ep`),
     data-parallel ranks, and the kind of all-to-all between nodes (empty on one node).
     """
@@ -274,7 +280,7 @@ class Degree:
         return all2all_of(self.tp * self.dp, int(self.gpu.gpus_per_node), budget_tokens)
 
     def latency(self, llm: Llm, catalog: Catalog, engines: Engines, captured: int) -> StepLatency:
-        """Step times of this degree, with what the engines and a robust question add to them. The largest
+        """Step times of this split, with what the engines and a robust question add to them. The largest
         CUDA graph has `captured` tokens.
         """
         is_over_nodes = self.tp * self.pp > self.gpu.gpus_per_node
@@ -291,19 +297,19 @@ class Degree:
         return latency
 
 
-def _types_of_degree(
-    degree: Degree,
+def _types_of_split(
+    split: _Split,
     llm: Llm,
     drafters: Mapping[Speculation | None, Drafter],
     catalog: Catalog,
     engines: Engines,
 ) -> list[WorkerType]:
-    """The worker types of one degree that hold the weights, one per engine setting."""
-    gpu, tp, pp = degree.gpu, degree.tp, degree.pp
-    slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=degree.ep)
+    """The worker types of one split that hold the weights, one per engine setting."""
+    gpu, tp, pp = split.gpu, split.tp, split.pp
+    slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=split.ep)
     latencies: dict[int, StepLatency] = {}  # By the tokens of the largest CUDA graph; settings share them.
     types = []
-    for budget, most_seqs, drafts in degree.settings(engines):
+    for budget, most_seqs, drafts in split.settings(engines):
         # With drafts the sampler needs memory for more rows.
         rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
         use = worker_memory(
@@ -313,7 +319,7 @@ def _types_of_degree(
             pp,
             max_num_batched_tokens=budget,
             max_num_seqs=rows,
-            dp=degree.dp,
+            dp=split.dp,
             served=Served.by(engines.engine),
         )
         use = drafters[drafts].add_to_memory(use, llm, tp)
@@ -322,7 +328,7 @@ def _types_of_degree(
             continue
         captured = captured_tokens(most_seqs, 1 if drafts is None else drafts.most_tokens)
         if captured not in latencies:
-            latencies[captured] = degree.latency(llm, catalog, engines, captured)
+            latencies[captured] = split.latency(llm, catalog, engines, captured)
         worker = WorkerType(
             gpu,
             tp,
@@ -333,22 +339,22 @@ def _types_of_degree(
             pp,
             engine=engine_with_drafts(engines.simulated, drafts),
             speculation=drafts,
-            ep=degree.ep,
-            dp=degree.dp,
+            ep=split.ep,
+            dp=split.dp,
             lora=slots,
         ).with_llm(llm)
-        types.append(_at_spread(worker, degree.name) if engines.at_spread else worker)
+        types.append(_at_spread(worker, split.name) if engines.at_spread else worker)
     return types
 
 
-def _left_out_of_degree(
+def _left_out_of_split(
     name: str,
     llm: Llm,
     types: Sequence[WorkerType],
     settings: Sequence[tuple[int, int, Speculation | None]],
     longest_tokens: int,
 ) -> Iterator[LeftOut]:
-    """The engine settings of one degree that are left out of plans, and why. `types` are the degree's worker
+    """The engine settings of one split that are left out of plans, and why. `types` are the split's worker
     types that have room for KV blocks.
     """
     with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types}
@@ -375,7 +381,9 @@ def objective_of_worker(worker: WorkerType, objective: str) -> float:
 
 
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
-    """A worker type in a role. With the objective "cost-by-gpu" idle GPUs of whole nodes do not count."""
+    """A worker type in a role. With the objective "cost" the option has its node, so that idle GPUs of whole
+    nodes are paid. With "cost-by-gpu", for LLMs that share nodes (`Problem.priced`), they cost nothing.
+    """
     node = node_of(worker.gpu) if objective == "cost" else None
     return Option(role, worker, objective_of_worker(worker, objective), node)
 
@@ -389,8 +397,8 @@ def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
         return option
     gpus_per_usd_h = PRICE_TIE_FRAC / dearest_usd_per_h
     gpu, node = option.type.gpu, node_of(option.type.gpu)
-    # A GPU that is sold singly counts as a node of one GPU, so that `fleet_counts.FEWER_FRAC` applies to all
-    # options.
+    # `fleet_counts.objective` adds a tie-break (FEWER_FRAC) to fleets that have a node. A GPU that is sold
+    # singly counts as a node of one GPU, so that all fleets have the tie-break and stay comparable.
     node = node or PricedNode(gpu.name, 1, gpu.price_usd_per_h, 0.0)
     return replace(
         option,
@@ -411,7 +419,9 @@ def whole_gpus(value: float) -> float:
 
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """Every worker type as a mixed worker, without those whose all-to-all only prefill pools use."""
+    """Every worker type as a mixed worker, without those with high-throughput all-to-all. Only prefill pools
+    use that, because vLLM runs it without CUDA graphs (models/all2all.py).
+    """
     return [option_of("mixed", worker, objective) for worker in types if worker.all2all != HIGH_THROUGHPUT]
 
 
@@ -445,7 +455,7 @@ def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
 
     nearest: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
-        if worker.all2all == HIGH_THROUGHPUT:  # Only prefill pools use it.
+        if worker.all2all == HIGH_THROUGHPUT:  # See `mixed_options`.
             continue
         key = (*split_of(worker), worker.max_num_seqs, worker.speculation)
         if key not in nearest or distance_tokens(worker) < distance_tokens(nearest[key]):
