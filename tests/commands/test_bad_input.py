@@ -653,7 +653,6 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run: Run, here: Path, case: Ca
 @pytest.mark.parametrize(
     "line",
     [
-        ("--slo", "slo.yaml", "--trace", "trace.csv"),
         ("--slo", "slo.yaml", "-o", "out"),
         ("--trace", "trace.csv", "-o", "out"),
         ("--slo", "slo.yaml", "--trace", "trace.csv", "-o", "out", "--seed", "-1"),

@@ -145,8 +145,8 @@ def test_another_question_is_refused_in_one_line(
         assert command(*arguments, "--resume") == 1
         (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
         assert said in line and state.read_text() == text
-    assert command(*arguments[:-2], "--resume") == 2
-    assert "-o DIR" in capsys.readouterr().err
+    assert command(*arguments[:-2], "--resume") == 1
+    assert "--resume: name the folder of the run that is to go on with -o" in capsys.readouterr().err
 
 
 def test_a_question_is_told_by_all_it_depends_on() -> None:

@@ -153,9 +153,9 @@ def test_guarantees_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("tenants", "message"),
     [
-        ({"each": {"share_frac": 0}}, r"slo: tenants: each: share_frac: expected a share in \(0, 1\]"),
-        ({"each": {"share_frac": 1.1}}, r"expected a share in \(0, 1\]"),
-        ({"each": {}}, r"expected a share in \(0, 1\]"),
+        ({"each": {"share_frac": 0}}, r"slo: tenants: each: share_frac: .*above 0"),
+        ({"each": {"share_frac": 1.1}}, r"share_frac: expected a number from 0 to 1 such as 0.9"),
+        ({"each": {}}, r"share_frac: expected a number from 0 to 1 such as 0.9"),
         ({"each": {"share": 0.9}}, r"tenants: each.*share"),
         ({}, r"tenants: is empty"),
     ],
