@@ -925,6 +925,7 @@ Caution = Literal[
     "copies-share-prefixes",
     "prompts-are-text",
     "requests-bring-priority",
+    "prompts-first",
     "only-ends-kept",
     "compressed-ends-kept",
 ]

@@ -138,6 +138,11 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "serve` must give it, no router of a manifest does; without it prompts are served as they arrive, "
         "which policies: {queue: fcfs} or a deployment target (--target NAME) plans for"
     ),
+    "prompts-first": (
+        "SGLang computes prompts before answers unless it is told otherwise, so all answers stand still "
+        "while prompts come; engine: {name: sglang, mixed_steps: true} (--enable-mixed-chunk) computes them "
+        "together, which may need fewer GPUs where gaps between tokens are limited"
+    ),
 }
 # Remarks follow the label of an alternative to the plan, such as a GPU type; "it" is what the label names.
 _REMARKS: dict[facts.Remark, str] = {

@@ -10,7 +10,7 @@ from shares import some
 
 from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.facts import UncheckedEngine, UncheckedLeftOut
+from planner.documents.facts import Cautioned, UncheckedEngine, UncheckedLeftOut
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
@@ -306,6 +306,18 @@ def test_a_plan_for_an_engine_that_nobody_checked_says_so(catalog: Catalog) -> N
     assert to_json(found)["certificate"]["assumptions"]
     engine = yaml.safe_load(plan_yaml(found))["engine"]
     assert (engine["name"], engine["version"], engine["checked"]) == ("trtllm", "1.3", False)
+
+
+def test_an_engine_that_takes_prompts_first_is_warned_of_where_gaps_are_limited(catalog: Catalog) -> None:
+    """Here its plan costs at least as much as one with mixed steps, which is not warned of."""
+    small, warned = traffic(requests=80, rate_rps=4), Cautioned("prompts-first")
+    for limits, is_warned in (({"tbt": {"p99": "200 ms"}}, True), ({}, False)):
+        slo = {"ttft": {"p90": "2 s"}, **limits}
+        first = plan(question(catalog, slo=slo, engine={"name": "sglang"}), small, catalog)
+        assert (warned in first.warnings) == is_warned
+        mixed_steps = {"name": "sglang", "mixed_steps": True}
+        mixed = plan(question(catalog, slo=slo, engine=mixed_steps), small, catalog)
+        assert warned not in mixed.warnings and mixed.certificate.value <= first.certificate.value
 
 
 def test_spare_worker_survives_the_loss_of_one(catalog: Catalog, plain: Plan) -> None:

@@ -658,6 +658,8 @@ def list_warnings(
         warned.append(facts.NearestEngine(engine.title, engine.basis))
     if engine is not None and not engine.is_checked:
         warned.append(facts.UncheckedEngine(engine.title))
+    if engine is not None and not engine.mixed_steps and any(limit.metric == "tbt" for limit in slo.limits):
+        warned.append(facts.Cautioned("prompts-first"))
     if QUEUE[fleet.policies.queue].has_rank:
         warned.append(facts.Cautioned("requests-bring-priority"))
     if fleet.policies.prefix_cache and any(pool.type.keeps_ends_alone for pool in fleet.pools):
