@@ -24,6 +24,11 @@ def test_a_question_has_one_answer_by_both_routes(check: str, seed: int) -> None
     assert CHECKS[check](two_routes(seed, is_safe=False)) == []
 
 
+def test_a_frontier_over_a_limit_holds_for_production_as_far_as_a_plan_says() -> None:
+    """Its fleet must pass the test in unseen scenarios too: 4.23 USD/h stood beside a plan's 5.64."""
+    assert CHECKS["pareto"](two_routes(910_099, is_safe=True)) == []
+
+
 @pytest.mark.parametrize(
     "seed", [seed if k < 4 else pytest.param(seed, marks=pytest.mark.slow) for k, seed in enumerate(PRICED)]
 )
