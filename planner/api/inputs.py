@@ -154,6 +154,8 @@ def fleet_file_doubts(
     file = plan_file(fleet)
     doubt = fleets.changed_plan_doubt(read_yaml(file), file, of_file)
     doubts = [doubt] if doubt else []
+    if slo is None:
+        return doubts
     catalog_rows = read_catalog(catalog)
     if (question := _question_of_one_llm(slo, catalog_rows)) is not None:
         question_llm = catalog_rows.served_llm(question.task().llm).name

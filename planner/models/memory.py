@@ -182,13 +182,14 @@ def stage_memory(
         raise InputError(f"LLM {llm.name}: tensor parallelism is {tp}, must divide its {llm.heads} heads")
     if not 1 <= pp <= llm.layers:
         raise InputError(f"LLM {llm.name}: pipeline parallelism is {pp}, must be 1 to {llm.layers} (layers)")
-    utilization = served.gpu_memory_utilization
+    is_sglang = served.engine == "sglang"
+    utilization = 1.0 if is_sglang else served.gpu_memory_utilization
     if not 0 < utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
     vocabulary_weights = llm.vocab * llm.hidden  # Of the embeddings, and of the output head.
     layout = kv_layout(llm, tp)
     release = served.release
-    has_graphs = release >= FIRST_WITH_GRAPHS
+    has_graphs = release >= FIRST_WITH_GRAPHS and not is_sglang
     if dp < 1 or (dp > 1 and not llm.is_mixture):
         raise InputError(
             f"LLM {llm.name}: data parallelism is {dp}, must be 1 without routed experts: its ranks would "
@@ -213,11 +214,10 @@ def stage_memory(
     sampler_peak = max_num_batched_tokens * llm.hidden * ACTIVATION_BYTES
     sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
     reserve_bytes = _reserve_bytes(gpu, tp * dp, utilization, release)
-    reserve_bytes += _index_bytes(llm, served.max_model_len or llm.context_tokens)
-    if served.engine == "sglang":
-        utilization, has_graphs = 1.0, False
-        reserve_bytes = _reserve_bytes(gpu, tp * dp, utilization, release)
+    if is_sglang:
         layers_peak = sampler_peak = _sglang_free_bytes(gpu, tp, pp, dp, max_num_batched_tokens)
+    else:
+        reserve_bytes += _index_bytes(llm, served.max_model_len or llm.context_tokens)
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1

@@ -31,7 +31,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import on_all_draws, with_search_scenarios
-from planner.search.production.scenario_test import ScenarioTest, is_test_passed
+from planner.search.production.scenario_test import is_test_passed, untimed_test
 from planner.slo_metrics import METRICS
 from planner.studies.what_if import Study, StudyAnswer, answer_document, is_kept, workers_in_question
 from planner.units import finite_or_none
@@ -226,20 +226,15 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
         if math.isnan(simulated_s):
             # No value of this metric occurred (for instance no gap between tokens), so any limit is kept.
             return tightest_s, tightest_s * (1 - NEXT_FRAC)
-        problem = answer.problem
-        oracle = with_search_scenarios(on_all_draws(problem)).oracle
-        counts, safety = oracle.counts(answer.fleet), problem.task.safety
+        oracle = with_search_scenarios(on_all_draws(answer.problem)).oracle
+        counts, test = oracle.counts(answer.fleet), untimed_test(answer.problem)
 
         def keeps(limit_s: float) -> bool:
             slo = at(limit_s).slo
             if not replace(oracle, slo=slo).holds([counts])[0]:
                 return False
-            if safety is None or problem.tested is None:
-                return True
             # A plan for production must also pass the test in scenarios that its search did not see.
-            test_oracle = replace(problem.oracle, slo=slo)
-            test = ScenarioTest(test_oracle, problem.tested, safety, first=0, out_of_time=lambda: False)
-            return is_test_passed(test.decide(counts), safety)
+            return test is None or is_test_passed(test.with_slo(slo).decide(counts), test.safety)
 
         if keeps(min(simulated_s, at_s)):
             return simulated_s, simulated_s * (1 - NEXT_FRAC)

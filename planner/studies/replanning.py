@@ -45,7 +45,7 @@ from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import option_of
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_search_scenarios
-from planner.search.production.scenario_test import ScenarioTest, is_test_passed
+from planner.search.production.scenario_test import ScenarioTest, is_test_passed, untimed_test
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.master import Option
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
@@ -260,12 +260,7 @@ def _build_model(
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
     rows, running_count = limits.rows(), {option.name: count for option, count in running}
     uses = np.array([[limits.use_per_worker(limit, option.type) for option in universe] for limit, _ in rows])
-    problem, test = scratch.problem, None
-    if problem.task.safety is not None and problem.tested is not None:
-        # Ways are compared in the same scenarios, from number 0 on, however long that takes.
-        test = ScenarioTest(
-            problem.oracle, problem.tested, problem.task.safety, first=0, out_of_time=lambda: False
-        )
+    problem = scratch.problem
     return _ReplanModel(
         universe,
         with_search_scenarios(on_all_draws(problem)).oracle,
@@ -278,7 +273,7 @@ def _build_model(
         budget_usd_per_h=math.inf
         if limits.cost_usd_per_h is None
         else limits.cost_usd_per_h * (1 + ROUNDING),
-        test=test,
+        test=untimed_test(problem),  # All ways are compared in the same scenarios.
     )
 
 

@@ -658,7 +658,11 @@ def list_warnings(
         warned.append(facts.NearestEngine(engine.title, engine.basis))
     if engine is not None and not engine.is_checked:
         warned.append(facts.UncheckedEngine(engine.title))
-    if engine is not None and not engine.mixed_steps and any(limit.metric == "tbt" for limit in slo.limits):
+    if (
+        engine is not None
+        and not engine.mixed_steps
+        and any(limit.metric_row.is_of_gaps for limit in slo.limits)
+    ):
         warned.append(facts.Cautioned("prompts-first"))
     if QUEUE[fleet.policies.queue].has_rank:
         warned.append(facts.Cautioned("requests-bring-priority"))

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.documents.facts import CheaperMiss, KeptIn
 from planner.documents.safety import Safety
-from planner.domain import ROUNDING
+from planner.domain import ROUNDING, Slo
 from planner.fleet import Fleet, Policies
 from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import run_each
@@ -134,6 +134,10 @@ class ScenarioTest:
         oracle = replace(self.oracle, policies=policies, of_pairs=None, pinning=pinning)
         return replace(self, oracle=oracle, refused={})
 
+    def with_slo(self, slo: Slo) -> ScenarioTest:
+        """The same test of another SLO."""
+        return replace(self, oracle=replace(self.oracle, slo=slo), refused={})
+
     def count_kept(self, counts: Counts, number: int, *, enough: int | None = None) -> KeptIn:
         """Count in how many of the first `number` scenarios the fleet keeps the SLO.
 
@@ -172,6 +176,15 @@ class ScenarioTest:
             decision=decision(kept, number, few, most),
             after_loss=self.is_after_loss,
         )
+
+
+def untimed_test(problem: Problem) -> ScenarioTest | None:
+    """The test of fleets of this problem from its first scenario on, however long it takes; None for a
+    question on paper.
+    """
+    if problem.task.safety is None or problem.tested is None:
+        return None
+    return ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, lambda: False)
 
 
 def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
