@@ -128,7 +128,7 @@ def _is(row: Row | LeftOut, quantity: str, statistic: str) -> TypeGuard[Row]:
 
 
 def _is_dense(row: Row, engines: Engines) -> bool:
-    weights = "fp8" if row.run.llm.lower().endswith("fp8") else ""
+    weights = "" if row.run.load is None else row.run.load.weights
     return engines.fleet(row.run, {}, weights=weights).llm.experts == 1
 
 

@@ -14,7 +14,7 @@ Exit code 1 where a bound is missed, 2 where there is nothing to replay.
 Reads these (the README beside the data says how they were measured):
 
     *inference_perf*.json                      open loop, stages of a constant rate
-    *ml_energy*.jsonl, *output_lengths*.json   closed loop, one line per run; histograms of outputs
+    *ml_energy*.jsonl, *output_lengths*.json   all requests at once, one line per run; histograms of outputs
     *.requests.jsonl, *.meta.json              every request of a run, by the engine's own clock;
                                                RUN--tpN--*.csv.gz: kernel profiles for `plan import`
     *inferencex*.jsonl                         closed loop, one line per run, medians and 99th percentiles
@@ -48,6 +48,7 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import latency_document
 from planner.documents.fleet_file import fleet_of
 from planner.errors import InputError, PlannerError
+from planner.files.checked_files import read_yaml
 from planner.fleet import Fleet
 from planner.importers import StatedSetup
 from planner.models.engine import DEPLOYED_VERSION
@@ -107,6 +108,12 @@ PROMPTS = {  # median and spread of a lognormal, about: ML.ENERGY states none
     "sourcegraph-fim": (800, 0.7),  # so that of 96 in flight 89 fit into one H100's KV cache, as was measured
 }
 LONGEST_PROMPT = 8192
+SWEEPS = Path(__file__).parent / "ml_energy_sweeps.yaml"
+SENT = {
+    "lm-arena-chat": 1024,
+    "gpqa": 198,
+    "sourcegraph-fim": 1024,
+}  # Prompts that ML.ENERGY sends each time.
 UNSTATED_RANKS = (
     "data-parallel ranks: two took as long as one of them with as many clients (MiniMax-M2.5 on B200 with "
     "TP 2), so they did not share the requests"
@@ -121,7 +128,6 @@ BACKENDS = {
 }  # Source and engine of points.
 POLLED = ("b200-180g", "b300-288g")  # InferenceX's SGLang there: --scheduler-recv-interval.
 MOST_TP = 8
-ROUNDS = 4  # requests per seat of a closed loop, of which the first and the last do not count
 PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
 KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
 MOST_FLOPS_FRAC = 0.6  # of the peak over all the time; no other campaign asks for more than 49 %
@@ -478,14 +484,15 @@ def spread_lengths(quantiles: Document, n: int) -> Ints:
     return lengths
 
 
-# --- ML.ENERGY: closed loop, so many requests in flight
+# --- ML.ENERGY: all requests at once, to an engine with so many seats
 
 
 def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
-    """Gaps between tokens, tokens per second and Watts while all seats are taken.
+    """Gaps between tokens of a whole run; tokens per second and Watts while all seats are taken.
 
     A run with all its GPUs in one group is a worker of that tensor parallelism, experts split or not.
-    Prompts are drawn from PROMPTS, outputs from the histogram of the LLM and task.
+    Prompts are drawn from PROMPTS, outputs from the histogram of the LLM and task. Runs of many seats send
+    the same prompts several times (SWEEPS), so vLLM's prefix cache has them.
     """
     taken: Counter[tuple[str, str]] = Counter()  # some were measured twice
     for line in path.read_text().splitlines():
@@ -509,41 +516,72 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
             if point["task"] not in PROMPTS:
                 raise InputError(f"task {point['task']}: nothing says how long its prompts are")
             run = replace(run, load=_seat_load(point))
-            fleet = engines.fleet(run, {"max_num_seqs": seats}, weights=point["weights"])
+            fleet = engines.fleet(run, {"max_num_seqs": seats}, weights=point["weights"], cache=True)
         except PlannerError as error:
             yield refused(run, error)
             continue
         watts = float(point["avg_power_watts"])
         if watts / gpus < HOST_BOUND_FRAC * fleet.pools[0].type.gpu.power_w:
             run = replace(run, regime="host-bound")
-        yield from _seat_rows(run, engines.basis(fleet), point, full_seats(fleet, point, lengths), fleet)
+        yield from _seat_rows(run, engines.basis(fleet), point, all_at_once(fleet, point, lengths), fleet)
 
 
 def _seat_load(point: Document) -> Load:
+    """Prompts are computed once and cached for the repeats."""
     median, sigma = PROMPTS[point["task"]]
+    inputs = median * math.exp(sigma**2 / 2)
     return Load(
-        median * math.exp(sigma**2 / 2),
+        inputs,
         float(point["avg_output_len"]),
         float(point["max_num_seqs"]),
+        cached_tokens=inputs * (1 - 1 / repeats_of(point)),
         weights=point["weights"],
         experts_whole=int(point["parallelization"].get("expert_parallel", 1)) > 1,
     )
 
 
-def full_seats(fleet: Fleet, point: Document, lengths: Document, *, seed: int = 0) -> Simulation:
-    """The closed loop of a row, its window cut to when every seat was taken and no longer by the first."""
+def repeats_of(point: Document) -> int:
+    """How often a run sends its prompts: as the sweep says for these seats, or for the next fewer. Where none
+    is known it is the least with which more requests wait than are in flight.
+    """
+    campaign = f"{point['llm']} {point['task']} {point['num_gpus']} x {point['gpu_model']}"
+    seats = int(point["max_num_seqs"])
+    sweep = {seen: repeats for repeats, each in read_yaml(SWEEPS).get(campaign, {}).items() for seen in each}
+    fewer = [seen for seen in sweep if seen <= seats]
+    return int(sweep[max(fewer)]) if fewer else math.ceil(2 * seats / SENT[point["task"]])
+
+
+def all_at_once(fleet: Fleet, point: Document, lengths: Document, *, seed: int = 0) -> Simulation:
+    """A row's requests, sent at once. As in ml-energy/benchmark (c1d6557) its window begins when as many as
+    there are seats have their first token, and ends when only as many and one have not finished.
+    """
     seats, rng = int(point["max_num_seqs"]), np.random.default_rng(seed)
-    n = ROUNDS * seats + 64
+    sent = SENT[point["task"]]
+    n = sent * repeats_of(point)
     histogram = lengths.get(f"{point['llm']} {point['task']}")
     outputs = np.full(n, round(point["avg_output_len"]))
     if histogram is not None:
         outputs = drawn(histogram, n, rng)
     median, sigma = PROMPTS[point["task"]]
-    inputs = np.round(median * rng.lognormal(0, sigma, n)).clip(1, LONGEST_PROMPT).astype(np.int64)
-    trace = Trace("closed loop", np.zeros(n), inputs, outputs)
-    simulation = simulate(fleet, trace, closed_loop=seats, record=True)
+    inputs = np.round(median * rng.lognormal(0, sigma, sent)).clip(1, LONGEST_PROMPT).astype(np.int64)
+    prompt = np.arange(n) % sent
+    blocks = inputs[prompt] // BLOCK_TOKENS
+    offsets = np.concatenate(([0], np.cumsum(blocks)))
+    ids = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks) + np.repeat(prompt * 1_000_000, blocks)
+    trace = Trace(
+        "all at once",
+        np.zeros(n),
+        inputs[prompt],
+        outputs,
+        prefix_offsets=offsets,
+        prefix_ids=ids,
+        prefix_block_tokens=BLOCK_TOKENS,
+    )
+    simulation = simulate(fleet, trace, closed_loop=n, record=True)
+    first_s = np.sort(simulation.arrival_s + simulation.ttft_s)
     finish_s = np.sort(simulation.arrival_s + simulation.e2e_s)
-    return replace(simulation, window_s=(float(finish_s[seats - 1]), float(simulation.arrival_s.max())))
+    start_s, end_s = float(first_s[min(seats, n) - 1]), float(finish_s[max(n - seats - 2, 0)])
+    return replace(simulation, window_s=(start_s, end_s) if start_s < end_s else (0.0, float(finish_s[-1])))
 
 
 def drawn(histogram: Document, n: int, rng: np.random.Generator) -> Ints:
@@ -556,9 +594,11 @@ def drawn(histogram: Document, n: int, rng: np.random.Generator) -> Ints:
 
 def _seat_rows(run: Run, basis: str, point: Document, simulation: Simulation, fleet: Fleet) -> Iterator[Row]:
     start_s, end_s = simulation.window_s
-    gaps = gap_runs(simulation)
+    whole_s = (0.0, float((simulation.arrival_s + simulation.e2e_s).max()))
+    gaps = gap_runs(replace(simulation, window_s=whole_s))
     for name, key in (("p50", "median_itl_ms"), ("p90", "p90_itl_ms"), ("p99", "p99_itl_ms")):
         yield Row(run, basis, "itl", name, gap_percentile_s(gaps, QUANTILES[name] or 0.5), point[key] / 1e3)
+    gaps = gap_runs(simulation)
     first_s = simulation.arrival_s + simulation.ttft_s
     tokens = int(
         (gaps["steps"] * gaps["sequences"]).sum() + ((first_s >= start_s) & (first_s <= end_s)).sum()

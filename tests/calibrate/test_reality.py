@@ -205,6 +205,31 @@ def test_full_seats_give_a_token_each_per_step(tmp_path: Path, engines: Engines)
     assert rows["itl", "p50"].run.regime == ""
 
 
+@pytest.mark.parametrize(
+    ("changed", "repeats"),
+    [
+        ({"llm": "openai/gpt-oss-120b", "num_gpus": 2, "max_num_seqs": 512}, 4),
+        ({"llm": "openai/gpt-oss-120b", "num_gpus": 2, "max_num_seqs": 600}, 4),  # As with 512 seats.
+        ({"llm": "nobody/has-it", "max_num_seqs": 200}, 3),  # 594 requests, more than twice as many as seats.
+    ],
+)
+def test_runs_of_many_seats_repeat_their_prompts(
+    tmp_path: Path, changed: dict[str, Any], repeats: int
+) -> None:
+    assert reality.repeats_of(json.loads(ml_energy(tmp_path, **changed).read_text())) == repeats
+
+
+def test_the_window_is_when_all_seats_are_taken(tmp_path: Path, engines: Engines) -> None:
+    """198 requests of 100 tokens on 4 seats, steps of 10 ms: it begins with the first tokens, and ends when
+    193 have finished, in the 49th round of a second.
+    """
+    point = json.loads(ml_energy(tmp_path).read_text())
+    run = reality.Run("ml-energy", "", "", LLM, "h100-80g", 1, "")
+    fleet = engines.fleet(run, {"max_num_seqs": 4}, cache=True)
+    start_s, end_s = reality.all_at_once(fleet, point, {}).window_s
+    assert start_s < 0.1 and end_s == pytest.approx(49, rel=0.02)
+
+
 def test_gpus_that_draw_little_wait_for_their_host(tmp_path: Path, engines: Engines) -> None:
     """300 W are less than 60 % of 700."""
     rows = rows_of(reality.ml_energy(ml_energy(tmp_path, avg_power_watts=300.0), {}, engines))
