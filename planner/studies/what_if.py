@@ -47,7 +47,8 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
-from planner.search.production.three_answers import find_production_fleet, with_answers
+from planner.search.production.production_fleet import find_production_fleet
+from planner.search.production.three_answers import with_answers
 from planner.simulator.slo_verdict import Verdict
 from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s

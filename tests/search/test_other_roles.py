@@ -13,7 +13,7 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.fleet_counts import Counts, names_of, objective
 from planner.search.problem.options import hardware
 from planner.search.problem.plan_problem import Conditions, Problem
-from planner.search.production.cheaper_fleets import below_like_price
+from planner.search.production.like_price import below_like_price
 from planner.search.production.other_roles import MOST_WORKERS, fleets_of_other_roles
 
 

@@ -25,7 +25,8 @@ from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import option_of
 from planner.search.problem.owned_first import objective_paid, owned_first, paid_at_least
 from planner.search.problem.plan_problem import Conditions, Problem
-from planner.search.production.three_answers import find_production_fleet, with_answers
+from planner.search.production.production_fleet import find_production_fleet
+from planner.search.production.three_answers import with_answers
 from planner.solvers.master import Option
 
 H100 = {"h100-80g": 64}

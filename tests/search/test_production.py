@@ -16,7 +16,6 @@ from questions import question, traffic
 import fleetplan
 from planner.api.results import PlanResult
 from planner.documents import facts
-from planner.documents.facts import Answered
 from planner.documents.safety import Safety
 from planner.errors import InfeasibleError
 from planner.models.engine import Engine
@@ -30,10 +29,11 @@ from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import TEST_BLOCK, TESTED, Scenarios, next_block
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios, with_search_scenarios
-from planner.search.production import three_answers
+from planner.search.production import fleet_with_a_loss, production_fleet
 from planner.search.production.cheapest_kept import find_cheaper_kept, find_cheapest_kept, grow_other_designs
+from planner.search.production.production_fleet import _find_near_feasible, find_production_fleet
 from planner.search.production.scenario_test import MOST_TEST_SCENARIOS, ScenarioTest
-from planner.search.production.three_answers import _near_feasible, find_production_fleet, with_answers
+from planner.search.production.three_answers import with_answers
 from planner.solvers.repeats import decision
 from planner.traffic.scaling import same_requests
 
@@ -168,9 +168,8 @@ def test_a_fleet_that_stands_a_loss_for_less_is_production(monkeypatch: pytest.M
     made = find_production_fleet(problem, paper)
     assert made is not None
     lossy = add_workers(made.best, 1)
-    missing = Answered("with-a-loss", (), None, None, None)
     monkeypatch.setattr(
-        "planner.search.production.three_answers._answer_with_a_loss", lambda *_: (missing, lossy, lossy)
+        "planner.search.production.three_answers.find_fleet_with_a_loss", lambda *_: (None, lossy)
     )
     dear = replace(made, best=tuple((option, 10 * count) for option, count in made.best))
     said = with_answers(problem, paper, dear)
@@ -187,12 +186,11 @@ def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch:
     (option, _), *others = ((each, 8 * count) for each, count in made.best)
     assert option.type.gpus in (1, 2, 4)
     one, two, dear = (((option, count), *others) for count in (15, 16, 17))
-    missing = Answered("with-a-loss", (), None, None, None)
     made = replace(made, best=one)
     for lossy, best in ((two, two), (dear, one)):
         monkeypatch.setattr(
-            "planner.search.production.three_answers._answer_with_a_loss",
-            lambda *_, lossy=lossy: (missing, lossy, lossy),
+            "planner.search.production.three_answers.find_fleet_with_a_loss",
+            lambda *_, lossy=lossy: (None, lossy),
         )
         assert with_answers(problem, paper, made).best == best
 
@@ -210,10 +208,10 @@ def test_the_fleet_with_a_loss_passes_its_test(monkeypatch: pytest.MonkeyPatch) 
         asked.append(len(lossy.oracle.scenarios))
         return made.best
 
-    monkeypatch.setattr(three_answers, "_find_lossy_fleet", find_production_itself)
+    monkeypatch.setattr(fleet_with_a_loss, "_find_lossy_fleet", find_production_itself)
     said = with_answers(problem, paper, made)
     answer = next(each for each in said.answers if each.name == "with-a-loss")
-    assert len(asked) == three_answers.MOST_LOSS_TESTS
+    assert len(asked) == fleet_with_a_loss.MOST_LOSS_TESTS
     assert said.with_loss == add_workers(made.best, 1)
     assert answer.kept_in is not None and answer.kept_in.after_loss
     assert answer.kept_in.kept_frac >= 0.9
@@ -232,7 +230,7 @@ def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not()
     assert all(asked.oracle.as_written().holds(far)) and objective(far[0]) > objective(made.best)
     asked.oracle.verdicts.update({names_of(counts): False for counts in (*far, made.best)})
     dear = tuple((option, 20 * count) for option, count in made.best)
-    assert _near_feasible(asked, paper, dear) == [made.best]
+    assert _find_near_feasible(asked, paper, dear) == [made.best]
 
 
 def test_below_a_fleet_that_the_walk_found_those_that_are_nearly_there_are_tested(
@@ -249,8 +247,8 @@ def test_below_a_fleet_that_the_walk_found_those_that_are_nearly_there_are_teste
     asked = made.searched_problem
     asked.oracle.verdicts[names_of(made.best)] = False
     walks = iter([found, None])
-    monkeypatch.setattr(three_answers, "walk_cheaper_fleets", lambda *_: (next(walks), made.cheaper))
-    trial = three_answers._with_cheaper_fleets(replace(made, best=dear, cheaper=None), paper)
+    monkeypatch.setattr(production_fleet, "walk_cheaper_fleets", lambda *_: (next(walks), made.cheaper))
+    trial = production_fleet._with_cheaper_fleets(replace(made, best=dear, cheaper=None), paper)
     assert trial.best == made.best and trial.kept_in.decision == "holds" and trial.cheaper == made.cheaper
 
 

@@ -17,9 +17,9 @@ from planner.search.evidence.certify import plan, search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.fleet_counts import objective
 from planner.search.problem.plan_problem import Conditions, Problem, with_search_scenarios
+from planner.search.production.production_fleet import find_production_fleet
 from planner.search.production.scale_model import build_scale_model, restore_full_size
 from planner.search.production.scenario_test import is_test_passed
-from planner.search.production.three_answers import find_production_fleet
 from planner.traffic.scaling import same_requests
 
 LARGE = {

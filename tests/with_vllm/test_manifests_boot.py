@@ -230,7 +230,7 @@ def check_serves(port: int, llm: str) -> None:
 @pytest.mark.parametrize(
     ("target", "plan"),
     [
-        ("kubernetes", "two gpu types"),
+        pytest.param("kubernetes", "two gpu types", marks=pytest.mark.slow),
         pytest.param("compose", "mixed", marks=pytest.mark.slow),
         ("disaggregatedset", "pairs of two gpus"),
     ],

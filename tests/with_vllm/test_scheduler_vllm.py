@@ -24,7 +24,7 @@ from profiling.vllm_install import is_installed
 if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
 
-CASES = int(os.environ.get("PLANNER_INSTANCES", "40"))  # 200 were run
+CASES = int(os.environ.get("PLANNER_INSTANCES", "25"))  # 200 were run
 
 
 def test_every_step_of_random_cases() -> None:

@@ -46,7 +46,7 @@ TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 LARGER = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "head_dim": 64}
 BUDGET_S = 45
 LOAD = 0.65  # of the rate that the fleet sustains in simulation
-SENDING_S = 60.0  # what a test sends requests for, at the rate that this machine sustains
+SENDING_S = 40.0  # what a test sends requests for, at the rate that this machine sustains
 FEWEST, FIRST, REQUESTS, PAIRED = 20, 80, 120, 40
 ATTEMPTS = 3
 QUIET = 3.0  # load average: two engines, their servers, router and client
@@ -312,6 +312,7 @@ def test_turns_of_sessions_are_sent_as_the_engines_answer(
     assert {row["metric"] for row in told["errors"]} > {"session", "session-served"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
 def test_a_pair_is_predicted_each_engine_on_its_own_clock(
     llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]

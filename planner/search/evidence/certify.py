@@ -50,14 +50,8 @@ from planner.search.production.most_traffic import (
     name_rate_in_messages,
     task_at_rate,
 )
-from planner.search.production.scenario_test import is_test_passed
-from planner.search.production.three_answers import (
-    MOST_TESTS,
-    Production,
-    not_certified_warnings,
-    pick_known_fleet_and_test,
-    with_answers,
-)
+from planner.search.production.production_fleet import MOST_TESTS, pick_known_fleet_and_test
+from planner.search.production.three_answers import Production, not_certified_warnings, with_answers
 from planner.simulator.simulation import Simulation
 from planner.solvers.repeats import Repeats
 from planner.traffic.described import Description
@@ -239,7 +233,7 @@ def _plan_at_rates(
         problem, paper = best_of(searched)
         # A trial is a fleet for production with the result of its test (scenario_test.py).
         trial = pick_known_fleet_and_test(problem, paper, fleet) if is_kept else None
-        is_done = trial is None or is_test_passed(trial.kept_in, trial.test.safety) or problem.out_of_time()
+        is_done = trial is None or trial.is_passed or problem.out_of_time()
         if is_done or attempt == MOST_TESTS:
             break
     if trial is not None:

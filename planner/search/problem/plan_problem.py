@@ -150,6 +150,11 @@ class Problem:
         return is_over(self.deadline)
 
 
+def refuted_below(problem: Problem, value: float) -> Problem:
+    """The same problem, in which all fleets of a lower objective than `value` are known to fail."""
+    return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - ROUNDING)))
+
+
 def with_effort_limit(problem: Problem, more_requests: float) -> Problem:
     """The same question with a deadline after `more_requests` more simulated requests, each of which takes
     EFFORT_S on the search's clock.

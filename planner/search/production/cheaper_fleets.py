@@ -17,29 +17,13 @@ from dataclasses import replace
 from planner.documents.facts import CheaperMiss
 from planner.search.level0.level0_search import walk_below
 from planner.search.mixed.best_fleet import FleetSearch
-from planner.search.oracle.fleet_counts import Counts, objective
-from planner.search.problem.owned_first import objective_paid
-from planner.search.problem.plan_problem import Problem
-from planner.search.production.cheapest_kept import refuted_below
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.problem.plan_problem import Problem, refuted_below
+from planner.search.production.like_price import LIKE_PRICE_FRAC, below_like_price
 
 # All cheaper fleets are simulated if that takes at most so many simulated requests, about 7 CPU seconds. The
 # plan of Azure's code trace at its own rate (benchmarks/plans.py) simulates 1,748 fleets in that.
 MOST_EFFORT = 6_000_000
-# Fleets whose prices differ by at most this share count as equally expensive: step times are known less well
-# than that, so the fleet with more headroom is worth more than the difference.
-LIKE_PRICE_FRAC = 0.01
-
-
-def below_like_price(problem: Problem, best: Counts) -> float:
-    """The value below which a fleet is cheaper than `best` by more than LIKE_PRICE_FRAC. If the objective is
-    GPUs, a fleet below it has fewer GPUs, or equally many whose price is lower by that share.
-    """
-    value, gpus = objective(best), objective_paid(problem, best)
-    if problem.task.objective == "gpus":
-        # The search's value is the number of GPUs and a term far below 1, the price, which orders equal
-        # numbers. `objective_paid` leaves that term out (owned_first.py), so the difference is the term.
-        return gpus + (value - gpus) * (1 - LIKE_PRICE_FRAC)
-    return value * (1 - LIKE_PRICE_FRAC)
 
 
 def walk_cheaper_fleets(

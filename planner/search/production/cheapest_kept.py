@@ -10,7 +10,7 @@ A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_
             to the hardest, and the search runs again. The fleet also grows, which may give the next
             incumbent.
 
-Different fleets may miss different scenarios. three_answers.py tests the fleet in fresh scenarios; if it
+Different fleets may miss different scenarios. production_fleet.py tests the fleet in fresh scenarios; if it
 fails there, these are added to the S scenarios and the fleet grows again. A cheaper fleet that misses
 slightly too many is tested too, because S is small.
 """
@@ -41,7 +41,7 @@ from planner.search.oracle.fleet_counts import (
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.stopping import in_time
 from planner.search.problem.owned_first import owned_first, workers_by_kind
-from planner.search.problem.plan_problem import Problem, with_effort_limit, with_scenarios
+from planner.search.problem.plan_problem import Problem, refuted_below, with_effort_limit, with_scenarios
 from planner.solvers.master import Option
 
 # The workers of a kind (owned_first.py) grow to at most this many times their number on paper. A fleet that
@@ -63,11 +63,6 @@ FAR_ABOVE_PAPER = 1.5
 OTHER_DESIGNS_EFFORT = 4_000_000
 # A search begins with so many more of the hardest scenarios than a fleet may miss.
 HARDEST_SCENARIOS = 4
-
-
-def refuted_below(problem: Problem, value: float) -> Problem:
-    """The same problem, in which all fleets of a lower objective than `value` are known to fail."""
-    return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - ROUNDING)))
 
 
 def with_search_limit(problem: Problem, most_requests: float) -> Problem:

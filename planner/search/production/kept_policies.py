@@ -31,14 +31,10 @@ from planner.search.oracle.fleet_counts import Counts, as_many_at_this_price, co
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.plan_problem import Problem, with_policies, with_search_scenarios
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits
+from planner.search.production.production_fleet import find_production_fleet
 from planner.search.production.scale_model import FULL_REQUESTS
-from planner.search.production.scenario_test import FleetTrial, is_test_passed
-from planner.search.production.three_answers import (
-    Production,
-    find_production_fleet,
-    production_or_paper,
-    with_answers,
-)
+from planner.search.production.scenario_test import FleetTrial
+from planner.search.production.three_answers import Production, production_or_paper, with_answers
 
 # After the race production is searched with at most so many policies, the most promising first. Each such
 # search takes about as long as the first one.
@@ -170,7 +166,7 @@ def _plan_and_test(searched: Searched, *, below: float | None = None) -> _Tested
         trial = find_production_fleet(problem, paper)
     except InfeasibleError:
         return None
-    if trial is None or not is_test_passed(trial.kept_in, trial.test.safety):
+    if trial is None or not trial.is_passed:
         return None
     return _Tested(searched, trial)
 

@@ -33,7 +33,7 @@ TEST_REQUESTS = 6_000_000
 LEAST_TEST_SCENARIOS = 28
 MOST_TEST_SCENARIOS = 200
 # The second test of a chosen fleet begins so many scenarios later. No first test of a plan comes so far: all
-# together they have at most three_answers.MOST_TESTS x MOST_TEST_SCENARIOS (800), these are 1,024.
+# together they have at most production_fleet.MOST_TESTS x MOST_TEST_SCENARIOS (800), these are 1,024.
 PICKED_LATER = 32 * TEST_BLOCK
 # A test simulates its scenarios in batches, and checks its time between them: about AT_ONCE_REQUESTS
 # requests, in at least and at most so many scenarios.
@@ -211,6 +211,17 @@ class FleetTrial:
     def searched_problem(self) -> Problem:
         """The problem that was searched: the scale model, if there is one."""
         return self.problem if self.model is None else self.model
+
+    @property
+    def is_passed(self) -> bool:
+        return is_test_passed(self.kept_in, self.test.safety)
+
+    def retest(self, counts: Counts) -> FleetTrial:
+        """The trial of another fleet, which is chosen if it passes (`ScenarioTest.decide_picked`). Of
+        cheaper fleets than that nothing is known yet.
+        """
+        test, kept_in = self.test.decide_picked(counts)
+        return replace(self, best=counts, test=test, kept_in=kept_in, cheaper=None)
 
     def kept_with_policies(self, policies: Policies, fleet: Fleet) -> tuple[KeptIn, bool]:
         """In how many scenarios the fleet is kept with these policies, and whether that is enough.

@@ -41,7 +41,7 @@ from planner.search.problem.plan_problem import (
     with_scenarios,
     with_search_scenarios,
 )
-from planner.search.production import three_answers
+from planner.search.production import production_fleet, three_answers
 from planner.search.production.cheapest_kept import MOST_SEARCH_REQUESTS, find_cheaper_kept
 from planner.search.production.scenario_test import FleetTrial, ScenarioTest, is_test_passed
 from planner.search.several import joint_limits
@@ -179,7 +179,7 @@ def _plan_alone(llm: LlmOnPaper, deadline: float) -> _LlmProduction | None:
     if problem.task.safety is None:
         return _LlmProduction(llm, problem, llm.alone.best, test=None, kept_in=None)
     try:
-        trial = three_answers.find_production_fleet(problem, llm.alone)
+        trial = production_fleet.find_production_fleet(problem, llm.alone)
     except InfeasibleError as error:
         raise error.of_llm(f"{llm.name}, even with all of the fleet for itself") from None
     if trial is None:
@@ -253,7 +253,7 @@ def _plan_within_shared_limits(
             llm.test.out_of_time = out_of_time
     best: list[Counts] | None = None
     shared = Cheapest(best=None, value=float("inf"), bound=0.0, is_exact=False, rounds=0)
-    for attempt in range(1, three_answers.MOST_TESTS + 1):
+    for attempt in range(1, production_fleet.MOST_TESTS + 1):
         progress("production: the fleets of all LLMs within the limits that they share")
         chosen, shared = in_time(
             partial(_choose_fleets, llms, limits, deadline, progress), otherwise=(None, shared)
@@ -264,7 +264,7 @@ def _plan_within_shared_limits(
         progress("production: each LLM on scenarios that its search has not seen")
         best = _test_fleets(llms, chosen, limits, is_exact=shared.is_exact)
         failed = [llm for llm in llms if not llm.is_passed]
-        if not failed or attempt == three_answers.MOST_TESTS or out_of_time():
+        if not failed or attempt == production_fleet.MOST_TESTS or out_of_time():
             return best, shared, attempt
         for llm in failed:
             llm.add_test_scenarios()
@@ -413,9 +413,8 @@ def _test_fleets(
             fleets[k] = _find_fleet_within(llm, problem, fleets[k]) or fleets[k]
         fleets[k] = owned_first(problem, fleets[k])
         if llm.test is not None:
-            fleets[k], llm.test, llm.kept_in = three_answers.pick_fleet_and_test(
-                problem, llm.on_paper.alone, fleets[k], llm.test
-            )
+            trial = production_fleet.pick_fleet_and_test(problem, llm.on_paper.alone, fleets[k], llm.test)
+            fleets[k], llm.test, llm.kept_in = trial.best, trial.test, trial.kept_in
     return fleets
 
 

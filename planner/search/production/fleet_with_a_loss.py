@@ -1,0 +1,269 @@
+"""The answer "with a loss": the cheapest fleet that keeps the SLO after the loss of any one worker."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from planner.documents.facts import KeptIn
+from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
+from planner.search.mixed.best_fleet import FleetSearch
+from planner.search.mixed.mixed_fleets import best_settings
+from planner.search.oracle.fleet_counts import Counts, Named, in_order, names_of, objective
+from planner.search.oracle.scenarios import next_block
+from planner.search.oracle.stopping import in_time
+from planner.search.problem.options import hardware
+from planner.search.problem.owned_first import merge_kinds, one_more, owned_first
+from planner.search.problem.plan_problem import Problem, with_scenarios
+from planner.search.production import cheapest_kept
+from planner.search.production.like_price import feasible_fleets
+from planner.search.production.scenario_test import FleetTrial, is_test_passed
+from planner.traffic.scaling import SAME_FRAC
+
+# The limits below bound the time of a plan.
+
+# A fleet with a loss is searched for in this many scenarios more than it may miss.
+LOSS_SCENARIOS = 2 * cheapest_kept.HARDEST_SCENARIOS
+# Each search for a fleet with a loss may simulate this many requests.
+LOSS_SEARCH_REQUESTS = cheapest_kept.LEAST_SEARCH_REQUESTS / 2
+# At most this many fleets with a loss are tested. The scenarios that one misses join the search for the next.
+MOST_LOSS_TESTS = 2
+# The neighbours of production that are looked at for a fleet with a loss have up to MOST_WORKERS_CHANGED
+# workers more or fewer of each of up to MOST_MACHINES_CHANGED machines.
+MOST_WORKERS_CHANGED = 2
+MOST_MACHINES_CHANGED = 4
+# Fleets with other worker types have up to this many workers of another type beside a pool of production.
+MOST_OTHER_WORKERS = 2
+MOST_OTHER_FLEETS = 4  # At most so many fleets with other worker types are simulated.
+MOST_COMBINATIONS = 1_000  # At most so many neighbours, or fleets with other types, are built to choose from.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FleetWithALoss:
+    """A fleet for the answer "with a loss", and in how many scenarios it keeps the SLO after a loss.
+
+    `problem` is the one in which its headroom can be found; None beside a scale model, where the loss of a
+    single worker cannot be simulated.
+    """
+
+    counts: Counts
+    kept_in: KeptIn
+    problem: Problem | None
+
+
+def find_fleet_with_a_loss(
+    production: FleetTrial, paper: FleetSearch
+) -> tuple[FleetWithALoss | None, Counts | None]:
+    """The fleet that survives the loss of any one worker, None if none was found; and the first one that the
+    search found, which may have failed its test.
+
+    The cheapest fleet found is tested as production is, in scenarios that no search has seen, each after the
+    loss of any one worker. If it fails, these scenarios join the search. Production with one more worker of
+    each machine may be taken without passing, because after any loss all workers of production are left. It
+    is the answer where MOST_LOSS_TESTS cheaper fleets fail.
+
+    If a scale model was searched, in which one worker stands for many, the answer is production with one more
+    worker of each machine.
+    """
+    scenario_problem = production.searched_problem
+    more = one_more(scenario_problem, production.best)
+    test = production.test.after_a_loss()
+    if scenario_problem.oracle.downscale > 1:
+        if not scenario_problem.allows(more):
+            return None, None
+        return FleetWithALoss(more, test.count_kept(more, test.side_scenarios), None), more
+    scenarios, first_lossy = scenario_problem.oracle.scenarios, None
+    failed = set[Named]()  # The fleets that failed their test.
+    for attempt in range(MOST_LOSS_TESTS + 1):
+        may_miss = test.safety.most_missed(len(scenarios))
+        hard = with_scenarios(scenario_problem, scenarios[: may_miss + LOSS_SCENARIOS], may_miss)
+        lossy = _after_a_loss(hard)
+        lossy_best = None
+        if attempt < MOST_LOSS_TESTS:
+            lossy_best = _find_lossy_fleet(lossy, scenario_problem, paper, production.best)
+        if lossy_best is not None and names_of(lossy_best) in failed:
+            lossy_best = None  # The scenarios that it missed were too few to refute it.
+        if scenario_problem.allows(more) and (lossy_best is None or objective(more) <= objective(lossy_best)):
+            lossy_best = more
+        if lossy_best is None:
+            break
+        first_lossy = first_lossy or lossy_best
+        if lossy_best is more:
+            # After a loss `more` still has all workers of production, and no search has chosen it by the
+            # scenarios of production's test. So it is counted in the same scenarios as production.
+            test = production.test.after_a_loss()
+        kept_in, missed, kept_scenarios = test.decide_and_split(lossy_best)
+        if lossy_best is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
+            return FleetWithALoss(lossy_best, kept_in, lossy), first_lossy
+        failed.add(names_of(lossy_best))
+        scenarios = (*missed, *scenarios, *kept_scenarios)  # The hardest come first.
+        test = replace(test, first=next_block(test.first + kept_in.scenario_count))
+    return None, first_lossy
+
+
+def cheaper_with_one_more(trial: FleetTrial, found: FleetWithALoss | None) -> FleetWithALoss | None:
+    """Production with one more worker of each machine, if that costs less than `found`, which was searched
+    for another production fleet, and passes its test; otherwise `found`.
+    """
+    problem, more = trial.searched_problem, one_more(trial.searched_problem, trial.best)
+    most = math.inf if found is None else objective(found.counts)
+    may_cost_less = objective(more) * problem.same_value < most
+    if problem.oracle.downscale > 1 or not problem.allows(more) or not may_cost_less:
+        return found
+    test = trial.test.after_a_loss()
+    kept_in = test.decide(more)
+    if not is_test_passed(kept_in, test.safety):
+        return found
+    return FleetWithALoss(more, kept_in, _after_a_loss(problem))
+
+
+def _after_a_loss(problem: Problem) -> Problem:
+    """The problem in which a fleet must keep the SLO after the loss of any one worker."""
+    return replace(problem, oracle=replace(problem.oracle, spare_workers=1))
+
+
+def _find_lossy_fleet(
+    lossy: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
+) -> Counts | None:
+    """The cheapest fleet found that keeps the SLO in enough scenarios of `lossy` after the loss of any one
+    worker.
+
+    Production with one more worker of each machine survives any loss. We look for cheaper fleets in this
+    order: fewer workers on owned GPUs that idle, and known fleets; one worker type per pool; a few workers
+    more or fewer than production; a few workers of other types beside production.
+
+    `strict` leaves out the hardest scenarios, as many as a fleet may miss, and allows no miss in the others.
+    One missed scenario then refutes a fleet, which takes fewer simulations. A search of `lossy` itself
+    follows, as a fleet may miss other scenarios than those.
+    """
+    may_miss, least = lossy.oracle.may_miss, objective(best)
+    strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)  # The hardest come first in `lossy`.
+    cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
+    # No fleet that survives a loss is cheaper than production, so one at its price is the cheapest.
+    if cheapest is None or objective(cheapest) > least * lossy.same_value:
+        for lossy_problem in (strict, lossy):
+            cheapest = cheapest_kept.find_cheaper_kept(
+                lossy_problem,
+                paper,
+                cheapest,
+                any_mix=False,
+                most_requests=LOSS_SEARCH_REQUESTS,
+                refuted_value=least,
+            )
+        for find_cheaper in (_cheapest_neighbour, _cheapest_with_other_types):
+            cheapest = in_time(partial(find_cheaper, lossy, paper, best, cheapest), cheapest)
+    return cheapest
+
+
+def _cheapest_n_plus_one(
+    lossy: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
+) -> Counts | None:
+    """The cheapest of these fleets that survives a loss: production with one more worker of each machine;
+    that fleet with idle owned GPUs put to use, as few as suffice; the fleet on paper with one more worker of
+    each machine; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
+    """
+    lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
+    more = one_more(scenario_problem, best)
+    candidates = [more] if scenario_problem.allows(more) else []
+    filled = with_idle(scenario_problem, paper.level0, more)
+    uses_idle = sorted(names_of(filled)) != sorted(names_of(more))
+    if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds([filled])[0]:
+        candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
+    below = min(map(objective, candidates), default=math.inf)
+    cheapest = sorted(feasible_fleets(scenario_problem, paper.level0.options), key=objective)
+    likely = [each for each in cheapest if objective(each) > objective(best) * (1 + SAME_FRAC)]
+    for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
+        is_open = objective(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
+        if is_open and lossy.oracle.holds([counts])[0]:
+            candidates.append(counts)
+    return min(candidates, key=objective, default=None)
+
+
+def _cheapest_neighbour(
+    lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
+) -> Counts | None:
+    """The cheapest fleet found that survives a loss and has, of each machine, up to MOST_WORKERS_CHANGED
+    workers more or fewer than production. Owned GPUs that production leaves idle are machines too.
+
+    Of the fleets that cost less than `cheapest` we simulate a largest one, to which no other of them adds
+    workers. If it fails, all fleets that are smaller in every pool fail too.
+    """
+    lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
+    machines = merge_kinds(best)
+    idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
+    counted_pools = [*machines, *idle[: max(MOST_MACHINES_CHANGED - len(machines), 0)]]
+    options = [option for option, _ in counted_pools]
+    ranges = [
+        range(max(count - MOST_WORKERS_CHANGED, 0), count + MOST_WORKERS_CHANGED + 1)
+        for _, count in counted_pools
+    ]
+    fleets: dict[tuple[int, ...], Counts] = {}
+    for vector in itertools.islice(itertools.product(*ranges), MOST_COMBINATIONS):
+        counts = owned_first(lossy, in_order(zip(options, vector, strict=True), paper.level0.options))
+        if _roles_of(counts) == _roles_of(best) and lossy.allows(counts):
+            fleets[vector] = counts
+    while not lossy.out_of_time():
+        below = math.inf if cheapest is None else objective(cheapest) * (1 - SAME_FRAC)
+        fleets = {vector: counts for vector, counts in fleets.items() if objective(counts) < below}
+        if not fleets:
+            break
+        vector = min(_largest_vectors([*fleets]), key=lambda vector: objective(fleets[vector]))
+        if lossy.oracle.holds([fleets[vector]])[0]:
+            cheapest = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
+        else:
+            # Every smaller fleet fails too, so only those stay that have more of some machine.
+            fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
+    return cheapest
+
+
+def _roles_of(counts: Counts) -> set[str]:
+    return {option.role for option, _ in counts}
+
+
+def _largest_vectors(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The vectors that no other vector reaches in every component."""
+    every = np.array(vectors)
+    return [
+        vector for vector, row in zip(vectors, every, strict=True) if (every >= row).all(axis=1).sum() == 1
+    ]
+
+
+def _cheapest_with_other_types(
+    lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
+) -> Counts | None:
+    """The cheapest fleet below the price of `cheapest` that survives a loss and is production with something
+    added for each pool: one more of its workers, or up to MOST_OTHER_WORKERS workers of another GPU or
+    parallelism in its role. At most MOST_OTHER_FLEETS are simulated.
+    """
+    settings = best_settings(lossy, paper.level0, {})
+    # By pool of production: what may be added for it, as an option with a number of workers.
+    added_for_pool = [
+        [
+            (option, 1),
+            *(
+                (other, count)
+                for other in settings
+                if other.role == option.role and hardware(other) != hardware(option)
+                for count in range(1, MOST_OTHER_WORKERS + 1)
+            ),
+        ]
+        for option, _ in best
+    ]
+    below = math.inf if cheapest is None else objective(cheapest) * (1 - SAME_FRAC)
+    fleets: list[Counts] = []
+    for added in itertools.islice(itertools.product(*added_for_pool), MOST_COMBINATIONS):
+        workers = dict(best)
+        for option, more in added:
+            workers[option] = workers.get(option, 0) + more
+        fleets.append(owned_first(lossy, in_order(workers.items(), paper.level0.options)))
+    fleets = [counts for counts in fleets if objective(counts) < below and lossy.allows(counts)]
+    for counts in sorted(fleets, key=objective)[:MOST_OTHER_FLEETS]:
+        if lossy.out_of_time():
+            break
+        if lossy.oracle.holds([counts])[0]:
+            return counts
+    return cheapest

@@ -1,0 +1,100 @@
+"""Fleets of like price: which are cheaper than that, and which of them has the most headroom."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from planner.search.oracle.fleet_counts import Counts, counts_named, names_of, objective, objective_by_gpu
+from planner.search.oracle.headroom import find_headroom, holds_with
+from planner.search.oracle.stopping import in_time
+from planner.search.problem.bill import paid_whole_usd_per_h
+from planner.search.problem.options import hardware
+from planner.search.problem.owned_first import objective_paid
+from planner.search.problem.plan_problem import Problem, with_effort_limit
+from planner.solvers.master import Option
+from planner.traffic.scaling import SAME_FRAC
+
+# Fleets whose prices differ by at most this share count as equally expensive: step times are known less well
+# than that, so the fleet with more headroom is worth more than the difference.
+LIKE_PRICE_FRAC = 0.01
+MOST_LIKE_PRICE = 16  # So many fleets of like price are compared by headroom,
+LIKE_PRICE_EFFORT = 1_000_000  # with this much simulation effort, in requests.
+# Another fleet of like price is preferred if its headroom is larger by this factor. Less is not worth the
+# simulations in all scenarios.
+MORE_HEADROOM = 1.1
+
+
+def below_like_price(problem: Problem, best: Counts) -> float:
+    """The value below which a fleet is cheaper than `best` by more than LIKE_PRICE_FRAC. If the objective is
+    GPUs, a fleet below it has fewer GPUs, or equally many whose price is lower by that share.
+    """
+    value, gpus = objective(best), objective_paid(problem, best)
+    if problem.task.objective == "gpus":
+        # The search's value is the number of GPUs and a term far below 1, the price, which orders equal
+        # numbers. `objective_paid` leaves that term out (owned_first.py), so the difference is the term.
+        return gpus + (value - gpus) * (1 - LIKE_PRICE_FRAC)
+    return value * (1 - LIKE_PRICE_FRAC)
+
+
+def with_most_headroom(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
+    """Of fleets at about this price the one with the most headroom; `best` where no other has more, and if
+    the time ends first.
+    """
+    return in_time(partial(_search_most_headroom, problem, options, best), best)
+
+
+def _search_most_headroom(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
+    """As `with_most_headroom`; raises StoppedError if the time ends.
+
+    Headroom is computed first, because checking whether a fleet keeps enough scenarios takes many more
+    simulations. A fleet replaces `best` only if its headroom is larger by the factor MORE_HEADROOM.
+    """
+    if problem.out_of_time():
+        return best
+    problem = with_effort_limit(problem, LIKE_PRICE_EFFORT)
+    headroom = find_headroom(problem.oracle, best).headroom
+    most_frac, ever_more = min(headroom.traffic_frac, headroom.steps_frac), list[Counts]()
+    for counts in itertools.islice(_fleets_of_like_price(problem, options, best), MOST_LIKE_PRICE):
+        least_frac = most_frac * MORE_HEADROOM + SAME_FRAC
+        if problem.out_of_time() or not holds_with(problem.oracle, counts, least_frac):
+            continue
+        headroom = find_headroom(problem.oracle, counts, least_frac=least_frac).headroom
+        ever_more.append(counts)
+        most_frac = min(headroom.traffic_frac, headroom.steps_frac)
+    # Each has more headroom than the one before, so the last one that keeps enough scenarios has the most.
+    return next((counts for counts in reversed(ever_more) if problem.oracle.holds([counts])[0]), best)
+
+
+def _fleets_of_like_price(problem: Problem, options: Sequence[Option], best: Counts) -> Iterator[Counts]:
+    """Fleets at about the price of `best`: the same GPUs with other engine settings, then the fleets that the
+    search has simulated and that held.
+    """
+    alike = [
+        [each for each in options if each.role == option.role and hardware(each) == hardware(option)]
+        for option, _ in best
+    ]
+    counted = [count for _, count in best]
+    names_listed = {names_of(best)}
+    other_settings = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
+    # Nodes are paid whole, so fleets may differ in their GPUs' prices and cost the same, or the other way
+    # round: all prices must be alike.
+    prices = (
+        objective,
+        objective_by_gpu,
+        *((paid_whole_usd_per_h,) if problem.task.objective == "gpus" else ()),
+    )
+    for counts in itertools.chain(other_settings, feasible_fleets(problem, options)):
+        is_near = all(abs(price(counts) - price(best)) <= LIKE_PRICE_FRAC * price(best) for price in prices)
+        if names_of(counts) not in names_listed and is_near and problem.allows(counts):
+            names_listed.add(names_of(counts))
+            yield counts
+
+
+def feasible_fleets(problem: Problem, options: Sequence[Option]) -> Iterator[Counts]:
+    """The fleets within the limits that the search has simulated and that held."""
+    for fleet, holds in list(problem.oracle.verdicts.items()):
+        counts = counts_named(fleet, options) if holds else None
+        if counts and problem.allows(counts):
+            yield counts

@@ -1,0 +1,362 @@
+"""The production fleet: the cheapest that keeps the SLO in the share of scenarios that `kept_in` asks for.
+
+cheapest_kept.py searches for it in scenarios that it sees. The fleet is then tested in other scenarios
+(scenario_test.py), and grows where it fails. Of fleets of like price the one with the most headroom is taken
+(like_price.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from planner.documents.safety import safety_kept
+from planner.domain import ROUNDING
+from planner.errors import InfeasibleError, MostKept
+from planner.fleet import Fleet
+from planner.search.level0.owned_gpus import owned_beside
+from planner.search.mixed.best_fleet import FleetSearch, find_fleet_quickly
+from planner.search.mixed.polished_pins import find_lighter_fleet, is_worth_polishing, use_if_better
+from planner.search.oracle.fleet_counts import (
+    Counts,
+    add_workers,
+    counts_named,
+    counts_of,
+    has_several_types,
+    objective,
+)
+from planner.search.oracle.scenarios import next_block
+from planner.search.oracle.stopping import in_time
+from planner.search.problem.options import OBJECTIVE_UNITS, hardware
+from planner.search.problem.owned_first import objective_paid
+from planner.search.problem.plan_problem import (
+    Problem,
+    with_effort_limit,
+    with_scenarios,
+    with_search_scenarios,
+)
+from planner.search.problem.stages import Stage
+from planner.search.production import cheapest_kept
+from planner.search.production.cheaper_fleets import walk_cheaper_fleets
+from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
+from planner.search.production.like_price import LIKE_PRICE_EFFORT, below_like_price, with_most_headroom
+from planner.search.production.other_roles import fleets_of_other_roles
+from planner.search.production.scale_model import build_scale_model, restore_full_size
+from planner.search.production.scenario_test import (
+    LEAST_TEST_SCENARIOS,
+    TEST_REQUESTS,
+    FleetTrial,
+    ScenarioTest,
+)
+from planner.units import in_unit
+
+# The limits below bound the time of a plan.
+
+# At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
+MOST_TESTS = 4
+# A fleet grown after a failed test is searched for again if its price rose by more than this share.
+SEARCH_AGAIN_FRAC = 0.15
+
+# A near-feasible fleet misses at most this many scenarios more than it may.
+NEAR_MISSES = 2
+MOST_NEAR_FEASIBLE = 4  # So many near-feasible fleets are tested.
+MOST_NEAR_CHECKED = 64  # So many fleets are checked for being near feasible.
+
+
+def find_production_fleet(
+    problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = ()
+) -> FleetTrial | None:
+    """The cheapest fleet found that passes its test, or if none does the fleet of the last test; None where
+    the time was over before a test.
+
+    Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough scenarios.
+    """
+    if (idle := find_idle_misses(problem)) is not None:
+        raise idle_misses_error(idle)
+    model = build_scale_model(problem, paper.best)
+    trial = None if model is problem else _find_production_fleet(problem, model, paper, start)
+    if trial is not None or problem.out_of_time():
+        return trial
+    return _find_production_fleet(problem, problem, paper, start)
+
+
+def _find_production_fleet(
+    problem: Problem, model: Problem, paper: FleetSearch, start: Sequence[Fleet]
+) -> FleetTrial | None:
+    """As `find_production_fleet`, searched on the scale model `model`, which may be the problem itself; None
+    also where the scale model has no fleet.
+    """
+    safety, scenario_problem = problem.task.safety, _in_search_scenarios(model, problem.deadline)
+    first = 0  # The first scenario of the next test: those of earlier tests have joined the search.
+    trial: FleetTrial | None = None
+    assert safety is not None and problem.tested is not None and model.tested is not None
+    scenarios = scenario_problem.oracle.scenarios
+    stage = f"production: the cheapest fleet that keeps the SLO in most of {len(scenarios)} scenarios"
+    # With a long trace the test takes longer than anything else, and may not end in time.
+    if (requests := LEAST_TEST_SCENARIOS * len(problem.trace)) > TEST_REQUESTS:
+        stage += f"; its test then simulates up to {requests:,} requests"
+    problem.progress(Stage(stage, "production"))
+    scenario_problem, least = cheapest_kept.find_cheapest_kept(scenario_problem, paper, start)
+    is_searched = True  # Whether `least` is the result of a search; otherwise it is the last fleet, grown.
+    # Fleets of other designs that keep enough of the search's scenarios. They may still fail a test.
+    grown: list[Counts] = []
+    for attempt in range(MOST_TESTS):
+        if least is None and (model is not problem or problem.out_of_time()):
+            return trial  # The problem at full size may have a fleet where its model has none.
+        if least is None:
+            raise unreachable_share_error(scenario_problem, paper)
+        problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
+        best = with_most_headroom(scenario_problem, paper.level0.options, least) if is_searched else least
+        test = ScenarioTest(problem.oracle, problem.tested, safety, first, problem.out_of_time)
+        full_size = restore_full_size(problem, scenario_problem)
+        trial = FleetTrial(best, test.decide(best), full_size, test, scenario_problem)
+        # A cheaper fleet may pass only in the first round: later fleets have grown because cheaper ones
+        # failed. One step of a scale model is many workers, so if its fleet fails no smaller one is tested.
+        if attempt == 0 and (scenario_problem.oracle.downscale == 1 or trial.is_passed):
+            trial = _first_passing(trial, _near_feasible(trial, paper)) or trial
+        trial = with_fewest_workers(trial)
+        if attempt + 1 == MOST_TESTS and not trial.is_passed:
+            dearer = [each for each in grown if objective(each) > objective(trial.best) * (1 + ROUNDING)]
+            trial = _first_passing(trial, dearer) or trial
+        if trial.is_passed or attempt + 1 == MOST_TESTS or problem.out_of_time():
+            break
+        best, kept_in = trial.best, trial.kept_in
+        scenarios = (*scenarios, *(model.tested[first + i] for i in range(kept_in.scenario_count)))
+        scenario_problem = with_scenarios(model, scenarios, safety.most_missed(len(scenarios)))
+        unused_owned = owned_beside(scenario_problem, paper.level0, best)
+        scenario_problem, least = in_time(
+            partial(cheapest_kept.grow_until_kept, scenario_problem, best, unused_owned),
+            otherwise=(scenario_problem, None),
+        )
+        is_searched = least is None or objective(least) > (1 + SEARCH_AGAIN_FRAC) * objective(best)
+        if is_searched:
+            grown = cheapest_kept.grow_other_designs(scenario_problem, paper, least)
+            least = cheapest_kept.find_cheaper_kept(
+                scenario_problem, paper, next(iter(grown), None), start, refuted_value=objective(best)
+            )
+        first = next_block(first + kept_in.scenario_count)
+    if trial is None:
+        return None
+    return _with_polished_pins(_with_cheaper_fleets(_with_other_roles(trial, paper), paper))
+
+
+def _in_search_scenarios(problem: Problem, deadline: float) -> Problem:
+    """The problem in the scenarios that a search sees. Simulations end at `deadline`, even in the middle."""
+    problem = with_search_scenarios(problem)
+    return replace(problem, oracle=replace(problem.oracle, until=deadline))
+
+
+def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
+    """The trial with prefixes pinned to better workers (polished_pins.py). Its fleet has fewer workers, if
+    such a fleet then passes the test; otherwise it is the same fleet, if that still passes and fewer requests
+    miss their limits.
+    """
+    while True:
+        problem = trial.searched_problem
+        if not is_worth_polishing(problem) or not trial.is_passed:
+            return trial
+        fewer = in_time(partial(find_lighter_fleet, problem, trial.best), None)
+        if fewer is None:
+            break
+        lighter = trial.retest(fewer)
+        if not lighter.is_passed:
+            # `find_lighter_fleet` has put a polished placement into use, which is undone here.
+            assert problem.oracle.pinning is not None
+            problem.oracle.pinning.use(problem.oracle.fleet(fewer).pools, is_polished=False)
+            break
+        trial = lighter
+    polished = trial
+
+    def is_kept() -> bool:
+        nonlocal polished
+        # The fleet stays, so what is known of cheaper ones does too.
+        polished = replace(trial.retest(trial.best), cheaper=trial.cheaper)
+        return polished.is_passed
+
+    return polished if in_time(partial(use_if_better, problem, trial.best, is_kept), False) else trial
+
+
+def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
+    """The trial of the first fleet of other_roles.py that keeps enough of the search's scenarios and passes
+    the test, repeated from that fleet; the given trial if there is none. If no pool has several worker types,
+    on paper and here, the trial stays: all cheaper fleets are then simulated instead (cheaper_fleets.py).
+    """
+    problem = with_effort_limit(trial.searched_problem, LIKE_PRICE_EFFORT)
+    is_mixed = has_several_types(paper.best) or has_several_types(trial.best)
+    if problem.oracle.downscale > 1 or not is_mixed:
+        return trial
+    while trial.is_passed:
+        below = below_like_price(problem, trial.best)
+        fleets = fleets_of_other_roles(problem, paper, trial.best, below)
+        in_the_time = itertools.takewhile(lambda _: not problem.out_of_time(), fleets)
+        kept_fleets = (
+            counts for counts in in_the_time if in_time(partial(problem.oracle.holds, [counts]), [False])[0]
+        )
+        passing = _first_passing(trial, kept_fleets)
+        if passing is None:
+            break
+        trial = passing
+    return trial
+
+
+def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
+    """The trial with what is known of cheaper fleets; if a cheaper fleet is found and passes the test, the
+    trial of that fleet.
+
+    The near-feasible fleets below the new price have not been tested before, so they are tested too. Each
+    round lowers the price.
+    """
+    if trial.model is not None and trial.model.oracle.downscale > 1:
+        return trial  # A large problem has too many cheaper fleets to simulate them all.
+    while True:
+        cheaper_best, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
+        if cheaper_best is None:
+            return replace(trial, cheaper=cheaper)
+        cheaper_trial = replace(trial.retest(cheaper_best), cheaper=cheaper)
+        if not cheaper_trial.is_passed:
+            return trial
+        nearer = _first_passing(cheaper_trial, _near_feasible(cheaper_trial, paper))
+        if nearer is None:
+            return cheaper_trial
+        trial = nearer
+
+
+def _first_passing(trial: FleetTrial, fleets: Iterable[Counts]) -> FleetTrial | None:
+    """The trial of the first of these fleets that passes the test; None if none does."""
+    trials = (trial.retest(counts) for counts in fleets)
+    return next((each for each in trials if each.is_passed), None)
+
+
+def with_fewest_workers(trial: FleetTrial) -> FleetTrial:
+    """Remove workers, the most expensive first, while the fleet keeps the SLO in enough of the search's
+    scenarios and passes its test.
+
+    Growth doubles its step each time, so a fleet may have grown too far. In a scale model one worker stands
+    for `downscale` workers, and as many are removed at once.
+    """
+    oracle = trial.searched_problem.oracle
+    step = oracle.downscale
+    while trial.is_passed:
+        best = trial.best
+        for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
+            fewer = add_workers(best, -step, [k])
+            is_last = best[k][1] <= step  # Each pool keeps a worker.
+            if is_last or not in_time(partial(oracle.holds, [fewer]), [False])[0]:
+                continue
+            smaller = trial.retest(fewer)
+            if smaller.is_passed:
+                trial = smaller
+                break
+        else:
+            break
+    return trial
+
+
+def pick_fleet_and_test(
+    scenario_problem: Problem, paper: FleetSearch, best: Counts, test: ScenarioTest
+) -> FleetTrial:
+    """The trial of the fleet with the most headroom at about the price of `best`, with as few workers as pass
+    the test.
+    """
+    best = with_most_headroom(scenario_problem, paper.level0.options, best)
+    return with_fewest_workers(FleetTrial(best, test.decide(best), scenario_problem, test))
+
+
+def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet) -> FleetTrial | None:
+    """As `pick_fleet_and_test`, for a fleet that is known to keep enough of the search's scenarios; None if
+    the problem does not have its worker types.
+    """
+    counts = counts_of(fleet, paper.level0.options)
+    if not counts:
+        return None
+    assert problem.task.safety is not None and problem.tested is not None
+    problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
+    scenario_problem = _in_search_scenarios(problem, problem.deadline)
+    test = ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
+    return pick_fleet_and_test(scenario_problem, paper, counts, test)
+
+
+def _near_feasible(trial: FleetTrial, paper: FleetSearch) -> list[Counts]:
+    """Cheaper fleets that hold on paper and miss slightly too many of the search's scenarios, cheapest first,
+    at most MOST_NEAR_FEASIBLE; none if the time is over.
+    """
+    return in_time(partial(_find_near_feasible, trial.searched_problem, paper, trial.best), [])
+
+
+def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:
+    """As `_near_feasible`; raises StoppedError if the time ends. Of fleets on the same hardware one stands
+    for all, as their tests end alike.
+
+    At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these
+    fleets has simulated most of the scenarios that they miss, so the check is cheap.
+    """
+    scenario_problem = with_effort_limit(scenario_problem, LIKE_PRICE_EFFORT)
+    below, most = below_like_price(scenario_problem, best), scenario_problem.oracle.may_miss + NEAR_MISSES
+    fleets = [counts_named(fleet, paper.level0.options) for fleet in list(scenario_problem.oracle.verdicts)]
+    cheaper = [counts for counts in fleets if counts and paper.value < objective(counts) < below]
+    as_written = scenario_problem.oracle.as_written()
+    near_feasible: list[Counts] = []
+    machines_listed = set[tuple[tuple[str, Hashable, int], ...]]()
+    for counts in sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEAR_CHECKED]:
+        if scenario_problem.out_of_time():
+            break
+        machines = tuple((option.role, hardware(option), count) for option, count in counts)
+        if machines in machines_listed:
+            continue  # The list has a fleet that differs in engine settings alone.
+        is_near = (
+            scenario_problem.allows(counts) and scenario_problem.oracle.missed_count(counts, most) <= most
+        )
+        if is_near and as_written.holds([counts])[0]:
+            near_feasible.append(counts)
+            machines_listed.add(machines)
+    return sorted(near_feasible, key=objective)[:MOST_NEAR_FEASIBLE]
+
+
+def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> InfeasibleError:
+    """The error that no fleet within the limits keeps enough scenarios, with the largest share that some
+    fleet keeps and the price of that fleet, found by bisection over the number of scenarios that a fleet may
+    miss. If the time ends first, both are those of the best fleet found by then.
+    """
+    assert scenario_problem.task.safety is not None
+    count = len(scenario_problem.oracle.scenarios)
+    # The bisection: no fleet was found that misses `too_few` scenarios or fewer, and `best` misses `missed`.
+    best, too_few = paper.best, scenario_problem.oracle.may_miss
+    missed = in_time(lambda: scenario_problem.oracle.missed_count(paper.best, count), count)
+    while missed - too_few > 1 and not scenario_problem.out_of_time():
+        middle = (too_few + missed) // 2
+        weaker = with_scenarios(scenario_problem, scenario_problem.oracle.scenarios, middle)
+        fleet = in_time(partial(find_fleet_quickly, weaker, [], is_mixed=False), None)
+        if fleet is None:
+            too_few = middle
+        else:
+            best = fleet
+            # The search allowed `middle` misses, so the fleet has no more, but it may have fewer.
+            exactly = in_time(partial(weaker.oracle.missed_count, fleet, count), middle)
+            missed = min(middle, exactly)
+    kept_frac, wanted = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
+    unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
+    on_paper = in_unit(objective_paid(scenario_problem, paper.best), unit)
+    # The answer on paper has its own share, of other scenarios than the search's.
+    most = (
+        f"none keeps more than the cheapest on paper, {on_paper}"
+        if best is paper.best
+        else f"the most that one does is {100 * kept_frac:.0f} %, for "
+        f"{in_unit(objective_paid(scenario_problem, best), unit)} (on paper: {on_paper})"
+    )
+    return InfeasibleError(
+        f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
+        f"scenarios; {most}",
+        kind="capacity",
+        constraint="safety: kept_in",
+        relaxation=", or ".join(dict.fromkeys((f"{safety_kept(kept_frac)}, more stock", "safety: none"))),
+        is_proved=False,
+        most_kept=MostKept(
+            wanted,
+            kept_frac,
+            objective_paid(scenario_problem, best),
+            objective_paid(scenario_problem, paper.best),
+            unit,
+        ),
+    )
