@@ -404,25 +404,24 @@ def staircase_chart(
     names: Sequence[str],
     titles: tuple[str, str],
     *,
-    loosest: float,
+    starts: Sequence[float],
     requested: tuple[float, float] | None = None,
 ) -> Any:
-    """A frontier: the value as a level line from each corner to the next, with a dot at every corner.
+    """A frontier: the value as a level line from each start to its corner, with a dot at every corner.
 
-    Corners go from the loosest limit to the tightest, and the first level begins at `loosest`. `titles` name
-    the axes. A circle marks `requested`, the limit and value of the question.
+    Corners go from the loosest limit to the tightest. `titles` name the axes. A circle marks `requested`, the
+    limit and value of the question.
     """
     import altair as alt
 
-    ends = [loosest, *corners[:-1]]
     # Rounded as `data_of_columns` rounds the dots, so that levels end in the middle of them.
     levels = data_of_rows(
         [
-            {"x": float(f"{corner:.6g}"), "x2": float(f"{end:.6g}"), "y": float(f"{value:.6g}")}
-            for corner, end, value in zip(corners, ends, values, strict=True)
+            {"x": float(f"{corner:.6g}"), "x2": float(f"{start:.6g}"), "y": float(f"{value:.6g}")}
+            for corner, start, value in zip(corners, starts, values, strict=True)
         ]
     )
-    along = [*corners, loosest, *([requested[0]] if requested else [])]
+    along = [*corners, starts[0], *([requested[0]] if requested else [])]
     # Room beside the outermost dots; a single limit has no width to take a share of.
     margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)
     x = alt.X(

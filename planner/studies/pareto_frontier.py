@@ -9,9 +9,11 @@ The frontier is as exact as its plans are.
                            passes with this limit (backlog test, attainment, losses); else a bisection finds
                            the corner, to CORNER_FRAC.
     power, cost            The corner is the fleet's power (at its cap) or its cost.
-    rate                   The corner is the highest rate that the fleet carries, by bisection, to RATE_FRAC,
-                           with the rates of PROBED_BELOW_FRACS below it. Each rate draws other requests of
-                           the trace; between those a higher rate is assumed to be harder.
+    rate                   The corner is the rate up to which the fleet carries every rate. Each rate draws
+                           other requests of the trace, and on a short trace those of a lower rate may be
+                           harder: so a step begins where its plan was made, the question's own rate is
+                           planned too, and of at most MOST_DRAWS draws every one is simulated. Of more, the
+                           corner is bisected, to RATE_FRAC, with the rates of PROBED_BELOW_FRACS below it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from planner.documents.facts import Answered
@@ -33,15 +36,24 @@ from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import on_all_draws, with_search_scenarios
 from planner.search.production.scenario_test import is_test_passed, untimed_test
 from planner.slo_metrics import METRICS
-from planner.studies.what_if import Study, StudyAnswer, answer_document, is_kept, workers_in_question
+from planner.studies.what_if import (
+    Study,
+    StudyAnswer,
+    answer_document,
+    find_keeping_policies,
+    workers_in_question,
+)
 from planner.units import finite_or_none
 
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
 CORNER_FRAC = 1e-3  # A bisected limit in seconds is this exact.
 RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulates other requests.
-# A fleet must also carry the rates that are this far below a corner of rates: on a short trace the requests
-# that are drawn for a lower rate may be harder.
+# A fleet must also carry the rates that are this far below a bisected corner of rates.
 PROBED_BELOW_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
+# Numbers of requests are rounded, so that a draw is of rates up to this many requests above its own.
+ALMOST_HALF = 0.5 - 1e-6
+# Of at most so many draws each is simulated: from half to twice the rate, those of a trace of 130 requests.
+MOST_DRAWS = 200
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
 # The range of power [W] or cost [USD/h] ends here, where no fleet holds. It does not end at 0, as a limit of
 # 0 means that there is none.
@@ -50,8 +62,11 @@ LEAST_AMOUNT = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class FrontierStep:
-    """A fleet that is optimal from the limit `corner` up to the corner of the next looser step."""
+    """A fleet that holds from the limit `start` to the tighter limit `corner`, and is optimal where its plan
+    was made: just beyond the corner of the looser step, or at the question's own rate.
+    """
 
+    start: float
     corner: float
     value: float
     fleet: Fleet
@@ -82,9 +97,12 @@ class Frontier:
     def best_at(self, limit: float) -> FrontierStep | None:
         """The best fleet at a limit; None if it is looser than `loosest`, or tighter than every corner."""
         sign = -1 if self.is_rising else 1  # A rate is tighter when it is higher, other limits when lower.
-        if sign * limit > sign * self.loosest * (1 + sign * ROUNDING):
-            return None
-        within = [step for step in self.steps if sign * step.corner <= sign * limit * (1 + sign * ROUNDING)]
+        within = [
+            step
+            for step in self.steps
+            if sign * step.corner <= sign * limit * (1 + sign * ROUNDING)
+            and sign * limit <= sign * step.start * (1 + sign * ROUNDING)
+        ]
         return min(within, key=lambda step: step.value, default=None)
 
 
@@ -109,29 +127,46 @@ def find_frontier(
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
     sign = -1 if walk.is_rising else 1
     loosest, tightest = (low, high) if walk.is_rising else (high, low)
-    corner_limit = loosest
+    limit = start = beyond = loosest
     steps: list[FrontierStep] = []
     answer: StudyAnswer | None = None
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
-        study.progress(f"plan {number + 1}: {walk.name} {corner_limit:.6g} {walk.unit}")
+        study.progress(f"plan {number + 1}: {walk.name} {limit:.6g} {walk.unit}")
         try:
-            answer = study.ask(walk.task(corner_limit), () if answer is None else (answer.fleet,))
+            answer = study.ask(walk.task(limit), () if answer is None else (answer.fleet,))
         except InfeasibleError as error:
             if not steps:
                 raise
+            if walk.planned_too is not None and limit < walk.planned_too <= high:
+                limit = start = beyond = walk.planned_too  # Its requests may be easier.
+                continue
             ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
-        corner, corner_limit = walk.corner(answer, corner_limit, tightest)
-        level0_search = answer.search_result.level0.search  # Without a best fleet its value is infinite.
-        level0 = (
-            level0_search.value
-            if level0_search.best is None
-            else objective_paid(answer.problem, level0_search.best)
-        )
-        proof = answer.is_exact, answer.is_exhausted
-        steps.append(FrontierStep(corner, answer.value, answer.fleet, *proof, level0, answer.answers))
-        if sign * corner_limit < sign * tightest:
+        # At the question's own rate the fleet of the step before holds too: only a cheaper one is a step.
+        if limit == beyond or answer.value < steps[-1].value * (1 - ROUNDING):
+            corner, next_limit = walk.corner(answer, limit, tightest)
+            beyond = min(beyond, next_limit, key=lambda each: sign * each)
+            for step in reversed(steps):
+                # A search need not be exact: this fleet may also hold, for less, where `step` was planned.
+                if answer.value > step.value * (1 + ROUNDING) or not walk.holds(answer, step.start, limit):
+                    break
+                start = step.start
+            level0_search = answer.search_result.level0.search  # Without a best fleet its value is infinite.
+            level0 = (
+                level0_search.value
+                if level0_search.best is None
+                else objective_paid(answer.problem, level0_search.best)
+            )
+            proof = answer.is_exact, answer.is_exhausted
+            steps.append(
+                FrontierStep(start, corner, answer.value, answer.fleet, *proof, level0, answer.answers)
+            )
+        if walk.planned_too is not None and limit < walk.planned_too < min(beyond, high):
+            limit = start = walk.planned_too
+            continue
+        limit, start = beyond, min((step.corner for step in steps), key=lambda each: sign * each)
+        if sign * limit < sign * tightest:
             ended = "the range that was asked for ends here"
             break
     objective = walk.task(loosest).objective
@@ -149,7 +184,8 @@ def find_frontier(
 
 
 def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
-    """The steps without those that a later one beats: its fleet holds at a limit as tight, and costs no more.
+    """The steps without those that a later one beats: its fleet holds wherever theirs does, and costs no
+    more.
 
     This happens because searches need not be exact.
     """
@@ -157,7 +193,9 @@ def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierSt
         step
         for k, step in enumerate(steps)
         if not any(
-            other.value <= step.value * (1 + ROUNDING) and sign * other.corner <= sign * step.corner
+            other.value <= step.value * (1 + ROUNDING)
+            and sign * other.start >= sign * step.start
+            and sign * other.corner <= sign * step.corner
             for other in steps[k + 1 :]
         )
     )
@@ -169,6 +207,8 @@ class _Walk:
 
     `task` gives the question at a limit. `corner` takes a fleet's answer, the limit of its plan and the
     tightest limit; it gives the corner, and the next limit to plan at. `low` and `high` bound the range.
+    `holds` says whether a fleet that holds at its plan's limit, the second, also does from the first one on.
+    At `planned_too` a plan is made wherever it lies in a step.
     """
 
     name: str
@@ -178,7 +218,9 @@ class _Walk:
     high: float
     task: Callable[[float], PlanQuestion]
     corner: Callable[[StudyAnswer, float, float], tuple[float, float]]
+    holds: Callable[[StudyAnswer, float, float], bool] = lambda *_: True  # A looser limit is never harder.
     is_rising: bool = False
+    planned_too: float | None = None
 
 
 def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
@@ -274,23 +316,48 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
     def at(rate_rps: float) -> PlanQuestion:
         return replace(task, rate_rps=rate_rps)
 
+    def carries(answer: StudyAnswer, rate_rps: float) -> bool:
+        """Whether the fleet keeps the SLO on the traffic of this rate; for production also in the scenarios
+        that a search has not seen.
+        """
+        problem = study.problem_of(at(rate_rps))
+        fleet = workers_in_question(problem, answer.fleet)
+        policies = None if fleet is None else find_keeping_policies(problem, fleet)
+        if fleet is None or policies is None:
+            return False
+        if (test := untimed_test(problem)) is None:
+            return True
+        return is_test_passed(test.with_policies(policies).decide(problem.oracle.counts(fleet)), test.safety)
+
+    def probed_rps(low_rps: float, high_rps: float) -> tuple[bool, list[float]]:
+        """Rates to simulate between two rates, in order, and whether they are of all draws: each then is the
+        highest that draws as many requests.
+        """
+        if task.described is None and task.scale != "compress":
+            duration_s = study.trace.duration_s
+            low, high = round(low_rps * duration_s), round(high_rps * duration_s)
+            if high - low <= MOST_DRAWS:
+                draws = range(low + 1, high + 1)
+                return True, [min((requests + ALMOST_HALF) / duration_s, high_rps) for requests in draws]
+        below_rps = [high_rps * (1 - frac) for frac in PROBED_BELOW_FRACS]
+        return False, sorted([*below_rps, min(requested_rate_rps, high_rps)])
+
+    def missed_between(answer: StudyAnswer, low_rps: float, high_rps: float) -> float | None:
+        """The lowest rate probed between two rates that is not carried; None if all are."""
+        _, rates_rps = probed_rps(low_rps, high_rps)
+        return next((rate for rate in rates_rps if rate > low_rps and not carries(answer, rate)), None)
+
     def corner(answer: StudyAnswer, at_rps: float, most_rps: float) -> tuple[float, float]:
-        def carries(rate_rps: float) -> bool:
-            """Whether the fleet keeps the SLO on the traffic of this rate."""
-            problem = study.problem_of(at(rate_rps))
-            fleet = workers_in_question(problem, answer.fleet)
-            return fleet is not None and is_kept(problem, fleet)
-
-        def missed_below(corner_rps: float) -> float | None:
-            """The lowest rate probed below the corner that is not carried; None if all are."""
-            probed_rps = (corner_rps * (1 - frac) for frac in reversed(PROBED_BELOW_FRACS))
-            return next((rate for rate in probed_rps if rate > at_rps and not carries(rate)), None)
-
+        are_all_draws, rates_rps = probed_rps(at_rps, most_rps)
+        if are_all_draws:
+            if (missed_rps := missed_between(answer, at_rps, most_rps)) is None:
+                return most_rps, most_rps * (1 + RATE_FRAC)
+            return max([at_rps, *(rate for rate in rates_rps if rate < missed_rps)]), missed_rps
         good, bad = most_rps, most_rps * (1 + RATE_FRAC)
-        if not carries(most_rps):
-            good, bad = _bisect_corner(carries, at_rps, most_rps, RATE_FRAC)
-        while (missed_rps := missed_below(good)) is not None:
-            good, bad = _bisect_corner(carries, at_rps, missed_rps, RATE_FRAC)
+        if not carries(answer, most_rps):
+            good, bad = _bisect_corner(partial(carries, answer), at_rps, most_rps, RATE_FRAC)
+        while (missed_rps := missed_between(answer, at_rps, good)) is not None:
+            good, bad = _bisect_corner(partial(carries, answer), at_rps, missed_rps, RATE_FRAC)
         return good, bad
 
     return _Walk(
@@ -301,7 +368,9 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
         2 * requested_rate_rps,
         at,
         corner,
+        lambda answer, low_rps, high_rps: missed_between(answer, low_rps, high_rps) is None,
         is_rising=True,
+        planned_too=requested_rate_rps,
     )
 
 
@@ -333,6 +402,7 @@ def frontier_document(frontier: Frontier) -> dict[str, Any]:
         "ended": frontier.ended,
         "steps": [
             {
+                **({"holds_from": step.start} if frontier.is_rising else {}),
                 "holds_to": step.corner,
                 "value": step.value,
                 "fleet": describe(step.fleet),

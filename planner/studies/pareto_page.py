@@ -60,13 +60,22 @@ def draw_frontier(frontier: Frontier) -> Any:
         [step.value for step in frontier.steps],
         [f"{step.fleet.gpus} GPUs" for step in frontier.steps],
         (f"{frontier.axis} [{frontier.unit}]", f"{frontier.objective} [{frontier.objective_unit}]"),
-        loosest=frontier.loosest
-        if math.isfinite(frontier.loosest)
-        else BEYOND_FIRST * frontier.steps[0].corner,
+        starts=_level_starts(frontier),
         requested=None
         if question_step is None or frontier.question_limit is None
         else (frontier.question_limit, question_step.value),
     )
+
+
+def _level_starts(frontier: Frontier) -> list[float]:
+    """Where the level line of each step begins: at a rate, where its fleet begins to hold; else at the corner
+    of the step before, whose fleet costs less.
+    """
+    first, *_ = frontier.steps
+    loosest = frontier.loosest if math.isfinite(frontier.loosest) else BEYOND_FIRST * first.corner
+    if frontier.is_rising:
+        return [step.start for step in frontier.steps]
+    return [loosest, *(step.corner for step in frontier.steps[:-1])]
 
 
 def _limit_text(frontier: Frontier, limit: float) -> str:
@@ -85,7 +94,10 @@ def question_line(frontier: Frontier) -> str:
         if frontier.question_limit is None
         else f"{start}; asked was {_limit_text(frontier, frontier.question_limit)}"
     )
-    note = "; each rate draws other requests, so that a plan at one rate may cost less than the steps say"
+    note = (
+        "; each rate draws other requests, so that between the rates that were planned (the first of each "
+        "step, and the one asked) a plan may cost less than the steps say"
+    )
     return line + note if frontier.axis == "rate" else line
 
 
@@ -128,6 +140,7 @@ def frontier_table(frontier: Frontier, *, with_proof: bool = True) -> list[dict[
     has_asked = any(step["is_asked"] for step in steps)
     return [
         {
+            **({"rate, holds from": _limit_text(frontier, step["holds_from"])} if frontier.is_rising else {}),
             f"{frontier.axis}, holds to": _limit_text(frontier, step["holds_to"]),
             frontier.objective_unit: f"{step['value']:.6g}",
             "fleet": step["fleet"],

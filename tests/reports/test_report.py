@@ -405,7 +405,9 @@ def every_kind() -> dict[str, Any]:
         "stacked": charts.stacked_chart({"a": [1.0, 2.0], "b": [3.0, 1.0]}, 3600.0, "GPUs"),
         "hits": charts.hits_chart({1000: 0.1, 10_000: 0.4}, 0.6),
         "comparison": charts.comparison_chart({"a": curve, "b": curve}, "ttft", LIMITS[:1]),
-        "staircase": charts.staircase_chart([2.0, 1.0], [10.0, 20.0], ["1", "2"], ("x", "y"), loosest=4.0),
+        "staircase": charts.staircase_chart(
+            [2.0, 1.0], [10.0, 20.0], ["1", "2"], ("x", "y"), starts=[4.0, 2.0]
+        ),
         "trade": charts.trade_chart({"a": (1.0, 2.0), "b": (2.0, 1.0), "c": (3.0, 3.0)}, "a"),
     }
 

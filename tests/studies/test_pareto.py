@@ -103,8 +103,11 @@ def test_a_rate_below_the_corner_that_fails_moves_the_corner(monkeypatch: pytest
     7.2 had a dearer fleet.
     """
     monkeypatch.setattr(pareto_frontier, "workers_in_question", lambda *_: "a fleet")
-    monkeypatch.setattr(pareto_frontier, "is_kept", lambda rate, _: rate <= 7.0 or 7.3 <= rate <= 7.5)
-    study = SimpleNamespace(problem_of=lambda task: task.rate_rps)
+    kept = lambda rate, _: "fcfs" if rate <= 7.0 or 7.3 <= rate <= 7.5 else None  # noqa: E731
+    monkeypatch.setattr(pareto_frontier, "find_keeping_policies", kept)
+    monkeypatch.setattr(pareto_frontier, "untimed_test", lambda _: None)
+    trace = SimpleNamespace(duration_s=3600.0)
+    study = SimpleNamespace(problem_of=lambda task: task.rate_rps, trace=trace)
     walk = pareto_frontier._rate_walk(study, replace(question(), rate_rps=4.0))  # type: ignore[arg-type]
     corner, beyond = walk.corner(SimpleNamespace(fleet=None), 2.0, 8.0)  # type: ignore[arg-type]
     assert 6.9 < corner <= 7.0 < beyond < 7.1

@@ -105,7 +105,9 @@ class AsyncReference(Reference):
 
     def preempt(self, worker: Worker) -> Request:
         if worker.role == "prefill":
-            at = max(i for i, request in enumerate(worker.running) if not self.is_handed_over(request))
+            at = max(
+                i for i, request in enumerate(worker.running) if not self.is_handed_over(worker, request)
+            )
             worker.running.append(worker.running.pop(at))
         request = worker.running[-1]
         if self.is_preparing and request.shown is None:
@@ -149,10 +151,12 @@ class AsyncReference(Reference):
     def is_leaving(self, request: Request) -> bool:
         return request.index in self.leaving
 
-    def is_handed_over(self, request: Request) -> bool:
+    def is_handed_over(self, worker: Worker, request: Request) -> bool:
         """Whether the KV of a prompt whose last chunk is under way is about to be fetched: it is kept, where
         vLLM may preempt it and then hands over a request without KV."""
-        return self.is_leaving(request) and self.made[request.index] < request.output
+        engine = worker.type.engine
+        is_first_hidden = engine is not None and engine.first_token == "decode" and not request.generated
+        return self.is_leaving(request) and (is_first_hidden or self.made[request.index] < request.output)
 
     def advance(self, worker: Worker, request: Request, n: int) -> bool:
         """What the scheduler takes for done; True if it makes a token."""

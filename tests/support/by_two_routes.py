@@ -117,7 +117,10 @@ def what_if(asked: TwoRoutes) -> list[str]:
 
 
 def pareto(asked: TwoRoutes) -> list[str]:
-    """A frontier at two limits that it was not asked about, against plans for these."""
+    """A frontier at the question's limit and at one that it was not asked about, against plans for these.
+
+    Between the rates that a frontier plans, other requests are drawn, so that a plan there may cost less.
+    """
     metric, lines = next((key, each) for key, each in asked.document["slo"].items() if isinstance(each, dict))
     percentile, limit = next(iter(lines.items()))
     if asked.rng.random() < 0.5:
@@ -135,7 +138,8 @@ def pareto(asked: TwoRoutes) -> list[str]:
         step = found.best_at(limit)
         text = f"{key}={limit!r}{unit}"
         value = None if step is None else step.value
-        wrong += _same(f"pareto at {text}", value, partial(asked.value, text))
+        is_most = found.is_rising and factor != 1.0
+        wrong += _same(f"pareto at {text}", value, partial(asked.value, text), is_most=is_most)
     return wrong
 
 
@@ -203,16 +207,19 @@ def more_traffic(asked: TwoRoutes) -> list[str]:
     return wrong
 
 
-def _same(what: str, value: float | None, planned: Callable[[], float]) -> list[str]:
+def _same(
+    what: str, value: float | None, planned: Callable[[], float], *, is_most: bool = False
+) -> list[str]:
+    """What differs; with `is_most` a plan may cost less than `value`."""
     try:
         wanted: float | None = planned()
     except InfeasibleError:
         wanted = None
     if value is None or wanted is None:
         return [] if value is wanted else [f"{what}: {value}, plan: {wanted}"]
-    return (
-        [] if math.isclose(value, wanted, rel_tol=SAME_FRAC) else [f"{what}: {value:.6g}, plan: {wanted:.6g}"]
-    )
+    if math.isclose(value, wanted, rel_tol=SAME_FRAC) or (is_most and wanted < value):
+        return []
+    return [f"{what}: {value:.6g}, plan: {wanted:.6g}"]
 
 
 CHECKS: dict[str, Callable[[TwoRoutes], list[str]]] = {
