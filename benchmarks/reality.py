@@ -48,7 +48,7 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fits import latency_document
 from planner.documents.fleet_file import fleet_of
 from planner.errors import InputError, PlannerError
-from planner.files.checked_files import read_yaml
+from planner.files.checked_files import read_yaml, repository_dir
 from planner.fleet import Fleet
 from planner.importers import StatedSetup
 from planner.models.engine import DEPLOYED_VERSION
@@ -108,6 +108,8 @@ PROMPTS = {  # median and spread of a lognormal, about: ML.ENERGY states none
     "sourcegraph-fim": (800, 0.7),  # so that of 96 in flight 89 fit into one H100's KV cache, as was measured
 }
 LONGEST_PROMPT = 8192
+# ML.ENERGY sets VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 for gpt-oss on B200 (its *.env.yaml): not vLLM's default.
+MXFP8_FITS = repository_dir("catalogs") / "latency" / "mxfp8"
 SWEEPS = Path(__file__).parent / "ml_energy_sweeps.yaml"
 SENT = {
     "lm-arena-chat": 1024,
@@ -516,7 +518,11 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
             if point["task"] not in PROMPTS:
                 raise InputError(f"task {point['task']}: nothing says how long its prompts are")
             run = replace(run, load=_seat_load(point))
-            fleet = engines.fleet(run, {"max_num_seqs": seats}, weights=point["weights"], cache=True)
+            settings: dict[str, Any] = {"max_num_seqs": seats}
+            chosen = MXFP8_FITS / f"{run.llm.split('/')[-1].lower()}--{run.gpu}.yaml"
+            if chosen.exists():
+                settings["latency"] = str(chosen)
+            fleet = engines.fleet(run, settings, weights=point["weights"], cache=True)
         except PlannerError as error:
             yield refused(run, error)
             continue

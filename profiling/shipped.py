@@ -5,8 +5,9 @@
 
 Two sources: AIConfigurator's kernel times (planner/importers/silicon.py), and the measurements published with
 Splitwise (Patel et al. 2024; data/perf_model.csv of https://github.com/Mutinifni/splitwise-sim, MIT licence).
-BLOOM-176B has only the latter; Llama-2-70B has both, and the latter lie under splitwise/, where no lookup by
-LLM and GPU finds them: a fleet names the file.
+Fits with kernels that vLLM does not choose by itself lie under mxfp8/ (planner/importers/silicon_mxfp8.py).
+BLOOM-176B has only the latter; Llama-2-70B has both, and the latter lie under splitwise/. No lookup by LLM
+and GPU finds files in such folders: a fleet names them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from planner.errors import PlannerError
 from planner.files.checked_files import to_yaml, write_files
 from planner.importers.silicon import SYSTEMS, Kernels
 from planner.importers.silicon_fits import LEAST_KV_TOKENS, TPS, file_name, fit_kernels, silicon_fits
+from planner.importers.silicon_mxfp8 import mxfp8_operation_ms
 from planner.importers.splitwise_tables import HARDWARE, splitwise_table
 from planner.models.latency import Array
 from planner.models.llm import Llm
@@ -116,6 +118,8 @@ SILICON_LLMS = (
 # pairs are left out for the same reason (the tables are 1.4 times as long as vLLM 0.11 takes, the roofline
 # 1.2 times).
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
+# LLMs and GPUs whose fits with experts that multiply in mxfp8 lie under mxfp8/.
+MXFP8_LLMS, MXFP8_GPUS = ("openai/gpt-oss-120b", "openai/gpt-oss-20b"), ("b200-180g",)
 # The fits of the first four LLMs on these GPUs stay as they were on 2026-11-20: plans in the docs and tests
 # rest on them, and new fits would differ by 0.1 to 3 %.
 KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")
@@ -170,6 +174,10 @@ def shipped_documents(catalog: Catalog, splitwise: Path | None, *, date: str) ->
         fitted = silicon_fits(llm, gpu, date=date, command=COMMAND)
         if fitted.document is not None:
             documents[file_name(llm, gpu)] = fitted.document
+    for llm, gpu in product(map(catalog.llm, MXFP8_LLMS), map(catalog.gpu, MXFP8_GPUS)):
+        fitted = silicon_fits(llm, gpu, date=date, command=COMMAND, experts_of=mxfp8_operation_ms)
+        assert fitted.document is not None
+        documents[f"mxfp8/{file_name(llm, gpu)}"] = fitted.document
     if splitwise is not None:
         bloom, llama = catalog.llm("bigscience/bloom"), catalog.llm("meta-llama/Llama-2-70b-hf")
         for gpu in map(catalog.gpu, HARDWARE):

@@ -51,7 +51,13 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.importers import silicon_config
 from planner.importers.silicon_config import BOUNDING_TOKENS
-from planner.importers.silicon_experts import Milliseconds, dispatch_ms, expert_split, operation_ms
+from planner.importers.silicon_experts import (
+    ExpertsTimes,
+    Milliseconds,
+    dispatch_ms,
+    expert_split,
+    operation_ms,
+)
 from planner.importers.silicon_sparse import shares_index
 from planner.models.llm import Llm
 from planner.models.memory import worker_memory
@@ -140,12 +146,14 @@ def silicon_table(
     ep: bool | None = None,
     folder: Path | None = None,
     dp: int = 1,
+    experts_of: ExpertsTimes | None = None,
 ) -> StepTable:
     """The kernel times of those of `steps` (default: the grid) that fit context and KV cache.
 
     `ep`: every GPU has whole experts (`is_whole` says what None means). `folder` holds config.json if
     AIConfigurator has no copy of it. With `dp` ranks the experts, which they share, are left out: they are in
-    `joint_seconds`. Raises InputError where AIConfigurator has no kernels.
+    `joint_seconds`. `experts_of` is as in ConfigKernels. Raises InputError where AIConfigurator has no
+    kernels.
     """
     if why := why_not_covered(llm, gpu, folder):
         raise InputError(f"{llm.name} on {gpu.name}: {why}")
@@ -157,7 +165,7 @@ def silicon_table(
     ]
     if not fitting:
         raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
-    kernels = _find_kernels(llm, gpu, tp, ep, folder, dp)
+    kernels = _find_kernels(llm, gpu, tp, ep, folder, dp, experts_of)
     rows = [_table_row(step, kernels.step_ms(step)) for step in fitting]
     system = SYSTEMS[gpu.name]
     experts = "whole experts per GPU; " if is_whole(llm, tp, ep) else ""
@@ -193,7 +201,13 @@ def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
 
 @lru_cache(maxsize=4)
 def _find_kernels(
-    llm: Llm, gpu: Gpu, tp: int, ep: bool | None, folder: Path | None, dp: int = 1
+    llm: Llm,
+    gpu: Gpu,
+    tp: int,
+    ep: bool | None,
+    folder: Path | None,
+    dp: int = 1,
+    experts_of: ExpertsTimes | None = None,
 ) -> Kernels | silicon_config.ConfigKernels:
     """The kernels of an LLM. The latest are kept in memory: a table and its check need the same kernels."""
     if not _is_plain(llm):
@@ -209,6 +223,7 @@ def _find_kernels(
             whole_experts=ep,
             reduces_by_row=gpu.name in ROW_REDUCES,
             dp=dp,
+            experts_of=experts_of,
         )
     return Kernels(llm, gpu, tp, ep=ep, dp=dp)
 

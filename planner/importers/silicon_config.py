@@ -31,7 +31,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ import numpy.typing as npt
 from planner.documents.llm_config import llm_from_config
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.importers.silicon_experts import dispatch_ms, expert_split, operation_ms
+from planner.importers.silicon_experts import ExpertsTimes, dispatch_ms, expert_split, operation_ms
 from planner.importers.silicon_sparse import SparsePrompts
 from planner.models.llm import LatentAttention, Llm
 from planner.models.parallelism import mixed_kv_s, tp_s
@@ -117,8 +117,8 @@ class ConfigKernels:
     """The kernels of one LLM on `tp` GPUs of a system, by the config.json in `folder`.
 
     `whole_experts` is `whole` of `expert_split`. With `reduces_by_row` the times of all-reduces come from the
-    GPU's row of the catalog. `dp` data-parallel ranks share the experts. Raises InputError where
-    AIConfigurator lacks kernels.
+    GPU's row of the catalog. `dp` data-parallel ranks share the experts, whose times are those of vLLM's
+    default kernels or of `experts_of`. Raises InputError where AIConfigurator lacks kernels.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class ConfigKernels:
         whole_experts: bool | None = None,
         reduces_by_row: bool = False,
         dp: int = 1,
+        experts_of: ExpertsTimes | None = None,
     ) -> None:
         self._llm, self._gpu, self._tp, self._by_row, self._dp = llm, gpu, tp, reduces_by_row, dp
         self._mixed_kv_ms = 1e3 * mixed_kv_s(llm, gpu, tp)
@@ -145,7 +146,8 @@ class ConfigKernels:
                 experts = [{"Moe": each["Moe"] | split} for each in experts]
             self._engine = _build_engine(spec)
             self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
-            self._experts_ms = [operation_ms(self._engine, each, system, llm) for each in experts]
+            experts_of = experts_of or partial(operation_ms, self._engine)
+            self._experts_ms = [experts_of(each, system, llm) for each in experts]
             self._launches_ms = self._launch_excess_ms()
             self._weights_ms = self._modules_ms(1, 1)
             self._sparse = SparsePrompts(self._measured_ms, self._weights_ms) if self._is_sparse else None

@@ -14,6 +14,8 @@ from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
 Milliseconds = Callable[[int], float]  # A function of the number of tokens.
+# Finds these for experts as AIConfigurator describes them, on its system, of an LLM.
+ExpertsTimes = Callable[[dict[str, Any], str, Llm], Milliseconds]
 # Systems whose tables have only experts drawn from a power law, and no even routing.
 ONE_ROUTING = ("a100_sxm",)
 # LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few experts as the tables' power

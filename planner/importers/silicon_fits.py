@@ -18,6 +18,7 @@ from planner.documents.fits import fit_document, fit_row
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.importers import silicon
+from planner.importers.silicon_experts import ExpertsTimes
 from planner.importers.silicon_nodes import NODES, on_nodes_ms, why_not_on_nodes
 from planner.importers.silicon_sparse import MOST_TOKENS, is_sparse
 from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, All2All
@@ -55,12 +56,19 @@ def fit_kernels(table: StepTable, *, basis: str, kind: Kind) -> tuple[StepLatenc
 
 
 def silicon_fits(
-    llm: Llm, gpu: Gpu, tps: Iterable[int] = TPS, *, date: str, command: str, folder: Path | None = None
+    llm: Llm,
+    gpu: Gpu,
+    tps: Iterable[int] = TPS,
+    *,
+    date: str,
+    command: str,
+    folder: Path | None = None,
+    experts_of: ExpertsTimes | None = None,
 ) -> FittedKernels:
     """A fit for each TP whose worker fits into memory and has kernel times, if the fit follows these.
 
     A mixture of experts has one fit with slices of all experts, one with whole experts, and those of
-    data-parallel ranks. `folder` is as in `silicon_table`.
+    data-parallel ranks, but with `experts_of`. It and `folder` are as in `silicon_table`.
     """
     if why := silicon.why_not_covered(llm, gpu, folder):
         return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))
@@ -74,10 +82,10 @@ def silicon_fits(
             left_out.append(f"{llm.name} on {gpu.name} tp{tp}: {NO_MEMORY}")
         for ep in _expert_splits(llm, tp) if has_memory else ():
             try:
-                rows.append(_fitted_row(llm, gpu, tp, ep, folder))
+                rows.append(_fitted_row(llm, gpu, tp, ep, folder, experts_of))
             except InputError as error:
                 left_out.append(str(error))
-        for dp, all2all in _rank_choices(llm, gpu, tp):
+        for dp, all2all in _rank_choices(llm, gpu, tp) if experts_of is None else ():
             try:
                 if fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS, dp=dp):
                     rows.append(_ranks_row(llm, gpu, tp, dp, all2all, folder))
@@ -176,22 +184,23 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
     return fit_row(tp, latency, errors, ep=True, dp=dp, all2all=all2all)
 
 
-def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
+def _fitted_row(
+    llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None, experts_of: ExpertsTimes | None = None
+) -> dict[str, Any]:
     """One fit without data-parallel ranks; its errors "off_grid" are on random steps.
 
     Raises InputError where it misses its own table.
     """
     basis = _basis_text(llm) + ", whole experts per GPU" * ep
-    latency, errors = fit_kernels(
-        silicon.silicon_table(llm, gpu, tp, ep=ep, folder=folder), basis=basis, kind="kernels"
-    )
+    table = silicon.silicon_table(llm, gpu, tp, ep=ep, folder=folder, experts_of=experts_of)
+    latency, errors = fit_kernels(table, basis=basis, kind="kernels")
     if errors["all"].mape_frac > WORST_MAPE_FRAC:
         raise InputError(
             f"{llm.name} on {gpu.name} tp{tp}{' ep' * ep}: the fit misses its kernel times by "
             f"{100 * errors['all'].mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
         )
     steps = silicon.random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
-    unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder)
+    unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder, experts_of=experts_of)
     off_grid = _errors_on(unseen, unseen.y, latency)
     return fit_row(tp, latency, {"all": errors["all"], "off_grid": off_grid}, ep=ep)
 

@@ -63,7 +63,7 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
     system, layers, is_low = NODE_SYSTEMS[gpu.name], experts_layers(llm), kind == LOW_LATENCY
-    exchange_ms = _interpolated(measured_exchange_ms(system, nodes, kind))
+    exchange_ms = interpolated(measured_exchange_ms(system, nodes, kind))
     even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, choice) for choice in (EVEN, POWER_LAW))
     if is_low:
         # Decodes are of many sequences, which choose experts evenly; `experts_ms` counts the touched experts.
@@ -88,27 +88,30 @@ def measured_exchange_ms(system: str, nodes: int, kind: All2All) -> Mapping[int,
     measured on `system` (AIConfigurator's name). InputError where AIConfigurator is not installed.
     """
     is_low = kind == LOW_LATENCY
-    table = _table(
+    table = sglang_table(
         system, DEEPEP_VERSION, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data"
     )
     of_shape = table[nodes][HIDDEN][TOPK][EXPERTS]
-    measured_us = _latencies(of_shape if is_low else of_shape[NUM_SMS])  # DeepEP's tables are in us.
+    measured_us = latencies(of_shape if is_low else of_shape[NUM_SMS])  # DeepEP's tables are in us.
     return {tokens: exchange_us / 1e3 for tokens, exchange_us in measured_us.items()}
 
 
 @cache
 def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Milliseconds:
     """Time of a layer's experts [ms] by the tokens on all GPUs; `choice` is EVEN or POWER_LAW."""
-    table = _table(
+    table = sglang_table(
         system, EXPERTS_VERSION, "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data"
     )
     # FORMAT is "fp8_block" in the tables, behind a prefix.
     of_format = next(format_table for name, format_table in table.items() if str(name).endswith("fp8_block"))
-    return _interpolated(_latencies(of_format[choice][TOPK][EXPERTS][HIDDEN][WIDTH][TP][gpus]))
+    return interpolated(latencies(of_format[choice][TOPK][EXPERTS][HIDDEN][WIDTH][TP][gpus]))
 
 
 @cache
-def _table(system: str, version: str, name: str) -> Mapping[Any, Any]:
+def sglang_table(system: str, version: str, name: str) -> Mapping[Any, Any]:
+    """AIConfigurator's table of this name of a version of SGLang, in nested keys. InputError where it is not
+    installed.
+    """
     try:
         from aiconfigurator_core.sdk import perf_database
         from aiconfigurator_core.sdk.engine_table_view import fetch_table_view
@@ -120,11 +123,12 @@ def _table(system: str, version: str, name: str) -> Mapping[Any, Any]:
     return table
 
 
-def _latencies(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
+def latencies(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
+    """The times of a table's last key, tokens."""
     return {int(tokens): float(row["latency"]) for tokens, row in by_tokens.items()}
 
 
-def _interpolated(by_tokens: Mapping[int, float]) -> Milliseconds:
+def interpolated(by_tokens: Mapping[int, float]) -> Milliseconds:
     """Time by the number of tokens: straight lines between the measured sizes, never falling.
 
     The slope of the last two sizes goes on beyond them; below the smallest size the time is constant.

@@ -1,0 +1,40 @@
+"""The time of experts in mxfp4 with activations in mxfp8, from the kernel tables that silicon.py explains.
+
+By default vLLM multiplies mxfp4 in 16 bits on Blackwell; with VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1 it has
+FlashInfer multiply in 8, on tensor cores twice as fast. AIConfigurator measured that kernel in SGLang alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from planner.errors import InputError
+from planner.importers.silicon_experts import UNEVEN, Milliseconds, experts_ms
+from planner.importers.silicon_nodes import interpolated, latencies, sglang_table
+from planner.models.llm import Llm
+
+SGLANG_VERSION = "0.5.14"  # In which the tables were measured.
+FORMAT = "w4a8_mxfp4_mxfp8"  # AIConfigurator's name.
+
+
+def mxfp8_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
+    """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
+    kind = operation["Moe"]
+    tables = sglang_table(system, SGLANG_VERSION, "_moe_data")
+    by_routing: Mapping[str, Any] = next((tables[name] for name in tables if name.name == FORMAT), {})
+
+    def table_ms(routing: str) -> Milliseconds:
+        table = by_routing[routing]
+        for key in ("topk", "num_experts", "hidden_size", "inter_size", "moe_tp_size", "moe_ep_size"):
+            table = table[kind[key]]
+        layer_ms = interpolated(latencies(table))
+        return lambda tokens: float(kind["scale_factor"]) * layer_ms(tokens)
+
+    try:
+        even_ms, power_law_ms = table_ms("balanced"), table_ms(kind["workload_distribution"])
+    except KeyError:
+        raise InputError(f"{llm.name} on {system}: AIConfigurator lacks its experts in {FORMAT}") from None
+    share = kind["topk"] / kind["num_experts"]
+    return partial(experts_ms, share, even_ms, power_law_ms, is_even=llm.name not in UNEVEN)
