@@ -183,7 +183,7 @@ def validate(
     with Progress(quiet=quiet) as keys["progress"]:
         rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
         # A wrong fleet file ends the command before a long trace is read.
-        say_first(fleet_file_doubts(file, read_fleet(file, rows)))
+        say_first(fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows))
         read = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
         result = validate(file, out, read, slo, traffic=traffic, catalog=rows, seed=seed, **keys)
     _print_result(result, out, read.warnings, json_output=json_output)

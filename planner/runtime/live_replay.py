@@ -146,13 +146,23 @@ class JournalFile:
             stream.write("\n" + json.dumps(row, separators=(",", ":")))
 
     def _rows(self) -> list[dict[str, Any]]:
-        """All lines but the first. Raises InputError for the journal of another run."""
+        """All lines but the first. Raises InputError for the journal of another run, and where the first line
+        names none.
+        """
         if not self.path.exists():
             return []
-        rows = []
-        for line in self.path.read_text().splitlines():
+        lines, rows = self.path.read_text(errors="replace").splitlines(), []
+        for number, line in enumerate(lines, start=1):
+            row: object = None
             with suppress(ValueError):  # A line was cut off when the run was interrupted.
-                rows.append(json.loads(line))
+                row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append(row)
+            elif number == 1:
+                raise InputError(
+                    f"{self.path}: line 1 is {line[:40]!r}, expected the JSON that names the run; remove "
+                    "the line if another wrote it there, or name another folder with -o"
+                )
         if not rows or rows[0] != {"run": self.run}:
             raise InputError(
                 f"{self.path}: belongs to another run (other plan, trace or options); name another folder "

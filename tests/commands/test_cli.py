@@ -518,12 +518,15 @@ def test_every_command_doubts_a_plan_that_was_changed_by_hand(
     assert outcome.code == 1 and "nowhere" in outcome.err and "they were changed since" in outcome.err
 
 
-@pytest.mark.parametrize("command", ["simulate --fleet PLAN", "compare --fleet it=PLAN", "day --fleet PLAN"])
+@pytest.mark.parametrize(
+    "command",
+    ["simulate --fleet PLAN", "compare --fleet it=PLAN", "day --fleet PLAN", "validate PLAN -o OUT"],
+)
 def test_a_question_of_another_llm_than_the_fleet_serves_is_doubted(
     planned: Planned, run: Run, tmp_path: Path, command: str
 ) -> None:
     (tmp_path / "slo.yaml").write_text("llm: Qwen/Qwen3-32B\nslo: {ttft: {p90: 2 s}}\n")
-    line = command.replace("PLAN", str(planned.folder))
+    line = command.replace("PLAN", str(planned.folder)).replace("OUT", str(tmp_path / "out"))
     outcome = run(*line.split(), "--trace", "nowhere.csv", "--slo", str(tmp_path / "slo.yaml"))
     assert outcome.code == 1 and "nowhere" in outcome.err
     assert "and the question is of Qwen/Qwen3-32B" in outcome.err

@@ -164,6 +164,18 @@ def test_text_has_the_words_that_its_tokens_need() -> None:
     assert body["messages"] == [{"role": "user", "content": "hello"}] and body["max_tokens"] == 5
 
 
+def test_a_journal_that_begins_with_another_line_is_refused(tmp_path: Path) -> None:
+    """The line was skipped in silence. A line that an interrupt cut off later on is no fault."""
+    journal = JournalFile(tmp_path / "journal.jsonl", {})
+    journal.write({"part": 0, "start_s": 1.0, "first_s": 0.0})
+    written = journal.path.read_text()
+    journal.path.write_text(f'{written}\n{{"part": 0, "se\n3')
+    assert len(journal.read().parts) == 1
+    journal.path.write_bytes(b"\xffgarbage\n" + written.encode())
+    with pytest.raises(InputError, match=r"journal\.jsonl: line 1 is '.garbage', .* remove the line"):
+        journal.read()
+
+
 def test_a_budget_counts_before_it_sends_and_remembers(tmp_path: Path) -> None:
     """At 2 and 10 USD per million: 1000 and 100 tokens cost 0.003 USD at most; with 40 in the answer 0.0024.
     Two such are within 0.006 USD, three after the first has come back cheaper are not within 0.008."""
