@@ -15,7 +15,7 @@ request of its own agent that had ended when it began, and for the last request 
 started since then. The first request of a sub-agent waits for the last request of the agent that started it.
 The pause of a request is the time from the end of all that it waits for to its begin. Requests of an agent
 that overlap do not wait for each other. Each conversation has a clock of its own, which begins at 0, so as
-many agents are at work as there are conversations.
+many agents are at work as there are conversations. A corpus may have a file for each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,38 +96,40 @@ def _object_of(line: bytes) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -> Trace:
-    """The trace of a file of this kind. Raises TraceError naming file and line for what cannot be read."""
+def read_agent_files(kind: str, name: str, lines: Iterable[tuple[str, bytes]]) -> Trace:
+    """The trace, called `name`, of the lines of files of this kind; each line comes with its place, file and
+    number. Raises TraceError naming the place of what cannot be read.
+    """
     read_conversations = {WEKA: _weka, MOONCAKE: _mooncake, TURNS: _turns}[kind]
-    conversations = read_conversations(path, lines)
+    conversations = read_conversations((where, line) for where, line in lines if line.strip())
     calls: list[_Call] = []
     tasks = count = block_tokens = 0
     for conversation, tokens in conversations:
-        block_tokens = tokens  # All conversations of a file have the same.
+        block_tokens = tokens  # All conversations have the same.
         tasks = _link(conversation, first=len(calls), tasks=tasks)
         calls += conversation
         count += 1
     if not calls:
-        raise TraceError(f"{path}: holds no request with tokens")
-    return _to_trace(path, kind, calls, count, block_tokens)
+        raise TraceError(f"{name}: holds no request with tokens")
+    return _to_trace(name, kind, calls, count, block_tokens)
 
 
-def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """The calls of each conversation, and the tokens of a block, from a file of Weka captures."""
+def _weka(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int]]:
+    """The calls of each conversation, and the tokens of a block, from Weka captures."""
     # The same hash id means the same block only within a line, unless its scope is global. `id_of` numbers
     # the pairs (scope, id) for the trace.
     id_of: dict[tuple[object, int], int] = {}
     sizes = set()
-    for number, line in lines:
-        if not line.strip():
-            continue
-        where, row = f"{path}, line {number}", _object_of(line)
+    for where, line in lines:
+        row = _object_of(line)
         if not isinstance(row.get("requests"), list):
             raise TraceError(f"{where}: expected an object with a list of requests, found {show_value(row)}")
         sizes.add(_number(row, "block_size", where, usual=WEKA_BLOCK))
         if len(sizes) > 1:
-            raise TraceError(f"{where}: block_size differs from line to line: {sorted(sizes)}")
-        scope = "all" if row.get("hash_id_scope") == "global" else number
+            raise TraceError(
+                f"{where}: block_size differs from conversation to conversation: {sorted(sizes)}"
+            )
+        scope = "all" if row.get("hash_id_scope") == "global" else where
         calls = list(_weka_calls(row["requests"], "", 0.0, where))
         for call in calls:
             call.ids = [id_of.setdefault((scope, each), len(id_of)) for each in call.ids]
@@ -167,23 +168,21 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             ids=ids,
-            think_s=_number(row, "think_time", entry) if "think_time" in row else None,
+            think_s=None if row.get("think_time") is None else _number(row, "think_time", entry),
             begins_task=not thread and isinstance(kinds, list) and "tool_result" not in kinds,
         )
 
 
-def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """The calls of each session, and the tokens of a block, from a file of agentic Mooncake.
+def _mooncake(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int]]:
+    """The calls of each session, and the tokens of a block, from agentic Mooncake.
 
-    A line has what its turn adds; the prompt holds all turns before it and their answers too. The file has no
+    A line has what its turn adds; the prompt holds all turns before it and their answers too. There are no
     ids for blocks of answers, so they get ids here.
     """
     sessions: dict[str, list[_Call]] = {}
     id_of: dict[object, int] = {}
-    for number, line in lines:
-        if not line.strip():
-            continue
-        where, row = f"{path}, line {number}", _object_of(line)
+    for where, line in lines:
+        row = _object_of(line)
         if not set(row) >= _MOONCAKE_KEYS:
             raise TraceError(
                 f"{where}: expected {', '.join(sorted(_MOONCAKE_KEYS))}, found {show_value(row)}"
@@ -215,22 +214,20 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
             yield calls, MOONCAKE_BLOCK
 
 
-def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """The calls of each session, and the tokens of a block, from a file of aiperf's conversations.
+def _turns(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int]]:
+    """The calls of each session, and the tokens of a block, from aiperf's conversations.
 
     Several lines may belong to one session. Two prompts share a block if all text up to its end is the same.
     """
     sessions: dict[object, list[_Call]] = {}
     id_of: dict[tuple[object, bytes], int] = {}
     texts: dict[object, bytes] = {}  # All text of each session so far, answers included.
-    for number, line in lines:
-        if not line.strip():
-            continue
-        where, row = f"{path}, line {number}", _object_of(line)
+    for where, line in lines:
+        row = _object_of(line)
         turns = row.get("turns")
         if not isinstance(turns, list) or not turns:
             raise TraceError(f"{where}: expected an object with a list of turns, found {show_value(row)}")
-        session = row.get("session_id") or ("line", number)  # Without a name each line is a session.
+        session = row.get("session_id") or ("line", where)  # Without a name each line is a session.
         if isinstance(session, list | dict):
             raise TraceError(f"{where}: session_id: expected a text, found {show_value(session)}")
         calls = sessions.setdefault(session, [])
@@ -353,7 +350,7 @@ def _starter_of(thread: str) -> str | None:
     return thread.rpartition("/")[0] if thread else None
 
 
-def _to_trace(path: Path, kind: str, calls: list[_Call], conversations: int, block_tokens: int) -> Trace:
+def _to_trace(name: str, kind: str, calls: list[_Call], conversations: int, block_tokens: int) -> Trace:
     """The calls as a trace. They arrive as if answers took no time."""
     arrivals_s: list[float] = []
     for call in calls:
@@ -371,7 +368,7 @@ def _to_trace(path: Path, kind: str, calls: list[_Call], conversations: int, blo
     prompts = [calls[i].ids[: -(-calls[i].input_tokens // block_tokens)] for i in order.tolist()]
     offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in prompts])))
     return Trace(
-        name=path.name.removesuffix(".gz"),
+        name=name,
         arrival_s=arrival_s[order] - arrival_s[order[0]],
         input_tokens=np.array([calls[i].input_tokens for i in order.tolist()]),
         output_tokens=np.array([calls[i].output_tokens for i in order.tolist()]),
@@ -387,7 +384,7 @@ def _to_trace(path: Path, kind: str, calls: list[_Call], conversations: int, blo
             + ("who had ended" if kind == WEKA else "their order"),
         ),
         warnings=(
-            f"{path.name}: prompts are texts, whose tokens are estimated, one for {BYTES_PER_TOKEN} bytes; "
+            f"{name}: prompts are texts, whose tokens are estimated, one for {BYTES_PER_TOKEN} bytes; "
             "answers are as long as output_length, the most that they may be",
         )
         if kind == TURNS

@@ -3,7 +3,7 @@
 A file's format is recognised by its content, not by its name; Parquet alone is known by its ending. What is
 changed on reading (failed requests left out, coarse clocks spread) is recorded in the trace's `dropped`,
 `notes` and `warnings`. Other modules read logs (logs/log_reading.py) and files of agents' sessions
-(agent_files.py).
+(agent_files.py), of which a folder may hold one each.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import TraceError
-from planner.files.checked_files import open_text
+from planner.files.checked_files import MAX_DOCUMENT_BYTES, open_text
 from planner.files.csv_lines import CommaSeparated, other_delimiter, with_commas
 from planner.traffic import agent_files, csv_tables
 from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
@@ -34,6 +35,7 @@ from planner.traffic.trace_cache import read_once
 _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in blocks of this size.
 # Lines are limited in length, unless a file begins like this: then each line may be a whole document.
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
+SESSION_ENDINGS = (".json", ".jsonl")  # Of the files of a folder of agents' sessions, plain or with .gz.
 
 
 def read_trace(
@@ -60,15 +62,26 @@ def read_trace(
 def read_files(
     paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, log_options: LogOptions = ANY
 ) -> Read:
-    """As `read_trace`, with the format and columns that were found. Several files are logs of one clock."""
+    """As `read_trace`, with the format and columns that were found. Several files are logs of one clock, or
+    sessions of agents, each with a clock of its own.
+    """
+    files = [file for path in paths for file in _files_of(path)]
     with ExitStack() as stack:
-        sources = [_open_source(path, stack) for path in paths]
-        kind = None
+        sources = [_open_source(path, stack) for path in files]
         # With options for logs the user says that the file is a log.
-        if len(sources) == 1 and not log_options.says_something and sources[0].first[:1] == b"{":
-            kind = agent_files.kind_of(sources[0].first, sources[0].sample_lines())
+        kind = None if log_options.says_something else _agents_kind(sources)
         if kind is not None:
-            return Read(agent_files.read_agent_file(kind, sources[0].path, sources[0].lines()), kind, None)
+            lines = (
+                (f"{source.path}, line {number}", line)
+                for source in sources
+                for number, line in source.lines()
+            )
+            return Read(agent_files.read_agent_files(kind, _name_of(paths), lines), kind, None)
+        if folder := next((path for path in paths if path not in files), None):
+            raise TraceError(
+                f"{folder}: is a directory, and {sources[0].path.name} in it is no file of agents' sessions; "
+                "give files"
+            )
         if len(sources) == 1 and not log_options.says_something and _has_format(sources[0]):
             source = sources[0]
             reader = _read_jsonl if source.first[:1] == b"{" else _read_csv
@@ -79,6 +92,59 @@ def read_files(
         else:
             result = read_logs(sources, log_options, drop_invalid=drop_invalid)
     return result if seed is None else replace(result, trace=spread_stamps(result.trace, seed=seed))
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The file itself, or those of a folder of agents' sessions, in the order of their names."""
+    # Unlike Path.is_dir, isdir is silent about names that no file can have.
+    if not os.path.isdir(path):  # noqa: PTH112
+        return [path]
+    files = [file for file in path.iterdir() if file.name.removesuffix(".gz").endswith(SESSION_ENDINGS)]
+    if not files:
+        raise TraceError(
+            f"{path}: is a directory without a file in {' or '.join(SESSION_ENDINGS)}; expected a file, or a "
+            "directory of agents' sessions"
+        )
+    return sorted(files)
+
+
+def _name_of(paths: Sequence[Path]) -> str:
+    """What a trace of these files or folders is called: the first one, and how many more there are."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return paths[0].name.removesuffix(".gz") + more
+
+
+def _agents_kind(sources: Sequence[LogSource]) -> str | None:
+    """The kind of all of these files of agents' sessions; None if the first is no such file."""
+    kinds = []
+    for source in sources:
+        _put_object_on_one_line(source)
+        is_object = source.first[:1] == b"{"
+        kinds.append(agent_files.kind_of(source.first, source.sample_lines()) if is_object else None)
+        if kinds[0] is None:
+            return None
+        if kinds[-1] != kinds[0]:
+            raise TraceError(
+                f"{source.path}: holds no sessions of agents as {sources[0].path.name} does ({kinds[0]}); "
+                "give files of one kind"
+            )
+    return kinds[0] if kinds else None
+
+
+def _put_object_on_one_line(source: LogSource) -> None:
+    """Join the lines of a file that is one JSON object over several lines, where it may be a conversation."""
+    if source.stream is None or source.first != b"{":
+        return
+    begin = source.peek()
+    if b'"requests"' not in begin and b'"turns"' not in begin:
+        return
+    text = source.stream.read(MAX_DOCUMENT_BYTES)
+    try:
+        joined = json.dumps(json.loads(b"{" + text)).encode()
+    except (ValueError, RecursionError):
+        source.stream = io.BufferedReader(io.BytesIO(text))
+        return
+    source.first, source.stream = joined, io.BufferedReader(io.BytesIO())
 
 
 def _open_source(path: Path, stack: ExitStack) -> LogSource:

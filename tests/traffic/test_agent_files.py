@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from planner.errors import TraceError
+from planner.traffic.scaling import same_requests
 from planner.traffic.sessions import session_numbers
 from planner.traffic.tasks import tasks_of
 from planner.traffic.trace_reading import read_trace
@@ -155,3 +156,34 @@ def test_what_cannot_be_read_is_refused_with_its_line(
 ) -> None:
     with pytest.raises(TraceError, match=message):
         read_trace(written(tmp_path / "weka.jsonl", row))
+
+
+def test_a_corpus_is_a_folder_with_a_file_for_each_conversation(tmp_path: Path) -> None:
+    """As one file of a line for each, also where a file is one object over many lines, and where the pause of
+    a first request is null.
+    """
+    first = CONVERSATION["requests"][0] | {"think_time": None}
+    one = CONVERSATION | {"requests": [first, *CONVERSATION["requests"][1:]]}
+    in_one = read_trace(written(tmp_path / "weka.jsonl", one, one))
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    written(folder / "a.json", one)
+    (folder / "b.json").write_text(json.dumps(one, indent=2))
+    (folder / "README.md").write_text("captured on a Friday")
+    trace = read_trace(folder)
+    assert trace.name == "corpus" and same_requests(trace, in_one)
+    assert np.array_equal(trace.prefix_ids, in_one.prefix_ids)
+    assert len(np.unique(session_numbers(trace))) == 2
+
+
+def test_a_folder_holds_files_of_one_kind(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"is a directory without a file in \.json or \.jsonl"):
+        read_trace(tmp_path)
+    written(tmp_path / "a.json", CONVERSATION)
+    (tmp_path / "b.json").write_text('{"requests": [\n')
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "certificate.json").write_text("{}")
+    with pytest.raises(TraceError, match=r"plan: is a directory, and certificate\.json in it is no file of"):
+        read_trace(tmp_path / "plan")
+    with pytest.raises(TraceError, match=r"b\.json: holds no sessions of agents as a\.json does \(weka\)"):
+        read_trace(tmp_path)
