@@ -20,7 +20,7 @@ def call(t: float, tokens: int, ids: list[int], **more: Any) -> dict[str, Any]:
     return {"t": t, "type": "n", "in": tokens, "out": 10, "hash_ids": ids, "api_time": 2.0, **more}
 
 
-CONVERSATION = {
+CONVERSATION: dict[str, Any] = {
     "id": "one",
     "block_size": 64,
     "hash_id_scope": "local",
