@@ -33,7 +33,12 @@ def logged_kv_tokens(use: Memory, llm: Llm, tp: int, max_model_len: int, max_num
     """The tokens that vLLM logs as the size of its KV cache: as many requests of `max_model_len` as fit, each
     with a whole step's tokens in its windows, times their length (vLLM's `_report_kv_cache_config`).
     """
-    blocks = kv_layout(llm, tp).request_blocks(max_model_len, max_num_batched_tokens)
+    layout = kv_layout(llm, tp)
+    token_blocks = -(-max_model_len // KV_BLOCK_TOKENS)
+    window_blocks = layout.beside.window_blocks + -(-max_num_batched_tokens // KV_BLOCK_TOKENS)
+    blocks = float(token_blocks) + layout.beside.constant_blocks
+    blocks += layout.beside.window_ratio * min(token_blocks, window_blocks)
+    blocks += layout.step_blocks_per_token * min(max_num_batched_tokens, max_model_len)
     request_bytes = blocks * KV_BLOCK_TOKENS * use.kv_bytes_per_token
     return math.floor(max(use.kv_bytes, 0.0) / request_bytes * max_model_len)
 

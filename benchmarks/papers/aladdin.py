@@ -291,10 +291,8 @@ def windows() -> None:
     kind, rate_rps = replace(ENGINE, kv_tokens=20_000), 20
     trace = poisson(rate_rps, log_normal(rng, 1200, 100, 1.2, 2000), log_normal(rng, 1200, 200, 0.9, 1500))
     result = run(kind, trace, packing(0.9), 12)
-    steps = decode_times(kind)
-    engine = PackedWorker(
-        1e-9, 0.0, steps.k2_s_, steps.c2_s_, steps.c3_s_, 1.0, 0.0, kind.kv_tokens, 1e6, ATGT_S
-    )
+    c3_s, c2_s, k2_s = decode_times(kind).decode_
+    engine = PackedWorker(1e-9, 0.0, k2_s, c2_s, c3_s, 1.0, 0.0, kind.kv_tokens, 1e6, ATGT_S)
     ends_s = result.arrival_s + result.e2e_s
     print("second, ongoing, new, workers by best fit, exact, proved")
     for now_s in range(10, 60, 5):

@@ -28,8 +28,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import ExtrapolationError, InfeasibleError, InputError
 from planner.fleet import WorkerType
-from planner.models.families.aladdin_form import AladdinSteps
-from planner.models.families.step_family import fit_nonnegative, ones_column
+from planner.models.families.linear_forms import AladdinSteps
+from planner.models.families.step_family import fit_nonnegative
 from planner.models.latency import Array
 
 # Decode steps of these batches and contexts are what eq. 3 is fitted to.
@@ -45,7 +45,7 @@ class AladdinKv(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Array, y: Array) -> Self:
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
-        self.j_, self.h_ = fit_nonnegative(np.column_stack([ones_column(X), X.sum(axis=1)]), y)
+        self.j_, self.h_ = fit_nonnegative(np.column_stack([np.ones(len(X)), X.sum(axis=1)]), y)
         self.tokens_max_ = X.sum(axis=1).max()
         return self
 
@@ -70,7 +70,7 @@ class AladdinGpus(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         if not (X > 0).all():
             raise InputError(f"GPUs of a worker: {X.min():g}, must be > 0")
-        self.c4_s_, self.k4_s_ = fit_nonnegative(np.column_stack([ones_column(X), 1 / X[:, 0]]), y)
+        self.c4_s_, self.k4_s_ = fit_nonnegative(np.column_stack([np.ones(len(X)), 1 / X[:, 0]]), y)
         self.gpus_min_, self.gpus_max_ = X.min(), X.max()
         return self
 
@@ -132,13 +132,13 @@ def worker_sizes_of(
     worker_sizes = []
     for worker in large_enough:
         batch = worker.kv_tokens / request_tokens
-        step = times[worker.gpus]
+        c3_s, c2_s, k2_s = times[worker.gpus].decode_
         time_by_gpus = AladdinGpus().fit(
             np.array([[gpus] for gpus in times], float),
             np.array([_decode_s(each, batch, context_tokens) for each in times.values()]),
         )
         step_s = float(time_by_gpus.predict(np.array([[worker.gpus]], float))[0])
-        batch_by_limit = (tpot_s - step.c3_s_) / (step.c2_s_ + step.k2_s_ * context_tokens)
+        batch_by_limit = (tpot_s - c3_s) / (c2_s + k2_s * context_tokens)
         if batch_by_limit >= 1:
             worker_sizes.append(
                 WorkerSize(

@@ -26,10 +26,8 @@ from sklearn.base import clone
 
 from planner.errors import InputError, PlannerError
 from planner.models.correction import CorrectedFormula
-from planner.models.families.aladdin_form import AladdinSteps
 from planner.models.families.corrected import CorrectedSteps
-from planner.models.families.distserve_form import DistServeForm
-from planner.models.families.preble import PrebleSteps
+from planner.models.families.linear_forms import AladdinSteps, DistServeForm, PrebleSteps
 from planner.models.families.rooflines import RooflineSteps
 from planner.models.families.splitwise_form import SplitwiseInterpolation
 from planner.models.families.vidur_forest import VidurForest

@@ -99,14 +99,6 @@ class KvLayout:
     beside: KvBeside = BESIDE_NOTHING
     step_blocks_per_token: float = 0.0
 
-    def request_blocks(self, tokens: int, step_tokens: int) -> float:
-        """The KV blocks that vLLM counts for a request of this length while a step computes `step_tokens`."""
-        token_blocks = -(-tokens // KV_BLOCK_TOKENS)
-        beside = self.beside
-        window = min(token_blocks, beside.window_blocks + -(-step_tokens // KV_BLOCK_TOKENS))
-        in_step = self.step_blocks_per_token * min(step_tokens, tokens)
-        return token_blocks + beside.constant_blocks + beside.window_ratio * window + in_step
-
 
 def kv_layout(llm: Llm, tp: int) -> KvLayout:
     """The layout of all layers on one GPU of a TP group."""

@@ -100,10 +100,6 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         X = check_profiled(self, X)
         return self.latency_.steps_s(X) if self.reads_cached else self.latency_.step_s(*X.T)
 
-    def errors_by_regime(self, X: Array, y: Array) -> dict[str, Errors]:
-        """Errors on these rows, which should not be those of the fit; see `cross_validated_errors`."""
-        return errors_by_regime(X, y, self.predict(X))
-
 
 def check_profiled(model: Any, X: Array) -> Array:
     """Check that `model` is fitted and return the steps to predict.

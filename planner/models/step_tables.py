@@ -25,8 +25,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from planner.errors import InputError
-from planner.files.numeric import as_floats
-from planner.files.text_tables import parse_csv, read_text
+from planner.files.text_tables import as_floats, parse_csv, read_text
 from planner.models.latency import Array
 
 NOT_INCLUDED = "not included"  # The value of host_overhead in a table of kernel times.

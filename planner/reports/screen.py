@@ -94,7 +94,6 @@ class Card:
     holds: str
     breaks: str
     is_plan: bool
-    is_of_llm: bool = False
     has_plans_fleet: bool = False
 
 

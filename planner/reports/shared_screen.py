@@ -189,11 +189,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         holds = "" if room is None else screen.holds_text(room)
         price = in_unit(value, plan.unit)
         fleet = f"{describe(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
-        values.append(
-            Card(
-                name, price, difference, "", fleet, kept_text_of_llm, holds, "", is_plan=False, is_of_llm=True
-            )
-        )
+        values.append(Card(name, price, difference, "", fleet, kept_text_of_llm, holds, "", is_plan=False))
     return values
 
 

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from planner.errors import InputError
-from planner.models.families.aladdin_form import AladdinSteps
-from planner.models.families.distserve_form import DistServeForm
+from planner.models.families.linear_forms import AladdinSteps, DistServeForm
 from planner.models.families.rooflines import RooflineSteps
 from planner.models.families.splitwise_form import SplitwiseInterpolation
 from planner.models.family_choice import (

@@ -15,10 +15,8 @@ from planner.errors import ExtrapolationError, InputError
 from planner.importers import StatedSetup
 from planner.importers.splitwise_tables import splitwise_table
 from planner.models.correction import formula_s, step_covariance
-from planner.models.families.aladdin_form import AladdinSteps
 from planner.models.families.corrected import CorrectedSteps, informative_rows
-from planner.models.families.distserve_form import DistServeForm
-from planner.models.families.preble import PrebleSteps
+from planner.models.families.linear_forms import AladdinSteps, DistServeForm, PrebleSteps
 from planner.models.families.rooflines import RooflineSteps
 from planner.models.families.splitwise_form import SplitwiseInterpolation
 from planner.models.families.vidur_forest import VidurForest, equivalent_prefill_tokens
@@ -60,8 +58,8 @@ def test_aladdins_coefficients_are_recovered(seed: int) -> None:
     X = both(seed)
     y = np.where(X[:, 4] > 0, 0.01 + 2e-4 * X[:, 0], 0.02 + 1e-4 * X[:, 2] + 3e-8 * X[:, 3])
     model = AladdinSteps().fit(X, y)
-    assert [model.k1_s_, model.c1_s_] == pytest.approx([2e-4, 0.01])
-    assert [model.k2_s_, model.c2_s_, model.c3_s_] == pytest.approx([3e-8, 1e-4, 0.02])
+    assert model.prefill_ == pytest.approx([0.01, 2e-4])
+    assert model.decode_ == pytest.approx([0.02, 1e-4, 3e-8])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -85,7 +83,7 @@ def test_distserve_without_large_batches_uses_the_small_ones() -> None:
 def test_prebles_regression_is_recovered() -> None:
     X = both(0)
     model = PrebleSteps().fit(X, np.where(X[:, 4] > 0, 0.01 + 2e-4 * X[:, 0], 0.02 + 3e-8 * X[:, 3]))
-    assert [*model.prefill_s_, *model.decode_s_] == pytest.approx([0.01, 2e-4, 0.02, 3e-8])
+    assert [*model.prefill_, *model.decode_] == pytest.approx([0.01, 2e-4, 0.02, 3e-8])
 
 
 def test_a_mixed_step_is_a_prefill_and_a_decode() -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.models.families.step_family import StepFamily, fit_nonnegative, ones_column
+from planner.models.families.step_family import StepFamily, fit_nonnegative
 from planner.models.latency import Array, StepLatency
 
 LEAST_STEP_S = 1e-6  # Steps of the fewest tokens take at least this long: a StepLatency must be above 0.
@@ -34,7 +34,7 @@ class RooflineSteps(StepFamily):
             self.scales_ = fit_nonnegative(
                 np.column_stack(
                     [
-                        ones_column(X),
+                        np.ones(len(X)),
                         replace(shape, h_s=0.0).step_s(tokens),
                         shape.a_s * pairs,
                         shape.b_s * decodes + shape.d_s * kv_tokens,

@@ -117,7 +117,3 @@ def fit_nonnegative(columns: Array, y: Array) -> Array:
     scale = np.maximum(columns.max(axis=0), 1e-30)  # A column of zeros must not be divided by 0.
     solution, _ = nnls(columns / scale / y[:, None], np.ones(len(y)), maxiter=100 * columns.shape[1])
     return np.asarray(solution / scale)
-
-
-def ones_column(X: Array) -> Array:
-    return np.ones(len(X))
