@@ -15,7 +15,7 @@ from planner.errors import InputError
 from planner.files.document_values import check_mapping
 from planner.files.text_tables import read_text
 from planner.importers import foreign_fields
-from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, runs_of_files
 from planner.importers.foreign_fields import StatedSetup
 
 # Keys by which a summary and a file of requests are recognised.
@@ -26,25 +26,21 @@ LENGTHS = ("input_sequence_length", "output_sequence_length")
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     """The runs of these files, all of one engine. Raises InputError for a file that is not aiperf's."""
-    runs, stated_model = [], None
-    files = foreign_fields.file_labels(paths)
-    for file, path in zip(files, paths, strict=True):
-        text = read_text(path)
-        lines = [line for line in text.split("\n") if line.strip()]
-        try:
-            first = foreign_fields.parse_json(lines[0], f"{path}, line 1") if lines else None
-        except InputError:
-            first = None  # The file is one document over several lines.
-        if isinstance(first, Mapping) and "metrics" in first:
-            run = _run_of_records(file, path, lines)
-        else:
-            document = check_mapping(foreign_fields.parse_json(text, path), path)
-            run, model = _run_of_summary(file, path, document)
-            stated_model = stated_model or model
-        runs.append(with_stated_load(run, stated))
-    names = foreign_fields.list_first(files)
-    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=stated_model)
-    return MeasuredRuns(llm, gpu, tp, f"aiperf, {names}", tuple(runs))
+    return runs_of_files("aiperf", paths, stated, catalog, _parse_file)
+
+
+def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
+    """The run of a file, and the name of its LLM if it has one."""
+    text = read_text(path)
+    lines = [line for line in text.split("\n") if line.strip()]
+    try:
+        first = foreign_fields.parse_json(lines[0], f"{path}, line 1") if lines else None
+    except InputError:
+        first = None  # The file is one document over several lines.
+    if isinstance(first, Mapping) and "metrics" in first:
+        return [_run_of_records(label, path, lines)], None
+    run, model = _run_of_summary(label, path, check_mapping(foreign_fields.parse_json(text, path), path))
+    return [run], model
 
 
 def _run_of_records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.files.document_values import check_mapping, check_rows, errors_as
 from planner.importers import foreign_fields
@@ -161,6 +162,28 @@ def with_stated_load(run: MeasuredRun, stated: foreign_fields.StatedSetup) -> Me
     if stated.rate_rps is not None:
         return replace(run, concurrency=None, rate_rps=stated.rate_rps, arrival_s=())
     return run
+
+
+def runs_of_files(
+    program: str,
+    paths: Sequence[Path],
+    stated: foreign_fields.StatedSetup,
+    catalog: Catalog,
+    parse: Callable[[str, Path], tuple[Sequence[MeasuredRun], str | None]],
+) -> MeasuredRuns:
+    """The runs of a program's files, all of one engine. `parse` takes a file's label and path; it returns the
+    file's runs, and the name of their LLM where the file has one.
+    """
+    runs: list[MeasuredRun] = []
+    model_name = None
+    labels = foreign_fields.file_labels(paths)
+    for label, path in zip(labels, paths, strict=True):
+        of_file, model_of_file = parse(label, path)
+        runs += [with_stated_load(run, stated) for run in of_file]
+        model_name = model_name or model_of_file
+    names = foreign_fields.list_first(labels)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=model_name)
+    return MeasuredRuns(llm, gpu, tp, f"{program}, {names}", tuple(runs))
 
 
 def read_runs(path: Path) -> MeasuredRuns:

@@ -14,7 +14,7 @@ from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.files.document_values import check_mapping, check_rows, is_number
 from planner.importers import foreign_fields
-from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, runs_of_files
 from planner.importers.foreign_fields import StatedSetup
 
 MARKS = ("benchmarks",)  # Keys by which the importers recognize such a file.
@@ -28,19 +28,18 @@ METRICS = {
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     """The runs of these files, all of one engine. Raises InputError for a file that is not guidellm's."""
-    runs: list[MeasuredRun] = []
-    model_name = None
-    files = foreign_fields.file_labels(paths)
-    for file, path in zip(files, paths, strict=True):
-        document = check_mapping(foreign_fields.read_json(path), path)
-        for i, row in enumerate(check_rows(document.get("benchmarks"), f"{path}: benchmarks")):
-            where = f"{file}[{i}]"
-            benchmark = check_mapping(row, where)
-            model_name = model_name or _llm_name(document, benchmark)
-            runs.append(with_stated_load(_parse_run(where, benchmark), stated))
-    names = foreign_fields.list_first(files)
-    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=model_name)
-    return MeasuredRuns(llm, gpu, tp, f"guidellm, {names}", tuple(runs))
+    return runs_of_files("guidellm", paths, stated, catalog, _parse_file)
+
+
+def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
+    """The runs of a file, and the first name of an LLM in it."""
+    document = check_mapping(foreign_fields.read_json(path), path)
+    rows = {
+        f"{label}[{i}]": check_mapping(row, f"{label}[{i}]")
+        for i, row in enumerate(check_rows(document.get("benchmarks"), f"{path}: benchmarks"))
+    }
+    names = (name for row in rows.values() if (name := _llm_name(document, row)))
+    return [_parse_run(where, row) for where, row in rows.items()], next(names, None)
 
 
 def _llm_name(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | None:

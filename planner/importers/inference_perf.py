@@ -15,7 +15,7 @@ from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.files.document_values import check_mapping
 from planner.importers import foreign_fields
-from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
+from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, runs_of_files
 from planner.importers.foreign_fields import StatedSetup
 
 MARKS = ("load_summary", "successes", "failures")  # Keys by which the importers recognize such a file.
@@ -35,14 +35,11 @@ BEHIND_FRAC = 0.05  # A load generator whose rate is this much below the planned
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     """The runs of these files, all of one engine. Raises InputError for a file that is not of this form."""
-    names = foreign_fields.file_labels(paths)
-    runs = tuple(
-        with_stated_load(_parse_run(name, check_mapping(foreign_fields.read_json(path), path)), stated)
-        for name, path in zip(names, paths, strict=True)
-    )
-    listed = foreign_fields.list_first(names)
-    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, listed)
-    return MeasuredRuns(llm, gpu, tp, f"inference-perf, {listed}", runs)
+    return runs_of_files("inference-perf", paths, stated, catalog, _parse_file)
+
+
+def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], None]:
+    return [_parse_run(label, check_mapping(foreign_fields.read_json(path), path))], None
 
 
 def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:

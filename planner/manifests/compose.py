@@ -17,6 +17,7 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 
 Document = dict[str, Any]
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, the Compose specification"
+routing = engine_command.routing_sentence
 ROUTER_PORT_STEP = 100  # Distance of the ports of a fleet's two routers.
 HF_HOME = "/hf-cache"  # A folder of the container, the same for every user that the image may run as.
 
@@ -41,11 +42,6 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         "    docker compose --env-file compose/nodes.env -f compose/router.yaml up -d",
     ]
-
-
-def routing(fleet: Fleet) -> str:
-    """A sentence of the README on what routes requests."""
-    return engine_command.routing_sentence(fleet)
 
 
 def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:

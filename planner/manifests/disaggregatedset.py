@@ -13,6 +13,7 @@ from planner.manifests.engine_command import HTTP_PORT
 from planner.manifests.kubernetes import APP, PART, Document
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.9 or newer)"
+routing = engine_command.routing_sentence
 MAX_ROLES = 10  # A DisaggregatedSet holds no more.
 
 
@@ -34,11 +35,6 @@ def steps(fleet: Fleet) -> list[str]:
         "Needs the LeaderWorkerSet controller, installed with `--set enableDisaggregatedSet=true`, and the "
         "GPU operator. Not beside kubernetes.yaml or lws.yaml: same names.",
     ]
-
-
-def routing(fleet: Fleet) -> str:
-    """A sentence of the README on what routes requests."""
-    return engine_command.routing_sentence(fleet)
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shlex
 
-from planner.domain import Gpu
 from planner.fleet import Fleet, Pool
 from planner.manifests import endpoint_picker, engine_command, kubernetes
 from planner.manifests.kubernetes import Document
@@ -99,20 +98,16 @@ def _router(fleet: Fleet, *, is_pair: bool) -> Document:
     return {"scheduler": {"config": {"inline": picker}}, **router}
 
 
-def _image(gpu: Gpu) -> str:
-    """llm-d's image of vLLM for this GPU."""
-    return f"ghcr.io/llm-d/llm-d-{'rocm' if engine_command.is_rocm(gpu) else 'cuda'}:{LLM_D_VERSION}"
-
-
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     """The workers of a pool, as they stand in an LLMInferenceService."""
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     args = engine_command.to_args(
         {key: value for key, value in engine_settings.items() if key not in _FLAGS_OF_PRESETS}
     )
+    gpu_maker = "rocm" if engine_command.is_rocm(pool.type.gpu) else "cuda"
     main = {
         "name": "main",
-        "image": _image(pool.type.gpu),
+        "image": f"ghcr.io/llm-d/llm-d-{gpu_maker}:{LLM_D_VERSION}",
         "env": [
             *kubernetes.nixl_environment(pool),
             {"name": "VLLM_ADDITIONAL_ARGS", "value": shlex.join(args)},

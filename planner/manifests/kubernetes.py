@@ -31,6 +31,7 @@ SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KE
 # While a new version rolls out, there are never more workers than the plan has GPUs for.
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
+routing = engine_command.routing_sentence
 # Ranks of a worker talk through shared memory: these are enough, the 64 MB that a pod has by default are not.
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # Memory of the process that owns a store's KV blocks, beside the blocks.
@@ -90,11 +91,6 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         *helm_chart.steps(fleet),
     ]
-
-
-def routing(fleet: Fleet) -> str:
-    """A sentence of the README on what routes requests."""
-    return engine_command.routing_sentence(fleet)
 
 
 def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:

@@ -14,6 +14,7 @@ from planner.manifests.engine_command import HTTP_PORT
 from planner.manifests.kubernetes import APP, PART, ROLE, Document
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, LeaderWorkerSet v1 (LWS 0.9 or newer)"
+routing = engine_command.routing_sentence
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -32,11 +33,6 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         "Needs the LeaderWorkerSet controller and the GPU operator. Not beside kubernetes.yaml: same names.",
     ]
-
-
-def routing(fleet: Fleet) -> str:
-    """A sentence of the README on what routes requests."""
-    return engine_command.routing_sentence(fleet)
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:

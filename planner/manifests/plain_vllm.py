@@ -14,6 +14,7 @@ from planner.manifests import engine_command, kv_store
 from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, {engine_command.ROUTER_PACKAGE}"
+routing = engine_command.routing_sentence
 FIRST_PORT = HTTP_PORT + 1  # The router has HTTP_PORT.
 # What the store's config file says until the script of a worker puts the values of its host in place.
 STORE_ADDRESS, STORE_PROTOCOL = "KV_STORE", "PROTOCOL"
@@ -85,11 +86,6 @@ def steps(fleet: Fleet) -> list[str]:
 def _quoted_pool_names(fleet: Fleet) -> list[str]:
     """The pools' names as plan.yaml has them, quoted for a shell."""
     return [shlex.quote(engine_command.one_line(pool.name)) for pool in fleet.running_pools]
-
-
-def routing(fleet: Fleet) -> str:
-    """A sentence of the README on what routes requests."""
-    return engine_command.routing_sentence(fleet)
 
 
 def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
