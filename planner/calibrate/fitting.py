@@ -21,8 +21,7 @@ from planner.documents.engine_file import default_engine
 from planner.documents.fits import fit_document, fit_row
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
-from planner.files.numeric import as_floats
-from planner.files.text_tables import read_text
+from planner.files.text_tables import as_floats, read_text
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, parse_runs
 from planner.importers.foreign_fields import StatedSetup

@@ -140,8 +140,7 @@ def _read_or_ask(
 def _write_trace(read_traffic: Read, out: Path | None) -> None:
     """Write the trace as the ending of `out` says; nothing without `out`."""
     from planner.files.checked_files import write_file, write_parts
-    from planner.traffic.csv_rows import to_csv
-    from planner.traffic.json_lines import to_jsonl
+    from planner.traffic.trace_writing import to_csv, to_jsonl
 
     if out is None:
         return

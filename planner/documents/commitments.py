@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from planner.documents.catalog import Catalog
-from planner.documents.gpu_ownership import values_by_gpu
+from planner.documents.gpu_payment import values_by_gpu
 from planner.documents.offers import ProviderOffer, Term, offer_of
 from planner.files.document_values import Section
 

@@ -1,25 +1,37 @@
-"""How the GPUs of a fleet are paid: the keys `prices`, `sold_as` and `electricity` of fleet.yaml, by GPU.
+"""How GPUs are paid: the keys `prices`, `sold_as` and `electricity` of fleet.yaml, by GPU, and the keys
+`owned`, `sold_as` and `electricity` of slo.yaml's `fleet`.
 
-    prices: {h100-80g: 2.99 usd/h, a100-80g@owned: 0 usd/h}
+    prices: {h100-80g: 2.99 usd/h, a100-80g@owned: 0 usd/h}                         # fleet.yaml
     sold_as: {h100-80g: node, a100-80g@owned: node}
     electricity: {a100-80g@owned: 0.156 usd/kWh}       # per kWh that the GPU draws, PUE included
 
-Missing values are those of the catalog, which has no electricity.
+    fleet: {owned: {a100-80g: 24}, sold_as: {h100-80g: gpu},                        # slo.yaml
+            electricity: {price: 0.12 usd/kWh, pue: 1.3, of: owned}}
+
+Missing values are those of the catalog, which has no electricity. Owned GPUs cost nothing; more GPUs are
+rented at their price, as far as the stock goes. The stock of `fleet: gpus` counts owned and rented GPUs.
+Without `gpus` any number may be rented beside the owned ones; a GPU that `gpus` does not name is not rented
+at all. Electricity is added to the hourly price of a GPU, as if it always drew its power limit, or its cap
+(provisioned power). So the plan never counts less electricity than the fleet draws, and the cost of a fleet
+stays a sum over its GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.files.document_values import Section, errors_as
+from planner.files.document_values import Section, check_one_of, check_whole_number, errors_as, refused_value
 from planner.units import show_exactly
 
 KEYS = ("prices", "sold_as", "electricity")
+ElectricityPayer = Literal["owned", "all"]
+MOST_PUE = 10.0  # Cooling and losses take a share of what GPUs draw, not many times as much.
+MOST_OWNED = 2**20  # A larger number is a typing error.
 Value = TypeVar("Value")
 
 
@@ -71,3 +83,100 @@ def _read_by_gpu(section: Section, catalog: Catalog, read: Callable[[str], Value
         with errors_as(InputError, section.where):
             values[catalog.gpu(str(written_name)).name] = read(written_name)
     return values
+
+
+@dataclass(frozen=True, slots=True)
+class Electricity:
+    """The price of a kWh, and the PUE (power usage effectiveness): kWh that the site draws per kWh of a GPU.
+
+    `of` says for which GPUs electricity is paid: the owned ones alone, since rents include it, or all.
+    """
+
+    usd_per_kwh: float
+    pue: float
+    of: ElectricityPayer
+
+    @property
+    def gpu_usd_per_kwh(self) -> float:
+        """The cost of a kWh that a GPU draws, with what the site draws for cooling and losses."""
+        return self.usd_per_kwh * self.pue
+
+
+def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity | None:
+    """The section `electricity` of `fleet`; None where there is none. Raises InputError."""
+    if "electricity" not in fleet:
+        return None
+    section = fleet.subsection("electricity", ("price", "pue", "of"))
+    usd_per_kwh = section.positive("price", "usd_per_kwh")
+    if "pue" not in section:
+        raise InputError(
+            f"{section.path_of('pue')}: is missing; write pue: 1.3 where cooling and losses take 30 % more, "
+            "or 1 for the GPUs alone"
+        )
+    pue = section.number("pue")
+    if not 1 <= pue <= MOST_PUE:
+        raise refused_value(
+            section.path_of("pue"), f"expected 1 (the GPUs alone) to {MOST_PUE:g}", section.get("pue")
+        )
+    paid_gpus = cast(ElectricityPayer, section.one_of("of", get_args(ElectricityPayer), "owned"))
+    if paid_gpus == "owned" and "owned" not in fleet:
+        raise InputError(
+            f"{section.where}: is that of owned GPUs, and fleet: owned names none; name them, or add of: all"
+        )
+    return Electricity(usd_per_kwh, pue, paid_gpus)
+
+
+def values_by_gpu(section: Section, catalog: Catalog) -> Iterator[tuple[str, object, str]]:
+    """For each key of the section: the name of the GPU's row, the value, and its path in slo.yaml.
+
+    Raises InputError for a GPU that is given twice, by a name and an alias, and CatalogError for an unknown
+    one.
+    """
+    names: set[str] = set()
+    for written_name, value in section.values.items():
+        where = section.path_of(written_name)
+        name = catalog.gpu_of_question(str(written_name), where).name
+        if name in names:
+            raise InputError(f"{where} is {name}, which is given twice; keep one")
+        names.add(name)
+        yield name, value, where
+
+
+def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
+    """How many of each GPU are owned, by the row's name; GPUs of which none is owned are left out."""
+    owned: dict[str, int] = {}
+    for name, value, where in values_by_gpu(fleet.subsection("owned"), catalog):
+        owned[name] = check_whole_number(value, where, least=0)
+        if owned[name] > MOST_OWNED:
+            raise InputError(f"{where}: found {value}, at most {MOST_OWNED} are possible here")
+    return {name: count for name, count in owned.items() if count}
+
+
+def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
+    """Whether a GPU is sold by whole nodes, by the row's name, for the GPUs in `sold_as`."""
+    return {
+        name: check_one_of(value, SOLD_AS, where) == "node"
+        for name, value, where in values_by_gpu(fleet.subsection("sold_as"), catalog)
+    }
+
+
+def with_owned(
+    stock: Mapping[str, int | None], owned: Mapping[str, int], fleet: Section
+) -> dict[str, int | None]:
+    """The stock with the owned GPUs. In `stock` None means any number, and an absent GPU is not rented.
+
+    Raises InputError if more of a GPU is owned than its stock has.
+    """
+    stock_of_owned = {name: stock.get(name, count) for name, count in owned.items()}
+    for name, stocked in stock_of_owned.items():
+        if stocked is not None and stocked < owned[name]:
+            raise InputError(
+                f"{fleet.path_of('gpus')}: {name}: found {stocked}, and {owned[name]} are owned; gpus counts "
+                f"these too: expected {owned[name]} or more, or drop {name} there to rent none"
+            )
+    return {**stock, **stock_of_owned}
+
+
+def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
+    """The GPUs of which the stock has more than are owned, so that some can be rented, with whole counts."""
+    return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

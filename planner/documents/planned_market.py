@@ -124,7 +124,9 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
     is_reserved = task is not None and (gpu.name in task.reserved or gpu.base in task.reserved)
     offer: Document = {"reserved" if is_reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
-    owned = sum(gpus for name, gpus in _gpus_of_pools(plan) if name == gpu.name + OWNED)
+    owned = sum(
+        pool["count"] * _gpus_of_worker(pool) for pool in plan["workers"] if pool["gpu"] == gpu.name + OWNED
+    )
     if task is not None:
         owned = task.owned.get(gpu.name, 0)
     if owned:
@@ -137,11 +139,6 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
         return offer
     counts = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
     return offer | ({"stock": min(counts)} if counts else {})
-
-
-def _gpus_of_pools(plan: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The name of each pool's GPU, and the number of its GPUs."""
-    return [(pool["gpu"], pool["count"] * _gpus_of_worker(pool)) for pool in plan["workers"]]
 
 
 def _gpus_of_worker(pool: Mapping[str, Any]) -> int:

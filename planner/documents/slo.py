@@ -139,7 +139,7 @@ def parse_classes(document: Any, where: str) -> tuple[Limit, ...]:
                 f"{place}: match is missing; say which requests are {name}, as {{tenant: {name}}}"
             )
         selector = parse_selector(str(name), lines["match"], f"{place}: match")
-        if stray := [key for key in lines if _split_key(str(key))[0] in METRICS and not _is_of_requests(key)]:
+        if stray := [key for key in lines if _split_key(str(key))[0] in METRICS.keys() - set(OF_REQUESTS)]:
             raise InputError(
                 f"{place}: {stray[0]}: is of tasks, and a class is of requests; expected "
                 f"{', '.join(OF_REQUESTS)} or deadline"
@@ -158,10 +158,6 @@ def parse_classes(document: Any, where: str) -> tuple[Limit, ...]:
             f"{where}: found {len(selectors_of(limits))} classes, must be at most {MOST_CLASSES}"
         )
     return tuple(limits)
-
-
-def _is_of_requests(key: object) -> bool:
-    return _split_key(str(key))[0] in OF_REQUESTS
 
 
 def _parse_deadline(value: Any, where: str, selector: Selector) -> Iterator[Limit]:

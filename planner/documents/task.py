@@ -35,9 +35,10 @@ from planner.documents import doubtful
 from planner.documents.catalog import Catalog
 from planner.documents.commitments import KEYS as COMMITMENT_KEYS
 from planner.documents.commitments import parse_commitments
-from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine_file import default_engine, parse_engine
-from planner.documents.gpu_ownership import (
+from planner.documents.gpu_payment import (
+    Electricity,
+    parse_electricity,
     parse_owned,
     parse_sold_as,
     rentable_stock,
@@ -338,7 +339,7 @@ class PlanQuestion:
 
 def read_task(path: Path, catalog: Catalog) -> PlanQuestion:
     """Read slo.yaml. Raises InputError with the file, the key, its value and what is valid."""
-    return parse_task(read_document(path, catalog), catalog, where=str(path))
+    return parse_task(with_config(read_yaml(path), path.parent, catalog), catalog, where=str(path))
 
 
 def has_several_llms(path: Path) -> bool:
@@ -355,11 +356,6 @@ def check_keys(path: Path) -> None:
         document = read_yaml(path)
         if "llms" not in document:
             refuse_unknown(document, KEYS, str(path), BELONGS)
-
-
-def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
-    """slo.yaml as a mapping, for `parse_task`; a config.json beside it is given its whole path."""
-    return with_config(read_yaml(path), path.parent, catalog)
 
 
 def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> dict[str, Any]:

@@ -370,7 +370,7 @@ def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[
         )
     given = check_mapping(value, where, "{mean: 1500, p50: 900, p95: 5000}")
     for key, parse in (
-        ("fixed", _parse_fixed),
+        ("fixed", lambda section: Fixed(section.whole_number("fixed", most=MAX_TOKENS))),
         ("lognormal", _parse_lognormal),
         ("histogram", _parse_histogram),
     ):
@@ -382,11 +382,6 @@ def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[
 def _read_lengths(value: object, where: str) -> Lengths:
     """Lengths for `parse_agents`, which has no task and reports no assumptions."""
     return _parse_lengths(value, where, None, [])
-
-
-def _parse_fixed(section: Section) -> Fixed:
-    """`{fixed: 1500}`: all requests have as many tokens."""
-    return Fixed(section.whole_number("fixed", most=MAX_TOKENS))
 
 
 def _parse_lognormal(section: Section) -> Lognormal:

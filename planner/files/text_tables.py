@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,6 @@ from planner.errors import InputError
 from planner.files.checked_files import open_input
 from planner.files.csv_lines import refuse_long_fields, refuse_other_delimiter
 from planner.files.document_values import show_value
-from planner.files.numeric import as_floats
 from planner.units import LARGEST
 
 MAX_BYTES = 512 * 2**20  # Results of a benchmark that kept every token of 100,000 requests are smaller.
@@ -94,3 +94,19 @@ def read_number_column(
         row = table.index[int(bad[0])] + 1
         raise InputError(f"{where}: row {row}: {name} is {shown_value}, must be a number >= {least:g}")
     return np.asarray(values, dtype=float)
+
+
+def as_floats(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
+    """NaN where a value is no number, infinity where it is one of more digits than float64 can tell."""
+    try:
+        numbers = pd.to_numeric(column, errors="coerce")
+    except OverflowError:  # A whole number may have 500 digits in Python.
+        numbers = pd.Series([_as_float(value) for value in column], dtype=np.float64)
+    return np.asarray(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def _as_float(value: object) -> float:
+    try:
+        return float(pd.to_numeric(pd.Series([value], dtype=object), errors="coerce").iloc[0])
+    except OverflowError:
+        return float("inf")

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from planner.documents.catalog import Catalog
 from planner.errors import InputError
-from planner.files.numeric import as_floats
-from planner.files.text_tables import read_csv, read_number_column
+from planner.files.text_tables import as_floats, read_csv, read_number_column
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup

@@ -56,7 +56,7 @@ from planner.simulator.slo_verdict import (
 from planner.simulator.utilisation import PoolUse
 from planner.slo_metrics import METRICS
 from planner.solvers.placement import NodePlacement
-from planner.traffic.json_lines import to_jsonl
+from planner.traffic.trace_writing import to_jsonl
 from planner.units import counted
 
 Document = dict[str, Any]

@@ -451,24 +451,14 @@ def alternative_rows(plan: Plan) -> Rows:
     rows += [
         (
             alternative.label,
-            _fleet_text(alternative),
-            _objective_text(alternative, certificate.unit),
+            "none" if alternative.fleet is None else describe(alternative.fleet),
+            show_amount(alternative.objective, certificate.unit) if alternative.is_priced else "–",
             _difference_text(alternative, certificate.value),
             unpriced_text(alternative, certificate.unit) or "; ".join(alternative_notes(alternative, plan)),
         )
         for alternative in plan.alternatives
     ]
     return head, rows
-
-
-def _fleet_text(alternative: Alternative) -> str:
-    if alternative.fleet is not None:
-        return describe(alternative.fleet)
-    return "none"
-
-
-def _objective_text(alternative: Alternative, unit: str) -> str:
-    return show_amount(alternative.objective, unit) if alternative.is_priced else "–"
 
 
 def _difference_text(alternative: Alternative, value: float) -> str:

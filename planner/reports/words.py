@@ -17,7 +17,7 @@ from planner.documents.facts import (
     UsedUp,
 )
 from planner.domain import SPOT, Limit, ServiceGuarantee, market_of, row_of
-from planner.fleet import Fleet, Pool
+from planner.fleet import Fleet
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
 from planner.reports.fact_sentences import (
@@ -140,11 +140,9 @@ def command_line(
 
 def describe(fleet: Fleet) -> str:
     """For instance '4 prefill workers of 2 × h100-80g and 3 decode workers of 8 × a100-80g'."""
-    return listed([_describe_pool(pool) for pool in fleet.running_pools])
-
-
-def _describe_pool(pool: Pool) -> str:
-    return pool_text(pool.role, pool.count, pool.type.gpus, pool.type.gpu.name)
+    return listed(
+        [pool_text(pool.role, pool.count, pool.type.gpus, pool.type.gpu.name) for pool in fleet.running_pools]
+    )
 
 
 def pool_text(role: str, count: int, gpus: int, gpu: str) -> str:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, WorkerType
-from planner.models.llm import Llm
 from planner.models.power import Power, shipped_power
 from planner.simulator.layout import run_seconds
 from planner.simulator.simulation import Simulation
@@ -76,8 +75,10 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     first_of_type = np.array([types.index(worker) for worker in types])
     type_of_run = first_of_type[runs["worker"]]
     for first in np.unique(type_of_run):
-        is_of_type = type_of_run == first
-        gpu_w[is_of_type] = run_w(fleet.llm, types[first], runs[is_of_type], seconds[is_of_type], power)
+        is_of_type, worker = type_of_run == first, types[first]
+        gpu_w[is_of_type] = power.busy_w(
+            fleet.llm, worker.gpu, worker.gpus, *run_load(worker, runs[is_of_type], seconds[is_of_type])
+        )
 
     count, window_s = len(types), end_s - start_s
     # Each data-parallel rank of a worker has runs of its own.
@@ -140,8 +141,3 @@ def run_load(
     # A run is of one data-parallel rank. The other ranks of the worker are taken to have as much.
     tokens = worker.dp * (runs["prefill_tokens"] + worker.step_tokens * sequences)
     return seconds / steps, tokens, worker.dp * kv_tokens
-
-
-def run_w(llm: Llm, worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats, power: Power) -> Floats:
-    """Mean Watts of one GPU of `worker` in each of its runs."""
-    return power.busy_w(llm, worker.gpu, worker.gpus, *run_load(worker, runs, seconds))

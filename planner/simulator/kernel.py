@@ -13,7 +13,7 @@ step. Its first gap includes all of that (transfer.py). With some engines nobody
 worker: that next step computes the last token of the prompt again, and TTFT includes the hand-off.
 
 With speculative decoding (planner.models.speculation) each step is an event: decodes make different numbers
-of tokens in it, which leave together (drafts.py).
+of tokens in it, which leave together (decoding.py).
 
 A worker that goes down loses its KV: its requests are routed anew and recompute all their tokens.
 

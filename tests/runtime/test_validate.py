@@ -51,10 +51,10 @@ from planner.runtime.step_log import StepLog
 from planner.runtime.validate import engine_commands, slice_of, validate
 from planner.runtime.validation_document import reader_notes
 from planner.simulator import judge, simulate
-from planner.traffic.json_lines import to_jsonl
 from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
+from planner.traffic.trace_writing import to_jsonl
 from profiling.vllm_install import is_installed
 
 NO_SLO = Slo(())

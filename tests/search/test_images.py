@@ -20,9 +20,9 @@ from planner.reports.output import requests_csv
 from planner.search.evidence.findings import image_warnings
 from planner.search.problem.build_problem import build_problem
 from planner.simulator.replay import simulate
-from planner.traffic.json_lines import to_jsonl
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
+from planner.traffic.trace_writing import to_jsonl
 
 SEEING = replace(CATALOG.llm("meta-llama/Llama-3.1-8B"), encoder_parameters=3e8)
 BLIND = replace(SEEING, encoder_parameters=0.0)

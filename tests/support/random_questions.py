@@ -38,8 +38,8 @@ from planner.search.problem.options import (
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge, value_s
 from planner.solvers.master import Option
-from planner.traffic.json_lines import to_jsonl
 from planner.traffic.trace import Trace
+from planner.traffic.trace_writing import to_jsonl
 
 KINDS = (
     "hand-off",

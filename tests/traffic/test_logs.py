@@ -14,7 +14,6 @@ import pytest
 from log_samples import EPOCH_NS, REQUESTS, SAMPLES, WHOLE_SECONDS, date, ns
 
 from planner.errors import InputError
-from planner.traffic.csv_rows import to_csv
 from planner.traffic.formats import NO_OUTPUT
 from planner.traffic.frames import trace_of
 from planner.traffic.logs import gather
@@ -23,6 +22,7 @@ from planner.traffic.logs.log_columns_map import parse_columns
 from planner.traffic.logs.log_reading import LogOptions
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_files, read_trace
+from planner.traffic.trace_writing import to_csv
 
 Read = Callable[..., Trace]
 BY_TIME = sorted(REQUESTS)

@@ -17,9 +17,9 @@ from planner.errors import InputError, PlannerError, TraceError
 from planner.files import checked_files
 from planner.traffic import formats
 from planner.traffic.formats import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
-from planner.traffic.json_lines import to_jsonl
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
+from planner.traffic.trace_writing import to_jsonl
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
 REQUESTS_HEADER = (

@@ -79,7 +79,7 @@ class WindowMean:
 class Knative:
     """The autoscaler of one pool: `workers_for_means` is its rule, `decide` adds windows and zero.
 
-    PerPool (pools.py) sets `size` after each decision.
+    PerPool (table.py) sets `size` after each decision.
     """
 
     def __init__(self, settings: KnativeSettings, knowledge: Knowledge, pool: int) -> None:

@@ -5,7 +5,8 @@
 
 A controller that runs once per pool (`by_pool`) may have settings of their own for prefill and decode
 workers: `prefill: {metric: queue}`, `decode: {metric: kv}` within its parameters. Each controller's module
-has its rules and settings.
+has its rules and settings. `PerPool` runs one scaler per pool, as autoscalers of Kubernetes are deployed:
+each sees the metrics of its pool.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from planner.day.controllers import (
     aladdin_controller,
@@ -31,13 +32,49 @@ from planner.day.controllers import (
     wva,
     wva_queue,
 )
-from planner.day.controllers.knowledge import DECODE, PREFILL, Knowledge
-from planner.day.controllers.pools import PerPool
+from planner.day.controllers.knowledge import DECODE, PREFILL, Knowledge, is_before_traffic
 from planner.day.controllers.settings import ControllerSettings, Parameter, parameters_of, read_settings
 from planner.errors import InputError
 from planner.files import document_values
 from planner.fleet import Role
-from planner.simulator.elastic import Controller
+from planner.simulator.elastic import Controller, MetricsReading
+
+
+class Scaler(Protocol):
+    """Decides the size of one pool.
+
+    `size` is `spec.replicas` of the pool's Deployment: the scaler's last decision, as `PerPool` has limited
+    it.
+    """
+
+    size: int
+
+    def start(self, size: int) -> None: ...
+
+    def decide(self, reading: MetricsReading) -> int: ...
+
+
+class PerPool:
+    """A controller made of a scaler per pool. `Knowledge.bounded_sizes` limits what the scalers decide."""
+
+    def __init__(
+        self, scalers: Sequence[Scaler], knowledge: Knowledge, *, every_s: float, lag_s: float
+    ) -> None:
+        self.scalers, self.knowledge = tuple(scalers), knowledge
+        self.every_s, self.lag_s = every_s, lag_s
+
+    def start(self, sizes: Sequence[int]) -> None:
+        for scaler, size in zip(self.scalers, sizes, strict=True):
+            scaler.start(int(size))
+
+    def sizes(self, reading: MetricsReading) -> list[int]:
+        if is_before_traffic(reading):  # Without metrics a scaler changes nothing.
+            return self.knowledge.bounded_sizes([scaler.size for scaler in self.scalers])
+        bounded_sizes = self.knowledge.bounded_sizes([scaler.decide(reading) for scaler in self.scalers])
+        for scaler, size in zip(self.scalers, bounded_sizes, strict=True):
+            scaler.size = size
+        return bounded_sizes
+
 
 SAME_FOR_ALL_POOLS = ("every", "lag")  # All pools are decided at once, so no role has its own.
 

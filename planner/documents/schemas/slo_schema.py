@@ -15,10 +15,9 @@ from planner.documents import (
 )
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.documents.commitments import KEYS as COMMITTED
-from planner.documents.electricity import Paid
 from planner.documents.engine_file import FIRST_TOKENS, HOST_KEYS, NONE
 from planner.documents.engine_file import KEYS as ENGINE_KEYS
-from planner.documents.gpu_ownership import MOST_OWNED
+from planner.documents.gpu_payment import MOST_OWNED, ElectricityPayer
 from planner.documents.network import KEYS as ALL_NETWORK_KEYS
 from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
 from planner.documents.network import TOPOLOGY_KEYS, TRANSFERS
@@ -379,7 +378,11 @@ def fleet_section(catalog: Catalog) -> Schema:
         "sold_as": doc(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
         "electricity": doc(
             section(
-                {"price": quantity("usd_per_kwh"), "pue": number(least=1), "of": one_of(get_args(Paid))},
+                {
+                    "price": quantity("usd_per_kwh"),
+                    "pue": number(least=1),
+                    "of": one_of(get_args(ElectricityPayer)),
+                },
                 required=("price", "pue"),
             ),
             "What electricity costs beside the GPUs' prices.",

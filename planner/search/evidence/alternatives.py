@@ -182,7 +182,9 @@ def _cheapest_mixed(
     # The first option of each worker size. Later entries of a dict replace earlier ones, hence `reversed`.
     one_per_size = {(o.type.tp, o.type.pp, o.type.dp): o for o in reversed(ordered)}.values()
     # No pool costs less than its least count, nor less than the best fleet of an exhausted search.
-    price = max(_least_cost(options, most_failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
+    # The counts that failed are too small.
+    least = min(objective(((option, most_failed[option.name] + 1),)) for option in options)
+    price = max(least, search.value if search.is_exhausted else 0.0) * _PRICE_STEP
     while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
         # At the last price, the ceiling, all options are simulated.
         for option in one_per_size if price < ceiling else ordered:
@@ -221,11 +223,6 @@ def _search_order(problem: Problem, level0: Level0, option: Option) -> tuple[boo
     is_late = option.name not in least_holding and breaks_gaps(option.type, problem.slo)
     count = least_holding.get(option.name, level0.bounded[option.name].likely)
     return is_late, objective(((option, count),)), -option.type.max_num_batched_tokens
-
-
-def _least_cost(options: Sequence[Option], failed: Mapping[str, int]) -> float:
-    """The least that one pool of one of these options can cost, given the counts that failed."""
-    return min(objective(((option, failed[option.name] + 1),)) for option in options)
 
 
 def _why_none(most: Mapping[str, float], options: Sequence[Option], failed: Mapping[str, int]) -> Note:

@@ -76,7 +76,8 @@ def bill_fleet(
     for node in placement.nodes if placement else ():
         placed[node.kind] = placed.get(node.kind, 0) + 1
     nodes = _nodes_sold_whole(pools, placed)
-    rent = _rent_of_single_gpus(pools) + sum(each.usd_per_h for each in nodes)
+    rent = sum(each.usd_per_h for each in nodes)
+    rent += sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
     electricity = _electricity(pools, nodes)
     owned = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
     return Bill(
@@ -142,11 +143,6 @@ def _with_prices(
         return replace(worker, gpu=replace(gpu, price_usd_per_h=price_usd_per_h))
 
     return bill_fleet(fleet.with_types(priced), placement)
-
-
-def _rent_of_single_gpus(pools: Iterable[tuple[Gpu, int]]) -> float:
-    """The rent of GPUs that are sold one by one."""
-    return sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
 
 
 def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[NodesSoldWhole]) -> float:

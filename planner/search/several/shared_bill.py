@@ -106,7 +106,9 @@ def _fill_nodes(
         used = _kinds_used(parent_plan)
         without_one = [parent | {kind} for kind in used]
         with_one_alone = [kinds - {kind} for kind in used] if len(used) > 1 else []
-        without_idle = parent | _idle_kinds(feasible.values())
+        without_idle = parent.union(
+            _kind(nodes.gpu) for shared in feasible.values() for nodes in shared.bill.nodes if nodes.idle_gpus
+        )
         for without in (*without_one, *with_one_alone, without_idle):
             if without in plans or not kinds - without:
                 continue
@@ -199,11 +201,6 @@ def _kinds_used(shared: SharedPlan) -> list[str]:
     """The GPUs that are rented, in the order of their names."""
     gpus = {pool.type.gpu.name for pool in shared.workers.running_pools}
     return sorted({_kind(gpu) for gpu in gpus if market_of(gpu) != OWNED})
-
-
-def _idle_kinds(plans: Iterable[SharedPlan]) -> frozenset[str]:
-    """The GPUs of which some idle in any of these plans."""
-    return frozenset(_kind(nodes.gpu) for one in plans for nodes in one.bill.nodes if nodes.idle_gpus)
 
 
 def _kind(gpu: str) -> str:

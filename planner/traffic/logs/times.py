@@ -16,7 +16,7 @@ import pandas as pd
 
 from planner.errors import InputError, TraceError
 from planner.files.document_values import show_value
-from planner.files.numeric import as_floats
+from planner.files.text_tables import as_floats
 from planner.traffic.trace import FloatArray, IntArray
 from planner.traffic.zones import says_zone
 from planner.units import DAY_S
