@@ -195,7 +195,9 @@ def print_answer(answer: DayAnswer) -> None:
     from planner.day import day_causes, day_page
 
     print_lines(day_page.recommendation(answer), style="bold")
-    print_lines(*day_page.proof_lines(answer), day_page.standing_line(answer))
+    print_lines(
+        *day_page.timetable_lines(answer), day_page.standing_line(answer), *day_page.proof_lines(answer)
+    )
     head, rows = day_page.day_table(answer)
     print_table(head, rows, "controllers")
     if by_cause := day_causes.cause_columns(answer):
@@ -211,7 +213,7 @@ def print_joint_answer(answer: JointAnswer) -> None:
     from planner.day import day_page, several_llms_day_page
 
     print_lines(several_llms_day_page.joint_recommendation(answer), style="bold")
-    print_lines(*several_llms_day_page.proof_lines(answer), several_llms_day_page.standing_line(answer))
+    print_lines(several_llms_day_page.standing_line(answer), *several_llms_day_page.proof_lines(answer))
     head, rows = several_llms_day_page.joint_table(answer)
     print_table(head, rows, "controllers")
     for name, one in answer.each.items():

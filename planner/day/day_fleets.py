@@ -89,7 +89,7 @@ def cheapest_fleet(
     for k, (label, fleet) in enumerate(fleets.items()):
         left_s = deadline - time.monotonic()
         if k and left_s <= 0:
-            rows[label] = FleetDay(label, describe_with_queue(fleet), why="there was no time to run it")
+            rows[label] = FleetDay(label, describe_with_queue(fleet), why="the time limit came first")
             continue
         try:
             answer = day_of(fleet, max(left_s / (len(fleets) - k), LEAST_TIME_S))

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from planner.day import day_causes
-from planner.day.day_study import STATIC, ControllerDay, DayAnswer, Optimum, workers_over_time
+from planner.day.controllers.windows import format_clock
+from planner.day.day_study import CRON, STATIC, ControllerDay, DayAnswer, Optimum, workers_over_time
 from planner.day.search.capacity import slo_text
 from planner.day.search.causal_bound import BLOCKS_S
 from planner.domain import row_of
@@ -29,10 +30,10 @@ from planner.reports.words import Rows, describe, sold_singly_text, usd
 from planner.simulator.simulation import STATUS
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.whole_nodes import node_of
-from planner.units import HOUR_S, counted, show_clock, show_s, show_span
+from planner.units import DAY_S, HOUR_S, counted, show_clock, show_s, show_span
 
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
-HEAD = (  # The columns of `day_table`. Regret is the cost above the optimum.
+HEAD = (  # The columns of `day_table`.
     "Controller",
     "USD",
     "USD/h",
@@ -40,7 +41,7 @@ HEAD = (  # The columns of `day_table`. Regret is the cost above the optimum.
     "Windows kept",
     "Worst window",
     "Hurt by changes",
-    "Regret",
+    "Above the optimum",
 )
 # The bound for controllers that know only the past is shown for one that misses this share of the windows,
 # because such a controller rarely keeps every one.
@@ -94,10 +95,10 @@ def proof_lines(answer: DayAnswer) -> list[str]:
     if optimum is None:
         return [f"No optimum: {answer.no_optimum}."]
     return [
-        f"The optimum, knowing the traffic, is {usd(optimum.usd)}: {optimum.status}.",
-        f"No controller that keeps every window costs less than {usd(optimum.proved_usd)}: proved, whenever "
-        "it acts.",
-        *_any_moment_lines(optimum),
+        f"Optimum, the cheapest that keeps every window, for who knows the traffic before: "
+        f"{usd(optimum.usd)}; {optimum.status}.",
+        f"Proved: nothing that keeps every window costs less than {usd(optimum.proved_usd)}"
+        f"{_any_moment_text(optimum)}.",
         *_causal_lines(answer),
         *_whole_nodes_lines(answer),
     ]
@@ -117,15 +118,13 @@ def _whole_nodes_lines(answer: DayAnswer) -> list[str]:
     ]
 
 
-def _any_moment_lines(optimum: Optimum) -> list[str]:
+def _any_moment_text(optimum: Optimum) -> str:
     """The bound that needs the assumption that more workers never hurt, if it is above the proved one."""
     bound_usd = optimum.any_moment_usd
     if bound_usd is None or bound_usd <= optimum.proved_usd:
-        return []
-    return [
-        f"If more workers never hurt, that bound is {usd(bound_usd)}, {100 * bound_usd / optimum.usd:.0f} % "
-        "of what the optimum costs."
-    ]
+        return ""
+    share = f"{100 * bound_usd / optimum.usd:.0f} % of the optimum"
+    return f"; if more workers never hurt, than {usd(bound_usd)}, {share}"
 
 
 def standing_line(answer: DayAnswer) -> str:
@@ -135,7 +134,27 @@ def standing_line(answer: DayAnswer) -> str:
     if question.unit_s:
         rate += ", billed by started hours here, which makes short traffic dearer per hour"
     note = f"; {question.fleet_note}" if question.fleet_note else ""
-    return f"Standing all day: {describe(question.fleet)}, {rate}{note}."
+    static = answer.static
+    windows = "keeps every window" if static.keeps else f"misses {_missed(static)}"
+    cost = f"{rate}; {usd(static.usd)}, {windows}"
+    return f"All workers all day (static): {describe(question.fleet)}, {cost}{note}."
+
+
+def timetable_lines(answer: DayAnswer) -> list[str]:
+    """The sizes of the day under `cron`, with the times of the clock; empty for other winners."""
+    best = answer.winner
+    if best.name != CRON:
+        return []
+    clock_s = 0.0 if best.knowledge is None else best.knowledge.clock_s
+    names = [pool.name for pool in answer.question.fleet.pools]
+    changes, before = list[str](), None
+    for at_s, sizes in zip(best.run.requested_s, best.run.requested_sizes.tolist(), strict=True):
+        if sizes != before:
+            before = sizes
+            workers = ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+            changes.append(f"{format_clock((clock_s + at_s) % DAY_S)} {workers}")
+    more = [f"and {len(changes) - MOST_LISTED} more changes"] if len(changes) > MOST_LISTED else []
+    return [f"Timetable of cron, workers asked for from: {'; '.join(changes[:MOST_LISTED] + more)}."]
 
 
 def standing_usd_per_h(answer: DayAnswer) -> float:
@@ -177,15 +196,14 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
 
     unknown_words = reacting_words = ""
     if unknown_usd is not None:
-        unknown_words = (
-            f", and {with_regret(unknown_usd)} if only its windows show which hour of a half day it is"
-        )
+        unknown_words = f", {with_regret(unknown_usd)} where it does not know the hour of the half day either"
     if reacting_usd > optimum.proved_usd:
-        reacting_words = f"; {with_regret(reacting_usd)} even if it sees a window whole as it begins"
+        reacting_words = f", {with_regret(reacting_usd)} even where it sees a window's traffic as it begins"
     return [
-        "On days of these windows in any order within an hour no controller that cannot see ahead misses "
-        f"{100 * FEW_MISSED_FRAC:g} % for less than {with_regret(hour_usd)} in the mean{unknown_words}: "
-        f"sizes changed between windows, if more workers never hurt{reacting_words}."
+        f"Without seeing ahead: who misses {100 * FEW_MISSED_FRAC:g} % of windows pays at least "
+        f"{with_regret(hour_usd)} on average over days whose windows come in another order within each "
+        f"hour{unknown_words}{reacting_words}; for sizes that change between windows, if more workers never "
+        "hurt."
     ]
 
 
@@ -227,9 +245,9 @@ def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
     """The cells of a day, in the order of HEAD."""
     worst, regret = row.worst, answer.regret_usd(row)
     rerouted, late = (sum(getattr(each, name) for each in row.effects) for name in ("rerouted", "late"))
-    effects = f"{late:,} late, {rerouted:,} again" if row.effects else "-"
+    effects = f"{late:,} late, {rerouted:,} redone" if row.effects else "-"
     worst_time = f"{show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
-    worst_text = f"{worst_time}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
+    worst_text = f"{worst_time}: {100 * worst.kept_frac:.1f} % keep {worst.short_limit}"
     return (
         row.name,
         f"{row.usd:,.2f}",

@@ -451,9 +451,7 @@ def best_sizes(
 
 def controller_status(name: str) -> str:
     """The status of an optimum that is the day of a controller."""
-    return f"what {name} did" + (
-        "" if name == STATIC else ", which changes sizes between the steps of `every`"
-    )
+    return f"the sizes of {name}: none were found that cost less"
 
 
 def terms_of(question: DayQuestion) -> DayTerms:

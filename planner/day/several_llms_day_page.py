@@ -45,9 +45,9 @@ def proof_lines(answer: JointAnswer) -> list[str]:
     if optimum is None:
         return [f"No optimum: {answer.no_optimum}."]
     return [
-        f"The optimum of all LLMs, knowing their traffic, is {usd(optimum.day.usd)}: {optimum.status}.",
-        f"No controllers that keep every window cost less than {usd(optimum.proved_usd)}: proved, whenever "
-        "they act.",
+        f"Optimum of all LLMs, the cheapest that keeps every window, for who knows the traffic before: "
+        f"{usd(optimum.day.usd)}; {optimum.status}.",
+        f"Proved: nothing that keeps every window costs less than {usd(optimum.proved_usd)}.",
     ]
 
 
@@ -58,7 +58,7 @@ def standing_line(answer: JointAnswer) -> str:
     rate_usd_per_h = paid_usd_per_h((pool.type, pool.count) for pool in pools)
     fleets = "; ".join(f"{name}: {describe(one.question.fleet)}" for name, one in answer.each.items())
     note = f"; {questions[0].fleet_note}" if questions[0].fleet_note else ""
-    return f"Standing all day: {fleets}; {usd(rate_usd_per_h)} per hour in all{note}."
+    return f"All workers all day (static): {fleets}; {usd(rate_usd_per_h)} per hour in all{note}."
 
 
 # Said where GPUs are billed by the day.
@@ -98,7 +98,7 @@ def joint_table(answer: JointAnswer) -> Rows:
         "USD",
         "GPUs at most",
         "Windows kept",
-        "Regret",
+        "Above the optimum",
         *(f"{name} alone: USD, missed" for name in names),
     )
     ordered = sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))

@@ -82,7 +82,7 @@ def finer_day(
         lives = search.repaired(dict(bound_lives)) if is_of_bound else search.lives_of_grid(grid)
         finer = search.repaired_day(search.shortened(lives), grid_usd)
         if finer is not None:
-            progress(f"sizes that change at any moment: {finer.day.usd:.2f} USD")
+            progress(f"the optimum: sizes that change at any moment, {finer.day.usd:.2f} USD in this try")
             return finer
     return None
 
