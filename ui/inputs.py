@@ -128,6 +128,8 @@ def traffic_inputs(session: Session, place: str = "ask") -> Form:
         on_change=take_source,
         label_visibility="collapsed",
     )
+    # Streamlit forgets an input that is not drawn, as that of the trace; what is assigned stays.
+    st.session_state[f"{place}_trace"] = st.session_state[f"{place}_trace"]
     chosen: Form = {"source": source, "trace": st.session_state[f"{place}_trace"]}
     chosen["map"] = st.session_state[f"{place}_map"]
     form_values = {key: st.session_state[f"{place}_{key}"] for key in (*DESCRIPTION, "scale", "window")}

@@ -104,6 +104,13 @@ def open_text(path: Path, *, long_lines: tuple[bytes, ...] = ()) -> Iterator[io.
         yield io.BufferedReader(_TextBytes(path, stream, long_lines), 2**20)
 
 
+# What is uploaded in place of text, by its first bytes; a workbook of Excel is a ZIP archive too.
+OTHER_FORMATS = {
+    b"PK\x03\x04": "is a ZIP archive or a workbook; unpack it, or save it as CSV",
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "is UTF-16; save it as UTF-8"),
+}
+
+
 class _TextBytes(io.RawIOBase):
     """Passes the bytes of `stream` on, block by block, once they are checked."""
 
@@ -120,6 +127,9 @@ class _TextBytes(io.RawIOBase):
         block = self.stream.read(min(len(buffer), 2**20))
         if self.is_first:
             block, self.is_first = block.removeprefix(codecs.BOM_UTF8), False
+            for beginning, what in OTHER_FORMATS.items():
+                if block.startswith(beginning):
+                    raise InputError(f"{self.path}: {what}")
             # The first spaces are dropped, so that `{ "a"` begins as `{"a"` does.
             if self.long_lines and block.lstrip().replace(b" ", b"", 4).startswith(self.long_lines):
                 self.longest_bytes = MAX_DOCUMENT_BYTES

@@ -153,12 +153,14 @@ def _rescaled(
             think_s=trace.think_s / factor,
             notes=(*trace.notes, f"{note}, clock times {factor:.4g}"),
         )
-    requests = round(rate_rps * trace.duration_s)  # By `Trace.rate_rps`, requests / duration.
-    if not 2 <= requests <= MAX_REQUESTS:
+    # By `Trace.rate_rps`, requests / duration; it may be infinite, which is no int.
+    rounded = np.round(float(rate_rps) * float(trace.duration_s))
+    if not 2 <= rounded <= MAX_REQUESTS:
         raise InputError(
-            f"rate: {rate_rps:g} requests/s over the {trace.duration_s:.4g} s of {trace.name} are {requests} "
-            f"requests, expected 2 to {MAX_REQUESTS}; ask for another rate or window"
+            f"rate: {rate_rps:g} requests/s over the {trace.duration_s:.4g} s of {trace.name} are "
+            f"{rounded:.6g} requests, expected 2 to {MAX_REQUESTS}; ask for another rate or window"
         )
+    requests = int(rounded)
     if scale == "superpose" and factor > 1:
         return _superpose(trace, requests, note, rng, busiest_s)
     if factor > 1:

@@ -149,6 +149,7 @@ def test_users_smooth_what_a_faster_clock_sharpens() -> None:
         (9.0, "thin", "thin cannot raise 0.6667 to 9 requests/s; use superpose or compress"),
         (0.1, "thin", "are 1 requests, expected 2 to"),
         (1e9, "superpose", "expected 2 to 50000000; ask for another rate or window"),
+        (1e308, "superpose", "are inf requests, expected 2 to 50000000"),
         (1.0, "stretch", "scale: expected superpose, compress or thin, found 'stretch'"),
     ],
 )

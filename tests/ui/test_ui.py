@@ -605,6 +605,17 @@ def test_a_broken_upload_shows_the_line_of_the_command_in_place(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_look_at_another_source_keeps_the_sample() -> None:
+    """A click on Upload and back planned azure-code, the first of the list, not azure-conversation."""
+    at = opened(owner="b1" * 16)
+    was = question.sample_form(CATALOG)["trace"]
+    for source in (question.UPLOAD, question.SAMPLE, question.DESCRIBED, question.SAMPLE):
+        at.segmented_control(key="ask_source").set_value(source).run()
+        assert not at.exception and at.session_state["ask_trace"] == was
+    assert at.selectbox(key="ask_trace").value == was
+
+
+@pytest.mark.usefixtures("at_once")
 def test_what_cannot_be_promised_is_told_as_the_command_tells_it() -> None:
     at = opened(owner="e" * 32)
     at.number_input(key="ask_ttft_ms").set_value(0.5)

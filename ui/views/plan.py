@@ -246,7 +246,7 @@ def _read_and_draw_traffic(session: Session, form: Form, below_trace: Any) -> No
 def _draw_traffic(summary: Document) -> None:
     """Draw the answer of a job "trace": rates and lengths, what prompts share, dropped rows."""
     st.header("The traffic")
-    message = f"{summary['requests']:,} requests in {summary['duration_s']:,.0f} s"
+    message = f"{counted(summary['requests'], 'request')} in {summary['duration_s']:,.0f} s"
     message += f", {summary['rate_rps']:.3g} requests/s" if summary["rate_rps"] else ""
     planned = summary.get("planned_rps")
     if planned and summary["rate_rps"] and abs(planned / summary["rate_rps"] - 1) > SAME_RATE_FRAC:

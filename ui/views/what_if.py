@@ -132,7 +132,7 @@ def _any_key_input(session: Session, form: Form) -> tuple[Form | None, str]:
     )
     if not text.strip():
         return None, ""
-    changed = what_if.change_question(question.document(form, session.catalog), text)
+    changed = what_if.change_question(question.document(form, session.catalog), text, session.catalog)
     return question.form_of_document(changed, form, session.catalog), text.strip()
 
 
