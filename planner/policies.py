@@ -121,16 +121,20 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 TARGET_WORDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("k8s", "helm", "kubectl", "eks", "gke", "aks", "openshift"), "kubernetes"),
-        **{"docker": "compose", "docker-compose": "compose", "sky": "skypilot"},
+        **{"docker": "compose", "docker-compose": "compose", "sky": "skypilot", "terraform": "skypilot"},
         **{"ray": "ray-serve", "nvidia-dynamo": "dynamo", "leaderworkerset": "lws", "systemd": "vllm"},
     }
 )
 
 
 def advise_target(word: str, targets: Iterable[str]) -> str:
-    """A hint, "did you mean 'kubernetes'? ", with the target most like `word`; for Helm the chart too."""
-    chart = "It brings a Helm chart, in chart/. " if word.lower() == "helm" else ""
-    return did_you_mean(word.lower(), (*TARGET_WORDS, *targets), TARGET_WORDS) + chart
+    """A hint, "did you mean 'kubernetes'? ", with the target most like `word`, and "There are", which begins
+    the list of all.
+    """
+    helm = "It brings a Helm chart, in chart/. "
+    brings = {"helm": helm, "terraform": "It rents the machines too. "}.get(word.lower(), "")
+    hint = did_you_mean(word.lower(), (*TARGET_WORDS, *targets), TARGET_WORDS) + brings
+    return f"{hint}There are" if hint else "there are"
 
 
 # ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone;

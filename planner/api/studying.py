@@ -234,7 +234,7 @@ def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, labe
     try:
         before = study.ask(question.task())
     except InfeasibleError as error:
-        error.args = (f"the question before the change: {error}",)
+        error.args = (f"the question before the change: {error}; `plan` takes the changed one alone",)
         raise
     moved = what_if_study.ask_again(study, before, changed.task(), label)
     answers = [answer for answer in (before, moved.answer) if answer is not None]

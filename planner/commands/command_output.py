@@ -79,13 +79,18 @@ class Progress:
         self.status = self.console.status("") if sys.stderr.isatty() and not quiet else None
         self.stage = "at work"  # The last message.
         self.printed_s = self.start_s  # When it came.
+        self.waited_s = 0.0  # For code that is compiled once, which says nothing of how long the rest takes.
+        self.is_waiting = False
         self.has_ended = threading.Event()
         self.notices = _NoticesTo(self)
 
     def __call__(self, message: str) -> None:
-        elapsed_s = time.monotonic() - self.start_s
+        now_s = time.monotonic()
+        elapsed_s = now_s - self.start_s
+        if self.is_waiting:
+            self.waited_s, self.is_waiting = self.waited_s + now_s - self.waiting_since_s, False
         text = self._how_far(message, elapsed_s) + message
-        self.stage, self.printed_s = str(message), time.monotonic()
+        self.stage, self.printed_s = str(message), now_s
         if isinstance(message, Urgent):
             self.console.print(text, markup=False, soft_wrap=True)
         elif self.status is not None:
@@ -95,8 +100,9 @@ class Progress:
             self._print_stamped(text)
 
     def print_notice(self, text: str) -> None:
-        """Print it at once, as a stage that lasts."""
+        """Print it at once, as a stage that lasts. Until the next stage nothing else is done."""
         self.stage, self.printed_s = text, time.monotonic()
+        self.is_waiting, self.waiting_since_s = True, self.printed_s
         self._print_stamped(text)
 
     def _print_stamped(self, text: str) -> None:
@@ -116,11 +122,16 @@ class Progress:
         return min(max(self.taken_s() / time.process_time(), 1.0), MOST_WALL_PER_CPU)
 
     def _how_far(self, message: str, elapsed_s: float) -> str:
-        """The share done, which never falls, and the time left, as text; empty if the message has none."""
+        """The share done, which never falls, and the time left, as text; empty if the message has none.
+
+        A stage that comes again took longer than others of its kind: the guess would grow, so there is none.
+        """
         if not isinstance(message, Stage):
             return ""
+        comes_again = message.done_frac <= self.done_frac
         self.done_frac = max(self.done_frac, message.done_frac)
-        left = left_s(elapsed_s, self.done_frac, self.limit_s)
+        limit_left_s = max(self.limit_s - elapsed_s, 0.0)
+        left = None if comes_again else left_s(elapsed_s - self.waited_s, self.done_frac, limit_left_s)
         about = "" if left is None else f", about {max(round(left), 1)} s left"
         return f"{100 * self.done_frac:.0f} %{about}: "
 

@@ -32,7 +32,7 @@ LEAST_HOURS, BUSY = 3, 1.3
 
 def print_first_screen(plan: Plan) -> None:
     """Print verdict, answers, main figures, why nothing is cheaper, and warnings of a plan."""
-    from planner.documents.facts import GpusConsidered, GpusTooSmall, RoutersMiss
+    from planner.documents.facts import Adapters, GpusConsidered, GpusTooSmall, RoutersMiss
     from planner.reports import screen, words
     from planner.reports.fact_sentences import sentence, sentences
 
@@ -47,12 +47,12 @@ def print_first_screen(plan: Plan) -> None:
             for each in plan.certificate.assumptions
             if isinstance(each, GpusConsidered | GpusTooSmall)
         ),
+        *(("LoRA", sentence(each)) for each in plan.certificate.assumptions if isinstance(each, Adapters)),
     ]
-    if losses := screen.losses_text(plan):
-        rows.insert(0, ("With a loss", losses))
     # The row of routers says of each what a warning would say again.
     warnings = [each for each in plan.warnings if not isinstance(each, RoutersMiss)]
-    _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(warnings))
+    losses = screen.losses_text(plan)
+    _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(warnings), losses=losses)
 
 
 def print_shared_screen(plan: SharedPlan) -> None:
@@ -76,9 +76,16 @@ def _figure_rows(at_a_glance: Sequence[Glance]) -> list[tuple[str, str]]:
 
 
 def _print_parts(
-    verdict: str, groups: Sequence[Sequence[Card]], rows: Sequence[tuple[str, str]], warnings: Sequence[str]
+    verdict: str,
+    groups: Sequence[Sequence[Card]],
+    rows: Sequence[tuple[str, str]],
+    warnings: Sequence[str],
+    *,
+    losses: str = "",
 ) -> None:
-    """Print a verdict, groups of answers, labelled rows of text, and warnings."""
+    """Print a verdict, groups of answers, labelled rows of text, and warnings. `losses`: why there is no
+    answer "with a loss"; it stands where that answer would.
+    """
     console = stdout_console(soft_wrap=True)
     columns = min(console.width, MOST_COLUMNS) if sys.stdout.isatty() else LINE
     _print_wrapped(console, verdict, columns, style="bold")
@@ -96,6 +103,8 @@ def _print_parts(
             ]
             text = "; ".join(part for part in parts if part)
             _print_labelled(console, card.name, text, columns, style="bold green" if card.is_plan else "")
+    if losses:
+        _print_labelled(console, "With a loss", losses, columns)
     console.print()
     for label, text in rows:
         _print_labelled(console, label, text, columns)

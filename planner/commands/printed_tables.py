@@ -39,12 +39,13 @@ def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
 
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     """Print a table of rows with the same keys. Names in the first column break only beyond half a line."""
-    table, console = Table(title=title, title_justify="left"), stdout_console()
+    table, console = Table(), stdout_console()
     for k, column in enumerate(rows[0] if rows else ()):
         longest = max(len(short_text(row[column])) for row in rows)
         table.add_column(str(column), overflow="fold", no_wrap=k == 0 and longest <= console.width // 2)
     for row in rows:
         table.add_row(*(short_text(value) for value in row.values()))
+    print_lines(title, style="italic")  # A table's own title would break where the table ends.
     console.print(table)
 
 

@@ -164,7 +164,7 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
         {"metric": limit.name, "limit": show_s(limit.limit_s), "simulated": show_s(value)}
         for limit, value in result.fleet_goodput.values_s.items()
     ]
-    print_rows(rows, f"at {document['rate_rps']:.4g} requests/s, {document['requests']} requests")
+    print_rows(rows, f"at {document['rate_rps']:.4g} requests/s, {document['requests']:,} requests")
 
 
 def _bracket_text(holds_at_rate: dict[float, bool]) -> str:

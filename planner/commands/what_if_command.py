@@ -63,7 +63,7 @@ def what_if(
         question = read_task(slo, catalog_rows)
         document = dict(question.document)
         for text in changes:
-            document = change_question(document, text)
+            document = change_question(document, text, catalog_rows)
         changed = TaskDocument(document, catalog_rows, Path(f"{slo} with {', '.join(changes)}"))
         changed.task()  # Raises now if the changed question is not valid.
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)

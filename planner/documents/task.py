@@ -830,7 +830,7 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
     if name not in ROUTERS_OF:
         advice = advise_target(name, ROUTERS_OF)
         raise InputError(
-            f"{section.path_of('target')}: no deployment target {name[:100]!r}; {advice}There are "
+            f"{section.path_of('target')}: no deployment target {name[:100]!r}; {advice} "
             f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"
         )
     return name, False

@@ -98,9 +98,7 @@ def check_target(target: str) -> None:
     """Raise InputError unless it is a target, or "all"."""
     if target not in (*TARGETS, "all"):
         advice = advise_target(target, TARGETS)
-        raise InputError(
-            f"target: no deployment target {target[:100]!r}; {advice}There are all, {', '.join(TARGETS)}"
-        )
+        raise InputError(f"target: no deployment target {target[:100]!r}; {advice} all, {', '.join(TARGETS)}")
 
 
 def render(

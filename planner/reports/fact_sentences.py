@@ -152,7 +152,7 @@ _REMARKS: dict[facts.Remark, str] = {
     "effort-ended": "the effort ended",
     "all-too-few": "all that are in stock or within the limits are too few",
     "is-the-plan": "the plan",
-    "on-paper": "on paper, not planned for production",
+    "on-paper": "compared on paper, not planned for production",
     "cheaper-alone": (
         "cheaper than the plan, whose search over all types did not find it: name this GPU alone under "
         "fleet: gpus"

@@ -9,7 +9,7 @@ the SLO. No text uses one of the two terms for the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -406,6 +406,9 @@ def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
     if idle := idle_gpus_text(plan.bill):
         per_million += f"; {idle}"
     per_million += f"; {plan.fleet.power_w / 1e3:,.1f} kW provisioned"
+    if plan.power is not None and plan.power.requests:
+        joules = f"{plan.power.thousand_tokens_j:,.0f} J per 1,000 output tokens"
+        per_million += f", {plan.power.mean_w / 1e3:,.1f} kW expected: {joules}"
     return [
         *_gpu_count_glance(plan),
         Glance("Cost per month", month_text(paid), per_million),
@@ -415,7 +418,7 @@ def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
         *_commitment_glance(plan),
         breaks_first(plan),
         _more_traffic_glance(plan, questions),
-        _measured_glance(plan),
+        measured_glance([basis(plan)]),
         *_router_glance(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
@@ -423,14 +426,17 @@ def glance(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[Glance]:
 
 def _one_gpu_type_glance(plan: Plan) -> list[Glance]:
     """What the question costs with each of its GPU types alone; empty where that was not planned."""
-    texts = []
+    unit, texts = plan.certificate.unit, list[tuple[str, str]]()
     for each in plan.alternatives:
         if each.is_of_one_gpu_type:
-            price = unpriced_text(each, plan.certificate.unit) or (
-                f"{in_unit(each.objective, plan.certificate.unit)} ({alternative_note(each, plan)})"
-            )
-            texts.append(f"{each.label} {price}")
-    return [Glance("One GPU type", texts[0], "; ".join(texts[1:]))] if texts else []
+            unpriced = unpriced_text(each, unit)
+            price = unpriced or in_unit(each.objective, unit)
+            texts.append((f"{each.label} {price}", "" if unpriced else alternative_note(each, plan)))
+    if not texts:
+        return []
+    (value, note), *others = texts
+    notes = [note, *(f"{text} ({more})" if more else text for text, more in others)]
+    return [Glance("One GPU type", value, "; ".join(filter(None, notes)))]
 
 
 def _contexts_glance(plan: Plan) -> list[Glance]:
@@ -673,15 +679,15 @@ BASIS_WORDS: dict[Basis, str] = {
 }
 
 
-def _measured_glance(plan: Plan) -> Glance:
-    """How many of the plan's inputs were measured, and the basis of each."""
-    basis_by_input = basis(plan)
-    inputs_by_basis: dict[str, list[str]] = {}
-    for name, kind in basis_by_input.items():
-        inputs_by_basis.setdefault(kind, []).append(name)
-    measured = len(inputs_by_basis.get("measured", ()))
+def measured_glance(bases: Sequence[Mapping[str, str]]) -> Glance:
+    """How many of the inputs of all plans were measured, and which have which basis."""
+    inputs = [item for basis_by_input in bases for item in basis_by_input.items()]
+    measured = sum(kind == "measured" for _, kind in inputs)
+    inputs_by_basis: dict[str, dict[str, None]] = {}
+    for name, kind in inputs:
+        inputs_by_basis.setdefault(kind, {})[name] = None
     note = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in inputs_by_basis.items())
-    return Glance("Measured", f"{measured} of {len(basis_by_input)} inputs", note)
+    return Glance("Measured", f"{measured} of {len(inputs)} inputs", note)
 
 
 def why_title(plan: Plan) -> str:

@@ -92,7 +92,7 @@ def _breaks_first(plan: SharedPlan) -> Glance:
     """What breaks first, for the LLM that breaks with the smallest increase."""
     name, llm_plan = min(plan.plans.items(), key=lambda item: _smallest_share_that_breaks(item[1]))
     first = screen.breaks_first(llm_plan)
-    return Glance(first.name, first.value, f"of {name}: {first.note}")
+    return Glance(first.name, f"of {name}: {first.value}", first.note)
 
 
 def _smallest_share_that_breaks(plan: Plan) -> float:
@@ -122,12 +122,8 @@ def _more_traffic(plan: SharedPlan) -> Glance:
 
 
 def _measured_inputs(plan: SharedPlan) -> Glance:
-    """How many inputs of all LLMs' plans were measured, and which were estimated."""
-    inputs = [item for llm_plan in plan.plans.values() for item in screen.basis(llm_plan).items()]
-    measured = sum(basis == "measured" for _, basis in inputs)
-    estimated = dict.fromkeys(name for name, basis in inputs if basis == "estimated")
-    note = f"estimated: {', '.join(estimated)}" if estimated else ""
-    return Glance("Measured", f"{measured} of {len(inputs)} inputs", note)
+    """How many inputs of all LLMs' plans were measured, and the basis of each."""
+    return screen.measured_glance([screen.basis(llm_plan) for llm_plan in plan.plans.values()])
 
 
 def cards(plan: SharedPlan) -> list[Card]:

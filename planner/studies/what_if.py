@@ -239,20 +239,34 @@ def _times_hint(document: Mapping[str, Any], path: str, written: str) -> str:
     return f"{text} of what is there is {changed}: write {path.strip()}=x{factor:g}, or the value itself"
 
 
-def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _with_listed_price(document: Mapping[str, Any], path: str, catalog: Catalog) -> Mapping[str, Any]:
+    """The document with the catalog's price at a path such as fleet.prices.h200 that it leaves out."""
+    keys, fleet = keys_of(path), document.get("fleet") or {}
+    if len(keys) != 3 or keys[:2] != ["fleet", "prices"] or not isinstance(fleet, Mapping):
+        return document
+    # Of a provider that `price_of` names the price is another.
+    if keys[2] in (fleet.get("prices") or {}) or "price_of" in fleet:
+        return document
+    listed = catalog.gpu(keys[2]).price_usd_per_h
+    return with_value(document, path, f"{listed:.10g} usd/h", where=path)
+
+
+def change_question(document: Mapping[str, Any], text: str, catalog: Catalog | None = None) -> dict[str, Any]:
     """slo.yaml with one key changed. The text "slo.ttft.p90=1 s" sets a key, and "limits.cost=" removes one.
 
-    "traffic.rate=x2", or "traffic.rate x 2", multiplies the number or quantity that is there.
+    "traffic.rate=x2", or "traffic.rate x 2", multiplies the number or quantity that is there; a price of a
+    GPU that is not there is the catalog's.
     """
     assignment = text if "=" in text else _KEY_TIMES_FACTOR.sub(r"\1=x\2", text)
     path, equals, written = assignment.partition("=")
     if not equals or not all(keys_of(path)):
         raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
     try:
+        present = document if catalog is None else _with_listed_price(document, path, catalog)
         if _SIGNED_PERCENT.fullmatch(written):
-            raise InputError(_times_hint(document, path, written))
+            raise InputError(_times_hint(present, path, written))
         factor = _FACTOR.fullmatch(written)
-        value = yaml_value(written) if factor is None else multiply_value(document, path, float(factor[1]))
+        value = yaml_value(written) if factor is None else multiply_value(present, path, float(factor[1]))
     except InputError as error:
         raise InputError(f"--change {text!r}: {error}") from None
     return with_value(document, path, value, where=f"--change {text!r}")

@@ -130,7 +130,7 @@ def test_manifests_are_those_that_the_plan_writes(plan: PlanResult, tmp_path: Pa
     document = yaml.safe_load((tmp_path / "out" / "plan.yaml").read_text())
     assert document["routers"]
     assert fleetplan.manifests(document, "kubernetes").files == found.files
-    with pytest.raises(errors.InputError, match=r"target: no deployment target .* There are all, vllm"):
+    with pytest.raises(errors.InputError, match=r"target: no deployment target .* there are all, vllm"):
         fleetplan.manifests(plan, "nowhere")
 
 

@@ -47,6 +47,16 @@ def test_an_answer_names_its_fleet_or_why_there_is_none(capsys: pytest.CaptureFi
     assert printed.count("4 workers") == 1 and "Production 9 USD/h; 1 USD/h less; 4 workers" in printed
 
 
+def test_why_there_is_no_answer_with_a_loss_stands_beside_the_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A blank line stood between the answers and it, and none after it."""
+    card = Card("Production", "9 USD/h", "", "", "3 workers", "", "", "", is_plan=True)
+    first_screen._print_parts("Buy.", [[card]], [("LLM", "x")], [], losses="stands losses already")
+    labels = [line[: first_screen.LABEL].strip() for line in capsys.readouterr().out.splitlines()]
+    assert labels == ["Buy.", "", "Production", "With a loss", "", "LLM"]
+
+
 def test_a_plan_with_spot_says_why_no_answer_with_a_loss_is_there() -> None:
     spot = SpotSpare("mixed", 4, 1, 0.001, 0.1, 300.0)
 

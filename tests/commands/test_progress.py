@@ -8,6 +8,7 @@ import pytest
 
 from planner.commands import command_output
 from planner.commands.command_output import Progress
+from planner.search.problem.stages import Stage
 
 
 def test_a_long_stage_is_told_again_where_stderr_is_no_terminal(
@@ -50,3 +51,21 @@ def test_a_compilation_is_said_once_and_warnings_of_its_cache_even_if_quiet(
         assert all(line.startswith("[") for line in notices)
     compiler.info("compiling")
     assert capsys.readouterr().err == ""
+
+
+def test_time_left_counts_no_compilation_and_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "About 220 s left" was said of a plan that had compiled for 130 s and took 35 more; a stage that came
+    four times said 34, 76, 101 and 153 s.
+    """
+    now_s = 0.0
+    monkeypatch.setattr("planner.commands.command_output.time.monotonic", lambda: now_s)
+    progress = Progress(quiet=True)
+    test = Stage("production: on other scenarios", "test")
+    for now_s, message in ((5.0, "level 0"), (135.0, "pairs")):  # noqa: B007
+        progress(Stage("searching", message))
+        if message == "level 0":
+            progress.print_notice("compiling")
+    now_s = 145.0
+    told = progress._how_far(test, now_s)
+    assert told == f"{100 * test.done_frac:.0f} %, about {15 * (1 / test.done_frac - 1):.0f} s left: "
+    assert progress._how_far(test, 200.0) == f"{100 * test.done_frac:.0f} %: "

@@ -331,7 +331,7 @@ def test_one_target_leaves_the_others_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "expected"),
     [
-        (None, ("--target", "nomad"), "target: no deployment target 'nomad'; There are all, vllm"),
+        (None, ("--target", "nomad"), "target: no deployment target 'nomad'; there are all, vllm"),
         (
             None,
             ("--target", "helm"),

@@ -142,7 +142,7 @@ def test_the_price_of_each_gpu_type_alone_and_the_power_are_on_the_first_screen(
         for each in screen.glance(replace(plan, alternatives=(*plan.alternatives, alone)))
         if each.name == "One GPU type"
     ]
-    assert alone_row.value.startswith("only b200-180g ") and "+50" in alone_row.value
+    assert alone_row.value.startswith("only b200-180g ") and "+50" in alone_row.note
     told = {each.name: each.note for each in screen.glance(plan)}
     assert "One GPU type" not in told and "KV caches" not in told
     assert f"; {plan.fleet.power_w / 1e3:,.1f} kW provisioned" in told["Cost per month"]

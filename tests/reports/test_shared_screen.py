@@ -96,7 +96,7 @@ def test_how_to_plan_for_one_target_is_said_once() -> None:
 
 def test_what_breaks_first_is_of_the_llm_that_holds_least() -> None:
     first = shared_screen.glance(shared())[1]
-    assert (first.value, first.note.partition(":")[0]) == ("+5.0 % traffic", "of code")
+    assert first.value == "of code: +5.0 % traffic"
     assert [(each.label, each.frac) for each in shared_screen.breaks(shared())] == [
         ("code, more traffic", 0.05),
         ("chat, longer steps", 0.1),

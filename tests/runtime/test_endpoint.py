@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from fake_gateway import KEY, MODEL, after, always, gateway
 from runtime_fakes import fleet_of, random_trace
 
 from planner import cli
+from planner.commands import command_output
 from planner.documents.fleet_file import fleet_document
 from planner.files.checked_files import to_yaml
 from planner.reports.output import requests_csv
@@ -135,6 +137,16 @@ def test_every_request_is_sent_once_and_compared(run: Run, folder: Path) -> None
     again = run(found.url, "--json")  # the gateway is gone: nothing is sent, and the answer is the same
     assert json.loads(again.out)["errors"] == told["errors"]
     assert "The endpoint" in (folder / "out" / "report.html").read_text()
+
+
+def test_quiet_shows_no_progress(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_output, "QUIET_S", -1.0)  # Such short work shows none otherwise.
+    with gateway() as found:
+        quiet = run(found.url, "-q")
+        shutil.rmtree(folder / "out")
+        loud = run(found.url)
+    assert quiet.code == loud.code == 0 and re.search(r"^\[ +\d", loud.err, re.MULTILINE)
+    assert not re.search(r"^\[ +\d", quiet.err, re.MULTILINE) and quiet.out
 
 
 @pytest.mark.parametrize(

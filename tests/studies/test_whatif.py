@@ -19,6 +19,7 @@ from shares import some
 from typer.testing import CliRunner
 
 from planner.cli import app
+from planner.documents.catalog import read_catalog
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
 from planner.documents.safety import Safety
 from planner.documents.task import parse_task
@@ -385,6 +386,20 @@ def test_a_signed_percentage_is_refused_with_the_factor_to_write() -> None:
     with pytest.raises(InputError, match=r"write slo.ttft.p90=x0.8"):
         change_question({"slo": {"ttft": {"p90": "2 s"}}}, "slo.ttft.p90=-20 %")
     assert change_question({}, "safety.growth=30 %") == {"safety": {"growth": "30 %"}}
+
+
+def test_a_price_that_slo_yaml_leaves_out_is_the_catalogs() -> None:
+    """ "-30 %" of the price of H200 was refused as "x0.7 multiplies a number, but it is not there"."""
+    rows = read_catalog()
+    cheaper = change_question({"fleet": {"gpus": ["h200"]}}, "fleet.prices.h200=x0.5", rows)
+    half = rows.gpu("h200").price_usd_per_h / 2
+    assert cheaper["fleet"] == {"gpus": ["h200"], "prices": {"h200": f"{half:.10g} usd/h"}}
+    with pytest.raises(InputError, match=r"-30 % of what is there is .* usd/h: write fleet.prices.h200=x0.7"):
+        change_question({}, "fleet.prices.h200=-30 %", rows)
+    given = change_question({"fleet": {"prices": {"h200": "2 usd/h"}}}, "fleet.prices.h200=x0.5", rows)
+    assert given["fleet"]["prices"] == {"h200": "1 usd/h"}
+    with pytest.raises(InputError, match="is not there"):  # That provider's price is another.
+        change_question({"fleet": {"price_of": {"provider": "verda"}}}, "fleet.prices.h200=x0.5", rows)
 
 
 def test_a_cheaper_fleet_of_before_is_not_said_to_hold_beside_a_dearer_plan() -> None:

@@ -340,7 +340,7 @@ def test_what_vllm_wrote_is_read() -> None:
             "created_at,prompt_tokens,input_tokens,completion_tokens\n1767607200,5,4,3\n",
             "prompt_tokens and input_tokens may both be input tokens",
         ),
-        ("at,prompt_tokens,completion_tokens\n05/06/2026 10:00,5,3\n", "no column could be read as arrival"),
+        ("at,prompt_tokens,completion_tokens\n05/06/2026 10:00,5,3\n", "at holds dates; swap %d and %m"),
     ],
 )
 def test_what_is_not_certain_ends_in_one_line(read: Read, text: str, message: str) -> None:

@@ -31,7 +31,7 @@ from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import compute_slo_work
 from planner.solvers.whole_nodes import enough_for
-from planner.units import show_s
+from planner.units import HOURS_PER_MONTH, show_s
 
 RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # These multiples of the least possible limit are tried in turn.
 RELAX_S = 20.0  # The search for a relaxation that works ends after so long, on the search's clock.
@@ -54,6 +54,17 @@ def _fleet_found_text(problem: Problem) -> str:
     """
     on_paper = "" if problem.task.safety is None else " on paper; production may take more"
     return f", with which a fleet was found{on_paper}"
+
+
+def _per_month_text(ways: Sequence[Sequence[Change]]) -> str:
+    """What a budget and the one that is enough are per month, as budgets are often given; empty where
+    another limit changes too.
+    """
+    changes = [change for way in ways for change in way]
+    if len(changes) != 1 or changes[0].unit != "USD/h":
+        return ""
+    present, enough = changes[0].present * HOURS_PER_MONTH, math.ceil(changes[0].enough * HOURS_PER_MONTH)
+    return f" (from {present:,.0f} to {enough:,} USD per month)"
 
 
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
@@ -287,7 +298,7 @@ def infeasible(
         )
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO ({reason}). Raise {ways_text(ways)}"
-        f"{_fleet_found_text(problem)}{_carried_text(problem)}{also_left_out(problem.task.unchecked_left_out)}",
+        f"{_per_month_text(ways)}{_fleet_found_text(problem)}{_carried_text(problem)}{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],
         ways=ways,

@@ -286,7 +286,8 @@ def _unsure_error(
         likely["arrival"] = likely.pop("end")
         missing = [role for role in missing if role != "arrival"]
     columns = dict.fromkeys(missing, "COLUMN") | likely
-    if "arrival" in missing and (dated := _local_date_column(sample)):
+    dated = _local_date_column(sample) if "arrival" in missing else None
+    if dated:
         name, form, is_certain = dated
         columns |= _dated_roles(sample, name, form)
         if "end" in columns:
@@ -300,7 +301,9 @@ def _unsure_error(
     roles = [role for role in ("arrival", "end", "duration", "input", "output", *_NAMES) if role in columns]
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
-    why = [*doubts, *(f"no column could be read as {role}" for role in missing)]
+    # Of dates it was said that there are some; only their form is to be given.
+    unread = [role for role in missing if role != "arrival" or not dated]
+    why = [*doubts, *(f"no column could be read as {role}" for role in unread)]
     # No map helps where numbers have thousands separators, so this message has none.
     if grouped := [name for role in missing for name in _grouped_length_columns(sample, role)]:
         return _grouped_error(grouped, where)
