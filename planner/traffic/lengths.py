@@ -203,13 +203,17 @@ def _curve_through(
     between them. `first` and `last` are the slopes below the first and above the last percentile.
     """
 
+    most_log = math.log(most_tokens or MAX_TOKENS)
+
+    # Not np.clip, as in `_tokens`.
     def tokens(at_scores: FloatArray) -> FloatArray:
-        below = np.clip(np.searchsorted(scores, at_scores, side="right") - 1, 0, max(len(scores) - 2, 0))
+        log_tokens = logs[0]
         if len(scores) > 1:
-            part_frac = np.clip((at_scores - scores[below]) / (scores[below + 1] - scores[below]), 0.0, 1.0)
+            below = np.searchsorted(scores, at_scores, side="right") - 1
+            below = np.minimum(np.maximum(below, 0), len(scores) - 2)
+            part_frac = (at_scores - scores[below]) / (scores[below + 1] - scores[below])
+            part_frac = np.minimum(np.maximum(part_frac, 0.0), 1.0)
             log_tokens = logs[below] + (logs[below + 1] - logs[below]) * part_frac**bend
-        else:
-            log_tokens = np.full(len(at_scores), logs[0])
         # The first slope is bent like the lengths beside it.
         log_tokens = (
             log_tokens
@@ -217,7 +221,7 @@ def _curve_through(
             + last * np.maximum(at_scores - scores[-1], 0)
         )
         # From one token to the most.
-        return np.asarray(np.exp(np.clip(log_tokens, 0.0, math.log(most_tokens or MAX_TOKENS))))
+        return np.asarray(np.exp(np.minimum(np.maximum(log_tokens, 0.0), most_log)))
 
     return tokens
 

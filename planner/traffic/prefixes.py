@@ -159,8 +159,8 @@ def block_uses(trace: Trace) -> Blocks:
     return Blocks(trace.prefix_offsets, node, parent, tokens)
 
 
-# Every simulation with prefix caches needs the nodes of its traffic, so the nodes of traces are kept, up to
-# MOST_KEPT_IDS, as long as the traces are in memory.
+# Every simulation with prefix caches needs the nodes of its traffic, so the nodes of the latest traces are
+# kept, up to MOST_KEPT_IDS, as long as the traces are in memory.
 _kept_nodes: weakref.WeakKeyDictionary[Trace, tuple[Int32Array, Int32Array]] = weakref.WeakKeyDictionary()
 _keeping = threading.Lock()
 
@@ -172,9 +172,12 @@ def _nodes_of(trace: Trace) -> tuple[Int32Array, Int32Array]:
     if nodes is None:
         nodes = _nodes(trace.prefix_offsets, trace.prefix_ids)
         with _keeping:
+            _kept_nodes[trace] = nodes
             kept_ids = sum(len(node) for node, _ in _kept_nodes.values())
-            if kept_ids + len(trace.prefix_ids) <= MOST_KEPT_IDS:
-                _kept_nodes[trace] = nodes
+            for oldest in list(_kept_nodes):
+                if kept_ids <= MOST_KEPT_IDS:
+                    break
+                kept_ids -= len(_kept_nodes.pop(oldest)[0])
     return nodes
 
 

@@ -29,7 +29,8 @@ def arrivals_s(trace: Trace, residence_s: FloatArray) -> FloatArray:
     """
     arrival_s, stays_s, think_s = trace.arrival_s.tolist(), residence_s.tolist(), trace.think_s.tolist()
     # In this order a parent's arrival is final before it is used: parents come before children in the trace.
-    for child, parent in trace.after[np.argsort(trace.after[:, 0], kind="stable")].tolist():
+    children, parents = trace.after[np.argsort(trace.after[:, 0], kind="stable")].T.tolist()
+    for child, parent in zip(children, parents, strict=True):
         arrival_s[child] = max(arrival_s[child], arrival_s[parent] + stays_s[parent] + think_s[child])
     return np.array(arrival_s)
 
