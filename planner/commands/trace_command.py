@@ -6,7 +6,7 @@ import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -14,11 +14,35 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, keep_inputs, say_first
 from planner.commands.printed_tables import print_json, print_mapping
 from planner.errors import InputError
+from planner.units import quantity
 
 if TYPE_CHECKING:
     from planner.importers.metered_traffic import MeteredTraffic
     from planner.traffic.logs.log_reading import LogOptions, Read
     from planner.traffic.trace import Trace
+
+
+SaltOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--salt", help="Of --hash-ids, so that several files agree; default: a new one that nobody keeps."
+    ),
+]
+EveryOption: TypeAlias = Annotated[
+    str, typer.Option("--every", help="Of metrics: the step of the curve of rates.")
+]
+AgentsOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--agents", min=1, help="So many agents at once, each on one recorded session after another."
+    ),
+]
+DurationOption: TypeAlias = Annotated[
+    str, typer.Option("--duration", help="Of --agents: how long each works, at 20 ms per token.")
+]
+LongestPauseOption: TypeAlias = Annotated[
+    str, typer.Option("--longest-pause", help="Of --agents: longer pauses are cut to this.")
+]
 
 
 def describe_trace(
@@ -50,15 +74,11 @@ def describe_trace(
     hash_ids: Annotated[
         bool, typer.Option("--hash-ids", help="Replace names of tenants by salted hashes.")
     ] = False,
-    salt: Annotated[
-        str | None,
-        typer.Option(
-            "--salt", help="Of --hash-ids, so that several files agree; default: a new one that nobody keeps."
-        ),
-    ] = None,
-    every: Annotated[
-        str, typer.Option("--every", help="Of metrics: the step of the curve of rates.")
-    ] = "300 s",
+    salt: SaltOption = None,
+    every: EveryOption = "300 s",
+    agents: AgentsOption = None,
+    duration: DurationOption = "1 h",
+    longest_pause: LongestPauseOption = "10 min",
     is_described: Annotated[
         bool, typer.Option("--describe", help="Print traffic like it, as the section `traffic:` of slo.yaml.")
     ] = False,
@@ -69,6 +89,8 @@ def describe_trace(
     """Describe a trace or a log: counts, lengths, rates, bursts, prefixes, dropped rows by reason.
 
     plan trace gateway.csv --map arrival=created_at,input=prompt_tokens,output=completion_tokens -o trace.csv
+
+    plan trace sessions/ --agents 50 -o agents.jsonl
 
     Prompts are never kept. Metrics of Prometheus and an export of OpenAI's usage are no requests; they become
     described traffic: plan trace metrics.json -o slo.yaml.
@@ -92,6 +114,8 @@ def describe_trace(
         read_traffic = _read_or_ask(
             files, log_options, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output
         )
+        if agents is not None:
+            read_traffic = _put_to_work(read_traffic, agents, duration, longest_pause, seed)
         say_first(read_traffic.trace.warnings)
         progress(f"read {len(read_traffic.trace)} requests")
         _write_trace(read_traffic, out)
@@ -135,6 +159,20 @@ def _read_or_ask(
             raise
         log_options = replace(log_options, columns=parse_columns(error.guess))
         return read_files(files, seed=seed, drop_invalid=drop_invalid, log_options=log_options)
+
+
+def _put_to_work(read_traffic: Read, agents: int, duration: str, longest_pause: str, seed: int) -> Read:
+    """The requests of so many agents, who take the sessions that were read."""
+    from planner.traffic.recorded_agents import agents_at_once
+
+    requests = agents_at_once(
+        read_traffic.trace,
+        agents,
+        duration_s=quantity(duration, "s", where="--duration"),
+        longest_pause_s=quantity(longest_pause, "s", where="--longest-pause"),
+        seed=seed,
+    )
+    return replace(read_traffic, trace=requests)
 
 
 def _write_trace(read_traffic: Read, out: Path | None) -> None:

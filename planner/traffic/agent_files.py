@@ -131,6 +131,10 @@ def _weka(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int
             )
         scope = "all" if row.get("hash_id_scope") == "global" else where
         calls = list(_weka_calls(row["requests"], "", 0.0, where))
+        main_calls = [call for call in calls if not call.thread]
+        if all(call.begins_task for call in main_calls):  # Results of tools are called texts, too.
+            for call in main_calls:
+                call.begins_task = False
         for call in calls:
             call.ids = [id_of.setdefault((scope, each), len(id_of)) for each in call.ids]
         if calls:

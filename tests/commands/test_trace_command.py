@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from log_samples import REQUESTS, SAMPLES, date
@@ -17,6 +18,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.log_columns import read_reading
 from planner.documents.task import read_task
 from planner.errors import InputError
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace_reading import read_trace
 
 RUN = CliRunner()
@@ -52,6 +54,21 @@ def test_a_trace_is_written_as_json_lines_too(tmp_path: Path) -> None:
     log, out = sample(tmp_path, "Envoy JSON"), tmp_path / "trace.jsonl.gz"
     assert plan("trace", log, "-o", out)[0] == 0
     assert read_trace(out, seed=None).llms == ("m",)
+
+
+def test_recorded_sessions_become_agents_at_once(tmp_path: Path) -> None:
+    requests = [{"t": 9.0 * i, "in": 64 * (i + 1), "out": 50, "hash_ids": [*range(i + 1)]} for i in range(5)]
+    (tmp_path / "corpus").mkdir()
+    for name in ("a", "b"):
+        session = {"id": name, "block_size": 64, "requests": requests}
+        (tmp_path / "corpus" / f"{name}.json").write_text(json.dumps(session, indent=1))
+    out = tmp_path / "agents.jsonl"
+    words = ("--agents", 3, "--duration", "2 min", "-o", out, "--json")
+    code, text = plan("trace", tmp_path / "corpus", *words)
+    assert code == 0 and json.loads(text)["name"] == "3 agents of corpus"
+    assert len(np.unique(session_numbers(read_trace(out)))) == 3
+    code, text = plan("trace", sample(tmp_path, "gateway CSV"), "--agents", 3)
+    assert code == 1 and "has no sessions" in text
 
 
 @pytest.mark.parametrize(

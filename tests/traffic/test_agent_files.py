@@ -176,6 +176,12 @@ def test_a_corpus_is_a_folder_with_a_file_for_each_conversation(tmp_path: Path) 
     assert len(np.unique(session_numbers(trace))) == 2
 
 
+def test_a_capture_that_calls_all_texts_has_a_task_for_each_session(tmp_path: Path) -> None:
+    all_texts = [call(10.0 * i, 64 * (i + 1), [*range(i + 1)], input_types=["text"]) for i in range(4)]
+    tasks = tasks_of(read_trace(written(tmp_path / "weka.json", CONVERSATION | {"requests": all_texts})))
+    assert tasks is not None and len(tasks.last) == 1
+
+
 def test_a_folder_holds_files_of_one_kind(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"is a directory without a file in \.json or \.jsonl"):
         read_trace(tmp_path)

@@ -1,0 +1,190 @@
+"""A number of agents at work at the same time, each on one recorded session after another.
+
+A corpus of sessions says what agents do, and not how many work at once: each of its sessions has a clock of
+its own. Here every agent takes sessions of the corpus at random until it would have worked for the duration
+if an output token took NOMINAL_TOKEN_S (agents.py). The first is taken from a random request on, so that at
+time 0 agents are at different places of their work. A session waits for the end of the agent's last one.
+Longer pauses than `longest_pause_s` are cut to that: whoever is away is not at work.
+
+A session that is taken twice is another conversation each time: its blocks have other ids, but for those that
+several sessions of the corpus share, such as a system prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.errors import InputError
+from planner.traffic.agents import AGENT_STREAM, NOMINAL_TOKEN_S
+from planner.traffic.sessions import session_numbers
+from planner.traffic.trace import IntArray, Trace
+
+MOST_REQUESTS = 5_000_000  # A guard against typing errors, as for agents that are described.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Session:
+    """A recorded session: its requests (rows of the trace, in order), and the parents of each, by place."""
+
+    rows: list[int]
+    parents: list[list[int]]
+
+
+@dataclass(slots=True)
+class _Played:
+    """Requests of all agents: the row of the corpus that each copies, the number of the session taken, when
+    it arrives if answers take no time, its pause, and the requests that it waits for.
+    """
+
+    row: list[int] = field(default_factory=list)
+    instance: list[int] = field(default_factory=list)
+    arrival_s: list[float] = field(default_factory=list)
+    think_s: list[float] = field(default_factory=list)
+    edges: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """How an agent takes a session: as the `instance`-th of all that are taken, without its first `skipped`
+    requests, from `since_s` on, when the agent's `last` request has ended (None: there is none). Nothing
+    begins at `until_s` or later.
+    """
+
+    instance: int
+    skipped: int
+    since_s: float
+    until_s: float
+    last: int | None
+
+
+def agents_at_once(
+    corpus: Trace, agents: int, *, duration_s: float, longest_pause_s: float, seed: int = 0
+) -> Trace:
+    """The requests of so many agents, each at work for `duration_s`; InputError for a trace without sessions.
+
+    The first agents stay as they are if their number is raised.
+    """
+    if not corpus.after.size:
+        raise InputError(
+            f"--agents: {corpus.name} has no sessions, so nobody knows what an agent does; give recorded "
+            "sessions (docs/tables/importers.md), or drop --agents"
+        )
+    sessions, played, instances = _sessions_of(corpus), _Played(), 0
+    mean_turn_s = float(np.minimum(corpus.think_s, longest_pause_s).mean())
+    mean_turn_s += float(corpus.output_tokens.mean()) * NOMINAL_TOKEN_S
+    for agent in range(agents):
+        rng = np.random.default_rng([seed, AGENT_STREAM, agent])
+        time_s = float(rng.uniform(0.0, mean_turn_s))
+        until_s = time_s + duration_s
+        last: int | None = None  # The agent's last request.
+        while time_s < until_s:
+            session = sessions[int(rng.integers(len(sessions)))]
+            skipped = 0 if last is not None else int(rng.integers(len(session.rows)))
+            turn = _Turn(instances, skipped, time_s, until_s, last)
+            last, time_s = _play(corpus, session, played, turn, longest_pause_s)
+            instances += 1
+            if len(played.row) > MOST_REQUESTS:
+                raise InputError(
+                    f"--agents: {agents} agents send more than {MOST_REQUESTS:,} requests in "
+                    f"{duration_s:g} s; ask for fewer, or a shorter --duration"
+                )
+    return _to_trace(corpus, played, agents)
+
+
+def _sessions_of(corpus: Trace) -> list[_Session]:
+    numbers = session_numbers(corpus)
+    place = np.zeros(len(corpus), np.int64)  # Of each request in its session.
+    sessions = [_Session([], []) for _ in range(int(numbers.max()) + 1)]
+    for row, number in enumerate(numbers.tolist()):
+        place[row] = len(sessions[number].rows)
+        sessions[number].rows.append(row)
+        sessions[number].parents.append([])
+    for child, parent in corpus.after.tolist():
+        sessions[numbers[child]].parents[place[child]].append(int(place[parent]))
+    return sessions
+
+
+def _play(
+    corpus: Trace, session: _Session, played: _Played, turn: _Turn, longest_pause_s: float
+) -> tuple[int, float]:
+    """Add what an agent does of a session. Returns the request that ends last, and when the agent may take
+    another session: then, or never where a part of this one would begin at `until_s` or later.
+    """
+    index_of: dict[int, int] = {}  # Of the requests that are added: place in the session, index in `played`.
+    ends_s: dict[int, float] = {}  # When each of them ends, if an output token takes NOMINAL_TOKEN_S.
+    is_cut = False
+    for place in range(turn.skipped, len(session.rows)):
+        row, index = session.rows[place], len(played.row)
+        parents = [parent for parent in session.parents[place] if parent >= turn.skipped]
+        think_s = min(float(corpus.think_s[row]), longest_pause_s) if parents else 0.0
+        if not all(parent in index_of for parent in parents):
+            continue
+        # A request whose parents are all skipped begins with the session.
+        begin_s = max((ends_s[parent] for parent in parents), default=turn.since_s) + think_s
+        if begin_s >= turn.until_s:
+            is_cut = True
+            continue
+        waits_for = [index_of[parent] for parent in parents] or ([] if turn.last is None else [turn.last])
+        arrival_s = max((played.arrival_s[each] for each in waits_for), default=turn.since_s) + think_s
+        index_of[place] = index
+        ends_s[place] = begin_s + float(corpus.output_tokens[row]) * NOMINAL_TOKEN_S
+        played.row.append(row)
+        played.instance.append(turn.instance)
+        played.arrival_s.append(arrival_s)
+        played.think_s.append(think_s)
+        played.edges += [(index, each) for each in waits_for]
+    latest = max(ends_s, key=lambda place: ends_s[place])  # The session's first request is never left out.
+    return index_of[latest], turn.until_s if is_cut else ends_s[latest]
+
+
+def _to_trace(corpus: Trace, played: _Played, agents: int) -> Trace:
+    """The requests in the order of their arrivals, parents first."""
+    arrival_s = np.array(played.arrival_s)
+    order = np.lexsort((np.arange(len(arrival_s)), arrival_s))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    rows, instance = np.array(played.row)[order], np.array(played.instance)[order]
+    edges = place[np.array(played.edges, np.int64).reshape(-1, 2)]
+    offsets, ids = _copied_blocks(corpus, rows, instance)
+    tasks = np.zeros(0, np.int64)
+    if corpus.task.size:
+        own = instance * (int(corpus.task.max()) + 1) + corpus.task[rows]
+        tasks = np.unique(own, return_inverse=True)[1].astype(np.int64)
+    return Trace(
+        name=f"{agents} agents of {corpus.name}",
+        arrival_s=arrival_s[order] - arrival_s[order[0]],
+        input_tokens=corpus.input_tokens[rows],
+        output_tokens=corpus.output_tokens[rows],
+        prefix_offsets=offsets,
+        prefix_ids=ids,
+        prefix_block_tokens=corpus.prefix_block_tokens,
+        after=edges[np.lexsort((edges[:, 0], edges[:, 1]))],
+        think_s=np.array(played.think_s)[order],
+        task=tasks,
+        notes=(f"{agents} agents at once, {len(rows)} requests of recorded sessions", *corpus.notes),
+        warnings=corpus.warnings,
+    )
+
+
+def _copied_blocks(corpus: Trace, rows: IntArray, instance: IntArray) -> tuple[IntArray, IntArray]:
+    """Offsets and ids of the blocks of the prompts; each session that is taken has ids of its own."""
+    counts = np.diff(corpus.prefix_offsets)[rows]
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    if not corpus.has_prefixes:
+        return offsets, np.zeros(0, np.int64)
+    # Of each block where in the corpus it stands: its prompt's first block, and how many are before it.
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    source = np.repeat(corpus.prefix_offsets[:-1][rows], counts) + within
+    ids, numbers = np.unique(corpus.prefix_ids, return_inverse=True)
+    session_of = np.repeat(session_numbers(corpus), np.diff(corpus.prefix_offsets))
+    is_shared = np.zeros(len(ids), bool)  # By block: whether several sessions have it.
+    first_session = np.full(len(ids), -1)
+    first_session[numbers[::-1]] = session_of[::-1]
+    is_shared[numbers[session_of != first_session[numbers]]] = True
+    number = numbers[source]
+    # Number 0 is the corpus itself, whose shared blocks all have.
+    of_instance = np.where(is_shared[number], 0, np.repeat(instance, counts) + 1)
+    own: IntArray = np.unique(of_instance * len(ids) + number, return_inverse=True)[1]
+    return offsets, own.astype(np.int64)
