@@ -152,6 +152,10 @@ def _parse_acceptance(
     section: Section, method: str, most: int, catalog: Catalog
 ) -> tuple[Callable[[int], tuple[float, ...]], str]:
     """A function from a number of draft tokens, at most `most`, to the acceptance of each; and its source."""
+    if "acceptance" not in section:
+        rows = [name for name, row in catalog.acceptance.items() if row.method == method]
+        named = f", or a row of catalogs/acceptance.yaml: {', '.join(rows)}" if rows else ""
+        raise InputError(f"{section.path_of('acceptance')}: missing; write a probability such as 0.7{named}")
     value, where = section.get_required("acceptance"), section.path_of("acceptance")
     if isinstance(value, str) and not value.strip().endswith("%"):
         if (row := catalog.acceptance.get(value)) is None:

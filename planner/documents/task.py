@@ -141,6 +141,7 @@ FLEET_BELONGS = {
     "power": "limits: power",
     "budget": "limits: cost",
     "target": "deploy: target",
+    **dict.fromkeys(("region", "provider", "cloud"), "price_of: {provider: ...}"),
 }
 # Keys that are wrong at the top of slo.yaml -> the section in which they belong, or our name for a key of
 # other programs.
@@ -150,6 +151,9 @@ BELONGS = {
     **{key: f"limits: {key}" for key in ("power", "cost")},
     # Both described traffic and the SLO of sessions have a key `task`; at the top it is likelier the first.
     **{metric: f"slo: {metric}" for metric in METRICS if metric not in DESCRIBED_KEYS},
+    **dict.fromkeys(
+        ("quantization", "quantize", "dtype"), "llm: a checkpoint in it, such as llama-3.1-70b-fp8"
+    ),
     "model": "llm",
     "sla": "slo",
     "budget": "limits: cost",

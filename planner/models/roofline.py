@@ -90,7 +90,7 @@ def roofline(
             structure = "mixture"
         prefill, decode = calibration.prefill_mape_frac[structure], calibration.decode_mape_frac[structure]
         basis += (
-            f"; of kernels measured on such GPUs it is off by {100 * prefill:.0f} % in prefills and "
+            f"; where kernels were measured one is off by {100 * prefill:.0f} % in prefills and "
             f"{100 * decode:.0f} % in decodes"
         )
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.gemm_frac

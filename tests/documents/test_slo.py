@@ -321,6 +321,8 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
         ({"llm": None}, r"llm: expected the name of an LLM, found None"),
         ({"preset": "vidur"}, r"found both of slo and preset, expected one"),
         ({"traffic": {"rps": 20}}, r"traffic: unknown key 'rps'.* Valid: rate, scale, window"),
+        ({"quantization": "fp8"}, r"did you mean 'llm: a checkpoint in it, such as llama-3.1-70b-fp8'"),
+        ({"fleet": {"region": "eu"}}, r"fleet: unknown key 'region'; did you mean 'price_of: "),
         ({"traffic": 20}, r"traffic: expected keys and values, found 20"),
         ({"traffic": {"rate": 0}}, r"traffic: rate: must be > 0, found 0"),
         ({"traffic": {"rate": "20 tokens/s"}}, r"unknown unit 'tokens/s'"),

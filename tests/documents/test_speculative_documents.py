@@ -137,6 +137,10 @@ def test_prompts_know_nothing_of_drafts_that_are_looked_up(catalog: Catalog) -> 
         ({**EAGLE, "method": "dspark"}, "method: dspark is not there yet"),
         ({**EAGLE, "method": "telepathy"}, "method: expected one of mtp, eagle"),
         ({**EAGLE, "tokens": 17}, "tokens: .*17"),
+        (
+            {"method": "eagle3", "tokens": 3},
+            r"acceptance: missing; write a probability such as 0.7, or a row",
+        ),
         ({**EAGLE, "tokens": 3}, "acceptance: expected a number for each of 3 draft tokens, found 2"),
         ({**EAGLE, "tokens": -1}, "tokens: .*-1"),
         ({**EAGLE, "acceptance": [0.8, 1.2]}, "acceptance: expected a number from 0 to 1"),

@@ -151,7 +151,7 @@ def test_4_bits_have_a_class_by_how_they_are_multiplied() -> None:
     four, micro = in_4_bits("nvfp4"), in_4_bits("mxfp4")
     assert calibration_of(four, H100) == calibration_of(micro, H100) == calibration_of(micro, with_units)
     assert calibration_of(four, with_units) != calibration_of(four, H100) != calibration_of(LLAMA_70B, H100)
-    assert "measured on such GPUs" in roofline(micro, H100, 1).basis
+    assert "where kernels were measured one is off by" in roofline(micro, H100, 1).basis
 
 
 def test_a_gpu_as_fast_in_16_bits_as_in_8_multiplies_fp8_weights_in_8() -> None:
@@ -182,7 +182,7 @@ def test_a_roofline_states_the_error_of_its_class() -> None:
     known = calibration_of(LLAMA_70B, H100)
     off = [100 * errors["dense"] for errors in (known.prefill_mape_frac, known.decode_mape_frac)]
     assert roofline(LLAMA_70B, H100, 4).basis == (
-        "roofline (no measurement); of kernels measured on such GPUs it is off by "
+        "roofline (no measurement); where kernels were measured one is off by "
         f"{off[0]:.0f} % in prefills and {off[1]:.0f} % in decodes"
     )
 
