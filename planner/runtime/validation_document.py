@@ -20,7 +20,7 @@ from planner.runtime.replanned import MOST_TIMES, Replanned
 from planner.runtime.step_fits import includes_other_processes
 from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS, verdict_word
-from planner.units import percentile_name, show_s
+from planner.units import percentile_name, show_percent, show_s
 
 Floats = npt.NDArray[np.float64]
 # If other processes took a larger share of an engine's step times, the verdict says so: queues multiply even
@@ -182,8 +182,8 @@ def verdict_text(validation: Validation) -> str:
     if not comparison.attainment_agrees:
         predicted, measured = comparison.predicted_verdict, comparison.measured_verdict
         text += (
-            f" Attainment was predicted as {_percent_text(predicted.attainment_frac)} and measured as "
-            f"{_percent_text(measured.attainment_frac)} (allowed "
+            f" Attainment was predicted as {show_percent(predicted.attainment_frac)} and measured as "
+            f"{show_percent(measured.attainment_frac)} (allowed "
             f"{100 * comparison.tolerances.attainment_frac:g} points)."
         )
     if validation.setup.engine == "rehearsal":
@@ -260,10 +260,6 @@ def _tolerances_used(row: PercentileRow) -> float:
     if row.tolerance_frac:
         return abs(row.error_frac) / row.tolerance_frac
     return math.inf if row.error_frac else 0.0
-
-
-def _percent_text(frac: float) -> str:
-    return f"{100 * frac:.1f} %"
 
 
 def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:

@@ -4,18 +4,25 @@ A file's format is recognised by its content, not by its name; Parquet alone is 
 changed on reading (failed requests left out, coarse clocks spread) is recorded in the trace's `dropped`,
 `notes` and `warnings`. Other modules read logs (logs/log_reading.py) and files of agents' sessions
 (agent_files.py), of which a folder may hold one each.
+
+Large files are parsed only once: their columns are kept in the user's cache folder
+(planner/files/column_files.py). The name of a kept trace is a digest of the file's content, its name, and the
+code that read it. Thus a changed file is parsed again, and so is every file after a change of this package.
+Traces with prefixes or sessions are parsed every time: their files are mostly ids, which the cache would only
+copy, and they may depend on further files beside them.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +30,7 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import TraceError
+from planner.files import column_files, csv_lines
 from planner.files.checked_files import MAX_DOCUMENT_BYTES, open_text
 from planner.files.csv_lines import CommaSeparated, other_delimiter, with_commas
 from planner.traffic import agent_files, csv_tables
@@ -30,12 +38,15 @@ from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_know
 from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, Read, read_logs
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace, spread_stamps
-from planner.traffic.trace_cache import read_once
 
 _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in blocks of this size.
 # Lines are limited in length, unless a file begins like this: then each line may be a whole document.
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
 SESSION_ENDINGS = (".json", ".jsonl")  # Of the files of a folder of agents' sessions, plain or with .gz.
+LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are not kept: to parse them takes a second or two.
+# Fields of Trace that are kept: as JSON, and as arrays.
+_DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")
+_COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens", "task")
 
 
 def read_trace(
@@ -285,3 +296,57 @@ def _ids_of_value(value: object) -> list[int] | None:
         return None if None in parts else [block for part in parts if part for block in part]
     # bool is no id, though it is an int.
     return value if isinstance(value, list) and set(map(type, value)) <= {int} else None
+
+
+def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> Trace:
+    """The kept trace of a file, or the one that `read` makes of it, which is kept if the file is large."""
+    try:
+        if not path.is_file() or path.stat().st_size < LEAST_KEPT_BYTES:
+            return read()
+        name = _cache_name(path, drop_invalid)
+    except OSError:  # The reader has a message of its own for such a file.
+        return read()
+    if (cached := _kept_trace(name)) is not None:
+        return cached
+    trace = read()
+    if trace.has_prefixes or trace.after.size or trace.drawn_from is not None:
+        return trace
+    columns = {key: getattr(trace, key) for key in _COLUMNS}
+    # A column with a stride of 0 is one value for all requests, which a trace has by default.
+    arrays = {key: array for key, array in columns.items() if array is not None and array.strides != (0,)}
+    column_files.keep_columns(name, arrays, {key: getattr(trace, key) for key in _DESCRIPTION})
+    cached = _kept_trace(name)  # Its columns are mapped from the file instead of held in memory.
+    return trace if cached is None else cached
+
+
+def _cache_name(path: Path, drop_invalid: bool) -> str:
+    """The name of a file's kept columns; the same file read with other options has another name."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256")
+    digest.update(repr((path.name, drop_invalid, _reader_digest())).encode())
+    return digest.hexdigest()[:32]
+
+
+@cache
+def _reader_digest() -> str:
+    """A digest of the code on which the result of reading a file depends."""
+    files = (*sorted(Path(__file__).parent.glob("*.py")), Path(csv_lines.__file__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _kept_trace(name: str) -> Trace | None:
+    """The trace that is kept under this name; None if none is, or if it cannot be used."""
+    cached = column_files.read_kept_columns(name)
+    if cached is None:
+        return None
+    arrays, description = cached
+    try:
+        values = {
+            # JSON has lists for tuples.
+            key: tuple(description[key]) if isinstance(description[key], list) else description[key]
+            for key in _DESCRIPTION
+        }
+        fields: dict[str, Any] = {**values, **arrays}
+        return Trace(**fields)
+    except (KeyError, TypeError, ValueError):  # Damaged, or of another version.
+        return None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from planner.files import column_files
-from planner.traffic import trace_cache, trace_reading
+from planner.traffic import trace_reading
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -24,7 +24,7 @@ TEXT = "arrival_s,input_tokens,output_tokens,tenant\n" + "".join(
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every file counts as large; the folder in which columns are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(trace_cache, "LEAST_KEPT_BYTES", 0)
+    monkeypatch.setattr(trace_reading, "LEAST_KEPT_BYTES", 0)
     return tmp_path / "cache" / "fleetplan" / "columns"
 
 
@@ -49,7 +49,7 @@ def test_a_second_reading_maps_what_the_first_has_kept(
 ) -> None:
     path = file_of(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(trace_cache, "LEAST_KEPT_BYTES", 10**9)
+        patch.setattr(trace_reading, "LEAST_KEPT_BYTES", 10**9)
         plain = read_trace(path)
     assert_same(read_trace(path), plain)
     (folder,) = cache.iterdir()

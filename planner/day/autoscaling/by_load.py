@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from planner.day.autoscaling import prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler
-from planner.day.autoscaling.records import MOST_STEPS, llm_series, pool_series, usual_value
+from planner.day.autoscaling.prometheus_queries import MOST_STEPS, llm_series, pool_series, usual_value
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.knowledge import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule
 from planner.day.controllers.planned import MOST_GROWTH

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.day.autoscaling.autoscaler import Autoscaler
-from planner.day.autoscaling.records import pool_series
+from planner.day.autoscaling.prometheus_queries import pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 

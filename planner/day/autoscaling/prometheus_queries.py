@@ -4,6 +4,8 @@ A PodMonitor per pool puts the label `fleetplan_pool` on what its workers export
 exports gauges of the requests that wait and run and of the share of KV blocks in use, and counters of
 finished requests. It does not count arrivals, so the rate of arrivals is the rate of ends plus the growth of
 the requests in flight.
+
+Recording rules have the labels, series and defaults of the controllers that they follow from here.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ from dataclasses import dataclass
 from planner.day.autoscaling.autoscaler import Autoscaler, Document
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers import scaler_metrics
+from planner.day.controllers.aladdin_controller import AladdinSettings
+from planner.day.controllers.forecast import ForecastSettings
+from planner.day.controllers.planned import FleetplanSettings
+from planner.day.controllers.settings import ControllerSettings
 from planner.errors import InputError
 from planner.manifests import monitoring
 
-POOL = "fleetplan_pool"
+POOL, LLM = "fleetplan_pool", "fleetplan_llm"  # Labels.
 # The address of the chart kube-prometheus-stack, released as `prometheus` in the namespace `monitoring`.
 HOST = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local"
 PORT = 9090
@@ -32,6 +38,16 @@ ENDED = "vllm:request_success_total"
 PROMPT_TOKENS, OUTPUT_TOKENS = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
 FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # Rises with PROMPT_TOKENS, by one per prompt.
 RATE_S = 60  # Rates are means over a minute, which holds several scrapes.
+# A rule has a term for each of its edges, and Prometheus reads the whole expression each time.
+MOST_STEPS = 200
+# A caller may make an Autoscaler without some parameters; plans give all. Defaults are those of the settings.
+_USUAL: dict[str, ControllerSettings] = {
+    "fleetplan": FleetplanSettings(),
+    "forecast": ForecastSettings(),
+    "aladdin": AladdinSettings(),
+}
+# Aladdin has no forecast and keeps no size, but its records have buckets, too.
+_WITHOUT_FORECAST = {"bucket_s": 300.0, "hold_s": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +170,24 @@ def monitors_limits() -> tuple[str, ...]:
         f"Queries know pools by the label {POOL} alone, in every namespace that this Prometheus looks at: "
         "where two namespaces have the same LLM, add `namespace` to the queries.",
     )
+
+
+def usual_value(autoscaler: Autoscaler, name: str) -> float:
+    """The default of a parameter of one of our controllers, by the field's name."""
+    settings = _USUAL[autoscaler.controller]
+    return float(getattr(settings, name) if hasattr(settings, name) else _WITHOUT_FORECAST[name])
+
+
+def recording_rule(name: str, expr: str, labels: dict[str, str]) -> Document:
+    """One Prometheus recording rule: its name, its expression and its labels."""
+    return {"record": name, "expr": expr, "labels": labels}
+
+
+def llm_series(name: str, app: str) -> str:
+    """An instant vector of what was recorded of the whole LLM."""
+    return f'{name}{{{LLM}="{app}"}}'
+
+
+def pool_series(name: str, app: str, target: ScaleTarget) -> str:
+    """An instant vector of what was recorded of a pool."""
+    return f'{name}{{{LLM}="{app}",{POOL}="{target.name}"}}'

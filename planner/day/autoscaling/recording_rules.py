@@ -32,7 +32,7 @@ from typing import Any
 
 from planner.day.autoscaling import by_load, hpa_object, keda_object, node_filling, prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler, Document, WrittenManifests
-from planner.day.autoscaling.records import (
+from planner.day.autoscaling.prometheus_queries import (
     LLM,
     MOST_STEPS,
     llm_series,
