@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.power_fit import (
+    MEASURED_EXPONENT,
     fit_power,
     fit_rows,
     fit_runs,
@@ -94,7 +95,8 @@ def measured(path: Path) -> None:
         )
         print(
             f"{gpu}: {{floor_frac: {floor:.4f}, memory_frac: {memory:.4f}, compute_frac: {compute:.4f}, "
-            f"top_frac: {top:.1f}}}  {len(runs)} runs, {seen:.1f}, {unseen:.1f}"
+            f"compute_exponent: {MEASURED_EXPONENT}, top_frac: {top:.1f}}}  {len(runs)} runs, {seen:.1f}, "
+            f"{unseen:.1f}"
         )
 
 

@@ -1,14 +1,16 @@
 """Watts of a GPU at a step's load, and what a power cap costs in time.
 
-    share of the board's limit = min( top, floor + m * memory utilisation + c * compute utilisation )
+    share of the board's limit = min( top, floor + m * memory utilisation + c * compute utilisation ^ x )
 
     memory utilisation    bytes a step reads (weights, KV cache) / (its seconds * GPUs * bandwidth)
     compute utilisation   2 * parameters * tokens of a step      / (its seconds * GPUs * 16-bit FLOP/s)
 
 A GPU without a step draws its idle share, a capped GPU never more than its cap. Decodes are bound by memory
 and draw little, prefills are bound by compute and draw up to the limit (Splitwise, Fig. 8). The numbers are
-fitted to Splitwise's measurements on A100, and to ML.ENERGY's on H100 and B200 (catalogs/power.yaml, made by
-`benchmarks/power_fit.py`). Any other GPU has A100's shares of its own limit, which we have not measured.
+fitted to Splitwise's measurements on A100, where x is 1, and to ML.ENERGY's on H100 and B200, where it is 0.5
+(catalogs/power.yaml, made by `benchmarks/power_fit.py`): small batches keep tensor cores busy with padding,
+and close to the limit clocks fall. Any other GPU has A100's shares of its own limit, which we have not
+measured.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ BASIS = (
 LOWEST_CAP_FRAC = 0.5
 PREFILL_SLOWDOWN_AT_LOWEST = 1.3
 
-_CurveShares = tuple[float, float, float, float]  # floor, m, c and top of the formula above.
+_Curve = tuple[float, float, float, float, float]  # floor, m, c, top and x of the formula above.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Power:
 
     `idle_frac` is by GPU name, `other_idle_frac` for all other GPUs. `prefill_mape_frac` and
     `decode_mape_frac` are the held-out errors of prefill peaks and decode means. `measured` has floor,
-    memory, compute and top of GPUs with numbers of their own.
+    memory, compute, top and exponent of GPUs with numbers of their own.
     """
 
     floor_frac: float
@@ -58,7 +60,8 @@ class Power:
     basis: str = BASIS
     prefill_mape_frac: float | None = None
     decode_mape_frac: float | None = None
-    measured: Mapping[str, _CurveShares] = field(default_factory=dict)
+    measured: Mapping[str, _Curve] = field(default_factory=dict)
+    compute_exponent: float = 1.0
 
     def __post_init__(self) -> None:
         shares = (self.floor_frac, self.memory_frac, self.compute_frac, self.other_idle_frac)
@@ -70,7 +73,7 @@ class Power:
         uncapped_frac = (
             self.floor_frac
             + self.memory_frac * np.asarray(memory_utilisation)
-            + self.compute_frac * np.asarray(compute_utilisation)
+            + self.compute_frac * np.asarray(compute_utilisation) ** self.compute_exponent
         )
         return np.asarray(np.minimum(uncapped_frac, self.top_frac))
 
@@ -91,9 +94,15 @@ class Power:
         """This model with the numbers of a GPU, if it has its own."""
         if gpu.base not in self.measured:
             return self
-        floor, memory, compute, top = self.measured[gpu.base]
+        floor, memory, compute, top, exponent = self.measured[gpu.base]
         return replace(
-            self, floor_frac=floor, memory_frac=memory, compute_frac=compute, top_frac=top, measured={}
+            self,
+            floor_frac=floor,
+            memory_frac=memory,
+            compute_frac=compute,
+            top_frac=top,
+            compute_exponent=exponent,
+            measured={},
         )
 
     def idle_w(self, gpu: Gpu) -> float:
@@ -131,7 +140,7 @@ def shipped_power() -> Power:
         floor, memory, compute, top, other_idle, prefill, decode = (float(document[key]) for key in _FIELDS)
         idle = {str(name): float(row["frac"]) for name, row in document["idle"].items()}
         measured = {
-            str(name): cast(_CurveShares, tuple(float(row[key]) for key in _FIELDS[:4]))
+            str(name): cast(_Curve, tuple(float(row[key]) for key in (*_FIELDS[:4], "compute_exponent")))
             for name, row in document["measured"].items()
         }
     except (KeyError, TypeError, ValueError) as error:

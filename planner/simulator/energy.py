@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, WorkerType
+from planner.models.kv_layout import kv_layout
+from planner.models.llm import Llm
 from planner.models.power import Power, shipped_power
 from planner.simulator.layout import run_seconds
 from planner.simulator.simulation import Simulation
@@ -76,9 +78,8 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     type_of_run = first_of_type[runs["worker"]]
     for first in np.unique(type_of_run):
         is_of_type, worker = type_of_run == first, types[first]
-        gpu_w[is_of_type] = power.busy_w(
-            fleet.llm, worker.gpu, worker.gpus, *run_load(worker, runs[is_of_type], seconds[is_of_type])
-        )
+        load = run_load(fleet.llm, worker, runs[is_of_type], seconds[is_of_type])
+        gpu_w[is_of_type] = power.busy_w(fleet.llm, worker.gpu, worker.gpus, *load)
 
     count, window_s = len(types), end_s - start_s
     # Each data-parallel rank of a worker has runs of its own.
@@ -129,15 +130,26 @@ def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats,
 
 
 def run_load(
-    worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats
+    llm: Llm, worker: WorkerType, runs: npt.NDArray[np.void], seconds: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """The mean step of each run (R,) of `worker`: its seconds, its tokens, and the KV tokens that it reads.
-    `seconds` (R,) are those of the whole runs.
+    `seconds` (R,) are those of the whole runs. A KV token has the bytes of all layers.
     """
     steps, sequences = runs["steps"], runs["decodes"]
     # `blocks` are those at the run's first step; each later step reads one token more of every decode.
     later_kv_tokens = sequences * (steps - 1) / 2
-    kv_tokens = np.where(sequences > 0, runs["blocks"] * float(KV_BLOCK_TOKENS) + later_kv_tokens, 0.0)
+    first_kv_tokens = runs["blocks"] * _read_tokens_of_block(llm, worker)
+    kv_tokens = np.where(sequences > 0, first_kv_tokens + later_kv_tokens, 0.0)
     # A run is of one data-parallel rank. The other ranks of the worker are taken to have as much.
     tokens = worker.dp * (runs["prefill_tokens"] + worker.step_tokens * sequences)
     return seconds / steps, tokens, worker.dp * kv_tokens
+
+
+def _read_tokens_of_block(llm: Llm, worker: WorkerType) -> float:
+    """How many tokens of all layers have the bytes of a KV block. Layers with windows and states have blocks
+    of their own, so a block of such an LLM holds 16 tokens of some of its layers alone.
+    """
+    if not worker.kv_beside.is_any:
+        return float(KV_BLOCK_TOKENS)
+    copies = max(1.0, worker.tp / llm.kv_heads)  # With more GPUs than KV heads each has a copy of one.
+    return kv_layout(llm, worker.tp).block_bytes * worker.tp / copies / llm.kv_bytes_per_token

@@ -58,7 +58,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
             uses.append(PoolUse(pool.name, pool.count, 0.0, 0.0, 0.0, nan, nan, nan, nan, 0, nan))
             continue
         whole_runs_s = run_seconds(pool_runs)
-        step_s, tokens, kv_tokens = run_load(worker_type, pool_runs, whole_runs_s)
+        step_s, tokens, kv_tokens = run_load(fleet.llm, worker_type, pool_runs, whole_runs_s)
         gpu, gpus = worker_type.gpu, worker_type.gpus
         compute, bandwidth = step_utilisations(fleet.llm, gpu, gpus, step_s, tokens, kv_tokens)
         worker_s = window_s * pool.count * worker_type.dp  # Each rank has runs of its own.
