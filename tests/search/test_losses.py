@@ -68,6 +68,24 @@ def test_a_fleet_must_hold_without_a_loss_too(monkeypatch: pytest.MonkeyPatch) -
     assert [oracle._survives(((option, count),)) for count in (2, 3, 4, 5)] == [True, False, False, False]
 
 
+def test_two_spare_workers_or_nodes_may_be_of_two_pools() -> None:
+    """Only losses of one pool, and nodes of one GPU, were simulated: without its two decode workers, of two
+    types, a fleet for 13.62 USD/h was called enough, where one type of them needs 15.89.
+    """
+    oracle, options = an_oracle(spare_workers=2)
+    first, second = (
+        options[0],
+        next(option for option in options if option.type.gpu.base != options[0].type.gpu.base),
+    )
+    counts = ((first, 3), (second, 1))
+    assert oracle._losses(counts) == [((first, 1), (second, 1)), ((first, 2), (second, 0))]
+    assert oracle._losses(((first, 1),)) == [((first, 0),)]
+    on_nodes = replace(oracle, spare_workers=0, spare_nodes=2)
+    per_node = [int(option.type.gpu.gpus_per_node) // option.type.gpus for option in (first, second)]
+    many = ((first, 20), (second, 20))
+    assert ((first, 20 - per_node[0]), (second, 20 - per_node[1])) in on_nodes._losses(many)
+
+
 @pytest.mark.parametrize("terms", [Spot(1.0, 0.05), Spot(1.0, 2.0, 900.0), Spot(1.0, 30.0, 60.0)])
 def test_spot_workers_that_may_be_down_are_a_quantile_of_the_binomial(terms: Spot) -> None:
     """Against scipy's quantile; down for restart / (mean time up + restart) of the time."""

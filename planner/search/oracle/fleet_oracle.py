@@ -1,10 +1,11 @@
 """Whether fleets keep the SLO, also after the losses that they must survive. The simulator answers, and its
 answers are cached.
 
-A fleet must keep the SLO without the workers that may be down: `spare_workers` of any one pool, or whatever
-workers may run on `spare_nodes` nodes, and in addition the most spot workers that are down at once in all but
-SPOT_RISK_FRAC of the time. A worker is down for the whole trace, so each loss leaves a smaller fleet, which
-is simulated. Spot workers fail independently of each other: of n workers Binomial(n, down_frac) are down.
+A fleet must keep the SLO without the workers that may be down: any `spare_workers` of them, or whatever
+workers may run on any `spare_nodes` nodes, and in addition the most spot workers that are down at once in all
+but SPOT_RISK_FRAC of the time. A worker is down for the whole trace, so each loss leaves a smaller fleet,
+which is simulated. Spot workers fail independently of each other: of n workers Binomial(n, down_frac) are
+down.
 """
 
 from __future__ import annotations
@@ -471,16 +472,17 @@ class Oracle:
         return fleet if self.step_time_sigmas is None else fleet.with_step_spread(*self.step_time_sigmas)
 
     def _losses(self, counts: Counts) -> list[Counts]:
-        """What each loss leaves of a fleet: the spot workers that may be down are gone, and `spare_workers`
-        of one pool or the workers on `spare_nodes` nodes. Counts are those of the simulation (`downscale`).
+        """What each loss leaves of a fleet: the spot workers that may be down are gone, and any
+        `spare_workers` or the workers on any `spare_nodes` nodes. Counts are those of the simulation
+        (`downscale`).
         """
         counts = tuple(
             (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
         )
         lost = [(0,) * len(counts)]  # For each loss the workers that it takes of each pool.
         if self.spare_workers:
-            pools = range(len(counts))
-            lost = [tuple(self.spare_workers if i == k else 0 for i in pools) for k in pools]
+            most = [max(count, 0) for _, count in counts]
+            lost = _splits(min(self.spare_workers, sum(most)), most)
         elif self.spare_nodes:
             lost = self._node_losses(counts)
         remaining = []
@@ -498,23 +500,16 @@ class Oracle:
         The search does not know which workers share a node. So a loss is any set of workers that fits on
         these nodes and that is part of no larger set that fits.
         """
+        bases = list(dict.fromkeys(option.type.gpu.base for option, _ in counts))
         largest_losses: list[tuple[int, ...]] = []
-        for gpu_base in dict.fromkeys(option.type.gpu.base for option, _ in counts):
-            is_of_base = [option.type.gpu.base == gpu_base for option, _ in counts]
-            lost_gpus = self.spare_nodes * max(
-                int(option.type.gpu.gpus_per_node) for option, _ in itertools.compress(counts, is_of_base)
-            )
-            # A worker that spans several nodes is lost if one of them is, so it counts as one that fits.
-            ranges = [
-                range(min(count, max(lost_gpus // option.type.gpus, 1)) + 1 if of_base else 1)
-                for (option, count), of_base in zip(counts, is_of_base, strict=True)
-            ]
-            gpus = [min(option.type.gpus, lost_gpus) for option, _ in counts]
-            losses = [
-                lost for lost in itertools.product(*ranges) if sum(map(operator.mul, gpus, lost)) <= lost_gpus
+        for nodes_by_base in _splits(self.spare_nodes, [self.spare_nodes] * len(bases)):
+            by_base = [
+                _losses_of_base(counts, base, nodes)
+                for base, nodes in zip(bases, nodes_by_base, strict=True)
+                if nodes
             ]
             largest_losses += [
-                lost for lost in losses if not any(_is_part_of(lost, other) for other in losses)
+                tuple(map(sum, zip(*losses, strict=True))) for losses in itertools.product(*by_base)
             ]
         return largest_losses
 
@@ -633,6 +628,28 @@ class Oracle:
             return holds
 
         return self.answers.answer_once(key, slo, simulate_key)
+
+
+def _splits(total: int, most: Sequence[int]) -> list[tuple[int, ...]]:
+    """All ways to split `total` into parts of at most `most` each, those with a large first part first."""
+    ranges = (range(min(each, total), -1, -1) for each in most)
+    return [parts for parts in itertools.product(*ranges) if sum(parts) == total]
+
+
+def _losses_of_base(counts: Counts, base: str, nodes: int) -> list[tuple[int, ...]]:
+    """The largest sets of workers of each pool that fit on so many nodes of this GPU."""
+    is_of_base = [option.type.gpu.base == base for option, _ in counts]
+    lost_gpus = nodes * max(
+        int(option.type.gpu.gpus_per_node) for option, _ in itertools.compress(counts, is_of_base)
+    )
+    # A worker that spans several nodes is lost if one of them is, so it counts as one that fits.
+    ranges = [
+        range(min(count, max(lost_gpus // option.type.gpus, 1)) + 1 if of_base else 1)
+        for (option, count), of_base in zip(counts, is_of_base, strict=True)
+    ]
+    gpus = [min(option.type.gpus, lost_gpus) for option, _ in counts]
+    losses = [lost for lost in itertools.product(*ranges) if sum(map(operator.mul, gpus, lost)) <= lost_gpus]
+    return [lost for lost in losses if not any(_is_part_of(lost, other) for other in losses)]
 
 
 def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
