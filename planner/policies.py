@@ -30,10 +30,11 @@ HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 
-# Engines of the simulator (not vLLM): one for all step-by-step batching, two for the programs of two papers.
+# The simulator's engines (vLLM is none of them): one for all step-by-step batching, and those of two papers'
+# programs.
 STEPWISE, OF_DISTSERVE, OF_SPLITWISE = "stepwise", "distserve", "splitwise"
-ENGINES = (STEPWISE, OF_DISTSERVE, OF_SPLITWISE)
-ALONE = (STEPWISE,)  # The engines of a policy that only the stepwise engine has.
+SIMULATORS = (STEPWISE, OF_DISTSERVE, OF_SPLITWISE)
+STEPWISE_ONLY = (STEPWISE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ OURS, VLLM = "plan serve", "vllm"  # Our own router, and the scheduler in every 
 # The routers' own names of rules; the first two are ours, for rules without a name.
 EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray Serve's default.
 GATEWAY = "the gateway"  # KServe without an endpoint picker.
-IN_TURNS = "disaggregated_prefill_orchestrated"
+STACK_PAIR_ROUTING = "disaggregated_prefill_orchestrated"
 FEWEST_TOKENS, FEWEST_REQUESTS, FEWEST_WAITING = "token-load-scorer", "active-request-scorer", "queue-scorer"
 LONGEST_MATCH, NEAR_MATCH = "prefix-cache-scorer", "prefix-cache-affinity-filter"
 NEAR_AND_FREE = f"{NEAR_MATCH}, {FEWEST_TOKENS}"
@@ -93,7 +94,7 @@ ROUTERS: Mapping[str, DeployedRouter] = MappingProxyType(
         DYNAMO: DeployedRouter("Dynamo's frontend", "least-loaded", is_single=True),
         RAY_SERVE: DeployedRouter("Ray Serve", EMPTIER_OF_TWO),
         STACK: DeployedRouter("production-stack", "roundrobin"),
-        STACK_PAIRS: DeployedRouter("production-stack", IN_TURNS),
+        STACK_PAIRS: DeployedRouter("production-stack", STACK_PAIR_ROUTING),
         SKYSERVE: DeployedRouter("SkyServe", "least_load"),
         OURS: DeployedRouter("plan serve", ""),
         VLLM: DeployedRouter("vLLM", "fcfs"),
@@ -189,7 +190,7 @@ def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A row of the table. `words` describe the policy; `engines` are the simulator's engines that have it.
+    """A row of the table. `words` describe the policy; `simulators` are the simulator's engines that have it.
 
     It works with prefix caches unless `with_caches` is False. It `needs_caches` if it cannot be simulated
     without them: it looks at caches, or at tenants, who are counted in the state of caches (cache_layout.py).
@@ -201,7 +202,7 @@ class Policy:
     name: str
     code: int
     words: str
-    engines: tuple[str, ...] = ENGINES
+    simulators: tuple[str, ...] = SIMULATORS
     with_caches: bool = True
     needs_caches: bool = False
     is_planned: bool = False
@@ -210,21 +211,21 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching(Policy):
-    """Which requests are in an engine's next step; the first of `engines` simulates it."""
+    """Which requests are in an engine's next step; the first of `simulators` simulates it."""
 
     kind: ClassVar[str] = "batching"
-    engines: tuple[str, ...] = ALONE
+    simulators: tuple[str, ...] = STEPWISE_ONLY
     is_chunked: bool = False  # Prompts are computed in chunks of the token budget.
     is_reserving: bool = False  # Each request reserves KV for `reserve_tokens` tokens.
     needs_reserve: bool = False  # `reserve_tokens` has no default.
     is_one_stage: bool = False  # It works without pipeline parallelism only.
     is_whole_life: bool = False  # It works for mixed workers only, without hand-offs.
     is_watermarked: bool = False  # A prompt is admitted if `watermark_frac` of the blocks stay free.
-    predicts: bool = True  # It can be simulated with predictions of output lengths, which may be wrong.
+    takes_predictions: bool = True  # It can be simulated with (wrong) predictions of output lengths.
 
     @property
-    def engine(self) -> str:
-        return self.engines[0]
+    def simulator(self) -> str:
+        return self.simulators[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +237,7 @@ class Queue(Policy):
     """
 
     kind: ClassVar[str] = "queue"
-    engines: tuple[str, ...] = ALONE
+    simulators: tuple[str, ...] = STEPWISE_ONLY
     rank: Callable[[int, int, int], int] | None = None
     by_turns: bool = False
     by_deadline: bool = False  # Its order is of classes, each with a time until a request is due.
@@ -263,7 +264,7 @@ class Admission(Policy):
     """Whether a sequence may join the running ones, by its predicted KV cache (slots.foreseen_blocks)."""
 
     kind: ClassVar[str] = "admission"
-    engines: tuple[str, ...] = ALONE
+    simulators: tuple[str, ...] = STEPWISE_ONLY
     with_caches: bool = False
 
 
@@ -305,13 +306,13 @@ _CACHES = {
     DYNAMO: substitute_rule("kv"),
     RAY_SERVE: substitute_rule("PrefixCacheAffinityRouter"),
 }
-_TURNS = {  # Round robin, by the routers' own names.
+_ROUND_ROBIN_NAMES = {  # Round robin, by the routers' own names.
     VLLM_ROUTER: "round_robin",
     VLLM_ROUTER_PAIRS: "round_robin",
     DYNAMO: "round-robin",
     RAY_SERVE: "RoundRobinRouter",
     STACK: "roundrobin",
-    STACK_PAIRS: IN_TURNS,
+    STACK_PAIRS: STACK_PAIR_ROUTING,
     SKYSERVE: "round_robin",
 }
 
@@ -367,23 +368,23 @@ TABLE: tuple[Policy, ...] = (
         name="distserve",
         code=DISTSERVE,
         words="DistServe's engine: a batch for each pipeline stage",
-        engines=(OF_DISTSERVE,),
+        simulators=(OF_DISTSERVE,),
         with_caches=False,
     ),
     Batching(
         name="splitwise",
         code=SPLITWISE,
         words="Splitwise's machines: prompts before decodes, with ageing",
-        engines=(OF_SPLITWISE,),
+        simulators=(OF_SPLITWISE,),
         with_caches=False,
         is_one_stage=True,
-        predicts=False,
+        takes_predictions=False,
     ),
     Queue(
         name="fcfs",
         code=FCFS,
         words="first come, first served",
-        engines=ENGINES,
+        simulators=SIMULATORS,
         is_planned=True,
         is_default=True,
         at={VLLM: RouterDifference("fcfs")},
@@ -446,7 +447,7 @@ TABLE: tuple[Policy, ...] = (
         name="greedy",
         code=GREEDY,
         words="if its KV fits now",
-        engines=ENGINES,
+        simulators=SIMULATORS,
         with_caches=True,
         is_planned=True,
         is_default=True,
@@ -459,7 +460,7 @@ TABLE: tuple[Policy, ...] = (
     Admission(
         name="reserve-dynamic",
         code=RESERVE_DYNAMIC,
-        words="if everything fits when the next decode is predicted to end",
+        words="if all KV fits when the first running decode is predicted to end",
     ),
     Routing(
         name="jsq",
@@ -490,7 +491,7 @@ TABLE: tuple[Policy, ...] = (
         name="power-of-two",
         code=POWER_OF_TWO,
         words="the shorter queue of two workers drawn at random",
-        engines=(STEPWISE, OF_DISTSERVE),
+        simulators=(STEPWISE, OF_DISTSERVE),
         is_planned=True,
         draws=True,
         at={
@@ -503,7 +504,7 @@ TABLE: tuple[Policy, ...] = (
         name="power-of-two-requests",
         code=TWO_BY_REQUESTS,
         words="the fewer requests in flight of two workers drawn at random",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         weights=_weigh_requests,
         is_planned=True,
         draws=True,
@@ -517,15 +518,15 @@ TABLE: tuple[Policy, ...] = (
     Routing(
         name="heavy-light",
         code=HEAVY_LIGHT,
-        words="fewer outputs of its kind, long or short as predicted, of two drawn that have room",
-        engines=ALONE,
+        words="of two drawn that have room, the one with fewer outputs as long or short as predicted",
+        simulators=STEPWISE_ONLY,
         draws=True,
     ),
     Routing(
         name="pending-tokens",
         code=LOWEST_BY_LOT,
         words="the fewest tokens of prompts without a first token, by lot among equals",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         weights=_weigh_pending_tokens,
         is_planned=True,
         draws=True,
@@ -535,10 +536,10 @@ TABLE: tuple[Policy, ...] = (
         name="round-robin",
         code=ROUND_ROBIN,
         words="each worker in turn",
-        engines=(STEPWISE, OF_DISTSERVE),
+        simulators=(STEPWISE, OF_DISTSERVE),
         is_planned=True,
         at={
-            **{router: RouterDifference(name) for router, name in _TURNS.items()},
+            **{router: RouterDifference(name) for router, name in _ROUND_ROBIN_NAMES.items()},
             ENDPOINT_PICKER: substitute_rule(FEWEST_REQUESTS),
             KSERVE: RouterDifference(GATEWAY, "spreads requests over the workers by its own setting"),
         },
@@ -547,7 +548,7 @@ TABLE: tuple[Policy, ...] = (
         name="random",
         code=RANDOM,
         words="a worker drawn at random",
-        engines=(STEPWISE, OF_DISTSERVE),
+        simulators=(STEPWISE, OF_DISTSERVE),
         draws=True,
         at={
             VLLM_ROUTER: RouterDifference("random"),
@@ -561,44 +562,49 @@ TABLE: tuple[Policy, ...] = (
         name="best-fit",
         code=BEST_FIT,
         words="the fullest worker that keeps its limits",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         by_formula=True,
     ),
     Routing(
         name="best-fit-rebalanced",
         code=REBALANCED,
-        words="as best-fit, then from where outputs outlived their prediction to where they ended early",
-        engines=ALONE,
+        words="as best-fit, or another worker within its limits, if that evens out errors of predictions",
+        simulators=STEPWISE_ONLY,
         by_formula=True,
     ),
     Routing(
         name="same-node",
         code=SAME_PLACE,
-        words="of hand-offs the shortest queue on the nodes of the prefill worker; else of all",
-        engines=(STEPWISE, OF_DISTSERVE),
+        words="the shortest queue; of hand-offs on the prefill worker's nodes, if there is room",
+        simulators=(STEPWISE, OF_DISTSERVE),
     ),
     Routing(
         name="deferred",
         code=DEFERRED,
         words="the fewest requests in flight, once a worker has less than two steps of prompts to compute",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         weights=_weigh_requests,
         holds_back=True,
     ),
-    Routing(name="token-jsq", code=SCORE, words="the fewest pending tokens", weights=_weigh_tokens),
+    Routing(
+        name="token-jsq",
+        code=SCORE,
+        words="the fewest pending prompt tokens, each request counted as one more",
+        weights=_weigh_tokens,
+    ),
     Routing(
         name="kv-token-jsq",
         code=SCORE,
-        words="that of Splitwise's program (the fewest pending tokens; what it adds is not counted)",
-        engines=(OF_SPLITWISE,),
+        words="as Splitwise's program: the fewest pending tokens, to which it never adds new requests",
+        simulators=(OF_SPLITWISE,),
         weights=_weigh_tokens,
         counts_added=False,
     ),
     Routing(
         name="least-waiting",
         code=SCORE,
-        words="that of DistServe's program (the fewest waiting requests)",
-        engines=(OF_DISTSERVE,),
+        words="as DistServe's program: the fewest waiting requests",
+        simulators=(OF_DISTSERVE,),
         weights=_weigh_waiting_requests,
         at={
             ENDPOINT_PICKER: RouterDifference(FEWEST_WAITING),
@@ -609,7 +615,7 @@ TABLE: tuple[Policy, ...] = (
         name="prefix-affinity",
         code=AFFINITY,
         words="the longest cached prefix",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         needs_caches=True,
         is_planned=True,
         at={
@@ -622,7 +628,7 @@ TABLE: tuple[Policy, ...] = (
         name="min-ttft",
         code=MIN_TTFT,
         words="the least seconds to the first token, counting what is cached",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         needs_caches=True,
         is_planned=True,
         at=_CACHES,
@@ -631,7 +637,7 @@ TABLE: tuple[Policy, ...] = (
         name="cache-aware",
         code=CACHE_AWARE,
         words="a long cached prefix, else the smallest cache; the fewest requests while load is uneven",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         needs_caches=True,
         is_planned=True,
         is_default=True,
@@ -656,7 +662,7 @@ TABLE: tuple[Policy, ...] = (
         name="e2",
         code=E2,
         words="the longest cached prefix where it is most of the prompt, else the least load",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         needs_caches=True,
         is_planned=True,
         is_default=True,
@@ -668,7 +674,7 @@ TABLE: tuple[Policy, ...] = (
         name="e2-dynamic",
         code=E2_DYNAMIC,
         words="as e2, but the less there is to do, the longer must the cached prefix be",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         needs_caches=True,
         has_window=True,
         at=_CACHES,
@@ -677,7 +683,7 @@ TABLE: tuple[Policy, ...] = (
         name="d2lpm",
         code=D2LPM,
         words="the longest cached prefix of the workers where the tenant has credit",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         needs_caches=True,
         is_planned=True,
         by_tenant=True,
@@ -687,11 +693,11 @@ TABLE: tuple[Policy, ...] = (
         name="tenant-round-robin",
         code=TENANT_TURNS,
         words="each worker in turn, for each tenant by itself",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         needs_caches=True,
         by_tenant=True,
         at={
-            **{router: substitute_rule(name) for router, name in _TURNS.items()},
+            **{router: substitute_rule(name) for router, name in _ROUND_ROBIN_NAMES.items()},
             ENDPOINT_PICKER: substitute_rule(FEWEST_REQUESTS),
         },
     ),
@@ -699,7 +705,7 @@ TABLE: tuple[Policy, ...] = (
         name="pinned-prefix",
         code=PINNED,
         words="the least seconds to the first token, among the workers where the prefix is pinned",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
         needs_caches=True,
         is_planned=True,
         is_default=True,
@@ -715,19 +721,22 @@ TABLE: tuple[Policy, ...] = (
         is_default=True,
     ),
     Pools(
-        name="flip", code=FLIP, words="an idle worker takes the other role where that is busy", engines=ALONE
+        name="flip",
+        code=FLIP,
+        words="an idle worker takes the other role where that is busy",
+        simulators=STEPWISE_ONLY,
     ),
     Pools(
         name="repurpose",
         code=REPURPOSE,
         words="the least busy worker drains and takes the role that has long been short of workers",
-        engines=ALONE,
+        simulators=STEPWISE_ONLY,
     ),
     Pools(
         name="splitwise",
         code=MIXED_POOL,
         words="machines join a mixed pool where queues are long, and may change sides for good",
-        engines=(OF_SPLITWISE,),
+        simulators=(OF_SPLITWISE,),
     ),
 )
 
@@ -805,7 +814,7 @@ def find_router_difference(row: Queue | Routing, router: str) -> RouterDifferenc
     if router == OURS:
         if isinstance(row, Queue):
             return find_router_difference(row, VLLM)
-        return RouterDifference(row.name) if STEPWISE in row.engines else substitute_rule("")
+        return RouterDifference(row.name) if STEPWISE in row.simulators else substitute_rule("")
     if router in row.at:
         return row.at[router]
     decider = ROUTERS[router]
@@ -899,7 +908,7 @@ RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
             "roundrobin": _ROUND_ROBIN_RULE,
             "prefixaware": RoutingRule("prefix-affinity", "never forgets what it sent"),
         },
-        STACK_PAIRS: {IN_TURNS: _ROUND_ROBIN_RULE},
+        STACK_PAIRS: {STACK_PAIR_ROUTING: _ROUND_ROBIN_RULE},
         SKYSERVE: {
             "least_load": RoutingRule("least-outstanding", "takes turns among equals"),
             "round_robin": _ROUND_ROBIN_RULE,

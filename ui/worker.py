@@ -215,7 +215,7 @@ def _what_if(request: Request, send: Send) -> tuple[Document, Files]:
         fleet, slo, trace = plan.fleet, plan.slo, plan.trace
         simulation, verdict = plan.simulation, plan.verdict
     else:
-        answer = study.ask(task)
+        answer = study.answer(task)
         fleet, slo, trace = answer.fleet, answer.problem.slo, answer.problem.trace
         simulation, verdict = answer.problem.oracle.simulate_and_judge(fleet, record=True)
     return {
@@ -254,7 +254,7 @@ def _progress_numbers(progress: SearchProgress) -> Document:
 def _sensitivity(request: Request, send: Send) -> tuple[Document, Files]:
     """Whether a plan holds with other steps, traffic and prices, and what each limit costs."""
     study = _study(request, send)
-    before = study.ask(parse_task(request["question"], study.catalog))
+    before = study.answer(parse_task(request["question"], study.catalog))
     return {
         "changes": [
             what_if.moved_document(moved, before)

@@ -249,7 +249,7 @@ def limits_and_rate(
     return task.slo, replace(rate_request, described=task.described, reading=log_options)
 
 
-def planned_question(fleet: FleetLike, catalog: Catalog) -> tuple[Slo, Trace] | None:
+def planned_slo_and_trace(fleet: FleetLike, catalog: Catalog) -> tuple[Slo, Trace] | None:
     """The SLO and the requests that a plan, or the plan in a folder, was made for; None of another fleet."""
     from planner.api.results import PlanResult
     from planner.documents.plan_folder import read_written

@@ -420,7 +420,7 @@ def goodput(
     and None before it is tried, and then with whether it held. Raises InfeasibleError where no rate holds.
     """
     catalog_rows = read_catalog(catalog)
-    if slo is None and (planned := inputs.planned_question(fleet, catalog_rows)) is not None:
+    if slo is None and (planned := inputs.planned_slo_and_trace(fleet, catalog_rows)) is not None:
         slo, trace = planned[0], planned[1] if trace is None else trace
     engines = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     is_poisson = traffic == "poisson"

@@ -30,7 +30,7 @@ from planner.fleet import Fleet
 from planner.reports.fact_sentences import sentence
 from planner.studies import pareto_frontier, pareto_page, replanning
 from planner.studies import what_if as what_if_study
-from planner.studies.what_if import Moved, Study, StudyAnswer
+from planner.studies.what_if import ChangedQuestion, Study, StudyAnswer
 from planner.traffic.trace import spread_stamps
 from planner.units import quantity
 
@@ -46,7 +46,7 @@ class WhatIfResult(Result):
     """
 
     before: StudyAnswer
-    moved: Moved
+    moved: ChangedQuestion
     bounds: tuple[float, ...]
 
     @property
@@ -94,7 +94,7 @@ class SensitivityResult(Result):
     """
 
     before: StudyAnswer
-    moves: tuple[Moved, ...]
+    moves: tuple[ChangedQuestion, ...]
     headroom: Headroom
 
     def headline(self) -> str:
@@ -232,11 +232,11 @@ def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, labe
     """What `what_if` gives, on the trace of a study, which was read before."""
     study.progress(f"planning without {label}")
     try:
-        before = study.ask(question.task())
+        before = study.answer(question.task())
     except InfeasibleError as error:
         error.args = (f"the question before the change: {error}; `plan` takes the changed one alone",)
         raise
-    moved = what_if_study.ask_again(study, before, changed.task(), label)
+    moved = what_if_study.answer_change(study, before, changed.task(), label)
     answers = [answer for answer in (before, moved.answer) if answer is not None]
     return WhatIfResult(before, moved, tuple(study.bound(answer) for answer in answers))
 
@@ -269,7 +269,7 @@ def share_of(by: str | float, where: str) -> float:
 
 def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> SensitivityResult:
     """What `sensitivity` gives, on the trace of a study, which was read before."""
-    before = study.ask(question.task())
+    before = study.answer(question.task())
     changed = tuple(what_if_study.sensitivity(study, before, by_frac=by_frac))
     return SensitivityResult(before, changed, what_if_study.headroom(study, before))
 

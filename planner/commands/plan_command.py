@@ -339,8 +339,8 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     certificate = plan.certificate
     print_lines(*answer_sentences.scenario_lines(plan))
     if certificate.deploy is not None:
-        for under in certificate.routers:
-            print_lines(f"planned for {under.target}, {router_text(under)}: {sentence(under)}")
+        for fact in certificate.routers:
+            print_lines(f"planned for {fact.target}, {router_text(fact)}: {sentence(fact)}")
     if certificate.answers:
         head, rows = answer_sentences.answer_rows(plan)
         print_table(head, rows, "answers")

@@ -14,7 +14,7 @@ from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgum
 from planner.domain import OWNED
 from planner.errors import InputError
 from planner.search.oracle.stopping import USUAL_LIMIT_S
-from planner.units import counted, quantity, show_s
+from planner.units import HOUR_S, counted, quantity, show_s
 
 MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.
 
@@ -55,7 +55,7 @@ def replan(
     for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
         if not 0 <= usd < MOST_USD:
             raise InputError(f"{name}: expected USD per worker, 0 to {MOST_USD:g}, found {usd:g}")
-    horizon_h = quantity(horizon, "s", where="--horizon") / 3600
+    horizon_h = quantity(horizon, "s", where="--horizon") / HOUR_S
     file = plan_file(current)
     if out is not None:
         checked_files.check_output_file(out)

@@ -92,7 +92,7 @@ def find_goodput(
     Where no SLO or no trace is given, the plan's own counts. The rate in the SLO's traffic section is
     not used. Exit code 3: no rate is kept. 4: not found in time.
     """
-    from planner.api.inputs import fleet_file_doubts, is_plan_folder, planned_question, read_fleet
+    from planner.api.inputs import fleet_file_doubts, is_plan_folder, planned_slo_and_trace, read_fleet
     from planner.api.simulating import goodput
     from planner.documents.catalog import read_catalog
 
@@ -112,7 +112,7 @@ def find_goodput(
         is_planned = (
             trace is None and is_plan_folder(file) and not (slo is not None and describes_traffic(slo))
         )
-        planned = planned_question(file, catalog_rows) if is_planned or slo is None else None
+        planned = planned_slo_and_trace(file, catalog_rows) if is_planned or slo is None else None
         if is_planned and planned is not None:
             requests = planned[1]
         else:

@@ -16,7 +16,7 @@ from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.units import in_unit, show_percent, show_s
 
 if TYPE_CHECKING:
-    from planner.studies.what_if import Moved, Study, StudyAnswer
+    from planner.studies.what_if import ChangedQuestion, Study, StudyAnswer
 
 SloArgument = Annotated[Path, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceArgument = Annotated[
@@ -108,7 +108,7 @@ def sensitivity(
         print_lines(robustness_sentence(result.before, list(result.moves), by_frac))
 
 
-def robustness_sentence(before: StudyAnswer, moves: list[Moved], by_frac: float) -> str:
+def robustness_sentence(before: StudyAnswer, moves: list[ChangedQuestion], by_frac: float) -> str:
     """Whether the plan holds if step times and traffic are both off, and what a plan that does would cost."""
     from planner.studies.what_if import difference, fleet_text
 
@@ -150,7 +150,7 @@ def study_of(
     return Study(requests, catalog_rows, seed=seed, time_limit_s=time_limit_s, progress=progress)
 
 
-def print_moves(before: StudyAnswer, moves: list[Moved]) -> None:
+def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
     """One row per changed question."""
     from planner.studies.what_if import difference, document, fleet_text
 
@@ -197,7 +197,7 @@ def amount_text(answer: StudyAnswer) -> str:
     return in_unit(answer.value, OBJECTIVE_UNITS[answer.problem.task.objective])
 
 
-def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:
+def moved_rows(before: StudyAnswer, moved: ChangedQuestion, bounds: list[float]) -> list[dict[str, str]]:
     """One row per figure of the plan, before and after the change; a star marks those that differ. Where no
     fleet is left after the change, the plan of before alone.
     """

@@ -203,7 +203,7 @@ def day(
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     if standing is None:
         progress("the fleet that stands all day")
-        plan = study.ask(task)
+        plan = study.answer(task)
         limits, requests = plan.problem.slo, plan.problem.trace
         fleets, note = {ON_PAPER: plan.fleet}, PAPER_NOTE
         if day_section.fleets == ALL_FLEETS:

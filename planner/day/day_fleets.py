@@ -48,7 +48,7 @@ def candidate_fleets(
             left_s = deadline - time.monotonic()
             limited = replace(study, time_limit_s=max(left_s / len(types), LEAST_TIME_S))
             try:
-                fleets[f"only {name}"] = limited.ask(replace(task, stock=stock)).fleet
+                fleets[f"only {name}"] = limited.answer(replace(task, stock=stock)).fleet
             except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
                 continue
     if time.monotonic() < deadline:
@@ -65,7 +65,7 @@ def candidate_fleets(
 
 def other_queues(task: PlanQuestion, fleets: dict[str, Fleet]) -> dict[str, Fleet]:
     """The first fleet with each other order of waiting prompts that `policies: queue` names, by label."""
-    raced = [change.value for change in task.policies.raced if change.axis == QUEUE_AXIS]
+    raced = [change.value for change in task.policies.raced_changes if change.axis == QUEUE_AXIS]
     (label, fleet), others = next(iter(fleets.items())), {}
     for queue in dict.fromkeys([*task.policies.queues, *raced]):
         policies = task.changed_policies(fleet.policies, PolicyChange(QUEUE_AXIS, queue))

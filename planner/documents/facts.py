@@ -23,6 +23,7 @@ OLDER_KEYS = {
     "routing_names": "told",
     "sentence": "said",
     "tightest": "decides",
+    "downscale": "one_in",
 }
 
 # -- results of a simulation -------------------------------------------------------------------------------
@@ -1084,7 +1085,7 @@ class ScenariosDrawn:
     growth_frac: float
     have_spread: bool
     searched: int  # Scenarios that the search has seen.
-    one_in: int = 1  # The scale of those simulations: they keep one request and one worker of this many.
+    downscale: int = 1  # The scale of those simulations: they keep one request and one worker of this many.
     prefix_drift_frac: float = 0.0  # The share of the popularity of prefixes that moves to other prefixes.
     cheaper: CheaperMiss | None = None  # None: no cheaper fleet was looked at, as in a scale model.
     fewer: FewerTested | None = None  # None: no such fleet was tested.

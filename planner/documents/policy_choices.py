@@ -94,7 +94,7 @@ class PolicyChoices:
     axes: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"queue": (_USUAL.queue,), "routing": (_USUAL.routing,)}
     )
-    raced: tuple[PolicyChange, ...] = ()
+    raced_changes: tuple[PolicyChange, ...] = ()
     settings: Policies = _USUAL
     longest_wait_s: float = math.inf
     prefix_cache: bool = False
@@ -153,8 +153,8 @@ class PolicyChoices:
         """
         queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
         not_raced = {*queues, *(row.name for row in QUEUE.values() if row.by_deadline)}
-        raced = [each for each in self.raced if each.axis != "queue" or each.value not in not_raced]
-        return replace(self, axes={**self.axes, "queue": tuple(queues)}, raced=tuple(raced))
+        raced = [each for each in self.raced_changes if each.axis != "queue" or each.value not in not_raced]
+        return replace(self, axes={**self.axes, "queue": tuple(queues)}, raced_changes=tuple(raced))
 
     def _needs_caches(self) -> bool:
         """Whether an axis other than routing has nothing but rows that need caches."""
@@ -222,16 +222,20 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
             return choices
         usual = [PolicyChange("queue", name) for name in choices.queues if not QUEUE[name].by_deadline]
         axes = {**choices.axes, "queue": (QUEUE_OF_CLASSES.name,)}
-        return replace(choices, axes=axes, raced=(*usual, *choices.raced), is_queue_assumed=True)
+        return replace(
+            choices, axes=axes, raced_changes=(*usual, *choices.raced_changes), is_queue_assumed=True
+        )
     if any(QUEUE[name].by_deadline for name in choices.queues):
         raise InputError(
             "policies: queue: edf goes by the limits of classes, and slo has none; add slo: {classes: ...}, "
             "or take fcfs or sjf"
         )
     raced = tuple(
-        change for change in choices.raced if change.axis != "queue" or not QUEUE[change.value].by_deadline
+        change
+        for change in choices.raced_changes
+        if change.axis != "queue" or not QUEUE[change.value].by_deadline
     )
-    return replace(choices, raced=raced)
+    return replace(choices, raced_changes=raced)
 
 
 def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
@@ -299,7 +303,7 @@ def parse_policy_choices(
         )
     choices = PolicyChoices(
         axes=axes,
-        raced=tuple(raced),
+        raced_changes=tuple(raced),
         settings=Policies(**settings),
         longest_wait_s=longest_wait_s,
         prefix_cache=prefix_cache,
@@ -325,7 +329,7 @@ def _values_of(
     rows, usual = BY_FIELD[axis], str(getattr(_USUAL, axis))
     # A plan is simulated by the kernel that batches step by step, so it takes rows of that kernel alone.
     possible = [
-        row for row in rows.values() if STEPWISE in row.engines and (prefix_cache or not row.needs_caches)
+        row for row in rows.values() if STEPWISE in row.simulators and (prefix_cache or not row.needs_caches)
     ]
     if axis == "decode_routing":
         possible = [row for row in possible if not row.needs_caches]
@@ -334,7 +338,7 @@ def _values_of(
         names = [row.name for row in possible if research or is_deployed(row, target)]
         return tuple(dict.fromkeys((usual, *names)))
     names = value if isinstance(value, list) and value else [value]
-    stepwise_names = tuple(row.name for row in rows.values() if STEPWISE in row.engines)
+    stepwise_names = tuple(row.name for row in rows.values() if STEPWISE in row.simulators)
     if unplanned := [row for row in rows.values() if row.name in names and row.name not in stepwise_names]:
         raise InputError(
             f"{section.path_of(axis)}: {unplanned[0].name} is {unplanned[0].words}, which `plan simulate` "

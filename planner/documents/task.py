@@ -757,8 +757,9 @@ def _find_offers(
     if missing and ("gpus" in fleet or len(missing) == len(stock)):
         offer_names = {f"{o.provider} {o.term}" for name in missing for o in catalog.provenance[name].offers}
         raise InputError(
-            f"{section.where}: {provider} {term} is in no price of {', '.join(missing)} in "
-            f"catalogs/gpus.yaml; there are {', '.join(sorted(offer_names)) or 'none'}; or give fleet: prices"
+            f"{section.where}: catalogs/gpus.yaml has no price of {provider} {term} for "
+            f"{', '.join(missing)}, but of {', '.join(sorted(offer_names)) or 'nobody'}; name one of these, "
+            "or give fleet: prices"
         )
     return priced, tuple(missing), on_spot
 

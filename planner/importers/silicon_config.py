@@ -152,9 +152,11 @@ class ConfigKernels:
             self._weights_ms = self._modules_ms(1, 1)
             self._sparse = SparsePrompts(self._measured_ms, self._weights_ms) if self._is_sparse else None
             self._at_most_ms = least_of_more_tokens(self._operation_ms)
-            self.step_ms(StepShape(1, 64, 0, 1, 64))  # Raises now if any kind of kernel is lacking.
+            # Raises now if any kind of kernel is lacking: a step of a prompt and a decode needs all of them.
+            self.step_ms(StepShape(prompts=1, new=64, cached=0, decodes=1, context=64))
         except LACKING as error:
             why = str(error)
+            # Its messages go on with dictionaries, paths and lists, which help no user of ours.
             for end in ("{", " at /", ", which", " Supported architectures"):
                 why = why.split(end)[0]
             why = why.strip().rstrip(".")
@@ -199,31 +201,35 @@ class ConfigKernels:
         Operations of tokens come first among `context_ops`; the output head is the first of `generation_ops`.
         """
         context, decodes = spec["context_ops"], spec["generation_ops"]
-        in_parts = _is_latent(self._llm) and any(_kind_of(each) in PLAIN for each in decodes)
-        if in_parts:
+        # `as_measured` replaces plain attention by modules, which include these matrices.
+        has_plain_latent = _is_latent(self._llm) and any(_kind_of(each) in PLAIN for each in decodes)
+        if has_plain_latent:
             context = [each for each in context if not _name_of(each).endswith(LATENT_PARTS)]
-        tokens = [_as_graphed(each) for each in context if _kind_of(each) in OF_TOKENS and not _is_head(each)]
-        prompts = [as_measured(each, self._llm) for each in context if _is_of_sequences(each)]
-        states = [as_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
+        of_tokens = [
+            _as_graphed(each) for each in context if _kind_of(each) in OF_TOKENS and not _is_head(each)
+        ]
+        of_prompts = [as_measured(each, self._llm) for each in context if _is_of_sequences(each)]
+        of_decodes = [as_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
         heads = [each for each in (*decodes, *context) if _is_head(each)][:1]
-        if not heads or not prompts or not states:
+        if not heads or not of_prompts or not of_decodes:
             raise ValueError("its operations are not those of a decoder")
         if self._tp > 1 and not self._by_row:
-            tokens.append(all_reduces(self._llm, self._tp, self._count_reduces() + 1.0))  # 1: of embeddings
-        self._is_shared = np.array([_is_shared(each) for each in tokens], dtype=bool)
-        self._token_operations = list(range(len(tokens)))
-        self._prompt_operations = list(range(len(tokens), len(tokens) + len(prompts)))
-        self._is_sparse = all(_kind_of(each) in SPARSE for each in prompts)
+            count = self._count_reduces() + 1.0  # One more is of the embeddings.
+            of_tokens.append(all_reduces(self._llm, self._tp, count))
+        self._is_shared = np.array([_is_shared(each) for each in of_tokens], dtype=bool)
+        self._token_operations = list(range(len(of_tokens)))
+        self._prompt_operations = list(range(len(of_tokens), len(of_tokens) + len(of_prompts)))
+        self._is_sparse = all(_kind_of(each) in SPARSE for each in of_prompts)
         # Positions count from 1, behind the output head.
-        is_module = [_kind_of(each).startswith(MODULES) for each in states]
+        is_module = [_kind_of(each).startswith(MODULES) for each in of_decodes]
         self._module_operations = [n for n, module in enumerate(is_module, start=1) if module]
         self._unfused_operations = [n for n, module in enumerate(is_module, start=1) if not module]
         parts = [_latent_parts(each, self._llm) for each in decodes]
-        if in_parts:
+        if has_plain_latent:
             parts.append([each for each in decodes if _name_of(each).endswith(LATENT_PARTS)])
         self._parts = [json.dumps(part) for part in parts if part]
-        spec["context_ops"] = [_name_uniquely(n, each) for n, each in enumerate(tokens)] + prompts
-        spec["generation_ops"] = heads + states
+        spec["context_ops"] = [_name_uniquely(n, each) for n, each in enumerate(of_tokens)] + of_prompts
+        spec["generation_ops"] = heads + of_decodes
         return [each for each in context if _kind_of(each) == "Moe"]
 
     def _compute_tokens_ms(self, tokens: int) -> float:

@@ -5,13 +5,14 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
     f(N) = ( (weights read / bandwidth)^p + (GEMM FLOPs of N tokens / FLOP rate)^p )^(1/p)
            + activations of N tokens / bandwidth            norms, residual stream, gate and up
            + two all-reduces of N tokens per layer          planner/models/parallelism.py
+           + attention of N tokens to their windows         layers with a limited attention window
            + a fixed time per layer                         kernels start one after another
     a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention; for sparse latent
            attention (DeepSeek-V3.2, GLM-5) the FLOPs of its index, which every GPU computes whole. There
            every token attends to as many tokens as the index may choose, with SPARSE_HEADS heads or more
     d    = KV bytes of a token / bandwidth
     m    = the additional time of a KV token in steps that also have prefills: planner/models/parallelism.py
-    b, e = the output projection of one row
+    e    = the output projection of one row;  b  adds reading a sequence's windows and states to that
 
 p = 1 adds the times of reading and computing, p = infinity takes the longer one; kernels lie between.
 
@@ -53,8 +54,8 @@ INDEX_LAYER_S = 0.12e-3
 KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768 tokens; f is linear between them.
 
 
-def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
-    """The FLOP/s of parts in several formats together: their parameters over the sum of their times."""
+def _mean_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
+    """The FLOP/s of parts in several formats: their parameters over the sum of their times."""
     rates = {flops_rate(weights, gpu) for weights, _ in parts}
     if len(rates) == 1:
         return rates.pop()
@@ -198,8 +199,8 @@ class _Attention:
 
 
 def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """The attention times as upper bounds: windows are full, and an index chooses as many tokens as it may
-    for prompts, and all tokens for decodes.
+    """The attention times as upper bounds: attention windows are full, and an index chooses as many tokens as
+    it may for prompts, and all tokens for decodes.
     """
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
@@ -259,7 +260,7 @@ def _read_and_multiply_s(
     bandwidth_frac, gemm_frac, overlap = fracs
     read_s = read / (gpus * gpu.bandwidth_bytes_per_s * bandwidth_frac)
     parameters = sum(each for _, each in multiplied)
-    multiplied_s = 2 * tokens * parameters / (gpus * _joint_rate(multiplied, gpu) * gemm_frac)
+    multiplied_s = 2 * tokens * parameters / (gpus * _mean_rate(multiplied, gpu) * gemm_frac)
     return np.asarray((read_s**overlap + multiplied_s**overlap) ** (1 / overlap))
 
 
@@ -299,8 +300,8 @@ def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficie
 def transfer_fit(
     latency: StepLatency, measured: StepLatency, target: StepLatency, *, basis: str
 ) -> StepLatency:
-    """A fit of one (GPU, TP) carried over to another by the ratio of two rooflines: `measured`, of where
-    steps were measured, and `target`.
+    """A fit of one (GPU, TP) carried over to another by the ratio of their rooflines: `measured` is the one
+    of the (GPU, TP) whose steps were measured, `target` the other's.
 
     The floor of a step moves by as many seconds as the roofline's, because the part that the roofline does
     not explain (mostly the host) stays. What grows with the step grows by the ratio of the rooflines.

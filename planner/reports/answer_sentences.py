@@ -137,8 +137,8 @@ def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
         else "step times as predicted, as no spread of them is known"
     )
     sample = (
-        f", one request and one worker in {drawn.one_in} of each; the test has them all"
-        if drawn.one_in > 1
+        f", one request and one worker in {drawn.downscale} of each; the test has them all"
+        if drawn.downscale > 1
         else ""
     )
     return (

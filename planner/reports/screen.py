@@ -336,9 +336,9 @@ def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
     if not kept_in.scenario_count:
         return "no time was left to test it on scenarios"
     scenarios = f"{kept_in.scenario_count} scenarios"
-    # A search on a scale model of the traffic (one request in `one_in`) has scenarios of its own, which no
+    # A search on a scale model of the traffic (one request in `downscale`) has scenarios of its own, which no
     # answer is counted in.
-    if search is not None and search.one_in == 1:
+    if search is not None and search.downscale == 1:
         is_of_search = name == "on-paper"
         scenarios = (
             f"the search's {scenarios}" if is_of_search else f"{kept_in.scenario_count} other scenarios"

@@ -82,7 +82,7 @@ def _new_prompt(state, r, start, depth, tenant):
     prompt = state.caches.prompts[r]
     prompt.start, prompt.tenant = start, tenant
     prompt.depth = min(depth, state.requests[r].input_tokens // state.caches.numbers[NODE_TOKENS])
-    prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.left = 0, 0, 0, NONE
+    prompt.used_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.left = 0, 0, 0, NONE
     prompt.expected_tokens, prompt.hit_tokens, prompt.group = 0, NONE, 0
     prompt.worker, prompt.next, prompt.prefix, prompt.queue_s = NONE, NONE, NONE, -1.0
 

@@ -65,7 +65,7 @@ from planner.simulator.caches import (
     cached_nodes,
     evict_idle,
     keep_prefix,
-    recycle_windows,
+    recycle_attention_windows,
     shared_blocks,
     take_prefix,
 )
@@ -102,7 +102,7 @@ from planner.simulator.offload import (
     store_step,
 )
 from planner.simulator.offload_layout import LOADING
-from planner.simulator.queue_orders import charge_prompt, leave_queue, may_reorder
+from planner.simulator.queue_orders import leave_queue, may_reorder, note_admission
 from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
     LONGEST,
@@ -258,7 +258,7 @@ def _take_chunk(state, l, r, n, step_blocks, time_s):
     if state.types[worker.type].batching == VLLM_V1:  # Elsewhere `admit` has counted all of the prompt.
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict_idle(state, lane.worker, step_blocks, time_s)
-    recycle_windows(state, lane.worker, n)
+    recycle_attention_windows(state, lane.worker, n)
     keep_prefix(state, lane.worker, r)
     chunk = state.chunks[l, lane.prefills]
     chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens
@@ -289,7 +289,7 @@ def _use_prefix(state, w, r, time_s):
     hit = take_prefix(state, w, r, time_s)
     # The router had counted `expected_tokens` as cached; what is not so is pending too.
     add_load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
-    charge_prompt(state, w, r)
+    note_admission(state, w, r)
 
 
 @kernel_jit

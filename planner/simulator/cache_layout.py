@@ -34,17 +34,17 @@ ENTRY = np.dtype(
         ("twin", "i4"),  # The next copy of the same node on this worker.
         ("is_cached", "i4"),
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
-        ("window_at", "f4"),  # `recycled_blocks` of its worker when a window was last at its end.
+        ("window_at", "f4"),  # `recycled_blocks` of its worker when an attention window was last at its end.
         ("older", "i4"),  # The idle entry that was used last before it.
         ("newer", "i4"),  # The idle entry that was used next after it; of a free entry, the next free one.
-        ("shares", "i4"),  # Requests of e2's window that went to this worker and whose prompt has the node.
+        ("window_uses", "i4"),  # Requests of e2's window on this worker whose prompt has the node.
     ]
 )
 PROMPT = np.dtype(
     [
         ("start", "i8"),  # Its nodes are path[start : start + depth].
         ("depth", "i8"),
-        ("shared_nodes", "i8"),  # How many nodes of its worker's cache it uses, from the first on.
+        ("used_nodes", "i8"),  # How many nodes of its worker's cache it uses, from the first on.
         ("shown_nodes", "i8"),  # How many of these the router knows of.
         ("own_blocks", "i8"),  # KV blocks of these nodes that are copies of its own: a prompt's last one.
         ("left", "i8"),  # The entry of the blocks that it left behind besides nodes; NONE if they are gone.
@@ -62,7 +62,7 @@ PROMPT = np.dtype(
         # The last node of its key portion, as Preble calls what it shares; NONE if nothing.
         ("prefix", "i8"),
         ("queue_s", "f8"),  # Seconds until it was first admitted, -1.0 before.
-        ("is_late", "i8"),  # Whether it was routed in the later half of the window.
+        ("is_in_later_half", "i8"),  # Whether it was routed in the later half of e2's window.
     ]
 )
 CACHE = np.dtype(
@@ -156,7 +156,7 @@ class Caches(NamedTuple):
     worker_credit: npt.NDArray[np.float64]  # (U, W) d2lpm: a tenant's credit in tokens on each worker
     tenant_turns: npt.NDArray[np.int64]  # (U,) requests of a tenant that tenant-round-robin has routed
     charged: npt.NDArray[np.int64]  # (L,) steps of a lane's run whose tokens are charged to tenants
-    group_turns: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
+    group_left: npt.NDArray[np.int64]  # (W, P) preble: prompts of a group that may still go in this round
     firsts: npt.NDArray[np.int64]  # (P,) scratch of queue preble: the first prompt of each group
     notices: npt.NDArray[np.void]  # (M,) NOTICE, a ring: those under way begin at FIRST_NOTICE
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
@@ -180,7 +180,7 @@ NO_CACHES = Caches(
     worker_credit=empty_field("f8", 2),
     tenant_turns=empty_field("i8"),
     charged=empty_field("i8"),
-    group_turns=empty_field("i8", 2),
+    group_left=empty_field("i8", 2),
     firsts=empty_field("i8"),
     notices=empty_field(NOTICE),
     numbers=empty_field("i8"),
@@ -275,7 +275,7 @@ def make_caches(
         worker_credit=np.zeros((len(weights), workers)),
         tenant_turns=np.zeros(len(weights), dtype=np.int64),
         charged=np.zeros(sum(worker_types[kind].pp for kind in kinds), dtype=np.int64),
-        group_turns=np.zeros((workers, policies.priority_groups), dtype=np.int64),
+        group_left=np.zeros((workers, policies.priority_groups), dtype=np.int64),
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
         notices=np.zeros(notices, dtype=NOTICE),
         numbers=numbers,

@@ -3,7 +3,7 @@ first.
 
 A node (of the prefix tree, not a machine) is some KV blocks of a prompt, after all blocks before them
 (cache_layout.py). An entry is a copy of a node on one worker. An entry whose copy was evicted (`is_cached` 0)
-stays while e2's window counts requests by it (`shares`).
+stays while e2's window counts requests by it (`window_uses`).
 
 `used_blocks` of a worker counts the blocks of its running requests; a block that several use counts once.
 Idle entries, which no running request uses, fill the rest of the KV cache and are evicted, the least recently
@@ -18,9 +18,9 @@ A request leaves blocks behind that belong to no node, above all those of its ou
 an entry whose node is -2 - r for request r (-1 is NONE). Only the request itself finds them again, after a
 preemption; otherwise they take room until they are the least recently used.
 
-Where layers have sliding-window attention (`recycled_blocks` of the worker's type), a prefix is found only up
-to a node whose window is still there. The blocks of a window go back to the pool when the window has moved
-on, and are given out again in the order in which they came back.
+Where layers have sliding-window attention (`window_blocks_per_token` of the worker's type), a prefix is found
+only up to a node whose attention window is still there. The blocks of a window go back to the pool when the
+window has moved on, and are given out again in the order in which they came back.
 
 The router knows by bits which workers have a node. Some routers count a prompt as cached when they send it to
 a worker (`promise_prompt`), others when it is computed. They learn of an eviction NOTICE_S later; cache-aware
@@ -83,7 +83,7 @@ def _take_free_entry(state, w, node, blocks):
     entry = caches.entries[e]
     caches.numbers[FREE] = entry.newer  # Free entries are linked by `newer`.
     entry.node, entry.worker, entry.blocks, entry.twin = node, w, blocks, NONE
-    entry.refs, entry.is_cached, entry.is_on_disk, entry.shares = 0, 0, 0, 0
+    entry.refs, entry.is_cached, entry.is_on_disk, entry.window_uses = 0, 0, 0, 0
     return e
 
 
@@ -99,7 +99,7 @@ def _free_entry(state, e):
 
 @kernel_jit
 def add_entry(state, w, node):
-    """Make a new entry, neither cached nor shared yet, and return it.
+    """Make a new entry, neither cached nor used yet, and return it.
 
     If no entry is free, the oldest requests leave e2's window, which frees entries: without those of the
     window there are enough for all nodes that memory can hold (cache_layout.py). The first entry of a node on
@@ -217,22 +217,21 @@ def cached_nodes(state, w, r):
             low = middle
         else:
             high = middle - 1
-    while low > 0 and not _has_window(state, w, r, low - 1):
+    while low > 0 and not _has_attention_window(state, w, r, low - 1):
         low -= 1
     return low
 
 
 @small_jit
-def _has_window(state, w, r, i):
+def _has_attention_window(state, w, r, i):
     """Whether the attention window at the end of the i-th node of request r, which is cached, is still there.
 
     Freed blocks are given out in the order in which they came back. So the window is there if the blocks
-    `taken` since its last use are at most as many as are free now. A worker's `recycled_blocks` are a sum
-    since the start, those of its type are per computed token.
+    `taken` since its last use are at most as many as are free now.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     kind = state.types[worker.type]
-    if kind.recycled_blocks == 0.0:
+    if kind.window_blocks_per_token == 0.0:
         return True
     e = find_entry(state, w, node_at(state, r, i))
     taken = cache.recycled_blocks - state.caches.entries[e].window_at
@@ -240,13 +239,14 @@ def _has_window(state, w, r, i):
 
 
 @where_has("caches", lambda state, w, tokens: None)
-def recycle_windows(state, w, tokens):
+def recycle_attention_windows(state, w, tokens):
     """Count the blocks that attention windows of `tokens` new tokens take: those given back longest ago."""
-    state.caches.workers[w].recycled_blocks += tokens * state.types[state.workers[w].type].recycled_blocks
+    kind = state.types[state.workers[w].type]
+    state.caches.workers[w].recycled_blocks += tokens * kind.window_blocks_per_token
 
 
 @small_jit
-def _note_window(state, w, node):
+def _note_attention_window(state, w, node):
     """Note that the attention window at the end of a node on worker w is used now."""
     caches = state.caches
     caches.entries[find_entry(state, w, node)].window_at = np.float32(caches.workers[w].recycled_blocks)
@@ -284,7 +284,7 @@ def shared_blocks(state, w, r):
 
 
 @kernel_jit
-def _share_entry(state, w, r, i, e):
+def _use_entry(state, w, r, i, e):
     """Let request r use entry e (`refs`) for its i-th node. KV blocks that nobody used count as used now."""
     caches = state.caches
     if caches.entries[e].refs == 0:
@@ -292,7 +292,7 @@ def _share_entry(state, w, r, i, e):
         state.workers[w].used_blocks += caches.entries[e].blocks
     caches.entries[e].refs += 1
     caches.used[caches.prompts[r].start + i] = e
-    caches.prompts[r].shared_nodes = i + 1
+    caches.prompts[r].used_nodes = i + 1
 
 
 @kernel_jit
@@ -305,9 +305,9 @@ def take_prefix(state, w, r, time_s):
     prompt, request = caches.prompts[r], state.requests[r]
     nodes = cached_nodes(state, w, r)
     for i in range(nodes):
-        _share_entry(state, w, r, i, find_entry(state, w, node_at(state, r, i)))
+        _use_entry(state, w, r, i, find_entry(state, w, node_at(state, r, i)))
     if nodes > 0:
-        _note_window(state, w, node_at(state, r, nodes - 1))
+        _note_attention_window(state, w, node_at(state, r, nodes - 1))
     hit = nodes * caches.numbers[NODE_TOKENS]
     end = _last_whole_node(state, w, r, nodes)
     if end != NONE:
@@ -315,7 +315,7 @@ def take_prefix(state, w, r, time_s):
         # others use the cached block, else (0) into the cached block, which the caller counts among the
         # request's new blocks.
         prompt.own_blocks = caches.entries[end].refs > 0
-        _share_entry(state, w, r, nodes, end)
+        _use_entry(state, w, r, nodes, end)
         if not prompt.own_blocks:
             state.workers[w].used_blocks -= 1
         hit = request.length_tokens - BLOCK
@@ -363,7 +363,7 @@ def keep_prefix(state, w, r):
     caches = state.caches
     prompt = caches.prompts[r]
     full = min(prompt.depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
-    for i in range(prompt.shared_nodes, full):
+    for i in range(prompt.used_nodes, full):
         node = node_at(state, r, i)
         e = find_entry(state, w, node)
         # An entry that only e2's window counts gets the copy. A copy that is cached is of a request that
@@ -372,18 +372,18 @@ def keep_prefix(state, w, r):
             e = add_entry(state, w, node)
         entry = caches.entries[e]
         entry.is_cached, entry.refs = 1, 1
-        _note_window(state, w, node)
+        _note_attention_window(state, w, node)
         caches.used[prompt.start + i] = e
-        prompt.shared_nodes = i + 1
+        prompt.used_nodes = i + 1
 
 
 @where_has("caches", lambda state, w, r: None)
 def show_prefix(state, w, r):
     """Let the router learn of the full nodes of request r, of which another chunk is computed."""
     prompt = state.caches.prompts[r]
-    for i in range(prompt.shown_nodes, prompt.shared_nodes):
+    for i in range(prompt.shown_nodes, prompt.used_nodes):
         _show_node(state, w, node_at(state, r, i))
-    prompt.shown_nodes = prompt.shared_nodes
+    prompt.shown_nodes = prompt.used_nodes
 
 
 @where_has("caches", lambda state, w, r, cached_tokens: None)
@@ -395,7 +395,7 @@ def release_prefix(state, w, r, cached_tokens):
     """
     caches, worker = state.caches, state.workers[w]
     prompt, node_blocks = caches.prompts[r], caches.numbers[NODE_BLOCKS]
-    blocks = cached_tokens // BLOCK - prompt.shared_nodes * node_blocks + prompt.own_blocks
+    blocks = cached_tokens // BLOCK - prompt.used_nodes * node_blocks + prompt.own_blocks
     if prompt.left != NONE:  # It did not reuse what it left before, on another worker or behind lost nodes.
         _free_left_blocks(state, np.int64(caches.entries[prompt.left].worker), r)
     # Where no entry is free for them, the blocks are free at once.
@@ -405,14 +405,14 @@ def release_prefix(state, w, r, cached_tokens):
         prompt.left = e
         list_idle(state, w, e)
     worker.used_blocks -= prompt.own_blocks  # A copy of its own is a block more than its tokens fill.
-    for i in range(prompt.shared_nodes - 1, -1, -1):
+    for i in range(prompt.used_nodes - 1, -1, -1):
         e = np.int64(caches.used[prompt.start + i])
         caches.entries[e].refs -= 1
         if caches.entries[e].refs == 0:
             list_idle(state, w, e)
         else:
             worker.used_blocks += node_blocks
-    prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
+    prompt.used_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
 @where_has("caches", lambda state, w, node: None)
@@ -436,7 +436,7 @@ def pin_node(state, w, node):
 def lose_prefix(state, r):
     """Forget what request r used of the cache of its worker, which went down."""
     prompt = state.caches.prompts[r]
-    prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
+    prompt.used_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
 @where_has("caches", lambda state, w, coming, time_s: None)
@@ -475,7 +475,7 @@ def _evict_entry(state, w, e, time_s):
     node = np.int64(entry.node)
     if _free_if_copied(state, w, e):
         return
-    if entry.shares == 0:
+    if entry.window_uses == 0:
         drop_entry(state, e)
     if state.counters[ROUTING + FRONT] == CACHE_AWARE:
         return
@@ -501,7 +501,7 @@ def _free_if_copied(state, w, e):
         if entry.twin == NONE:
             return False
         caches.node_index[_slot_of(state, e)] = entry.twin
-        caches.entries[entry.twin].shares = entry.shares
+        caches.entries[entry.twin].window_uses = entry.window_uses
     else:
         while caches.entries[first].twin != e:
             first = np.int64(caches.entries[first].twin)
@@ -586,23 +586,23 @@ def remember_routed(state, w, r, time_s, prefill_s):
     caches.numbers[LAST_ROUTED] = r
     if caches.numbers[FIRST_LATE] == NONE:
         caches.numbers[FIRST_LATE] = r
-    prompt.is_late, prompt.queue_s = 1, -1.0
+    prompt.is_in_later_half, prompt.queue_s = 1, -1.0
     cache.routed += 1
     cache.prefill_s += prefill_s
-    # Nodes in a row with equal `shares` form a stretch, of `length` nodes so far; i + 1 - length nodes come
-    # before it. Preble's key portion of a prompt ends with the last node that other requests share (shares
-    # above 1) and at which the stretch is longer than what comes before.
-    prompt.prefix, shares, length = NONE, ZERO, ZERO
+    # Nodes in a row with equal `window_uses` form a stretch, of `length` nodes so far; i + 1 - length nodes
+    # come before it. Preble's key portion of a prompt ends with the last node that other requests share
+    # (`uses` above 1) and at which the stretch is longer than what comes before.
+    prompt.prefix, uses, length = NONE, ZERO, ZERO
     for i in range(prompt.depth):
         node = node_at(state, r, i)
         e = find_entry(state, w, node)
         if e == NONE:
             e = add_entry(state, w, node)
-        caches.entries[e].shares += 1
-        if caches.entries[e].shares != shares:
-            shares, length = np.int64(caches.entries[e].shares), ZERO
+        caches.entries[e].window_uses += 1
+        if caches.entries[e].window_uses != uses:
+            uses, length = np.int64(caches.entries[e].window_uses), ZERO
         length += 1
-        if shares > 1 and length > i + 1 - length:
+        if uses > 1 and length > i + 1 - length:
             prompt.prefix = node
 
 
@@ -624,7 +624,7 @@ def _note_wait(state, r, time_s):
     if prompt.worker == NONE or prompt.prefix == NONE:
         return
     prompt.queue_s = time_s - state.requests[r].arrival_s
-    _count_wait(state, r, prompt.is_late, ONE)
+    _count_wait(state, r, prompt.is_in_later_half, ONE)
 
 
 @kernel_jit
@@ -640,7 +640,7 @@ def _count_wait(state, r, half, sign):
 
 
 @kernel_jit
-def move_window(state, time_s):
+def move_e2_window(state, time_s):
     """Let e2's window end at `time_s`: requests leave it, or go from its later to its first half."""
     caches, window_s = state.caches, state.caches.settings[WINDOW_S]
     first = caches.numbers[FIRST_ROUTED]
@@ -650,7 +650,7 @@ def move_window(state, time_s):
     late = caches.numbers[FIRST_LATE]
     while late != NONE and caches.prompts[late].routed_s < time_s - window_s / 2:
         _count_wait(state, late, ONE, -ONE)
-        caches.prompts[late].is_late = 0
+        caches.prompts[late].is_in_later_half = 0
         _count_wait(state, late, ZERO, ONE)
         late = caches.prompts[late].next
     caches.numbers[FIRST_LATE] = late
@@ -667,7 +667,7 @@ def forget_routed(state):
     caches.numbers[FIRST_ROUTED] = prompt.next
     if caches.numbers[FIRST_LATE] == r:
         caches.numbers[FIRST_LATE] = prompt.next
-    _count_wait(state, r, prompt.is_late, -ONE)
+    _count_wait(state, r, prompt.is_in_later_half, -ONE)
     prompt.worker = NONE
     cache.routed -= 1
     cache.prefill_s -= prompt.prefill_s
@@ -678,6 +678,6 @@ def forget_routed(state):
         cache.output_tokens -= prompt.output_tokens
     for i in range(prompt.depth):
         e = find_entry(state, w, node_at(state, r, i))
-        caches.entries[e].shares -= 1
-        if caches.entries[e].shares == 0 and caches.entries[e].is_cached == 0:
+        caches.entries[e].window_uses -= 1
+        if caches.entries[e].window_uses == 0 and caches.entries[e].is_cached == 0:
             drop_entry(state, e)

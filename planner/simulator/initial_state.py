@@ -36,7 +36,7 @@ EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": lay
 
 def engine_of(fleet: Fleet) -> str:
     """The engine of the simulator that runs this fleet: STEPWISE, OF_SPLITWISE or OF_DISTSERVE."""
-    return BATCHING[fleet.policies.batching].engine
+    return BATCHING[fleet.policies.batching].simulator
 
 
 def fresh_state(fleet: Fleet, trace: Trace) -> State:

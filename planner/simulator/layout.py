@@ -72,7 +72,7 @@ TYPE = np.dtype(
         ("constant_blocks", "i8"),
         ("window_ratio", "f8"),
         ("window_blocks", "i8"),
-        ("recycled_blocks", "f8"),  # Blocks that the windows of a computed token take and give back.
+        ("window_blocks_per_token", "f8"),  # Blocks that the windows of a computed token take and give back.
         ("patience_steps", "i8"),  # Batching lightllm: decode steps until new prompts are tried again.
         ("vidur_restarts", "i8"),  # 1: a prompt preempted in part is taken for a whole one, as Vidur does.
         ("pp", "i8"),

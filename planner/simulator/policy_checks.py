@@ -75,7 +75,7 @@ def check_policies(fleet: Fleet) -> None:
         raise InputError(
             f"policies.long_prefill_token_threshold is vLLM's, must be 0 with batching {batching.name!r}"
         )
-    if batching.engine == OF_DISTSERVE and fleet.disturbances:
+    if batching.simulator == OF_DISTSERVE and fleet.disturbances:
         raise InputError(f"disturbances: batching {batching.name!r} knows none; leave them out")
     if batching.is_one_stage and most_stages > 1:
         raise InputError(f"pp is {most_stages}, must be 1 with batching {batching.name!r}")
@@ -231,13 +231,13 @@ def _check_engine_has(policies: Policies, batching: Batching) -> None:
     """Raise InputError for policies that the engine of the batching does not have."""
     for name, known in BY_FIELD.items():
         row = known[getattr(policies, name)]
-        if batching.engine in row.engines:
+        if batching.simulator in row.simulators:
             continue
         # A policy that no engine of single steps (vLLM's kind) has belongs to the engine of one batching.
-        if STEPWISE not in row.engines:
-            needed = " or ".join(repr(b.name) for b in BATCHING.values() if b.engine in row.engines)
+        if STEPWISE not in row.simulators:
+            needed = " or ".join(repr(b.name) for b in BATCHING.values() if b.simulator in row.simulators)
             raise InputError(f"policies.{name} is {row.name!r}, which needs batching {needed}")
-        possible = ", ".join(other.name for other in known.values() if batching.engine in other.engines)
+        possible = ", ".join(other.name for other in known.values() if batching.simulator in other.simulators)
         raise InputError(
             f"policies.{name} is {row.name!r}, must be one of {possible} with batching {batching.name!r}"
         )
@@ -249,12 +249,12 @@ def _check_engine_has(policies: Policies, batching: Batching) -> None:
         raise InputError(f"policies.heartbeat_s is {policies.heartbeat_s:g}, must be > 0")
     if policies.prediction_buckets < 0:
         raise InputError(f"policies.prediction_buckets is {policies.prediction_buckets}, must be >= 0")
-    if policies.prediction_buckets and not batching.predicts:
+    if policies.prediction_buckets and not batching.takes_predictions:
         raise InputError(
             f"policies.prediction_buckets is {policies.prediction_buckets}, must be 0 with batching "
             f"{batching.name!r}"
         )
-    if policies.prediction_accuracy_frac is not None and not batching.predicts:
+    if policies.prediction_accuracy_frac is not None and not batching.takes_predictions:
         raise InputError(
             f"policies.prediction_accuracy_frac is {policies.prediction_accuracy_frac!r}, must be None with "
             f"batching {batching.name!r}"

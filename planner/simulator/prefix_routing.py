@@ -51,7 +51,7 @@ from planner.simulator.cache_layout import (
 )
 from planner.simulator.caches import (
     cacheable_nodes,
-    move_window,
+    move_e2_window,
     node_at,
     promise_prompt,
     read_notices,
@@ -229,7 +229,7 @@ def _cache_aware_worker(state, r):
 def _e2_worker(state, r, time_s):
     """The worker for e2 and e2-dynamic; the request is added to the window."""
     caches, need, request = state.caches, _needed_blocks(state, r), state.requests[r]
-    move_window(state, time_s)
+    move_e2_window(state, time_s)
     _expect_decodes(state)
     longest = NONE
     heaviest, most_s, lightest, fewest_s = NONE, -1.0, NONE, np.inf
@@ -440,7 +440,7 @@ def _eviction_s(state, w, r, most_s):
     node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
-        seconds += caches.entries[e].shares * node_s
+        seconds += caches.entries[e].window_uses * node_s
         missing -= caches.entries[e].blocks
         e = np.int64(caches.entries[e].newer)
     return seconds

@@ -146,7 +146,7 @@ def leave_queue(state, w, r):
     state.caches.tenants[w, prompt.tenant].waiting -= 1
     cache.served_tenant = prompt.tenant
     if order == PREBLE and request.key >= 0.0:
-        state.caches.group_turns[w, prompt.group] -= 1  # It may send one less in this round.
+        state.caches.group_left[w, prompt.group] -= 1
 
 
 @where_has("caches", lambda state, w: False)
@@ -214,7 +214,7 @@ def _next_by_group(state, w):
     Group 0 has the smallest cached share. If no group with a waiting prompt may send, a new round begins.
     """
     caches = state.caches
-    firsts, turns = caches.firsts, caches.group_turns
+    firsts, left = caches.firsts, caches.group_left  # What each group may still send in this round.
     groups = len(firsts)
     firsts[:] = NONE
     r = state.workers[w].first_waiting
@@ -227,10 +227,10 @@ def _next_by_group(state, w):
         r = state.requests[r].right
     while True:
         for group in range(groups - 1, -1, -1):
-            if firsts[group] != NONE and turns[w, group] > 0:
+            if firsts[group] != NONE and left[w, group] > 0:
                 return firsts[group]
         for group in range(groups):
-            turns[w, group] = group + 1
+            left[w, group] = group + 1
 
 
 @small_jit
@@ -249,8 +249,10 @@ def _charge(state, w, u, service):
 
 
 @kernel_jit
-def charge_prompt(state, w, r):
-    """Begin the turn of request r, which is admitted, or charge its tenant for prompt tokens not cached."""
+def note_admission(state, w, r):
+    """Request r is admitted on worker w: with dlpm-turns its turn begins; with vtc and dlpm its tenant is
+    charged for the prompt tokens that are not cached.
+    """
     begin_turn(state, w, r)
     if _charges_service(state, w):
         missed = state.requests[r].length_tokens - state.requests[r].computed_tokens

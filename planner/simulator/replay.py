@@ -61,7 +61,7 @@ def simulate(
     """
     check_traffic(fleet, trace)
     if trace.after.size and (closed_loop or engine_of(fleet) != STEPWISE):
-        others = (repr(row.name) for row in BATCHING.values() if row.engine != STEPWISE)
+        others = (repr(row.name) for row in BATCHING.values() if row.simulator != STEPWISE)
         raise InputError(
             f"{trace.name}: requests wait for others (column after), which goes neither with a closed loop "
             f"nor with batching {' or '.join(others)}; drop one of the two"

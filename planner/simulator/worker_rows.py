@@ -88,10 +88,10 @@ def _fill_type(
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
     reserves = batching.is_reserving and policies.reserve_tokens > 0
     reserved = -(-policies.reserve_tokens // KV_BLOCK_TOKENS) if reserves else 0
-    if batching.engine == OF_SPLITWISE:
+    if batching.simulator == OF_SPLITWISE:
         reserved = 1  # Only a mark that KV is reserved: this engine counts how much itself.
     watermark = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
-    if batching.engine != STEPWISE and worker_type.kv_beside.is_any:
+    if batching.simulator != STEPWISE and worker_type.kv_beside.is_any:
         raise InputError(
             f"batching {policies.batching}: counts KV by tokens alone, and {llm} has layers with "
             "windows or states; choose vllm-v1"
@@ -116,7 +116,7 @@ def _fill_type(
         ("constant_blocks", worker_type.kv_beside.constant_blocks),
         ("window_ratio", worker_type.kv_beside.window_ratio),
         ("window_blocks", worker_type.kv_beside.window_blocks),
-        ("recycled_blocks", worker_type.recycled_blocks_per_token),
+        ("window_blocks_per_token", worker_type.recycled_blocks_per_token),
         ("watermark_blocks", watermark),
         ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
         ("reserved_blocks", reserved),

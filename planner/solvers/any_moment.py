@@ -12,7 +12,7 @@ Vars   y_i  0 or 1: the level is up from t_i to t_(i+1)     w_i  it comes up at 
 
   min   sum over levels of p_ck (sum_i l_i y_i + s_c sum_i w_i)  +  sum_v e_v
   s.t.  comes_i   y_i <= y_(i-1) + w_i,   w_i = 0 where t_i < s_c
-        cut_u     sum over needs of ( y_(i-1) with t_i = a,  + sum of w_j with a <= t_j <= b )  >= 1
+        cut_u     sum over needs of ( y_(i-1), where t_i = a, + sum of the w_j with a <= t_j <= b )  >= 1
         work_v    what y and w pay in v + e_v >= f_v,   and in v and all later stretches >= F_v
 
 No run that meets every cut costs less than the optimum, because every run gives a point of the program that
@@ -24,11 +24,10 @@ costs no more:
      p_ck times the length of each stretch and a start-up, and before s_c nothing comes up that is not up from
      time zero on.
   2. Stretches may begin and end at points. Of the needs that a stretch meets, let b be the first end and a
-  the
-     last beginning. If b <= a, the part of the stretch from b to a meets the same needs and costs no more. If
-     a < b and one of the two lies in the stretch, it is enough to be up at that moment alone (w_i = 1,
-     y_i = 0). Otherwise no point of the level lies in the stretch, and coming up at the next point meets all
-     of its needs.
+     the last beginning. If b <= a, the part of the stretch from b to a meets the same needs and costs no
+     more. If a < b and one of the two lies in the stretch, it is enough to be up at that moment alone
+     (w_i = 1, y_i = 0). Otherwise no point of the level lies in the stretch, and coming up at the next point
+     meets all of its needs.
   3. The rows work_v. In the first two cases of 2 the point pays in no v what the run does not. In the last
      case work_v counts w_i as paid from s_c before the point before t_i to the point after t_i, which is
      longer than s_c. What the run pays beyond is e_v.
@@ -36,9 +35,9 @@ costs no more:
 A level is up only with those below it. The program leaves this out; cuts of lower levels say it where it
 matters.
 
-Where nodes are sold whole and one pool is on a kind of node, p_ck is the price of a node for its first worker
-and what is not idle any more for the others, made to rise with k (never more than what is paid). Where
-several pools share a kind, idle GPUs cost nothing here.
+Where nodes are sold whole and one pool is on a kind of node, the first worker of a node pays the whole node,
+and each later one what its GPUs cost more than idle ones. p_ck is never more than what is paid
+(`prices_by_level`). Where several pools share a kind, idle GPUs cost nothing here.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ TOLERANCE = 1e-6  # The solver keeps rows to within this share.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LeastLives:
+class CheapestLevels:
     """When levels are up, None if no run was found. No run within the cuts costs less than `bound_usd`."""
 
     up: LevelStretches | None
@@ -125,15 +124,15 @@ def prices_by_level(day: DayTerms, c: int) -> Floats:
     return np.minimum.accumulate(usd_per_h[::-1])[::-1]
 
 
-def least_lives(
+def cheapest_levels(
     day: DayTerms, cuts: Sequence[Needs], work: LeastPaid, *, gap_frac: float, time_limit_s: float
-) -> LeastLives:
+) -> CheapestLevels:
     """The program above, solved to `gap_frac` or until the time is up."""
     builder, paid = ProgramBuilder(), _PaidByStretch.unpaid(work)
     prices = [prices_by_level(day, c) for c in range(len(day.pools))]
-    # The least workers of each pool are always up, so they have no levels.
+    # The `least` workers of each pool are always up, so they have no levels.
     always_usd_per_h = sum(float(price[pool.least]) for price, pool in zip(prices, day.pools, strict=True))
-    # A need for no more than the least workers of a pool is always met, and with it its cut.
+    # A need for no more than the `least` workers of a pool is always met, and with it its cut.
     needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
     points: dict[tuple[int, int], set[float]] = {}
     for begin_s, end_s, c, n in (need for cut in needed for need in cut):
@@ -152,9 +151,10 @@ def least_lives(
     always_usd = always_usd_per_h * float(day.edges_s[-1]) / HOUR_S
     bound_usd = max((point.bound + always_usd) * (1 - TOLERANCE), 0.0)
     if point.x is None:
-        return LeastLives(None, bound_usd)
+        return CheapestLevels(None, bound_usd)
     x = point.x
-    return LeastLives(LevelStretches((key, each.stretches(x)) for key, each in levels.items()), bound_usd)
+    up = LevelStretches((key, level.stretches(x)) for key, level in levels.items())
+    return CheapestLevels(up, bound_usd)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,7 +209,7 @@ def _add_level(
         if not is_last:
             paid.count(up[-1], at_s, at_s + length_s, usd_per_h)
         w_i = {comes[-1]: 1.0} if comes[-1] >= 0 else {}
-        builder.add_row({up[-1]: -1.0, up[-2]: 1.0} | w_i, 0.0)
+        builder.add_row({up[-1]: -1.0, up[-2]: 1.0} | w_i, 0.0)  # comes_i
     return _Level(points_s, up, comes)
 
 

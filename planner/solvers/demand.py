@@ -303,8 +303,9 @@ def _slices(pi: Floats, most_late: int) -> npt.NDArray[np.int64]:
 
 def _busiest_end_s(arrival_s: Floats, work: Floats, objective: float) -> float:
     """The last arrival of the interval whose work exceeds objective x its length by most."""
-    excess = np.cumsum(work) - objective * arrival_s
-    return float(arrival_s[(excess - np.minimum.accumulate(excess - work)).argmax()])
+    excess_after = np.cumsum(work) - objective * arrival_s  # From the beginning to after each arrival.
+    lowest_before = np.minimum.accumulate(excess_after - work)
+    return float(arrival_s[(excess_after - lowest_before).argmax()])
 
 
 def _best_start(

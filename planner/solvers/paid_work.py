@@ -50,6 +50,7 @@ from planner.traffic.workload import TraceLengths, distinct_lengths, pair_number
 from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,21 +148,34 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
         if not limit.metric_row.has_queue or start_s <= limit.limit_s:
             continue  # A worker that is started on arrival is in time.
         late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in requests])
-        # If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that
-        # arrive from a_(i+1) to before a_i + g - l. They may be too many for the window of the first of them,
-        # or for that of the last. Windows between are not looked at: o_v may be shorter, still a bound.
-        first = np.arange(1, len(times_s))
-        until = np.searchsorted(times_s, times_s[:-1] + start_s - limit.limit_s)
-        first_window = window_of[first]
-        too_many = np.minimum(until, ends[first_window]) - first > late[first_window]
-        last_window = window_of[np.maximum(until - 1, 0)]  # `until` is 0 only if no request is late.
-        last_start = ends[last_window] - requests[last_window]
-        too_many |= until - np.maximum(first, last_start) > late[last_window]
+        must_pay = _too_many_late(times_s, window_of, ends, late, start_s, limit.limit_s)
         # The seconds before each arrival in which a worker must be paid, summed up from the first arrival on.
         # The differences of the sums at the edges are the seconds of each window.
-        total_s = np.concatenate(([0.0], np.cumsum(np.where(too_many, np.diff(times_s), 0.0))))
+        total_s = np.concatenate(([0.0], np.cumsum(np.where(must_pay, np.diff(times_s), 0.0))))
         most_s = np.maximum(most_s, np.diff(np.interp(edges_s, times_s, total_s)))
     return most_s
+
+
+def _too_many_late(
+    times_s: Floats, window_of: Ints, ends: Ints, late: Ints, start_s: float, limit_s: float
+) -> npt.NDArray[np.bool_]:
+    """(n - 1,): for each gap between two of the n arrivals `times_s`, whether more requests are late than may
+    be if no worker is paid in the gap. `window_of` (n,) is the window of each arrival; window v ends before
+    arrival `ends[v]` and lets `late[v]` requests be late.
+
+    If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that arrive
+    from a_(i+1) to before a_i + g - l (`start_s` less `limit_s`). They may be too many for the window of the
+    first of them, or for that of the last. Windows between are not looked at: o_v may be shorter, still a
+    bound.
+    """
+    starts = np.concatenate(([0], ends[:-1]))
+    first = np.arange(1, len(times_s))
+    until = np.searchsorted(times_s, times_s[:-1] + start_s - limit_s)
+    first_window = window_of[first]
+    too_many = np.minimum(until, ends[first_window]) - first > late[first_window]
+    last_window = window_of[np.maximum(until - 1, 0)]  # `until` is 0 only if no request is late.
+    too_many |= until - np.maximum(first, starts[last_window]) > late[last_window]
+    return np.asarray(too_many)
 
 
 def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool, is_cached: bool) -> Floats:

@@ -22,8 +22,8 @@ Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
 
 Several LLMs share stock, power and budget; a reserved GPU may serve another LLM in the next window, for the
 price of a start. The answer is compared with `at_peak`, the cheapest fleet that carries every LLM's peak all
-the time, and with `by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type and no thought for
-starts. schedule_pricing.py solves the model. Rates are kept to one in a million.
+the time, and with `by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type, which ignores what
+starts cost. schedule_pricing.py solves the model. Rates are kept to one in a million.
 """
 
 from __future__ import annotations
@@ -436,7 +436,7 @@ def _limits_error(market: Market, demand: Demand, time_limit_s: float) -> Planne
     model = _model(market, demand, [1 / max(limit, 1.0) for limit in limits.values()])
     point = minimise(model.program(range(model.windows), model.true_prices()), time_limit_s=time_limit_s)
     if point.x is None:
-        return PlannerError("the limits are too tight, and the time did not suffice to say which by how much")
+        return PlannerError("the limits are too tight, and the time did not suffice to say by how much")
     excess = dict(zip(limits, point.x[-len(limits) :].tolist(), strict=True))
     more = {limit: amount for limit, amount in excess.items() if amount}
     changes = " and ".join(

@@ -39,7 +39,7 @@ from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS, verdict_word
 from planner.studies.fleet_standing import FleetStanding, measure_standing
 from planner.traffic.trace import Trace
-from planner.units import show_s
+from planner.units import HOUR_S, show_s
 
 MOST_CURVES = 8  # More colours than this are hard to tell apart in one chart.
 NAMES = ("compare.html", "compare.csv", "compare.json")
@@ -77,7 +77,7 @@ class VariantRow:
         """The bill over `billed_s` per million output tokens; None if no request finished."""
         if not self.output_tokens:
             return None
-        return self.cost_usd_per_h / 3600 * self.billed_s / self.output_tokens * 1e6
+        return self.cost_usd_per_h / HOUR_S * self.billed_s / self.output_tokens * 1e6
 
     @property
     def cost_usd_per_h(self) -> float:

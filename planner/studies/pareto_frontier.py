@@ -134,7 +134,7 @@ def find_frontier(
     for number in range(points):
         study.progress(f"plan {number + 1}: {walk.name} {limit:.6g} {walk.unit}")
         try:
-            answer = study.ask(walk.task(limit), () if answer is None else (answer.fleet,))
+            answer = study.answer(walk.task(limit), () if answer is None else (answer.fleet,))
         except InfeasibleError as error:
             if not steps:
                 raise

@@ -153,14 +153,14 @@ class LiveHeadroom:
     """The headroom with live lengths: the plan keeps its SLO up to `until_rps`; `now_rps` is the live rate,
     and `least_rps` the lower end of its 95 % interval.
 
-    `is_at_most` is True if the plan held at the highest simulated rate, and may hold beyond it. `input_frac`
-    and `output_frac` say how much longer prompts and outputs are than planned, as shares.
+    `is_at_least` is True if the plan held at the highest simulated rate, so that it may hold beyond it.
+    `input_frac` and `output_frac` say how much longer prompts and outputs are than planned, as shares.
     """
 
     until_rps: float
     now_rps: float
     least_rps: float
-    is_at_most: bool
+    is_at_least: bool
     input_frac: float
     output_frac: float
 
@@ -311,16 +311,18 @@ def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference
         return np.bincount(window_of[inside], weights=weights, minlength=windows).astype(float)
 
     requests = per_window(None)
-    by_metric = {"rate": fit_reference("rate", requests, np.full(windows, window_s), None)}
+    references = {"rate": fit_reference("rate", requests, np.full(windows, window_s), None)}
     for length, tokens in (("prompt", trace.input_tokens), ("output", trace.output_tokens)):
-        by_metric[length] = fit_reference(length, per_window(tokens), requests, _variance(tokens))
+        references[length] = fit_reference(length, per_window(tokens), requests, _variance(tokens))
     if hit_frac is not None and 0 < hit_frac < 1:
         # The simulation gives only the mean. Its scatter is estimated as if every prompt were either cached
         # or not, with prompts of different lengths.
         missed = 1 - hit_frac
-        c2 = hit_frac / missed * (1 + by_metric["prompt"].variance)
-        by_metric["missed"] = Reference("missed", missed, missed, missed, c2, 1.0, 1)
-    return by_metric
+        c2 = hit_frac / missed * (1 + references["prompt"].variance)
+        references["missed"] = Reference(
+            "missed", mean=missed, low=missed, high=missed, variance=c2, dispersion=1.0, levels=1
+        )
+    return references
 
 
 def _variance(tokens: npt.NDArray[np.int64]) -> float:
@@ -624,7 +626,7 @@ def _live_headroom(plan: PlanExpectations, drifts: Mapping[str, LiveDrift]) -> L
         until_rps=until_rps,
         now_rps=rate.now,
         least_rps=rate.planned * (1 + rate.low_frac),
-        is_at_most=factor >= 1 + HEADROOM_MOST_FRAC,
+        is_at_least=factor >= 1 + HEADROOM_MOST_FRAC,
         input_frac=factors[0] - 1,
         output_frac=factors[1] - 1,
     )

@@ -7,7 +7,7 @@ Data   c_j price of a worker, e_k of an idle GPU on a node sold whole [USD/h]   
 Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker (solvers/whole_nodes.py)
 
   min   H (sum_j c_j n_j + sum_k e_k i_k) + a sum_j max(n_j - n0_j, 0) + b sum_j max(n0_j - n_j, 0)
-  s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost (as is paid), GPUs (master.Limits)
+  s.t.  limit_y   sum_j a_yj n_j <= A_y          stock, power, cost (as is paid), GPUs (master.FleetLimits)
         holds     the simulation of n keeps the SLO, with `safety` in enough scenarios of the search
 
 All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
@@ -143,7 +143,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     """
     if task.objective != "cost":
         raise InputError(f"objective: a replan is about cost, found {task.objective}")
-    scratch = study.ask(task, (current,))
+    scratch = study.answer(task, (current,))
     running, gone_pools = _running_options(scratch.problem, current)
     gone = sum(pool.count for pool in gone_pools)
     model = _build_model(scratch, running, gone, terms)

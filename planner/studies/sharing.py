@@ -70,7 +70,7 @@ def _compare(
         study.progress(f"a fleet for {name} alone")
         part_study = study.on_part(trace, study.work_limit_s / len(parts))
         try:
-            fleets.append(ClassAlone(name, part_study.ask(task).value))
+            fleets.append(ClassAlone(name, part_study.answer(task).value))
         except (InfeasibleError, OutOfTimeError, InputError):  # InputError for instance for too few requests.
             return NotShared(name, "")
     separate = sum(fleet.value for fleet in fleets)

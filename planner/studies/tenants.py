@@ -17,6 +17,7 @@ import numpy.typing as npt
 from planner.fleet import Fleet, Pool
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.simulation import Simulation
+from planner.units import HOUR_S
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,7 +58,7 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
             shares += weights[number] * tenant_s / tenant_s.sum()
             used_weight += weights[number]
     shares = shares / used_weight if used_weight else shares
-    hours = _span_s(simulation) / 3600
+    hours = _span_s(simulation) / HOUR_S
     costs = []
     for number, name in enumerate(simulation.tenants):
         is_own = simulation.tenant == number
@@ -88,15 +89,15 @@ def _request_work_s(
     full_s = float(step_s(budget))
     # Each new token attends to the cached ones, to the new ones before it and to itself.
     pairs = tokens * cached + tokens * (tokens + 1) / 2
-    prefill_s = tokens * full_s / budget + (step_s(budget, pairs) - full_s)
+    prefill_s = tokens * full_s / budget + (step_s(budget, pairs=pairs) - full_s)
     gaps = simulation.output_tokens - 1.0  # The prefill makes the first token.
     decoding_s = np.nan_to_num(simulation.e2e_s - simulation.ttft_s)  # NaN where a request never ended.
     decoded = _in_pool(simulation.decode_worker, number, pool_of_worker)
     # The mean number of decodes on a worker, by Little's law; a decode is never in a batch below 1.
     batch = max(float(decoding_s[decoded].sum()) / (_span_s(simulation) * max(pool.count, 1)), 1.0)
-    without_kv_s = float(step_s(batch, 0.0, batch))
+    without_kv_s = float(step_s(batch, decodes=batch))
     mean_context = simulation.input_tokens + simulation.output_tokens / 2  # Of all tokens of an output.
-    kv_read_s = step_s(batch, 0.0, batch, mean_context) - without_kv_s
+    kv_read_s = step_s(batch, decodes=batch, kv_tokens=mean_context) - without_kv_s
     decode_s = gaps * (without_kv_s / batch + kv_read_s)
     prefilled = _in_pool(simulation.prefill_worker, number, pool_of_worker)
     return np.asarray(np.where(prefilled, prefill_s, 0.0) + np.where(decoded, decode_s, 0.0))

@@ -54,7 +54,7 @@ def watch_sentences(watched: WatchedPlan) -> list[str]:
 def _headline(watched: WatchedPlan) -> str:
     """The verdict in one line: missed limits, or else drifts, and up to which rate the plan holds."""
     headroom = watched.headroom
-    at_least = "at least " if headroom.is_at_most else ""
+    at_least = "at least " if headroom.is_at_least else ""
     until = f"the plan holds until {at_least}{headroom.until_rps:.3g} req/s (now {headroom.now_rps:.3g})"
     if headroom.input_frac or headroom.output_frac:
         until += " at these lengths"
@@ -175,7 +175,7 @@ def watch_document(watched: WatchedPlan) -> dict[str, Any]:
         "holds_until_rps": headroom.until_rps,
         "now_rps": finite_or_none(headroom.now_rps),
         "headroom_traffic_frac": finite_or_none(headroom.headroom_frac),
-        "is_at_most_tried": headroom.is_at_most,
+        "is_at_most_tried": headroom.is_at_least,
         "is_exceeded": watched.is_exceeded,
         "drift": [
             {

@@ -51,7 +51,7 @@ from planner.search.production.production_fleet import find_production_fleet
 from planner.search.production.three_answers import with_answers
 from planner.simulator.slo_verdict import Verdict
 from planner.traffic.trace import Trace
-from planner.units import finite_or_none, show_s
+from planner.units import HOUR_S, finite_or_none, show_s
 
 BY_FRAC = 0.1  # The questions of `sensitivity` differ by this share unless the user names another.
 PACE_MOVE_S = 0.010  # Limits on the time between tokens are moved by this much.
@@ -191,17 +191,16 @@ class Study:
         """
         return best_of(search_policies(self._build(task, work_s), walks=False))
 
-    def ask(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> StudyAnswer:
-        """The fleet that a plan would have for this question; for production if safety is asked for.
-
-        The search simulates the fleets of `start` first.
+    def answer(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> StudyAnswer:
+        """The answer to a question: the fleet that its plan would have, for production if safety is asked
+        for. The search simulates the fleets of `start` first.
 
         Raises InfeasibleError, and OutOfTimeError if no fleet for production is found in time.
         """
         with time_limit(self.time_limit_s):
-            return self._ask(task, start)
+            return self._answer(task, start)
 
-    def _ask(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
+    def _answer(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
         problem, search_result = best_of(search_policies(self.problem_of(task), start))
         answers: tuple[Answered, ...] = ()
         if task.safety is not None:
@@ -273,7 +272,7 @@ def change_question(document: Mapping[str, Any], text: str, catalog: Catalog | N
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moved:
+class ChangedQuestion:
     """A changed question with two answers: whether the fleet of the question before keeps the SLO after the
     change (`kept`), and the best fleet now (`answer`).
 
@@ -301,13 +300,13 @@ class Moved:
         return self.value_now * self.answer.problem.same_value < self.answer.value
 
 
-def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str) -> Moved:
+def answer_change(study: Study, before: StudyAnswer, task: PlanQuestion, label: str) -> ChangedQuestion:
     """Answer the changed question, starting the search from the fleet of the question before."""
     study.progress(f"planning with {label}")
     try:
         problem = study.problem_of(task)
     except InfeasibleError as error:
-        return Moved(label, task, False, None, str(error))
+        return ChangedQuestion(label, task, False, None, str(error))
     fleet = workers_in_question(problem, before.fleet)
     is_kept, under, value_now = None, "", math.inf
     if fleet is not None:
@@ -318,9 +317,11 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
             # `name_policies` names every difference but that of the longest wait.
             under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
     try:
-        return Moved(label, task, is_kept, study.ask(task, (before.fleet,)), under=under, value_now=value_now)
+        return ChangedQuestion(
+            label, task, is_kept, study.answer(task, (before.fleet,)), under=under, value_now=value_now
+        )
     except InfeasibleError as error:
-        return Moved(label, task, is_kept, None, str(error), under)
+        return ChangedQuestion(label, task, is_kept, None, str(error), under)
 
 
 def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | None:
@@ -371,14 +372,14 @@ def _named_policies(policies: Policies) -> tuple[object, ...]:
     return policies.prefix_cache, policies.routing, policies.queue, policies.queue_window_s
 
 
-def sensitivity(study: Study, before: StudyAnswer, *, by_frac: float = BY_FRAC) -> list[Moved]:
+def sensitivity(study: Study, before: StudyAnswer, *, by_frac: float = BY_FRAC) -> list[ChangedQuestion]:
     """Answers to the questions around one: step times and traffic first, then prices, then limits."""
     changes = (
         *uncertain_changes(before, by_frac),
         *price_changes(before, by_frac),
         *limit_changes(before, by_frac),
     )
-    return [ask_again(study, before, task, label) for label, task in changes]
+    return [answer_change(study, before, task, label) for label, task in changes]
 
 
 def headroom(study: Study, before: StudyAnswer) -> Headroom:
@@ -391,9 +392,9 @@ def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[Prom
     """Facts on what each limit of the question costs: the tightest value that its plan, `fleet`, keeps as it
     is, and the cost with each limit moved.
     """
-    before = study.ask(task, (fleet,))
+    before = study.answer(task, (fleet,))
     moves = [
-        ask_again(study, before, changed_task, label)
+        answer_change(study, before, changed_task, label)
         for label, changed_task in limit_changes(before, BY_FRAC)
     ]
     values_s = ((line.limit, line.deciding_s) for line in before.verdict.lines)
@@ -523,7 +524,7 @@ def document(answer: StudyAnswer) -> dict[str, Any]:
         "level0_exact": answer.is_exact,
         "level0_exhausted": answer.is_exhausted,
         "cost_usd_per_h": bill_fleet(fleet).usd_per_h,
-        "usd_per_million_tokens": bill_fleet(fleet).usd_per_h * answer.served_s / 3600 / million_tokens,
+        "usd_per_million_tokens": bill_fleet(fleet).usd_per_h * answer.served_s / HOUR_S / million_tokens,
         "power_w": fleet.power_w,
         "gpus": fleet.gpus,
         "slo": [
@@ -554,7 +555,7 @@ def answer_document(answer: Answered) -> dict[str, Any]:
     }
 
 
-def moved_document(moved: Moved, before: StudyAnswer) -> dict[str, Any]:
+def moved_document(moved: ChangedQuestion, before: StudyAnswer) -> dict[str, Any]:
     """A changed question as plain values, for --json."""
     return {
         "change": moved.label,
@@ -566,13 +567,13 @@ def moved_document(moved: Moved, before: StudyAnswer) -> dict[str, Any]:
     }
 
 
-def difference(moved: Moved, before: StudyAnswer) -> str:
+def difference(moved: ChangedQuestion, before: StudyAnswer) -> str:
     """The difference that a change makes to the objective: "+2.99 USD/h (+12.5 %)"."""
     value = None if moved.answer is None else moved.answer.value
     return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])
 
 
-def costs_the_same(moved: Moved, before: StudyAnswer) -> bool:
+def costs_the_same(moved: ChangedQuestion, before: StudyAnswer) -> bool:
     """Whether a change leaves the value of the objective as it was. The fleet may be another all the same."""
     return moved.answer is not None and is_same_value(before.value, moved.answer.value)
 
@@ -591,7 +592,7 @@ def _step_tokens_text(fleet: Fleet) -> str:
     return " and ".join(f"{pool.type.max_num_batched_tokens:,}" for pool in fleet.running_pools)
 
 
-def verdict_text(moved: Moved) -> str:
+def verdict_text(moved: ChangedQuestion) -> str:
     """Whether the fleet of the question before still holds."""
     if moved.answer is None:
         return f"after the change no fleet is left: {moved.why}"

@@ -72,11 +72,11 @@ def test_a_bound_without_time_left_takes_a_short_solution(monkeypatch: pytest.Mo
     question = DayQuestion(day.fleet, pools, day.slo, day.trace, 0.0, 10.0)
     runs = DayRuns(day.fleet, day.trace, day.slo, pools, terms_of(question))
 
-    def least_lives(*given: Any, time_limit_s: float, **how: Any) -> Any:
+    def cheapest_levels(*given: Any, time_limit_s: float, **how: Any) -> Any:
         limits_s.append(time_limit_s)
-        return any_moment.least_lives(*given, time_limit_s=time_limit_s, **how)
+        return any_moment.cheapest_levels(*given, time_limit_s=time_limit_s, **how)
 
-    monkeypatch.setattr(day_bound, "least_lives", least_lives)
+    monkeypatch.setattr(day_bound, "cheapest_levels", cheapest_levels)
     bound = day_bound.any_moment_bound(runs, time_limit_s=0.0)
     assert limits_s == [1.0] and bound.usd >= runs.least_paid().usd * (1 - 1e-9)
     any_moment_bound(runs, time_limit_s=10.0)

@@ -58,18 +58,18 @@ def test_with_classes_the_queue_goes_by_deadlines_and_fcfs_is_raced() -> None:
     task = parse_task(question, catalog)
     assert {policies.queue for policies in task.policy_choices()} == {"edf"}
     assert task.policy_choices()[0].due == ((CHAT, 0.5), (BATCH, 3600.0))
-    assert PolicyChange("queue", "fcfs") in task.policies.raced
+    assert PolicyChange("queue", "fcfs") in task.policies.raced_changes
     assert task.policies.is_queue_assumed
     deployed = parse_task(question | {"deploy": {"target": "kubernetes"}}, catalog)
     assert {policies.queue for policies in deployed.policy_choices()} == {"fcfs"}
-    assert not any(each.axis == "queue" for each in deployed.policies.raced)
+    assert not any(each.axis == "queue" for each in deployed.policies.raced_changes)
     named = parse_task(question | {"policies": {"queue": "fcfs"}}, catalog)
     assert not named.policies.is_queue_assumed
     assert [policies.due for policies in named.policy_choices()] == [()] * len(named.policy_choices())
     plain = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "policies": {"queue": "edf"}}
     with pytest.raises(InputError, match="goes by the limits of classes, and slo has none"):
         parse_task(plain, catalog)
-    raced = parse_task(plain | {"policies": {"queue": "any"}}, catalog).policies.raced
+    raced = parse_task(plain | {"policies": {"queue": "any"}}, catalog).policies.raced_changes
     assert PolicyChange("queue", "sjf") in raced and PolicyChange("queue", "edf") not in raced
 
 

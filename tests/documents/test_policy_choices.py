@@ -25,7 +25,10 @@ def task(policies: dict[str, Any], **changes: Any) -> PlanQuestion:
 
 def rows() -> list[tuple[str, Policy]]:
     return [
-        (axis, row) for axis, known in BY_FIELD.items() for row in known.values() if STEPWISE in row.engines
+        (axis, row)
+        for axis, known in BY_FIELD.items()
+        for row in known.values()
+        if STEPWISE in row.simulators
     ]
 
 
@@ -59,10 +62,10 @@ def test_settings_of_a_fleet_are_settings_of_a_question() -> None:
 
 def test_a_list_is_searched_each_and_any_is_raced() -> None:
     named = task({"queue": ["fcfs", "sjf"], "routing": ["jsq", "round-robin"]})
-    assert len(named.policy_choices()) == 4 and not named.policies.raced
+    assert len(named.policy_choices()) == 4 and not named.policies.raced_changes
     whole = task({"queue": "any", "routing": "any"})
     assert whole.policy_choices() == (Policies(),)
-    raced = {(each.axis, each.value) for each in whole.policies.raced}
+    raced = {(each.axis, each.value) for each in whole.policies.raced_changes}
     assert ("queue", "sjf") in raced and ("routing", "best-fit") in raced
     assert ("queue", "fcfs") not in raced and not any(value == "vtc" for _, value in raced)
 
@@ -71,14 +74,16 @@ def test_research_adds_what_nothing_deploys() -> None:
     """vLLM lacks vtc, and changes no roles."""
     plain = task({"queue": "any", "pools": "any", "prefix_cache": True})
     more = task({"queue": "any", "pools": "any", "prefix_cache": True, "research": True})
-    added = {each.value for each in more.policies.raced} - {each.value for each in plain.policies.raced}
+    added = {each.value for each in more.policies.raced_changes} - {
+        each.value for each in plain.policies.raced_changes
+    }
     assert added >= {"vtc", "dlpm", "lpm", "preble", "flip", "repurpose"}
-    assert all(is_deployed(BY_FIELD[each.axis][each.value], None) for each in plain.policies.raced)
+    assert all(is_deployed(BY_FIELD[each.axis][each.value], None) for each in plain.policies.raced_changes)
 
 
 def test_any_is_what_the_target_has() -> None:
     found = task({"routing": "any", "queue": "any"}, deploy={"target": "llm-d"})
-    values = {each.value for each in found.policies.raced}
+    values = {each.value for each in found.policies.raced_changes}
     assert values == {
         "least-outstanding",
         "pending-tokens",
@@ -87,14 +92,14 @@ def test_any_is_what_the_target_has() -> None:
         "sjf",
         "ljf",
         "srpt",
-    } - {row.name for row in ROUTING.values() if STEPWISE not in row.engines}
+    } - {row.name for row in ROUTING.values() if STEPWISE not in row.simulators}
 
 
 def test_more_choices_than_are_searched_each_are_raced() -> None:
     """4 x 9 = 36 choices: the first is searched."""
     found = task({"queue": ["sjf", "fcfs", "ljf", "srpt"], "routing": list(ROUTING)[:9]})
     assert [each.queue for each in found.policy_choices()] == ["sjf"]
-    assert len(found.policies.raced) == 3 + 8
+    assert len(found.policies.raced_changes) == 3 + 8
 
 
 def test_a_change_takes_what_it_needs_along() -> None:

@@ -239,7 +239,7 @@ def test_production_has_pins_where_they_cost_less(
     values = {"lru": lru, "pins": pins}
 
     def searched(name: str) -> Any:
-        task = SimpleNamespace(policies=SimpleNamespace(raced=()))
+        task = SimpleNamespace(policies=SimpleNamespace(raced_changes=()))
         pinning = None if name == "lru" else Pinning
         oracle = SimpleNamespace(pinning=pinning, policies=Policies())
         problem = SimpleNamespace(

@@ -112,8 +112,8 @@ def test_what_a_model_finds_is_tested_at_full_size() -> None:
 def test_a_plan_says_that_a_model_was_searched() -> None:
     found = plan(large(), traffic(), CATALOG)
     drawn = found.certificate.scenarios_drawn
-    assert drawn is not None and drawn.one_in > 1
-    said = f"one request and one worker in {drawn.one_in} of each; the test has them all; "
+    assert drawn is not None and drawn.downscale > 1
+    said = f"one request and one worker in {drawn.downscale} of each; the test has them all; "
     assert said in scenario_lines(found)[0]
     assert found.status == "certified"
 

@@ -293,7 +293,7 @@ def test_a_million_tokens_cost_what_the_run_takes_until_they_are_out() -> None:
     """Eight chats of six turns, pauses of 5 s: nominally the last turn comes 25 s after the last chat begins,
     in the run later, by five answers. Price * hours / tokens * 1e6, in the plan and in what-if."""
     trace, task = chats([0.5 * k for k in range(8)], 6, 5.0, tokens=200), question(**CHATS)
-    found, answer_to = plan(task, trace, CATALOG), Study(trace, CATALOG).ask(task)
+    found, answer_to = plan(task, trace, CATALOG), Study(trace, CATALOG).answer(task)
     run = simulate(found.fleet, trace)
     assert trace.duration_s == pytest.approx(28.5) and run.end_s > 1.1 * trace.duration_s
     millions = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6

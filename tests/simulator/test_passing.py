@@ -65,10 +65,10 @@ def variety(seed: int, dyadic: bool) -> tuple[Fleet, Trace, tuple[Limit, ...]]:
     fleet, trace, limits, _ = random_case(seed, dyadic=dyadic)
     rng = np.random.default_rng([seed, 23])
     routing, queue = (
-        [row.name for row in rows.values() if STEPWISE in row.engines and not row.needs_caches]
+        [row.name for row in rows.values() if STEPWISE in row.simulators and not row.needs_caches]
         for rows in (ROUTING, QUEUE)
     )
-    batching = [name for name, row in BATCHING.items() if row.engine == STEPWISE]
+    batching = [name for name, row in BATCHING.items() if row.simulator == STEPWISE]
     policies = replace(
         fleet.policies,
         batching=str(rng.choice(batching)) if seed % 2 else fleet.policies.batching,

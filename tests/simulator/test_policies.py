@@ -38,7 +38,7 @@ CASES = [
     for shape in SHAPES
     if shape == "mixed" or batching not in WHOLE_LIFE
 ]
-STEPWISE_CASES = [case for case in CASES if BATCHING[case[0]].engine == STEPWISE]
+STEPWISE_CASES = [case for case in CASES if BATCHING[case[0]].simulator == STEPWISE]
 LONGEST_TOKENS = 210  # more than 12 blocks, less than 20
 
 
@@ -46,11 +46,11 @@ def choices(batching: str) -> Iterator[Policies]:
     """Every queue x admission x routing x pools that goes with a batching; hand-offs by the same routing. Of
     pools that drain a worker, which no queue nor admission sees, those by default.
     """
-    engine = BATCHING[batching].engine
+    engine = BATCHING[batching].simulator
     for rows in itertools.product(QUEUE.values(), ADMISSION.values(), ROUTING.values(), POOLS.values()):
         if any(row.needs_caches for row in rows):
             continue  # tests/simulator/test_prefix_kernel.py
-        if any(engine not in row.engines for row in rows):
+        if any(engine not in row.simulators for row in rows):
             continue
         queue, admission, routing, pools = (row.name for row in rows)
         if pools == "repurpose" and (queue, admission) != (Policies().queue, Policies().admission):
@@ -61,7 +61,7 @@ def choices(batching: str) -> Iterator[Policies]:
 
 def parts(batching: str) -> int:
     """Of how many parts these combinations are: `make test` takes the first, `make test-weekly` the rest."""
-    return 4 if BATCHING[batching].engine == STEPWISE else 1
+    return 4 if BATCHING[batching].simulator == STEPWISE else 1
 
 
 def part_of_choices(batching: str, part: int) -> list[tuple[int, Policies]]:

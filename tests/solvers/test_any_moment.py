@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from planner.solvers.any_moment import Needs, least_lives, prices_by_level, shortest_needs
+from planner.solvers.any_moment import Needs, cheapest_levels, prices_by_level, shortest_needs
 from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import DayTerms, PoolTerms
 from planner.solvers.whole_nodes import PricedNode
@@ -28,7 +28,7 @@ NO_WORK = work_of([0.0], [0.0, 1000.0])
 
 
 def bound_usd(day: DayTerms, cuts: Sequence[Needs], work: LeastPaid = NO_WORK) -> float:
-    return least_lives(day, cuts, work, gap_frac=0.0, time_limit_s=120.0).bound_usd
+    return cheapest_levels(day, cuts, work, gap_frac=0.0, time_limit_s=120.0).bound_usd
 
 
 @pytest.mark.parametrize(

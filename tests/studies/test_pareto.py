@@ -50,7 +50,7 @@ def test_between_two_corners_no_plan_is_cheaper(study: Study) -> None:
         slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
         step = over_ttft.best_at(limit_s)
         try:
-            value = fresh.ask(replace(question(), slo=slo)).value
+            value = fresh.answer(replace(question(), slo=slo)).value
         except InfeasibleError:
             assert step is None
             continue
@@ -85,16 +85,16 @@ def test_power_is_walked_down_to_where_nothing_holds(study: Study) -> None:
     assert "no fleet holds (power binds)" in found.ended
     for step in found.steps:
         assert step.corner == step.fleet.power_w
-        assert study.ask(replace(question(), power_limit_w=step.corner)).value == pytest.approx(step.value)
+        assert study.answer(replace(question(), power_limit_w=step.corner)).value == pytest.approx(step.value)
     with pytest.raises(InfeasibleError):
-        study.ask(replace(question(), power_limit_w=found.steps[-1].corner * 0.999))
+        study.answer(replace(question(), power_limit_w=found.steps[-1].corner * 0.999))
 
 
 @pytest.mark.slow
 def test_over_cost_the_objective_is_power(study: Study) -> None:
     found = find_frontier(study, question(), "cost", points=20)
     assert (found.objective, found.objective_unit) == ("power", "W")
-    assert bill_fleet(found.steps[-1].fleet).usd_per_h == pytest.approx(study.ask(question()).value)
+    assert bill_fleet(found.steps[-1].fleet).usd_per_h == pytest.approx(study.answer(question()).value)
     assert [step.value for step in found.steps] == [step.fleet.power_w for step in found.steps]
 
 
@@ -123,7 +123,7 @@ def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -
         assert fleet is not None and is_kept(problem, fleet)
     at = found.best_at(9.0)  # at 9.4 and 10.05 the cheapest of 10 fails: what is drawn there is harder
     assert at is not None
-    assert at.value == pytest.approx(study.ask(replace(question(), rate_rps=9.0)).value)
+    assert at.value == pytest.approx(study.answer(replace(question(), rate_rps=9.0)).value)
 
 
 @pytest.mark.slow

@@ -61,13 +61,13 @@ def study() -> Study:
 @pytest.fixture(scope="module")
 def running(study: Study) -> Fleet:
     """Planned for 8 requests/s."""
-    return study.ask(replace(question(), rate_rps=8.0)).fleet
+    return study.answer(replace(question(), rate_rps=8.0)).fleet
 
 
 @pytest.mark.slow
 def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Study) -> None:
     safe = replace(question(), safety=Safety())
-    on_paper, made = study.ask(question()), study.ask(safe)
+    on_paper, made = study.answer(question()), study.answer(safe)
     assert made.value > on_paper.value
     found = replan(study, safe, made.fleet, ReplanTerms(1000.0, 0.0, 0.0))
     assert found.best.cost_usd_per_h > on_paper.value
@@ -170,7 +170,7 @@ def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fle
 
 def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study) -> None:
     few = question(fleet={"gpus": {"a100-80g": 64, "h100-80g": 4}})
-    running = study.ask(replace(few, rate_rps=8.0)).fleet
+    running = study.answer(replace(few, rate_rps=8.0)).fleet
     assert {pool.type.gpu.name for pool in running.pools} == {"a100-80g", "h100-80g"}
     task = replace(question(fleet={"gpus": ["h100-80g"]}), rate_rps=8.0)
     found = replan(study, task, running, ReplanTerms(24.0, 1.0, 5.0))

@@ -87,7 +87,7 @@ def test_one_class_is_asked_first_come_first_served() -> None:
     slo = {"classes": {"chat": CHAT, "code": CODE}}
     question = {"llm": "llama-3.1-8b", "slo": slo}
     usual = parse_task(question, read_catalog()).policies.without_classes()
-    assert usual.queues == ("fcfs",) and not any(each.axis == "queue" for each in usual.raced)
+    assert usual.queues == ("fcfs",) and not any(each.axis == "queue" for each in usual.raced_changes)
     named = parse_task(question | {"policies": {"queue": ["sjf", "edf"]}}, read_catalog())
     assert named.policies.without_classes().queues == ("sjf", "fcfs")
 

@@ -30,10 +30,10 @@ from planner.search.evidence.certify import plan
 from planner.search.oracle.fleet_oracle import Answers, is_looser
 from planner.simulator import judge, simulate
 from planner.studies.what_if import (
-    Moved,
+    ChangedQuestion,
     Study,
     StudyAnswer,
-    ask_again,
+    answer_change,
     change_question,
     difference,
     document,
@@ -66,9 +66,9 @@ CHANGES = (
 def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> None:
     """The warm start and remembered simulations change the work, not the value."""
     study = Study(traffic(), CATALOG)
-    before = study.ask(question())
+    before = study.answer(question())
     changed = parse_task(change_question(DOCUMENT, text), CATALOG)
-    moved = ask_again(study, before, changed, text)
+    moved = answer_change(study, before, changed, text)
     scratch = plan(changed, traffic(), CATALOG).certificate
     assert moved.answer is not None
     assert moved.answer.value == pytest.approx(scratch.value)
@@ -81,14 +81,14 @@ def test_an_answer_knows_the_three_of_a_plan() -> None:
     """What `plan` says of the same question: on paper, production, with a loss; without safety none."""
     task, trace = question(safety={"kept_in": 0.9}), traffic(requests=200)
     study = Study(trace, CATALOG)
-    answer, made = study.ask(task), plan(task, trace, CATALOG).certificate
+    answer, made = study.answer(task), plan(task, trace, CATALOG).certificate
     assert [each.name for each in answer.answers] == [each.name for each in made.answers]
     assert [each.value for each in answer.answers] == pytest.approx([each.value for each in made.answers])
     said = document(answer)["answers"]
     assert [each["kept"] for each in said] == [
         None if each.kept_in is None else each.kept_in.kept for each in made.answers
     ]
-    assert document(study.ask(question()))["answers"] == []
+    assert document(study.answer(question()))["answers"] == []
 
 
 @pytest.mark.slow
@@ -100,9 +100,9 @@ def test_of_fleets_at_one_bill_a_plan_and_a_changed_question_take_the_same() -> 
     task = question(**changes, fleet={"gpus": ["h100-80g"], "max_num_batched_tokens": 2048})
     trace = traffic(requests=200, rate_rps=8.0)
     made, study = plan(task, trace, CATALOG), Study(trace, CATALOG)
-    asked = study.ask(task)
-    before = study.ask(replace(task, rate_rps=7.0))
-    moved = ask_again(study, before, task, "more traffic")
+    asked = study.answer(task)
+    before = study.answer(replace(task, rate_rps=7.0))
+    moved = answer_change(study, before, task, "more traffic")
     lossy, best = made.certificate.find_answer("with-a-loss"), made.certificate.find_answer("production")
     assert lossy is not None and best is not None and lossy.workers == best.workers
     assert moved.answer is not None and made.fleet.gpus == 16
@@ -113,8 +113,8 @@ def test_of_fleets_at_one_bill_a_plan_and_a_changed_question_take_the_same() -> 
 def test_of_equal_offers_the_fleet_of_before_stays() -> None:
     """More money than it costs changes nothing."""
     study = Study(traffic(), CATALOG)
-    before = study.ask(question())
-    moved = ask_again(study, before, question(limits={"cost": 2 * before.value}), "more money")
+    before = study.answer(question())
+    moved = answer_change(study, before, question(limits={"cost": 2 * before.value}), "more money")
     assert moved.answer is not None and moved.kept
     assert moved.answer.fleet == before.fleet and difference(moved, before) == "the same"
 
@@ -131,7 +131,7 @@ def test_the_fleet_of_before_is_asked_every_draw() -> None:
     """It keeps the SLO on the draw it was planned on and misses it on another, so it no longer holds."""
     trace = traffic(requests=250)
     study = Study(trace, CATALOG)
-    before = study.ask(question(**DRAWN, traffic={"rate": 26}))
+    before = study.answer(question(**DRAWN, traffic={"rate": 26}))
     draws = question(**DRAWN, traffic={"rate": 26, "draws": 6})
     kept = []
     for seed in range(6):
@@ -139,7 +139,7 @@ def test_the_fleet_of_before_is_asked_every_draw() -> None:
         verdict = judge(simulate(before.fleet, drawn, limits=draws.slo.limits), draws.slo)
         kept.append(verdict.holds)
     assert kept[0] and not all(kept)
-    moved = ask_again(study, before, draws, "draws")
+    moved = answer_change(study, before, draws, "draws")
     assert moved.kept is False
     assert moved.answer is not None and moved.answer.value > before.value
 
@@ -150,8 +150,8 @@ def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> 
     study = Study(traffic(seed), CATALOG)
     gpus = ["a100-80g", "h100-80g"]
     asked = {"engine": "none", "fleet": {"gpus": gpus, "sold_as": dict.fromkeys(gpus, "gpu")}}
-    before = study.ask(question(policies={"queue": "sjf"}, **asked))
-    moved = ask_again(study, before, question(policies={"queue": "fcfs"}, **asked), "fcfs")
+    before = study.answer(question(policies={"queue": "sjf"}, **asked))
+    moved = answer_change(study, before, question(policies={"queue": "fcfs"}, **asked), "fcfs")
     in_order = replace(before.fleet, policies=replace(before.fleet.policies, queue="fcfs"))
     simulation = simulate(in_order, traffic(seed), limits=before.problem.slo.limits)
     assert judge(simulation, before.problem.slo).holds is moved.kept is kept
@@ -160,10 +160,10 @@ def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> 
 
 def test_a_change_that_leaves_no_fleet_says_why() -> None:
     study = Study(traffic(), CATALOG)
-    before = study.ask(question())
-    moved = ask_again(study, before, question(fleet={"gpus": {"a100-80g": 2}}), "two GPUs")
+    before = study.answer(question())
+    moved = answer_change(study, before, question(fleet={"gpus": {"a100-80g": 2}}), "two GPUs")
     assert moved.answer is None and moved.kept is None and "stock of a100-80g" in moved.why
-    moved = ask_again(study, before, question(slo={"ttft": {"p90": "1 ms"}}), "1 ms")
+    moved = answer_change(study, before, question(slo={"ttft": {"p90": "1 ms"}}), "1 ms")
     assert moved.answer is None and moved.kept is False and "below what any worker can do" in moved.why
 
 
@@ -171,7 +171,9 @@ def test_a_change_that_leaves_no_fleet_says_why() -> None:
 def test_sensitivity_goes_the_right_way() -> None:
     """Worse step times, more traffic, tighter limits and dearer GPUs never save; the opposite never costs."""
     study = Study(traffic(), CATALOG)
-    before = study.ask(question(fleet={"gpus": {"a100-80g": 20, "h100-80g": 12}}, limits={"power": "40 kW"}))
+    before = study.answer(
+        question(fleet={"gpus": {"a100-80g": 20, "h100-80g": 12}}, limits={"power": "40 kW"})
+    )
     moves = {moved.label: moved for moved in sensitivity(study, before)}
     assert len(moves) == 16
     for label, moved in moves.items():
@@ -201,7 +203,7 @@ def test_more_gpus_are_sold_as_before(stock: int, label: str, is_whole: bool) ->
 def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
     """From scratch, with steps that much longer, with that much more traffic, and half a percent beyond."""
     study = Study(traffic(), CATALOG)
-    before = study.ask(question())
+    before = study.answer(question())
     room = headroom(study, before)
 
     def keeps(steps_frac: float, traffic_frac: float) -> bool:
@@ -227,7 +229,7 @@ def test_headroom_is_where_the_fleet_stops_to_hold() -> None:
 @pytest.mark.slow
 def test_prices_of_one_kind_of_gpu_change_no_choice() -> None:
     study = Study(traffic(), CATALOG)
-    before = study.ask(question(fleet={"gpus": ["h100-80g"]}))
+    before = study.answer(question(fleet={"gpus": ["h100-80g"]}))
     assert not [moved for moved in sensitivity(study, before) if "h100-80g" in moved.label]
 
 
@@ -237,7 +239,7 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     trace = traffic(requests=200)
     study = Study(trace, CATALOG)
     task = question()
-    before = study.ask(task)
+    before = study.answer(task)
     said = sentences(explain_limits(study, task, before.fleet))
     assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where the limit is 1.00 s"
     moved = said[len(before.verdict.lines) :]
@@ -406,7 +408,9 @@ def test_a_cheaper_fleet_of_before_is_not_said_to_hold_beside_a_dearer_plan() ->
     """23.92 USD/h before, "still holds", and a plan of 31.92: it held in the search's scenarios alone."""
     answer = cast(Any, SimpleNamespace(value=31.92, problem=SimpleNamespace(same_value=1 + 1e-9)))
     tested, on_paper = question(), question(safety="none")
-    moved = Moved("traffic.rate=10", replace(tested, safety=Safety(0.9)), True, answer, "", "", 23.92)
+    moved = ChangedQuestion(
+        "traffic.rate=10", replace(tested, safety=Safety(0.9)), True, answer, "", "", 23.92
+    )
     assert "still holds" not in verdict_text(moved) and "is not the plan" in verdict_text(moved)
     for same in (replace(moved, value_now=31.92), replace(moved, task=on_paper)):
         assert verdict_text(same) == "the fleet of before still holds after the change"

@@ -32,7 +32,7 @@ from planner.search.problem.plan_problem import Conditions
 from planner.solvers.reserved_schedule import Demand
 from planner.studies.pareto_frontier import find_frontier
 from planner.studies.replanning import ReplanTerms, replan
-from planner.studies.what_if import Study, ask_again, change_question
+from planner.studies.what_if import Study, answer_change, change_question
 
 
 class NoPriceError(PlannerError):
@@ -106,8 +106,8 @@ def what_if(asked: TwoRoutes) -> list[str]:
     ]
     text = str(asked.rng.choice(changes))
     study = asked.study()
-    before, task = study.ask(asked.task()), asked.task(text)
-    moved = ask_again(study, before, task, text)
+    before, task = study.answer(asked.task()), asked.task(text)
+    moved = answer_change(study, before, task, text)
     wrong = _same("what-if, before", before.value, lambda: asked.plan().value)
     return wrong + _same(
         f"what-if {text}",

@@ -56,7 +56,7 @@ def _name(row: Policy) -> str:
 
 def _in_plans(row: Policy) -> str:
     """Whether `policies: any` has it behind `plan serve`, or only who names it."""
-    if STEPWISE not in row.engines:
+    if STEPWISE not in row.simulators:
         return "no"
     return "yes" if is_deployed(row, None) else "by name"
 
@@ -79,7 +79,12 @@ def _plain(rows: Iterable[Policy]) -> Iterator[list[str]]:
 
 def _routings() -> Iterator[list[str]]:
     for row in ROUTING.values():
-        yield [_name(row), row.words, _in_plans(row), ", ".join(ENGINE_NAMES[name] for name in row.engines)]
+        yield [
+            _name(row),
+            row.words,
+            _in_plans(row),
+            ", ".join(ENGINE_NAMES[name] for name in row.simulators),
+        ]
 
 
 def _targets(routers: tuple[str, ...]) -> Iterator[list[str]]:

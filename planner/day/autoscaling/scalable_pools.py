@@ -55,8 +55,8 @@ class ScalableTarget:
 
     `find_object` returns the object with a pool's workers, which an autoscaler outside the target scales;
     None if the target scales pools itself. `is_measured`: we know how to scrape its pods. `file_of_pool` is
-    the path of a pool's own file, with `{label}`, if each pool has one; other files then stay as they are.
-    `letters` limits the length of a pool's label. `begins_with_counts`: the files set the sizes at the
+    the path of a pool's own file, with `{pool_name}`, if each pool has one; other files then stay as they
+    are. `letters` limits the length of a pool's name. `begins_with_counts`: the files set the sizes at the
     beginning; else README.md has commands for them. `drains`: the files tell vLLM to finish its requests
     before it stops. `remark` is for README.md.
     """
@@ -103,7 +103,7 @@ def scale_pools(
         return edited | kubernetes.chart_of(fleet, edited) if target == "kubernetes" else edited
     scaled = dict(files)
     for scale_target in scale_targets:
-        path = row.file_of_pool.format(label=scale_target.label)
+        path = row.file_of_pool.format(pool_name=scale_target.pool_name)
         pool_scaling = replace(scaling, scale_targets=(scale_target,))
         scaled[path] = _edit_yaml(files[path], row.change, pool_scaling)
     return scaled
@@ -246,7 +246,7 @@ SCALABLE: Mapping[str, ScalableTarget] = MappingProxyType(
         "llm-d": ScalableTarget(
             _scale_llm_d,
             llm_d_target,
-            file_of_pool="llm-d/{label}.values.yaml",
+            file_of_pool="llm-d/{pool_name}.values.yaml",
             begins_with_counts=True,
             drains=True,
             remark=_CHART_SETS_COUNTS,

@@ -22,12 +22,12 @@ class ScaleTarget:
     """A pool as an autoscaler addresses it.
 
     An autoscaler changes the count of the object `object_name` of this `kind`. `name` is for further objects
-    of the pool; `label` is the pool's own part of `name`. `pods` are the labels of the pods that answer
-    GET /metrics on `port` by `scheme`.
+    of the pool, and ends in `pool_name`, as manifests spell the pool's name. `pods` are the labels of the
+    pods that answer GET /metrics on `port` by `scheme`.
     """
 
     name: str
-    label: str
+    pool_name: str
     scaled: ScaledPool
     pool: Pool
     object_name: str
@@ -69,56 +69,58 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     return fleet.with_counts(max(scaled[pool.name].size, 1) for pool in fleet.pools)
 
 
-def kubernetes_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def kubernetes_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """A Deployment, named by the label PART that the pool's pods have (kubernetes.py)."""
-    labels = kubernetes.labels_of(fleet, label, pool)
-    return ScaleTarget(labels[PART], label, scaled, pool, object_name=labels[PART], pods=labels)
+    labels = kubernetes.labels_of(fleet, pool_name, pool)
+    return ScaleTarget(labels[PART], pool_name, scaled, pool, object_name=labels[PART], pods=labels)
 
 
-def lws_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    scale_target = kubernetes_target(fleet, label, pool, scaled)
+def lws_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+    scale_target = kubernetes_target(fleet, pool_name, pool, scaled)
     return replace(scale_target, api_version="leaderworkerset.x-k8s.io/v1", kind="LeaderWorkerSet")
 
 
-def disaggregatedset_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def disaggregatedset_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """Its object is the scaler that the set's controller makes for a role of `scaling: {mode: External}`."""
-    scale_target = kubernetes_target(fleet, label, pool, scaled)
+    scale_target = kubernetes_target(fleet, pool_name, pool, scaled)
     return replace(
         scale_target,
         api_version="disaggregatedset.x-k8s.io/v1",
         kind="DisaggregatedSetRoleScaler",
-        object_name=f"{engine_command.llm_label(fleet)}-{label}",
+        object_name=f"{engine_command.llm_label(fleet)}-{pool_name}",
     )
 
 
-def llm_d_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    name = f"{engine_command.llm_label(fleet)}-{label}"
+def llm_d_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+    name = f"{engine_command.llm_label(fleet)}-{pool_name}"
     role = "prefill" if pool.role == "prefill" else "decode"  # Mixed workers count as decode.
     # The chart adds its own name to the release's, unless that contains it.
     full_name = name if LLM_D_CHART in name else f"{name}-{LLM_D_CHART}"
     deployment = f"{full_name[:MOST_CHART_LETTERS].removesuffix('-')}-{role}"
     pods = {"llm-d.ai/model": engine_command.llm_label(fleet), POOL_LABEL: name}
-    return ScaleTarget(name, label, scaled, pool, object_name=deployment, pods=pods, port="metrics")
+    return ScaleTarget(name, pool_name, scaled, pool, object_name=deployment, pods=pods, port="metrics")
 
 
-def production_stack_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def production_stack_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     release = engine_command.llm_label(fleet)
-    pods = {"model": label, "helm-release-name": release}
-    name = f"{release}-{label}"
+    pods = {"model": pool_name, "helm-release-name": release}
+    name = f"{release}-{pool_name}"
     deployment = f"{name}-deployment-vllm"  # The chart names it so.
-    return ScaleTarget(name, label, scaled, pool, object_name=deployment, pods=pods, port="container-port")
+    return ScaleTarget(
+        name, pool_name, scaled, pool, object_name=deployment, pods=pods, port="container-port"
+    )
 
 
-def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def kserve_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """KServe names the Deployment of a service NAME-kserve, and that of its prefill NAME-kserve-prefill."""
     app, services = engine_command.llm_label(fleet), engine_command.services(fleet, "kserve")
     service_label = next(name for name, pools in services.items() if pool in pools)
     service = app if len(services) == 1 else f"{app}-{service_label}"
     suffix = "-kserve-prefill" if pool.role == "prefill" else "-kserve"
-    name = f"{app}-{label}"
+    name = f"{app}-{pool_name}"
     return ScaleTarget(
         name,
-        label,
+        pool_name,
         scaled,
         pool,
         object_name=f"{service}{suffix}",
@@ -128,14 +130,14 @@ def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> S
     )
 
 
-def dynamo_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
+def dynamo_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """Its object is the adapter that Dynamo's operator makes for a component with `scalingAdapter: {}`."""
     graphs = dynamo.graph_pools(fleet)
-    graph = next(name for name, labelled_pools in graphs.items() if (label, pool) in labelled_pools)
-    name = f"{graph}-{label}"
+    graph = next(name for name, labelled_pools in graphs.items() if (pool_name, pool) in labelled_pools)
+    name = f"{graph}-{pool_name}"
     return ScaleTarget(
         name,
-        label,
+        pool_name,
         scaled,
         pool,
         object_name=name,

@@ -31,7 +31,7 @@ import numpy as np
 
 from planner.day.search.day_runs import RUN_IN_S, DayRuns
 from planner.simulator.slo_verdict import missed_windows
-from planner.solvers.any_moment import LevelStretches, Need, Needs, least_lives, shortest_needs
+from planner.solvers.any_moment import LevelStretches, Need, Needs, cheapest_levels, shortest_needs
 from planner.solvers.pool_sizes import Cut
 
 # LAG_FRAC, STEP_FRAC and EXACT_FRAC are shares of the length of a window of the SLO.
@@ -137,7 +137,7 @@ def any_moment_bound(
     bound_usd, lives = least_paid.usd, LevelStretches()
     while bound_usd < most_usd:
         left_s = max(deadline - time.monotonic(), LEAST_SOLVE_S)
-        solution = least_lives(
+        solution = cheapest_levels(
             terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=min(left_s, LONGEST_SOLVE_S)
         )
         bound_usd = max(bound_usd, solution.bound_usd)

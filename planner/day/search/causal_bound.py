@@ -1,5 +1,5 @@
-"""A lower bound on the cost of every controller that cannot see ahead and may miss some windows. A rule is
-here the way in which such a controller decides.
+"""A lower bound on the cost of every controller that cannot see ahead and may miss some windows. How such a
+controller decides is called a rule here.
 
 Sets   v  window of the SLO, tau_v its length [s]     h  block of neighbouring windows
 Data   n_vc   least workers of pool c with which window v is kept if all other pools have their most
@@ -27,8 +27,8 @@ Both bounds hold even for rules that know, as a block begins, what its windows a
 learn this pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block
 j with probability p_j, its share of the half day's windows. Windows with equal needs are of one kind e, and
 look alike in all blocks; q_je is the share of kind e in block j. After k windows of a block a rule knows its
-history s: s_e of them were of kind e. The programme above then has w_sx in place of w_hx, the chance that
-sizes are x after s:
+history s: s_e of them were of kind e. The program above then has w_sx in place of w_hx, the chance that sizes
+are x after s:
 
   P(j, s) = p_j k! prod_e q_je^s_e / s_e!
   cost      sum_s sum_x w_sx sum_j P(j, s) p(x) tau
@@ -56,7 +56,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 # The bound is shown for blocks of these lengths, within which windows come in any order.
 BLOCKS_S = (HOUR_S, 2 * HOUR_S)
-AMONG_S = 12 * HOUR_S  # The half day from whose blocks a block is drawn.
+HALF_DAY_S = 12 * HOUR_S
 # Limits on work: a bound that needs more combinations of sizes in a block, or more histories s, is not
 # computed.
 MOST_SIZES, MOST_HISTORIES = 4096, 20_000
@@ -80,14 +80,14 @@ class CausalBound:
         return _cheapest_usd([self._cheapest_line(block) for block in self._blocks(block_s)], most_missed)
 
     def usd_of_unknown_blocks(
-        self, most_missed: float, block_s: float, among_s: float = AMONG_S
+        self, most_missed: float, block_s: float, group_s: float = HALF_DAY_S
     ) -> float | None:
         """The least cost if a rule does not know which block it is in; None for too many histories.
 
-        The day is cut into parts of `among_s`, and each block is drawn from the blocks of its part.
+        The day is cut into groups of blocks that last `group_s`; each block is drawn from those of its group.
         """
         blocks = self._blocks(block_s)
-        group_blocks = max(round(among_s / block_s), 1)
+        group_blocks = max(round(group_s / block_s), 1)
         lines: list[list[tuple[float, float]]] = []
         for first in range(0, len(blocks), group_blocks):
             group = blocks[first : first + group_blocks]
@@ -105,9 +105,9 @@ class CausalBound:
         return [range(v, min(v + block_windows, count)) for v in range(0, max(count, 1), block_windows)]
 
     def _lines_of_histories(self, group: Sequence[range]) -> list[list[tuple[float, float]]]:
-        """The convex lower line of each s, for blocks that are drawn from this group."""
-        own = self.needs[group[0].start : group[-1].stop]
-        kinds, kind_of_window = np.unique(own, axis=0, return_inverse=True)
+        """The convex lower line of (USD, windows missed) of each s, for blocks drawn from this group."""
+        group_needs = self.needs[group[0].start : group[-1].stop]
+        kinds, kind_of_window = np.unique(group_needs, axis=0, return_inverse=True)
         kind_of_window = kind_of_window.reshape(-1)
         q = np.array(
             [
@@ -122,15 +122,15 @@ class CausalBound:
         misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds)
         lines = []
         # P(j, s) by the history s: how often each kind of window came so far.
-        histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(own)}
+        histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(group_needs)}
         for k in range(max(map(len, group))):
             # Every block of the group with a k-th window is one draw from the group.
-            places = [block.start + k for block in group if len(block) > k]
-            hours = float(self.lengths_s[places].sum()) / HOUR_S
+            kth_windows = [block.start + k for block in group if len(block) > k]
+            hours = float(self.lengths_s[kth_windows].sum()) / HOUR_S
             following: dict[tuple[int, ...], Floats] = {}
             for history, probability in histories.items():
                 usd = prices_usd_per_h * probability.sum() * hours
-                missed = misses @ (probability @ q) * len(places)
+                missed = misses @ (probability @ q) * len(kth_windows)
                 lines.append(_lower_hull(list(zip(usd.tolist(), missed.tolist(), strict=True))))
                 for e in np.flatnonzero(probability @ q).tolist():
                     after = (*history[:e], history[e] + 1, *history[e + 1 :])

@@ -436,7 +436,7 @@ def policies_section() -> Schema:
     the kernel that batches step by step, so only rows of that kernel may be chosen.
     """
     rows = {
-        field: [row.name for row in table.values() if STEPWISE in row.engines]
+        field: [row.name for row in table.values() if STEPWISE in row.simulators]
         for field, table in BY_FIELD.items()
     }
     schemas: dict[str, Schema] = {

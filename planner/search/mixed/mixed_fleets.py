@@ -38,7 +38,7 @@ CHEAPER_SHARE = 0.9
 # The same limits if no fleet is known. More is spent then, because any fleet is an answer.
 FIRST_REQUESTS = 20_000_000
 FIRST_PROPOSALS = 100
-FIRST_SHARE = 0.6
+FIRST_FLEET_SHARE = 0.6
 # However long the trace is, at least so many proposals are simulated, and so many exchanges of a worker.
 LEAST_PROPOSALS = 4
 LEAST_EXCHANGES = 2
@@ -122,7 +122,7 @@ def search_mixed_fleets(
             is_exhausted = True
             break
         counts, share = proposal
-        if share < (FIRST_SHARE if best is None else CHEAPER_SHARE):
+        if share < (FIRST_FLEET_SHARE if best is None else CHEAPER_SHARE):
             is_hopeless = True
             break
         fleet = tuple(zip(options, counts, strict=True))

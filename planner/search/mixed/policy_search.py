@@ -180,7 +180,7 @@ def _race_within_limits(
         wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
         near = [*known, *(each for counts in wider for each in _cut_to_limits(problem, counts))]
         near = list(dict.fromkeys(near))
-        raced, _, spent = race_near(chosen, near, chosen.task.policies.raced, effort)
+        raced, _, spent = race_near(chosen, near, chosen.task.policies.raced_changes, effort)
         effort -= spent
         gains = cheapest_first(raced)
         if not gains:
@@ -222,7 +222,7 @@ def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> Infe
     if the search with each choice proves it and no other policy was merely raced.
     """
     first = next((each for each in errors if not each.is_proved), errors[0])
-    if not (first.is_proved and problem.task.policies.raced) or problem.lower is None:
+    if not (first.is_proved and problem.task.policies.raced_changes) or problem.lower is None:
         return first
     return InfeasibleError(
         f"with the policies that were searched: {first}; with others at most the largest fleets near the "
@@ -262,7 +262,7 @@ def with_usual_queue(problem: Problem) -> Problem | None:
     """
     task, policies = problem.task, problem.oracle.policies
     change = PolicyChange("queue", Policies().queue)
-    if policies.queue == change.value or change not in task.policies.raced:
+    if policies.queue == change.value or change not in task.policies.raced_changes:
         return None
     usual = task.changed_policies(policies, change)
     return None if usual is None else with_policies(problem, usual)
@@ -310,7 +310,7 @@ def race_policies(
     problem: Problem, answers: Sequence[tuple[Problem, FleetSearch]]
 ) -> list[tuple[Problem, FleetSearch]]:
     """The answers, and a search for each policy that won a round of the race."""
-    changes, answers = list(problem.task.policies.raced), list(answers)
+    changes, answers = list(problem.task.policies.raced_changes), list(answers)
     if not changes:
         return answers
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []

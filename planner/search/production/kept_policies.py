@@ -65,7 +65,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     """
     searched = list(searched)
     chosen, paper = best_of(searched)
-    if not chosen.task.policies.raced:
+    if not chosen.task.policies.raced_changes:
         return _production_with_pins(searched)
     best = _plan_and_test((chosen, paper)) or _plan_with_others(searched)
     if best is None:
@@ -108,7 +108,7 @@ def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> l
     """
     chosen, paper = best_of(searched)
     own = next((each for each in searched if each[0].oracle.policies == fleet.policies), None)
-    if own is None and chosen.task.policies.raced:
+    if own is None and chosen.task.policies.raced_changes:
         other = with_policies(chosen, fleet.policies)
         own = _search_from(paper, other, counts_of(fleet, paper.level0.options))
     return list(searched) if own is None else _put_first(*own, searched)
@@ -188,7 +188,7 @@ def _plan_with_others(searched: Sequence[Searched]) -> _Tested | None:
     near = list(dict.fromkeys(fill_limits(chosen, paper.best, k) for k in range(len(paper.best))))
     try:
         scenario_problem = with_search_scenarios(chosen)
-        raced, _, _ = race_near(scenario_problem, near, chosen.task.policies.raced, effort)
+        raced, _, _ = race_near(scenario_problem, near, chosen.task.policies.raced_changes, effort)
     except StoppedError:  # The time was over.
         return None
     gains = cheapest_first(raced)
@@ -240,7 +240,7 @@ def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy],
     most = RACE_EFFORT_FRAC * max(effort, LEAST_SEARCH_REQUESTS)
     try:
         raced, left_out, _ = race(
-            scenario_problem, best.trial.best, paper.level0, problem.task.policies.raced, most
+            scenario_problem, best.trial.best, paper.level0, problem.task.policies.raced_changes, most
         )
     except StoppedError:
         return [], ("the others, as the time was over",)

@@ -262,7 +262,7 @@ def find_most_kept_traffic(
     # The fleets found under each choice of policies, the last one first, with which searches start.
     known_fleets: dict[Policies, list[Fleet]] = {}
     sustained_rps: list[float] = []
-    raced = [paper_fleet.policies] if task.policies.raced else []
+    raced = [paper_fleet.policies] if task.policies.raced_changes else []
     choices = list(dict.fromkeys((*task.policy_choices(), *raced)))
 
     def problem_at(rate_rps: float) -> plan_problem.Problem:
@@ -340,7 +340,7 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
     """The raced policies with which the cheapest of some fleets holds, None if with none: of `fleet`, and of
     those that fill the limits with more workers of one of its pools.
     """
-    changes, counts = problem.task.policies.raced, counts_of(fleet, every_option(problem))
+    changes, counts = problem.task.policies.raced_changes, counts_of(fleet, every_option(problem))
     if not changes or counts is None:
         return None
     fleets = dict.fromkeys((counts, *(fill_limits(problem, counts, k) for k in range(len(counts)))))
