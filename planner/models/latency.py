@@ -282,6 +282,7 @@ class StepLatency:
         """The same engine if it pads steps to the next larger of `sizes`, which rise; larger steps stay."""
         corners = {float(size) for size in sizes} | {float(size + 1) for size in sizes}
         beyond = {knot for knot in self.knots_tokens if knot > sizes[-1]}
+        # A further knot, for the slope beyond: else it would be the step from a size to the next token.
         knots = np.array(sorted(corners | beyond | {2.0 * sizes[-1]}))
         filled = np.array([*sizes, np.inf])[np.searchsorted(sizes, knots)]
         filled = np.where(np.isinf(filled), knots, filled)

@@ -2,8 +2,7 @@
 
 TP: two all-reduces per layer, after attention and after the feed-forward block, of N x hidden in 16 bit.
 
-    ring      latency + 2 (TP - 1) / TP * bytes / link     every GPU sends its share around twice
-    one-shot  latency +   (TP - 1)      * bytes / link     every GPU fetches the other TP - 1 copies at once
+    ring      latency + 2 (TP - 1) / TP * bytes / link         every GPU sends its share around twice
     measured  latency +                   bytes / bandwidth    if the GPU's row has measurements with this TP
 
 PP: layers in PP stages, N tokens x (hidden + residual) in 16 bit from each stage to the next. As in vLLM each

@@ -60,16 +60,16 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
     """
     near: list[NearFleet] = []
     has_gaps = any(limit.metric_row.is_of_gaps for limit in problem.slo.limits)
-    queries = [with_policies(problem, policies) for policies in _router_settings(problem.oracle.policies)]
-    for counts, query in itertools.product(_candidates(problem), queries):
+    variants = [with_policies(problem, policies) for policies in _router_settings(problem.oracle.policies)]
+    for counts, variant in itertools.product(_candidates(problem), variants):
         if problem.out_of_time():
             problem.progress("the time ended before every fleet with about a worker per agent was simulated")
             return None
-        _, verdict = query.oracle.simulate_and_judge(query.oracle.fleet(counts), record=has_gaps)
+        _, verdict = variant.oracle.simulate_and_judge(variant.oracle.fleet(counts), record=has_gaps)
         if verdict.holds:
-            return query, counts
+            return variant, counts
         if verdict.missed or not verdict.attainment_holds:
-            near.append(NearFleet(query, counts, verdict))
+            near.append(NearFleet(variant, counts, verdict))
     if not near:
         problem.progress("fleets with about a worker per agent keep the limits and miss the SLO all the same")
         return None
@@ -99,10 +99,10 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
         limits = problem.slo.limits
         return max(floor_s(limit, worker, problem.lengths) / limit.limit_s for limit in limits)
 
-    fastest = sorted((workers for workers in by_split.values()), key=lambda workers: tightness(workers[0]))
-    is_of_gaps = any(limit.metric_row.is_of_decodes for limit in problem.slo.limits)
+    fastest = sorted(by_split.values(), key=lambda workers: tightness(workers[0]))
+    limits_gaps = any(limit.metric_row.is_of_decodes for limit in problem.slo.limits)
     for workers in fastest[:MOST_TYPES]:
-        ends = dict.fromkeys((workers[0], workers[-1]) if is_of_gaps else workers[:1])
+        ends = dict.fromkeys((workers[0], workers[-1]) if limits_gaps else workers[:1])
         for option in mixed_options(list(ends), problem.task.objective):
             most = problem.limits.most_workers(option.type)
             for per_agent in WORKERS_PER_AGENT:
@@ -116,9 +116,9 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     Fleets within the limits of the question come before others.
     """
     allowed = [each for each in near if problem.allows(each.counts)]
-    first = min(allowed or near, key=lambda each: each.excess)
-    missed, has_attainment = first.verdict.missed, not first.verdict.attainment_holds
-    ((option, count),) = first.counts
+    nearest = min(allowed or near, key=lambda each: each.excess)
+    missed, misses_attainment = nearest.verdict.missed, not nearest.verdict.attainment_holds
+    ((option, count),) = nearest.counts
     # A percentile is infinite where too many requests are never served, and then no limit is loose enough.
     attained = [
         f"{line.limit.name} of {show_s(line.deciding_s)}"
@@ -127,8 +127,8 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
         for line in missed
     ]
     asked = [f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed]
-    if has_attainment:
-        attained.append(f"{100 * first.verdict.attainment_frac:.4g} % of requests that keep all limits")
+    if misses_attainment:
+        attained.append(f"{100 * nearest.verdict.attainment_frac:.4g} % of requests that keep all limits")
         asked.append(f"attainment {100 * (problem.slo.attainment_frac or 1.0):g} %")
     slo_text, best = " and ".join(asked), " and ".join(attained)
     relaxed_s = {
@@ -137,7 +137,7 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
     is_kept = (
         bool(allowed and missed)
         and len(relaxed_s) == len(missed)
-        and with_limits(first.problem, relaxed_s).oracle.holds([first.counts])[0]
+        and with_limits(nearest.problem, relaxed_s).oracle.holds([nearest.counts])[0]
     )
     enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
     help_ = f"relax {enough}, with which a fleet was found" if is_kept else "relax the SLO"
@@ -147,7 +147,7 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
         f"were simulated, and the nearest, {count} x {option.type.name}, has {best}. More workers do not "
         f"cure that; {help_}, or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
-        constraint=[*(line.limit.name for line in missed), *(["attainment"] if has_attainment else [])],
+        constraint=[*(line.limit.name for line in missed), *(["attainment"] if misses_attainment else [])],
         relaxation="" if is_kept else f"unknown: {help_}",
         ways=[
             [Change(line.limit.name, line.limit.limit_s, relaxed_s[line.limit.name], "s") for line in missed]

@@ -42,8 +42,8 @@ MOST_PROBED = 4  # The largest fleets of so many worker types are simulated to s
 MOST_PROBED_REQUESTS = 50_000
 MOST_WORKERS = 256  # More workers would stand idle in any question whose simulation is short.
 MOST_REASONS = 3  # If the search proved nothing, the error names so many reasons for which fleets failed.
-# From so many times a limit on, the bound on the work is told without a search for a fleet that is enough: of
-# 900,000 requests, for which 16 GPUs are 40 times too few, that search took minutes.
+# If the bound on the work is so many times a limit, the error names the bound, and no fleet that is enough is
+# searched for: of 900,000 requests, for which 16 GPUs are 40 times too few, that search took minutes.
 FAR_BEYOND = 4.0
 LIFTED_S = 1e7  # Every request keeps this limit; it is finite, because verdicts compute with it.
 

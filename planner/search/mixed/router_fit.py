@@ -54,9 +54,8 @@ def fit_router_before_search(oracle: Oracle, likely: Counts) -> tuple[Policies, 
 
 
 def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
-    """How far the fleet is from missing a limit: the share of the misses that the limit allows which did not
-    happen, the least over all limits. Requests miss a limit, or gaps between tokens. Negative if a limit has
-    more misses than it allows.
+    """How far the fleet is from missing a limit: 1 - misses / misses that the limit allows, the least over
+    all limits. A miss is a request, or a gap between tokens, beyond the limit.
     """
     _, verdict = oracle.simulate_and_judge(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:

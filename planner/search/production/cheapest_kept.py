@@ -230,9 +230,9 @@ def fill_limits(problem: Problem, counts: Counts, k: int) -> Counts:
 
 
 def grow_until_kept(
-    problem: Problem, least: Counts, unused_owned: Counts = (), *, most_value: float = math.inf
+    problem: Problem, start: Counts, unused_owned: Counts = (), *, most_value: float = math.inf
 ) -> tuple[Problem, Counts | None]:
-    """The fleet `least` with workers added until it misses no more scenarios than it may, and the problem
+    """The fleet `start` with workers added until it misses no more scenarios than it may, and the problem
     with the hardest scenarios first.
 
     The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or have an
@@ -240,8 +240,8 @@ def grow_until_kept(
     before. They join the pool where they gain the most kept scenarios for their price, or all pools if no
     pool gains any. Pools of `unused_owned` GPUs may be added, with at most the given counts.
     """
-    oracle, workers_at_first = problem.oracle, workers_by_kind(least)
-    counts, kept_scenarios, step = least, list[int](), 1
+    oracle, workers_at_first = problem.oracle, workers_by_kind(start)
+    counts, kept_scenarios, step = start, list[int](), 1
     missed_scenarios = list(range(len(oracle.scenarios)))
 
     def ordered_problem() -> Problem:
@@ -255,7 +255,7 @@ def grow_until_kept(
         return (
             objective(counts) <= most_value * (1 + ROUNDING)
             and problem.allows(counts)
-            # A kind that `least` does not have counts as if it had one worker there.
+            # A kind that `start` does not have counts as if it had one worker there.
             and all(
                 n <= MOST_GROWTH * workers_at_first.get(kind, 1)
                 for kind, n in workers_by_kind(counts).items()
@@ -278,9 +278,9 @@ def grow_until_kept(
         larger = [each for each in larger if is_allowed(each)]
         if len(larger) > 1:
             # A few of the missed scenarios show which pool gains most.
-            some = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
+            sample = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
             prices = [max(objective(each) - objective(counts), LEAST_PRICE_STEP) for each in larger]
-            kept_counts = _count_kept(oracle, larger, some)
+            kept_counts = _count_kept(oracle, larger, sample)
             gains = [kept / price for kept, price in zip(kept_counts, prices, strict=True)]
             best = int(np.argmax(gains))
             larger = [larger[best] if gains[best] else owned_first(problem, add_workers(counts, step))]

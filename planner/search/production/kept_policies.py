@@ -173,8 +173,8 @@ def _plan_and_test(searched: Searched, *, below: float | None = None) -> _Tested
 
 def _plan_with_others(searched: Sequence[Searched]) -> _Tested | None:
     """Production with other policies, for limits within which the best policies on paper have none: with the
-    others that were searched, or else with the winners of a race. It simulates fleets that fill the limits,
-    in the search's scenarios.
+    others that were searched, or else with the winners of a race of fleets that fill the limits, in the
+    search's scenarios.
     """
     chosen, paper = best_of(searched)
     tested = [

@@ -229,7 +229,7 @@ def find_most_traffic(
 
     climb = _climb(
         find_fleet,
-        float(f"{trace.rate_rps:.3g}"),
+        float(f"{trace.rate_rps:.3g}"),  # A round rate to begin with, near that of the trace.
         step_frac=RATE_STEP_FRAC,
         least_rps=_FEWEST_REQUESTS / trace.duration_s,
         deadline=conditions.deadline,
