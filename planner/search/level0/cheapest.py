@@ -251,12 +251,13 @@ class _Table:
         weight = sum(terms.weight * count for terms, count in pool_counts)
         if self.weigh is None:
             weight = objective(design.counts(vector))
-        return weight, tuple(
-            sum(terms.uses[y] * count for terms, count in pool_counts)
-            if total is None
-            else total(design.counts(vector))
-            for y, total in enumerate(self.totals)
-        )
+
+        def use_of_limit(k: int) -> float:
+            if (total := self.totals[k]) is not None:
+                return total(design.counts(vector))
+            return sum(terms.uses[k] * count for terms, count in pool_counts)
+
+        return weight, tuple(map(use_of_limit, range(len(self.totals))))
 
     def holding(self) -> list[_Column]:
         """The columns of fleets that are known to hold."""

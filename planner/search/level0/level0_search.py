@@ -143,8 +143,9 @@ def search_level0(
     too_slow = link.link_too_slow(problem)
     if reason := too_slow or (None if prove else link.link_falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
-        search.assumed |= set() if too_slow else {pruning_rules.LINK}
         pairs = []
+        if not too_slow:  # That the link falls behind is no proof.
+            search.assumed.add(pruning_rules.LINK)
     best_mixed = best_one_gpu = (search.best, search.value)
     # A fleet that holds is offered to `search` as soon as it is simulated, so a StoppedError loses none.
     try:
@@ -153,9 +154,9 @@ def search_level0(
         _search_mixed(space.mixed, holds, search, is_enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
-            _search_pairs(problem, space, "one GPU type", search, is_enough)
+            _search_pairs(problem, space, search, is_enough, of_one_gpu=True)
             best_one_gpu = (search.best, search.value)
-            _search_pairs(problem, space, "two GPU types", search, is_enough)
+            _search_pairs(problem, space, search, is_enough, of_one_gpu=False)
         if walks and search.is_exhausted and not is_enough():
             simulations = problem.oracle.simulations - simulations_before
             mean_effort = (effort_spent() - effort_before) / max(simulations, 1)
@@ -164,7 +165,7 @@ def search_level0(
     except StoppedError:
         search.is_exhausted = False
     note_cheaper(space.mixed, pairs, problem.oracle.verdicts, search)
-    options = space.options if pairs else tuple(o for o in space.options if o.role == "mixed")
+    options = space.options if pairs else tuple(each for each in space.options if each.role == "mixed")
     if problem.task.deploy in ONE_KIND and search.best is not None:
         # The target deploys either mixed pools or prefill and decode pools. So the search for fleets of
         # several types may only use options of the kind that is best here.
@@ -206,12 +207,12 @@ def _with_reports(problem: Problem, search: Search, simulate: Holds, *, is_half:
 
 
 def _search_pairs(
-    problem: Problem, space: _SearchSpace, label: str, search: Search, is_enough: Callable[[], bool]
+    problem: Problem, space: _SearchSpace, search: Search, is_enough: Callable[[], bool], *, of_one_gpu: bool
 ) -> None:
-    """Search prefill and decode pools of `label`, "one GPU type" or "two GPU types"; updates `search`."""
-    phase = f"prefill and decode pools of {label}"
+    """Search prefill and decode pools, either both of one GPU type or of two; updates `search`."""
+    phase = f"prefill and decode pools of {'one GPU type' if of_one_gpu else 'two GPU types'}"
     problem.progress(Stage(phase, "pairs", problem.best_in_words(search.value)))
-    oracle, is_one_type = problem.oracle, label == "one GPU type"
+    oracle = problem.oracle
     simulations = PairSimulations(_with_reports(problem, search, oracle.holds))
     # A pool is simulated alone with a partner that takes no time. In sessions, later requests then come
     # sooner than in a pair, so a pool that fails alone may suffice in a pair. Such traffic has no simulations
@@ -225,7 +226,7 @@ def _search_pairs(
 
     def allowed(prefill: Option, decode: Option) -> bool:
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
-        return is_alike is is_one_type and may_hand_over((prefill.type, decode.type))
+        return is_alike is of_one_gpu and may_hand_over((prefill.type, decode.type))
 
     search_two_pools(space.prefill, space.decode, simulations, search, is_enough, allowed)
 

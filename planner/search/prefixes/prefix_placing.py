@@ -464,19 +464,19 @@ def workers_for_same_load(
     """
     demand, sessions = plan.traffic.demand, plan.traffic.sessions
     target = plan.uncached_load * (1 + ROUNDING)
-    ends_s = time.monotonic() + time_limit_s
+    deadline_s = time.monotonic() + time_limit_s
     for workers in range(1, plan.pool.count):
         room = room_tokens(trace, plan.pool, workers)
         if hot_bound(demand, workers, room, sessions) > target:
             continue  # No placement on so few workers has a largest load that is low enough.
-        if time.monotonic() > ends_s:
+        if time.monotonic() > deadline_s:
             break
         fewer = replicate_prefixes(
             demand,
             workers,
             room,
             sessions=sessions,
-            time_limit_s=max(ends_s - time.monotonic(), LEAST_SEARCH_S),
+            time_limit_s=max(deadline_s - time.monotonic(), LEAST_SEARCH_S),
             routings=FEW_ROUTINGS,
             rng=rng,
         )

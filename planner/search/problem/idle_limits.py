@@ -125,9 +125,9 @@ class Judged:
     0.
 
     A request that waits for others and nominally arrives in the warm-up is judged on some fleets only. There
-    are `perhaps` such requests, of which `perhaps_decoded` have more than one output token; a floor assumes
-    that they take no time. `has_gaps` is True if at least one gap is judged on every fleet that passes the
-    backlog test and rejects nothing.
+    are `judged_on_some` such requests, of which `decoded_on_some` have more than one output token; a floor
+    assumes that they take no time. `has_gaps` is True if at least one gap is judged on every fleet that
+    passes the backlog test and rejects nothing.
     """
 
     input_tokens: Floats
@@ -135,8 +135,8 @@ class Judged:
     shared_tokens: Floats
     requests: Floats
     is_cached: bool
-    perhaps: int
-    perhaps_decoded: int
+    judged_on_some: int
+    decoded_on_some: int
     has_gaps: bool
     of_tasks: JudgedTasks | None = None
     of_classes: Mapping[Selector, Judged] = field(default_factory=dict)
@@ -173,10 +173,11 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
     """
     measured = find_deadlines(slo, trace)
     is_measured, end_s = measured.arrives(trace), measured.window_s[1]
-    is_decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
+    is_decoded = trace.output_tokens > 1
+    is_judged_on_some = waits_for_others(trace) & ~is_measured
     if selector is not None:
         of_class = select_requests(selector, trace)
-        is_measured, perhaps = is_measured & of_class, perhaps & of_class
+        is_measured, is_judged_on_some = is_measured & of_class, is_judged_on_some & of_class
     has_gaps = bool((is_measured & is_decoded).any())
     if tested := find_backlog_deadlines(slo, trace):
         # A fleet that passes the backlog test serves half of the last tenth of requests in time. If more than
@@ -202,8 +203,8 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
         shared_tokens=shared.astype(float),
         requests=requests.astype(float),
         is_cached=shared_tokens is not None,
-        perhaps=int(perhaps.sum()),
-        perhaps_decoded=int((perhaps & is_decoded).sum()),
+        judged_on_some=int(is_judged_on_some.sum()),
+        decoded_on_some=int((is_judged_on_some & is_decoded).sum()),
         has_gaps=has_gaps,
         of_tasks=_judged_tasks(slo, trace, shared_tokens, is_measured),
     )
@@ -263,10 +264,10 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged
     ttft_s = np.min([_least_ttft_s(worker, n, judged_requests.shared_tokens) for worker in types], axis=0)
     values_s = limit.metric_row.values_s(_idle_times(n, judged_requests.output_tokens, ttft_s, decoding_s))
     if not limit.metric_row.is_of_decodes:
-        return percentile(values_s, judged_requests.requests, judged_requests.perhaps)
+        return percentile(values_s, judged_requests.requests, judged_requests.judged_on_some)
     is_decoded = gaps > 0
     return percentile(
-        values_s[is_decoded], judged_requests.requests[is_decoded], judged_requests.perhaps_decoded
+        values_s[is_decoded], judged_requests.requests[is_decoded], judged_requests.decoded_on_some
     )
 
 
@@ -283,9 +284,10 @@ def _decoding_s(
     After a preemption, recomputing a short context also yields a token. If that is quicker than a decode, its
     time counts.
     """
-    most, latency = 1 if drafts is None else drafts.most_tokens, least_token_times(latency, drafts)
-    beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=judged_requests.is_cached)
-    return np.asarray(np.ceil(gaps / most) * latency.step_s(1) + beside_s)
+    tokens_per_step = 1 if drafts is None else drafts.most_tokens
+    latency = least_token_times(latency, drafts)
+    own_attention_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=judged_requests.is_cached)
+    return np.asarray(np.ceil(gaps / tokens_per_step) * latency.step_s(1) + own_attention_s)
 
 
 def unreachable(

@@ -156,9 +156,9 @@ class Engines:
 
 
 def _at_spread(worker: WorkerType, name: str) -> WorkerType:
-    """The worker type at the upper end of its spread, without a spread: its step times of prefills and of
-    decodes, and the time of its front end (`slowed_by_spread`). Raises InputError, which names the worker by
-    `name`, if nothing is known of the spread of its step times.
+    """The worker type with all its times at the upper end of their spread (`slowed_by_spread`); the result
+    has no spread. Raises InputError, which names the worker by `name`, if nothing is known of the spread of
+    its step times.
     """
     latency = worker.latency
     if latency.spread is None:

@@ -38,7 +38,8 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-# A schedule is repaired at most this many times.
+# The numbers of repairs and their size are our choice: the first repairs mend most windows, and the time
+# limit ends the others. A schedule is repaired at most MOST_REPAIRS times.
 MOST_REPAIRS = 12
 # A repair adds this share of the workers of a window, at least one.
 MORE_FRAC = 0.1

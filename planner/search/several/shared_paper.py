@@ -123,7 +123,7 @@ def _plan_shared(
     llms = [
         [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
     ]
-    designs = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
+    queries = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
     shared = cheapest(llms, rows, out_of_time=lambda: is_over(until), progress=progress)
     oracles = [problem.oracle for each in searched for problem, _ in each]
     alone_values, unit = list(map(best_value, alone)), OBJECTIVE_UNITS[parts[0].task.objective]
@@ -131,7 +131,7 @@ def _plan_shared(
         is_proved = _fewest_are_too_many(searched, limits)
         mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)
         if mixed is None:
-            raise joint_limits.infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
+            raise joint_limits.infeasible_error(queries, rows, is_exact=shared.is_exact, is_proved=is_proved)
         together, leave = _search_within_others(parts, *mixed, deadline)
         least = sum(map(_level0_value, together))
         level0 = _without_tie_breaks(Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds), alone)
@@ -140,8 +140,9 @@ def _plan_shared(
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
         # If a simulated fleet holds although a larger one fails, there may be a better choice.
-        better = designs.find_cheapest(rows, below=shared.value)
-        is_walked, shared = (True, shared) if better.best is None else (False, better)
+        better = queries.find_cheapest(rows, below=shared.value)
+        if better.best is not None:
+            is_walked, shared = False, better
     assert shared.best is not None
     problems, chosen = [], []
     for design, vector in shared.best:
@@ -150,7 +151,7 @@ def _plan_shared(
         chosen.append(design.counts(vector))
     together, leave = _search_within_others(parts, problems, chosen, deadline)
     gives = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
-    binding = (*gives, *joint_limits.price_limits(designs, rows, shared.value, unit))
+    binding = (*gives, *joint_limits.price_limits(queries, rows, shared.value, unit))
     shared = _without_tie_breaks(shared, alone)
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
@@ -209,9 +210,9 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
     has_draws = any(problem.draws for each in alone for problem, _ in each)
     is_reachable = least <= sum(search.value for search in best) * (1 + ROUNDING)
     is_reachable |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
-    value, bound = least if is_reachable else math.inf, least if is_exact else 0.0
-    level0_of_all = Cheapest(None, value, bound, is_exact, 0)
-    return _without_tie_breaks(level0_of_all, alone)
+    value = least if is_reachable else math.inf
+    bound = least if is_exact else 0.0
+    return _without_tie_breaks(Cheapest(None, value, bound, is_exact, rounds=0), alone)
 
 
 def _without_tie_breaks(level0: Cheapest, alone: Sequence[Searched]) -> Cheapest:

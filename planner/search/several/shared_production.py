@@ -423,10 +423,10 @@ def _answer_each(
 ) -> tuple[three_answers.Production | None, ...]:
     """The three answers (three_answers.py) of each LLM, None if it requires no safety.
 
-    A fleet that survives a loss must fit beside the fleets of the other LLMs, of those before it beside their
-    fleets that survive one.
+    A fleet that survives a loss must fit beside the fleets of the other LLMs. Of an LLM that was answered
+    before it, that is the fleet that survives a loss, if it has one.
     """
-    fleets_or_loss_proof = list(fleets)
+    fleets_to_fit_beside = list(fleets)
     productions: list[three_answers.Production | None] = []
     for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
         if llm.test is None or llm.kept_in is None:
@@ -435,11 +435,11 @@ def _answer_each(
         problem = replace(llm.on_paper.problem, deadline=deadline)
         within_others = joint_limits.problem_within(
             replace(llm.problem, deadline=deadline),
-            joint_limits.limits_beside(limits, fleets_or_loss_proof, k),
+            joint_limits.limits_beside(limits, fleets_to_fit_beside, k),
         )
         trial = FleetTrial(best, llm.kept_in, within_others, llm.test)
         production = three_answers.with_answers(problem, llm.on_paper.paper, trial)
         productions.append(production)
         if production.with_loss is not None:
-            fleets_or_loss_proof[k] = production.with_loss
+            fleets_to_fit_beside[k] = production.with_loss
     return tuple(productions)
