@@ -143,12 +143,12 @@ class WorkerType:
             return StepsOfRanks(self.latency, self.dp)
         return self.form or self.latency
 
-    def with_longer_steps(self, share: float) -> WorkerType:
+    def with_longer_steps(self, longer_frac: float) -> WorkerType:
         """The same worker type with every step, with or without adapters, longer by this share."""
         return replace(
             self,
-            latency=self.latency.with_longer_steps(share),
-            lora=self.lora and self.lora.with_longer_times(share),
+            latency=self.latency.with_longer_steps(longer_frac),
+            lora=self.lora and self.lora.with_longer_times(longer_frac),
         )
 
     def has_room_for(self, tokens: int) -> bool:

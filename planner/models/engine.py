@@ -59,9 +59,9 @@ class HostTime:
         """Seconds per step and per sequence with `tp` GPUs."""
         return self.step_s + self.log2_tp_s * math.log2(tp), self.sequence_s
 
-    def with_longer_times(self, share: float) -> HostTime:
+    def with_longer_times(self, longer_frac: float) -> HostTime:
         """The same host if all of its time were longer by this share."""
-        factor = 1 + share
+        factor = 1 + longer_frac
         return HostTime(self.step_s * factor, self.sequence_s * factor, self.log2_tp_s * factor)
 
 
@@ -103,9 +103,11 @@ class Engine:
         """What the engine adds to a step that takes the GPUs longer than the host."""
         return self.rest if self.async_scheduling else self.host
 
-    def with_longer_host(self, share: float) -> Engine:
+    def with_longer_host(self, longer_frac: float) -> Engine:
         """The same engine if its host took longer by this share."""
-        return replace(self, host=self.host.with_longer_times(share), rest=self.rest.with_longer_times(share))
+        return replace(
+            self, host=self.host.with_longer_times(longer_frac), rest=self.rest.with_longer_times(longer_frac)
+        )
 
     def with_longer_front_end(self, factor: float) -> Engine:
         """The same engine if requests took `factor` times as long on their way to it, tokeniser included."""

@@ -220,9 +220,9 @@ class StepLatency:
         pairs = n * (n + 1) / 2  # Of the whole prompt.
         return np.asarray(chunks_s + self.a_s * pairs + self.d_s * read)
 
-    def with_longer_steps(self, share: float) -> StepLatency:
+    def with_longer_steps(self, longer_frac: float) -> StepLatency:
         """The same engine with every step longer by this share, as the fit's own error allows."""
-        factor = 1 + share
+        factor = 1 + longer_frac
         return replace(
             self,
             f_s=tuple(f * factor for f in self.f_s),

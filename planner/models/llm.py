@@ -157,8 +157,8 @@ class LatentAttention:
     def flops_per_pair(self) -> float:
         """FLOPs of a query with a key, over all heads.
 
-        With an index only its own FLOPs, as only the index looks at every key; each GPU of a TP group
-        computes them all. `chosen_flops` are those of the heads then.
+        With an index these are the index's FLOPs alone, because only the index looks at every key; each GPU
+        of a TP group computes them all. The heads' FLOPs are then `chosen_flops`.
         """
         if self.index_tokens:
             return 2.0 * self.index_heads * self.index_dim

@@ -69,10 +69,10 @@ class LoraCost:
         """Seconds that the only token with an adapter adds to a step, if the adapter is in a slot."""
         return self.kernels_s + self.read_s + min(self.visited_frac, 1.0) * self.experts_s + self.token_s
 
-    def with_longer_times(self, share: float) -> LoraCost:
+    def with_longer_times(self, longer_frac: float) -> LoraCost:
         """The same cost with every step and every load longer by this share."""
         times = {
-            field.name: getattr(self, field.name) * (1 + share)
+            field.name: getattr(self, field.name) * (1 + longer_frac)
             for field in fields(self)
             if field.name.endswith("_s")
         }
@@ -127,8 +127,8 @@ class LoraSlots:
     lora: Lora
     cost: LoraCost
 
-    def with_longer_times(self, share: float) -> LoraSlots:
-        return replace(self, cost=self.cost.with_longer_times(share))
+    def with_longer_times(self, longer_frac: float) -> LoraSlots:
+        return replace(self, cost=self.cost.with_longer_times(longer_frac))
 
     def without_cost(self) -> LoraSlots:
         """Slots for all adapters at no cost, for a lower bound on step times."""
@@ -164,35 +164,38 @@ def lora_slots(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> 
     efficiency = calibration_of(llm, gpu).efficiency
     bytes_per_s = gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac / gpu.decode_slowdown
     flops_per_s = gpu.dense_flops_per_s * efficiency.gemm_frac / gpu.prefill_slowdown
-    slot = kernels = read = experts = token_values = token_flops = loaded = visited = 0.0
+    # Values are per unit of rank, like those of `_Module`.
+    slot_values = read_values = expert_values = loaded_values = token_values = 0.0
+    kernels = token_flops = visited_frac = 0.0
     for each in _modules_of(llm, tp, ep):
         if not lora.has_module(each.name):
             continue
         values = each.count * (each.a_values + each.b_values)
-        slot += values
+        slot_values += values
         kernels += each.kernels
         if each.name == "experts":
-            experts, visited = experts + values, each.visited_frac
+            expert_values += values
+            visited_frac = each.visited_frac
         elif each.name != "embed_tokens":  # Of the embeddings only a token's row is read.
-            read += values
+            read_values += values
         if each.name not in RARE:
-            loaded += values
+            loaded_values += values
             token_flops += 2 * lora.max_rank * values * each.visited_frac
             token_values += each.count * (each.a_values + 2 * each.b_values) * each.visited_frac
-    on_disk = sum(  # A file has the whole matrices.
+    file_values = sum(  # A file has the whole matrices.
         each.count * (each.a_values + each.b_values)
         for each in _modules_of(llm, 1, False)
         if lora.has_module(each.name) and each.name not in RARE
     )
     cost = LoraCost(
-        slot_bytes=rank_bytes * slot,
+        slot_bytes=rank_bytes * slot_values,
         kernels_s=2 * KERNEL_S * kernels,
-        read_s=rank_bytes * read / bytes_per_s,
-        experts_s=rank_bytes * experts / bytes_per_s,
-        visited_frac=visited,
+        read_s=rank_bytes * read_values / bytes_per_s,
+        experts_s=rank_bytes * expert_values / bytes_per_s,
+        visited_frac=visited_frac,
         token_s=token_flops / flops_per_s + VALUE_BYTES * token_values / bytes_per_s,
-        load_s=rank_bytes * loaded / lora.link_bytes_per_s,
-        disk_s=rank_bytes * on_disk / lora.disk_bytes_per_s,
+        load_s=rank_bytes * loaded_values / lora.link_bytes_per_s,
+        disk_s=rank_bytes * file_values / lora.disk_bytes_per_s,
     )
     return LoraSlots(lora, cost.with_longer_times(lora.longer_frac))
 

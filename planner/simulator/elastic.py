@@ -29,6 +29,7 @@ from planner.simulator.read_results import results
 from planner.simulator.replay import room_for_runs
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
+from planner.units import DAY_S, HOUR_S
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -202,9 +203,10 @@ class Stock:
 
 
 # A run whose requests have all arrived ends if no request finishes for so long plus the time of a start: the
-# first number holds if all wait in limbo for a worker, the second if workers are busy.
-LIMBO_PATIENCE_S = 3600.0
-_BUSY_PATIENCE_S = 86400.0
+# first number holds if all wait in limbo for a worker, the second if workers are busy. Both are our choice:
+# an hour is long for a controller that may still start a worker, a day for the longest request.
+LIMBO_PATIENCE_S = HOUR_S
+_BUSY_PATIENCE_S = DAY_S
 # A run that waits for draining workers to make room looks again after so long: short against any start.
 _ROOM_LOOK_S = 1.0
 # What each of readings.SUMS, then the prompt and output tokens, are divided by to give means.
@@ -236,8 +238,8 @@ def simulate_elastic(
     by itself, from the moment the worker is ready.
 
     Requests that find no worker wait in limbo as long as one that is off could hold them. They are left
-    unfinished if no request finishes for LIMBO_PATIENCE_S and a start after the last arrival. `limits`,
-    `stop_early` and `record` are those of `replay.simulate`, which gives the same result if the controller
+    unfinished if none finishes for LIMBO_PATIENCE_S plus the time of a start after the last arrival.
+    `limits`, `stop_early` and `record` are those of `replay.simulate`, which gives the same result if the controller
     changes nothing. Raises InputError for what cannot be simulated so: sessions, other engines than the
     stepwise one, pools that flip.
     """
@@ -402,13 +404,13 @@ class _Slot:
 
 
 class _Event(NamedTuple):
-    """What is to happen at `time_s`. Events are sorted by time, then kind, then in the order in which they
-    were added (`number`). An event about a worker is about one `life` of its slot.
+    """What is to happen at `time_s`. Events are sorted by time, then kind, then the `order` in which they
+    were added. An event about a worker is about one `life` of its slot (`_Slot`).
     """
 
     time_s: float
     kind: int
-    number: int
+    order: int
     slot: int
     life: int
 
@@ -616,7 +618,7 @@ class _Run:
         per_h = self.pools[slot.pool].interruptions_per_h
         if per_h > 0:
             rng = np.random.default_rng((self.seed, slot.number, slot.lives))
-            self.push(slot.ready_s + float(rng.exponential(3600.0 / per_h)), _IS_INTERRUPTED, slot.number)
+            self.push(slot.ready_s + float(rng.exponential(HOUR_S / per_h)), _IS_INTERRUPTED, slot.number)
 
     def begin(self, slot: _Slot) -> None:
         """Start a worker, warm while fewer than `warm` of its pool start so."""

@@ -83,10 +83,8 @@ TYPE = np.dtype(
         ("kv_delay_steps", "i8"),  # So many steps go without KV that has arrived.
         ("overlaps", "i8"),  # 1: the host works while the GPUs do.
         ("host_s", "f8", 2),  # Seconds of the host per step, and per sequence in it.
-        (
-            "launch_s",
-            "f8",
-        ),  # Seconds of the host that a step with prompts takes beyond these, for its launches.
+        # Seconds of the host that a step with prompts takes beyond these, for its launches.
+        ("launch_s", "f8"),
         ("rest_s", "f8", 2),  # The same of the part that no asynchronous step hides.
         ("token_s", "f8"),  # Seconds of the API server per token: no step is shorter than its tokens.
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.

@@ -393,8 +393,8 @@ def _is_replicated(state, r, nodes):
 
 @kernel_jit
 def _waits_longer(state, r, nodes, time_s):
-    """Whether the mean wait of the second half of the window is REPLICATE_RATIO times that of the first, and
-    the prefix was not replicated within the window.
+    """Whether the mean wait of the second half of the window is at least REPLICATE_RATIO times that of the
+    first, and the prefix was not replicated within the window.
     """
     if nodes == 0:
         return False
@@ -404,8 +404,8 @@ def _waits_longer(state, r, nodes, time_s):
         return False
     # Both means times both counts, which spares the divisions.
     before_s, now_s = prefix.wait_s[0] * prefix.wait_count[1], prefix.wait_s[1] * prefix.wait_count[0]
-    is_new = time_s - prefix.replicated_s >= caches.settings[WINDOW_S]
-    return now_s >= caches.settings[REPLICATE_RATIO] * before_s and is_new
+    was_replicated = time_s - prefix.replicated_s < caches.settings[WINDOW_S]
+    return now_s >= caches.settings[REPLICATE_RATIO] * before_s and not was_replicated
 
 
 @kernel_jit

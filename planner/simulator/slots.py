@@ -6,8 +6,9 @@ decode of a lane. All decodes of a lane advance by a step together, so a slot ha
 which its request ends (`finish_step`), and its KV tokens are `context_offset` plus the lane's steps.
 
 Rows of `state.workers` are ranks: a worker with data-parallel ranks has several. Letters: w a rank, l a lane,
-r a request. Functions under @kernel_jit are compiled; where_has(field, f) and where_rare(f) put f in their
-place in the compiled form for fleets that do not need them (numba_compile.py).
+r a request, c its tokens in the KV cache, s the decode steps of a lane. Functions under @kernel_jit are
+compiled; where_has(field, f) and where_rare(f) put f in their place in the compiled form for fleets that do
+not need them (numba_compile.py).
 """
 
 from __future__ import annotations
@@ -313,7 +314,7 @@ def seat_blocks(state, w, r):
 
 
 @small_jit
-def blocks_checked(kind, lane, request, c):
+def blocks_for_next_step(kind, lane, request, c):
     """KV blocks that a decode with c tokens in the cache needs for its next step.
 
     They are those of its tokens, of the drafted tokens that the step checks (`width`), and of tokens reserved
@@ -329,7 +330,7 @@ def blocks_to_begin(state, w, r):
     request, worker = state.requests[r], state.workers[w]
     lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
     held = blocks_of(np.int64(request.length_tokens))
-    needed = blocks_checked(kind, lane, request, np.int64(cached_on_arrival(request)))
+    needed = blocks_for_next_step(kind, lane, request, np.int64(cached_on_arrival(request)))
     return max(needed, held) - held
 
 
@@ -479,7 +480,9 @@ def join_lane(state, l, r):
     lane.decodes += 1
     if lane.width > 1:
         slot.held_blocks = blocks_of(c)
-        slot.next_blocks = blocks_checked(state.types[state.workers[lane.worker].type], lane, request, c)
+        slot.next_blocks = blocks_for_next_step(
+            state.types[state.workers[lane.worker].type], lane, request, c
+        )
         lane.coming_blocks += slot.next_blocks - slot.held_blocks
 
 
@@ -589,7 +592,7 @@ def preempt_waiting(state, w, number, r):
 
     It is a prompt computed in part (PARTIAL), a decode that was left out of the step (RESTING), or a request
     whose last token the engine has not seen yet (LEAVING). A decode computes all its tokens again, the newest
-    too; a prompt what was computed of it.
+    too. Of a prompt, the tokens that were computed are computed again.
     """
     worker = state.workers[w]
     drop(state.requests, worker, number, r)
@@ -654,13 +657,11 @@ def blocks_of_run(kind, lane, time_s):
 
 @where_rare(lambda state, w, r, time_s: ZERO)
 def foreseen_blocks(state, w, r, time_s):
-    """KV blocks in use if request r is admitted, as TetriInfer's admission of decodes foresees them.
+    """KV blocks in use if request r is admitted, as TetriInfer's admission of decodes foresees them (section
+    3.4 of Hu et al. 2024, arXiv:2401.11181); 0 if no request runs, since r must be admitted then.
 
-    The policies are those of section 3.4 of Hu et al. 2024, arXiv:2401.11181.
-
-    reserve-static: those in use now and all that r is predicted to need. reserve-dynamic: those in use when
-    the running decode that is predicted to end first does so. 0 if no request runs, since r must be admitted
-    then.
+    Policy reserve-static: the blocks in use now and all that r is predicted to need. Policy reserve-dynamic:
+    the blocks in use when the running decode that is predicted to end first does so.
     """
     worker, new = state.workers[w], state.requests[r]
     kind = state.types[worker.type]

@@ -18,8 +18,8 @@ from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.queues import pop, put, without_root
 from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
 from planner.simulator.slots import (
-    blocks_checked,
     blocks_for,
+    blocks_for_next_step,
     blocks_of,
     blocks_to_begin,
     foreseen_blocks,
@@ -187,7 +187,7 @@ def _next_blocks(state, w, r):
     request, worker = state.requests[r], state.workers[w]
     tokens = np.int64(request.length_tokens)
     lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
-    return blocks_checked(kind, lane, request, tokens) - blocks_of(tokens)
+    return blocks_for_next_step(kind, lane, request, tokens) - blocks_of(tokens)
 
 
 @small_jit

@@ -532,7 +532,7 @@ def limit_fact(line: Line) -> facts.At:
 
 def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
     """Each limit in its worst hour. None if the measured window is shorter than LONG_S, if the SLO is judged
-    in windows of its own, and if gaps were counted over the whole window alone.
+    in windows of its own, or if gaps were counted over the whole window alone.
     """
     start_s, end_s = simulation.window_s
     if slo.every_s is not None or end_s - start_s < LONG_S or simulation.gaps is not None:
