@@ -80,9 +80,9 @@ class WorkerType:
         return replace(self, kv_beside=beside, latent_layers=llm.latent_layers)
 
     @property
-    def recycled_blocks_per_token(self) -> float:
-        """How many cached KV blocks a computed token evicts: its own and those of sliding windows. It is 0 if
-        windows have no influence on what the cache keeps.
+    def taken_blocks_per_token(self) -> float:
+        """How many free KV blocks, which may be cached ones, a computed token takes: its own and those of
+        sliding windows. It is 0 if windows have no influence on what the cache keeps.
         """
         beside = self.kv_beside
         version = self._vllm

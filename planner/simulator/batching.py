@@ -65,7 +65,7 @@ from planner.simulator.caches import (
     cached_nodes,
     evict_idle,
     keep_prefix,
-    recycle_attention_windows,
+    note_taken_blocks,
     shared_blocks,
     take_prefix,
 )
@@ -258,7 +258,7 @@ def _take_chunk(state, l, r, n, step_blocks, time_s):
     if state.types[worker.type].batching == VLLM_V1:  # Elsewhere `admit` has counted all of the prompt.
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict_idle(state, lane.worker, step_blocks, time_s)
-    recycle_attention_windows(state, lane.worker, n)
+    note_taken_blocks(state, lane.worker, n)
     keep_prefix(state, lane.worker, r)
     chunk = state.chunks[l, lane.prefills]
     chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens

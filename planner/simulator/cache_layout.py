@@ -34,7 +34,7 @@ ENTRY = np.dtype(
         ("twin", "i4"),  # The next copy of the same node on this worker.
         ("is_cached", "i4"),
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
-        ("window_at", "f4"),  # `recycled_blocks` of its worker when an attention window was last at its end.
+        ("window_at", "f4"),  # `taken_blocks` of its worker when an attention window was last at its end.
         ("older", "i4"),  # The idle entry that was used last before it.
         ("newer", "i4"),  # The idle entry that was used next after it; of a free entry, the next free one.
         ("window_uses", "i4"),  # Requests of e2's window on this worker whose prompt has the node.
@@ -70,7 +70,8 @@ CACHE = np.dtype(
         ("oldest", "i8"),  # The list of idle entries, which no running request uses.
         ("newest", "i8"),
         ("idle_blocks", "i8"),  # The KV blocks of idle entries.
-        ("recycled_blocks", "f8"),  # KV blocks that attention windows have taken since the start.
+        # KV blocks that tokens and their attention windows have taken since the start.
+        ("taken_blocks", "f8"),
         ("known_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
         ("last_waiting", "i8"),  # The last of the prompts that wait.
         ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.

@@ -18,7 +18,7 @@ A request leaves blocks behind that belong to no node, above all those of its ou
 an entry whose node is -2 - r for request r (-1 is NONE). Only the request itself finds them again, after a
 preemption; otherwise they take room until they are the least recently used.
 
-Where layers have sliding-window attention (`window_blocks_per_token` of the worker's type), a prefix is found
+Where layers have sliding-window attention (`taken_blocks_per_token` of the worker's type), a prefix is found
 only up to a node whose attention window is still there. The blocks of a window go back to the pool when the
 window has moved on, and are given out again in the order in which they came back.
 
@@ -231,25 +231,25 @@ def _has_attention_window(state, w, r, i):
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     kind = state.types[worker.type]
-    if kind.window_blocks_per_token == 0.0:
+    if kind.taken_blocks_per_token == 0.0:
         return True
     e = find_entry(state, w, node_at(state, r, i))
-    taken = cache.recycled_blocks - state.caches.entries[e].window_at
+    taken = cache.taken_blocks - state.caches.entries[e].window_at
     return taken <= kind.kv_blocks - worker.used_blocks
 
 
 @where_has("caches", lambda state, w, tokens: None)
-def recycle_attention_windows(state, w, tokens):
-    """Count the blocks that attention windows of `tokens` new tokens take: those given back longest ago."""
+def note_taken_blocks(state, w, tokens):
+    """Count the blocks that `tokens` new tokens and their windows take: those given back longest ago."""
     kind = state.types[state.workers[w].type]
-    state.caches.workers[w].recycled_blocks += tokens * kind.window_blocks_per_token
+    state.caches.workers[w].taken_blocks += tokens * kind.taken_blocks_per_token
 
 
 @small_jit
 def _note_attention_window(state, w, node):
     """Note that the attention window at the end of a node on worker w is used now."""
     caches = state.caches
-    caches.entries[find_entry(state, w, node)].window_at = np.float32(caches.workers[w].recycled_blocks)
+    caches.entries[find_entry(state, w, node)].window_at = np.float32(caches.workers[w].taken_blocks)
 
 
 @kernel_jit

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import LIGHTLLM
-from planner.simulator.caches import evict_idle, recycle_attention_windows
+from planner.simulator.caches import evict_idle, note_taken_blocks
 from planner.simulator.counting import (
     count_run,
     count_together,
@@ -123,7 +123,7 @@ def advance_decodes(state, l, steps, time_s):
         worker.used_blocks += blocks_for(lane, steps)
         evict_idle(state, w, ZERO, time_s)
     charge_tokens(state, l, steps)
-    recycle_attention_windows(state, w, steps * lane.decodes)
+    note_taken_blocks(state, w, steps * lane.decodes)
     if kind.batching == LIGHTLLM:  # From 1 to `patience_steps`, then again from 1.
         worker.steps_since_prompts = (worker.steps_since_prompts + steps - 1) % kind.patience_steps + 1
     # All drafted tokens are computed. `accept_drafts` adds the KV of those that it accepts.

@@ -239,9 +239,9 @@ def simulate_elastic(
 
     Requests that find no worker wait in limbo as long as one that is off could hold them. They are left
     unfinished if none finishes for LIMBO_PATIENCE_S plus the time of a start after the last arrival.
-    `limits`, `stop_early` and `record` are those of `replay.simulate`, which gives the same result if the controller
-    changes nothing. Raises InputError for what cannot be simulated so: sessions, other engines than the
-    stepwise one, pools that flip.
+    `limits`, `stop_early` and `record` are those of `replay.simulate`, which gives the same result if the
+    controller changes nothing. Raises InputError for what cannot be simulated so: sessions, other engines
+    than the stepwise one, pools that flip.
     """
     part = ElasticFleet(fleet, trace, pools, controller, tuple(limits), every_s)
     part.check()

@@ -72,7 +72,8 @@ TYPE = np.dtype(
         ("constant_blocks", "i8"),
         ("window_ratio", "f8"),
         ("window_blocks", "i8"),
-        ("window_blocks_per_token", "f8"),  # Blocks that the windows of a computed token take and give back.
+        # Blocks that a computed token takes, with those of windows; 0: windows do not matter (fleet.py).
+        ("taken_blocks_per_token", "f8"),
         ("patience_steps", "i8"),  # Batching lightllm: decode steps until new prompts are tried again.
         ("vidur_restarts", "i8"),  # 1: a prompt preempted in part is taken for a whole one, as Vidur does.
         ("pp", "i8"),

@@ -116,7 +116,7 @@ def _fill_type(
         ("constant_blocks", worker_type.kv_beside.constant_blocks),
         ("window_ratio", worker_type.kv_beside.window_ratio),
         ("window_blocks", worker_type.kv_beside.window_blocks),
-        ("window_blocks_per_token", worker_type.recycled_blocks_per_token),
+        ("taken_blocks_per_token", worker_type.taken_blocks_per_token),
         ("watermark_blocks", watermark),
         ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
         ("reserved_blocks", reserved),

@@ -82,7 +82,7 @@ def test_windows_are_kept_at_each_block_until_0_26() -> None:
     for version in ("0.26.1", "0.27.0"):
         engine = Engine("vllm", version, async_scheduling=False)
         kind = replace(pool.type, kv_beside=KvBeside(window_ratio=2.0, window_blocks=2), engine=engine)
-        taken.append((kind.recycled_blocks_per_token, kind.keeps_ends_alone))
+        taken.append((kind.taken_blocks_per_token, kind.keeps_ends_alone))
     assert taken == [(3 / 16, False), (0.0, True)]
     assert not replace(pool.type, engine=engine).keeps_ends_alone
 
