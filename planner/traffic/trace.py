@@ -284,14 +284,14 @@ def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.i
 
 def spread_stamps(trace: Trace, *, seed: int) -> Trace:
     """Spread the stamps of a coarse clock uniformly over its step; any other trace stays as it is."""
-    quantum_s = trace.coarse_s
-    if not quantum_s:
+    coarse_s = trace.coarse_s
+    if not coarse_s:
         return trace
-    jitter_s = np.random.default_rng(seed).uniform(0.0, quantum_s, len(trace))
+    jitter_s = np.random.default_rng(seed).uniform(0.0, coarse_s, len(trace))
     # Jitter is less than the clock's step, so sorting changes the order of equal stamps alone.
     arrival_s = np.sort(trace.arrival_s + jitter_s)
     note = (
-        f"{quantum_s:g} s quantised stamps: uniform jitter of 0 to {quantum_s:g} s (seed {seed}), "
+        f"{coarse_s:g} s quantised stamps: uniform jitter of 0 to {coarse_s:g} s (seed {seed}), "
         "rows kept in their order"
     )
     return replace(trace, arrival_s=arrival_s - arrival_s[0], notes=(*trace.notes, note), coarse_s=0.0)
