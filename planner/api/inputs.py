@@ -99,15 +99,15 @@ def requests_of(
 
 
 def requests_and_rate(
-    trace: TraceLike | None, rate_request: RateRequest, *, is_given: bool, seed: int
+    trace: TraceLike | None, rate_request: RateRequest, *, is_rate_given: bool, seed: int
 ) -> tuple[Trace, RateRequest]:
     """The requests as from `requests_of`, and the rate and window that are to be taken of them.
 
-    `is_given`: rate or window were arguments of the call, not keys of the question. Then they are of `trace`,
-    and a recorded trace replaces the traffic that the question describes.
+    `is_rate_given`: rate or window were arguments of the call, not keys of the question. Then they are of
+    `trace`, and a recorded trace replaces the traffic that the question describes.
     """
     is_recorded = trace is not None and not (isinstance(trace, Trace) and trace.drawn_from is not None)
-    if is_given and is_recorded:
+    if is_rate_given and is_recorded:
         rate_request = replace(rate_request, described=None)
     requests = requests_of(trace, rate_request.described, seed=seed, log_options=rate_request.reading)
     return requests, rate_request

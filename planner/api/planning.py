@@ -155,9 +155,9 @@ def _by_parts(
     """The plan for a trace that is too long to be searched whole: for the busiest part of it."""
 
     def planned_for(trace: Trace, work_s: float) -> Plan:
-        of_part = study.on_part(trace, work_s)
-        of_part_plan = beside_each_gpu(of_part, task, prove=prove, watch=watch, on_paper=on_paper)
-        return explain_plan(of_part_plan, of_part, task) if explain else of_part_plan
+        part_study = study.on_part(trace, work_s)
+        part_plan = beside_each_gpu(part_study, task, prove=prove, watch=watch, on_paper=on_paper)
+        return explain_plan(part_plan, part_study, task) if explain else part_plan
 
     with time_limit(study.left_s):
         answer = plan_by_parts(

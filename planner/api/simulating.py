@@ -306,7 +306,7 @@ def simulate(
     limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
     first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)
     whole_trace, rate_request = inputs.requests_and_rate(
-        trace, rate_request, is_given=traffic is not None, seed=first_seed
+        trace, rate_request, is_rate_given=traffic is not None, seed=first_seed
     )
     check_classes(limits or Slo(()), whole_trace)
     if isinstance(seed, int):
@@ -352,7 +352,7 @@ def compare(
     ]
     limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="compare")
     whole_trace, rate_request = inputs.requests_and_rate(
-        trace, rate_request, is_given=traffic is not None, seed=seed
+        trace, rate_request, is_rate_given=traffic is not None, seed=seed
     )
     check_classes(limits or Slo(()), whole_trace)
     requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
@@ -411,8 +411,8 @@ def goodput(
     catalog: CatalogLike = None,
     watch: rates.Watch = lambda *_: None,
 ) -> GoodputResult:
-    """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds. Of a
-    plan, or its folder, its own SLO and requests count where none are given.
+    """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds. If the
+    fleet is a plan, or its folder, the plan's SLO and requests are taken where none are given.
 
     The simulated traffic is the trace brought to that rate, by the scale and window of `traffic`. With
     "poisson" it is Poisson arrivals of requests with the trace's lengths. `tolerance_frac` is how close the
@@ -430,7 +430,7 @@ def goodput(
     if limits is None:
         raise InputError("slo: missing; say which limits, such as {'ttft': {'p90': '2 s'}}")
     whole_trace, rate_request = inputs.requests_and_rate(
-        trace, rate_request, is_given=not (is_poisson or traffic is None), seed=0
+        trace, rate_request, is_rate_given=not (is_poisson or traffic is None), seed=0
     )
     check_classes(limits, whole_trace)
     highest_rate = fleet_goodput(

@@ -164,12 +164,12 @@ def read_requests(
     *,
     seed: int = 0,
     drop_invalid: bool = False,
-    is_given: bool = False,
+    is_rate_given: bool = False,
 ) -> Trace:
     """Read the trace, or draw the traffic that `slo` describes; prints warnings. Requests with the same stamp
     of a coarse clock keep it (trace.spread_stamps).
 
-    With a trace `slo` must describe no traffic, unless --rate or --window are given (`is_given`), which
+    With a trace `slo` must describe no traffic, unless --rate or --window are given (`is_rate_given`), which
     replace its traffic section. The columns of a log are read as `slo` says.
     """
     from planner.api.inputs import requests_of
@@ -178,7 +178,7 @@ def read_requests(
     from planner.documents.log_columns import read_reading
 
     described = None
-    if slo is not None and not (is_given and path is not None) and describes_traffic(slo):
+    if slo is not None and not (is_rate_given and path is not None) and describes_traffic(slo):
         described = read_task(slo, read_catalog(catalog)).task().described
     if path is None and described is None:
         raise typer.BadParameter(

@@ -73,7 +73,9 @@ def compare(
             say_first(fleet_file_doubts(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows))
         # The requests as they are written: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         has_rate = traffic is not None
-        requests = read_requests(trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_given=has_rate)
+        requests = read_requests(
+            trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=has_rate
+        )
         progress(f"simulating {len(paths) * max(len(policy_variants), 1)} fleets with policies")
         result = compare_fleets(
             paths,

@@ -117,7 +117,7 @@ def find_goodput(
             requests = planned[1]
         else:
             requests = read_requests(
-                trace, slo, catalog_rows, drop_invalid=drop_invalid, is_given=traffic is not None
+                trace, slo, catalog_rows, drop_invalid=drop_invalid, is_rate_given=traffic is not None
             )
         progress(f"searching the goodput of {counted(searched_fleet.workers, 'worker')}")
 

@@ -117,7 +117,7 @@ def simulate(
         say_first(fleet_file_doubts(fleet_file, fleet, slo=slo, catalog=all_rows))
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
-            trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
+            trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
         )
         _say_doubts(fleet, requests)
         seeds_text = "" if seeds == 1 else f"{seeds} seeds of "

@@ -84,6 +84,7 @@ from planner.policies import ROUTERS_OF, TARGETS_OF_ENGINE, advise_target, find_
 from planner.slo_metrics import METRICS
 from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling
+from planner.units import HOUR_S
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
 LEAST_PRICE_USD_PER_H = 1e-6  # Solvers cannot tell a smaller price from 0.
@@ -183,7 +184,7 @@ class Spot:
     @property
     def down_frac(self) -> float:
         """Share of the time that a worker is down: restart / (mean time up + restart)."""
-        restart_over_uptime = self.interruptions_per_h * self.restart_s / 3600
+        restart_over_uptime = self.interruptions_per_h * self.restart_s / HOUR_S
         return restart_over_uptime / (1 + restart_over_uptime)
 
 

@@ -242,4 +242,5 @@ def _check_minimal(search: Search, oracle: Oracle) -> None:
     if objective(smaller) < search.value * (1 - ROUNDING):
         search.offer(smaller)
         search.is_exhausted = False
+        # No option has this name: the certificate lists the finding among what was ruled out.
         search.refuted["monotonicity"] = facts.SmallerHolds()
