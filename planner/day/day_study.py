@@ -46,7 +46,7 @@ from planner.simulator.slo_verdict import attained_in_windows, in_windows, keeps
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.solvers.whole_nodes import node_of
 from planner.traffic.trace import Trace
-from planner.units import DAY_S, show_s
+from planner.units import DAY_S, HOUR_S, show_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
 BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
-SHORT_DAY_S = 12 * 3600.0  # Of shorter traffic a warning says that it is not a day.
+SHORT_DAY_S = 12 * HOUR_S  # Of shorter traffic a warning says that it is not a day.
 WHOLE_ROUNDING = 1e-9  # A number of windows that a rounding error put below a whole one counts as whole.
 MOST_VARIANTS = 40  # Settings of one controller that tuning tries, each by a simulation of a day.
 
@@ -177,7 +177,7 @@ class ControllerDay:
     @property
     def paid_hours(self) -> float:
         """The hours that are billed: from the start of the traffic to the end of its last request."""
-        return self.run.end_s / 3600
+        return self.run.end_s / HOUR_S
 
     @property
     def keeps(self) -> bool:
@@ -297,7 +297,7 @@ def study_day(
     """
     deadline = time.monotonic() + time_limit_s
     check_step(question)
-    progress(f"{len(question.trace):,} requests in {question.trace.duration_s / 3600:.3g} h")
+    progress(f"{len(question.trace):,} requests in {question.trace.duration_s / HOUR_S:.3g} h")
     train, judged = split_training(question.trace, question.train_frac)
     # The controllers' tables and rules are made of this traffic.
     known = judged if train is None else train
@@ -537,7 +537,7 @@ def summarize_run(
         dict(parameters),
         run,
         billed_usd(terms, ((span.pool, span.requested_s, span.gone_s) for span in run.spans)),
-        sum(gpus[span.pool] * (span.gone_s - span.requested_s) for span in run.spans) / 3600,
+        sum(gpus[span.pool] * (span.gone_s - span.requested_s) for span in run.spans) / HOUR_S,
         window_verdicts(run.simulation, slo, run.simulation.edges_s),
         effects_of_changes(run, slo),
         find_oscillations(run.requested_s, run.requested_sizes, [pool.start_s for pool in pools]),

@@ -34,6 +34,7 @@ from planner.units import HOUR_S
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
+Lives = dict[tuple[int, int], list[Life]]
 
 # GROW_FRAC to LASTS_FRAC are shares of the length of a window.
 GROW_FRAC = 1 / 30  # A repair lengthens a life by this or by three times as much.
@@ -85,9 +86,6 @@ def finer_day(
             progress(f"the optimum: sizes that change at any moment, {finer.day.usd:.2f} USD in this try")
             return finer
     return None
-
-
-Lives = dict[tuple[int, int], list[Life]]
 
 
 class _LifeSearch:
