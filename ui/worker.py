@@ -38,7 +38,7 @@ from planner.day.search.day_optimum import SAME_FRAC
 from planner.documents import markets
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet_file import read_fleet
-from planner.documents.log_columns import reading_of
+from planner.documents.log_columns import log_options_of
 from planner.documents.several_llms_question import read_question
 from planner.documents.task import parse_task
 from planner.documents.traffic_description import parse_description
@@ -138,7 +138,9 @@ def _trace(request: Request, send: Send) -> tuple[Document, Files]:
 def _requests(request: Request, described: Description | None, traffic: Mapping[str, Any]) -> Trace:
     """The requests of the trace, read with the section `traffic`, or drawn from a description."""
     trace = None if described is not None else Path(request["trace"])
-    return requests_of(trace, described, seed=request["seed"], log_options=reading_of({"traffic": traffic}))
+    return requests_of(
+        trace, described, seed=request["seed"], log_options=log_options_of({"traffic": traffic})
+    )
 
 
 def _tenants(trace: Trace) -> list[Document]:
@@ -272,9 +274,9 @@ def _study(request: Request, send: Send) -> Study:
     """The study of this traffic, which earlier questions of this process may have filled."""
     catalog, path = _catalog(request), request["trace"]
     question = request["question"]
-    described, reading = parse_task(question, catalog).described, repr(reading_of(question))
+    described, log_options = parse_task(question, catalog).described, repr(log_options_of(question))
     file_key = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
-    traffic_key = (*file_key, reading, repr(described), request["seed"])
+    traffic_key = (*file_key, log_options, repr(described), request["seed"])
     study = _REMEMBERED.get(traffic_key)
     if study is None or study.catalog != catalog or study.cached_requests > MOST_REMEMBERED:
         send({"phase": "reading the traffic"})

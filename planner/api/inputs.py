@@ -15,8 +15,8 @@ from planner.api.questions import TaskDocument, is_question, read_task
 from planner.documents import fleet_file as fleets
 from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.documents.fleet_in_question import complete_fleet
-from planner.documents.log_columns import KEYS as READING_KEYS
-from planner.documents.log_columns import parse_reading, reading_of
+from planner.documents.log_columns import KEYS as LOG_OPTION_KEYS
+from planner.documents.log_columns import log_options_of, parse_log_options
 from planner.documents.slo import parse_slo
 from planner.domain import Slo
 from planner.errors import InputError
@@ -109,7 +109,7 @@ def requests_and_rate(
     is_recorded = trace is not None and not (isinstance(trace, Trace) and trace.drawn_from is not None)
     if is_rate_given and is_recorded:
         rate_request = replace(rate_request, described=None)
-    requests = requests_of(trace, rate_request.described, seed=seed, log_options=rate_request.reading)
+    requests = requests_of(trace, rate_request.described, seed=seed, log_options=rate_request.log_options)
     return requests, rate_request
 
 
@@ -245,8 +245,8 @@ def limits_and_rate(
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
         )
     rate_request = rate_request or RateRequest(task.rate_rps, task.scale, task.window or "whole")
-    log_options = rate_request.reading or reading_of(question.document, question.path)
-    return task.slo, replace(rate_request, described=task.described, reading=log_options)
+    log_options = rate_request.log_options or log_options_of(question.document, question.path)
+    return task.slo, replace(rate_request, described=task.described, log_options=log_options)
 
 
 def planned_slo_and_trace(fleet: FleetLike, catalog: Catalog) -> tuple[Slo, Trace] | None:
@@ -279,9 +279,11 @@ def traffic_of(traffic: RateRequest | KeysAndValues) -> RateRequest:
         return traffic
     from planner.files.document_values import Section, refuse_unknown
 
-    refuse_unknown(traffic, ("rate", "scale", "window", *READING_KEYS), "traffic")
+    refuse_unknown(traffic, ("rate", "scale", "window", *LOG_OPTION_KEYS), "traffic")
     rate = traffic.get("rate")
     rate_rps = None if rate is None else quantity(rate, "rps", where="traffic: rate")
-    log_options = parse_reading(Section.from_document(traffic, "traffic"))
+    log_options = parse_log_options(Section.from_document(traffic, "traffic"))
     part = traffic.get("window") or "whole"
-    return RateRequest(rate_rps, checked_scale(traffic.get("scale", "superpose")), part, reading=log_options)
+    return RateRequest(
+        rate_rps, checked_scale(traffic.get("scale", "superpose")), part, log_options=log_options
+    )

@@ -14,7 +14,7 @@ from planner.api.progress import MaybeProgress, shown_progress
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents.catalog import Catalog, CatalogLike, read_catalog
-from planner.documents.log_columns import reading_of
+from planner.documents.log_columns import log_options_of
 from planner.documents.robustness_facts import Made
 from planner.documents.several_llms_question import SeveralLlmsQuestion, question_of
 from planner.documents.task import PlanQuestion
@@ -99,8 +99,8 @@ def plan(
         return SharedPlanResult(shared, question, command)
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
-    log_columns = reading_of(question.document, question.path)
-    requests = requests_of(trace, question.task().described, seed=seed, log_options=log_columns)
+    log_options = log_options_of(question.document, question.path)
+    requests = requests_of(trace, question.task().described, seed=seed, log_options=log_options)
     study = Study(requests, question.catalog, seed, time_limit_s, report)
     return replace(answer_question(question, study, explain=explain, prove=prove), command=command)
 

@@ -16,7 +16,7 @@ from planner.api.results import Result
 from planner.documents.catalog import CatalogLike
 from planner.documents.facts import Headroom
 from planner.documents.fleet_file import fleet_document
-from planner.documents.log_columns import reading_of
+from planner.documents.log_columns import log_options_of
 from planner.errors import InfeasibleError, InputError
 from planner.files.checked_files import (
     check_output_directory,
@@ -361,7 +361,7 @@ def study_of(
     progress: MaybeProgress,
 ) -> Study:
     """A study on the traffic of a question: it plans several questions and keeps what it has simulated."""
-    log_options = reading_of(question.document, question.path)
+    log_options = log_options_of(question.document, question.path)
     requests = inputs.requests_of(trace, question.task().described, seed=seed, log_options=log_options)
     return Study(requests, question.catalog, seed, time_limit_s, shown_progress(progress))
 

@@ -137,7 +137,7 @@ def validate(
     if trace is None:
         whole_trace = inputs.read_trace(traffic_beside_plan(file))
     else:
-        whole_trace = inputs.read_trace(trace, log_options=rate_request.reading)
+        whole_trace = inputs.read_trace(trace, log_options=rate_request.log_options)
     requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
     slo_to_keep = limits or own_slo(file)
     check_classes(slo_to_keep, requests)

@@ -175,7 +175,7 @@ def read_requests(
     from planner.api.inputs import requests_of
     from planner.api.questions import read_task
     from planner.documents.catalog import read_catalog
-    from planner.documents.log_columns import read_reading
+    from planner.documents.log_columns import read_log_options
 
     described = None
     if slo is not None and not (is_rate_given and path is not None) and describes_traffic(slo):
@@ -186,8 +186,8 @@ def read_requests(
             "output: 300}",
             param_hint="--trace",
         )
-    columns = None if path is None else read_reading(slo)
-    requests = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, log_options=columns)
+    log_options = None if path is None else read_log_options(slo)
+    requests = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, log_options=log_options)
     say_first(requests.warnings)
     return requests
 

@@ -104,7 +104,7 @@ def _plan_one(options: PlanOptions) -> None:
     from planner.api.questions import read_task
     from planner.commands.described_command import errors_of_options
     from planner.documents.catalog import read_catalog
-    from planner.documents.log_columns import reading_of
+    from planner.documents.log_columns import log_options_of
     from planner.files.interrupts import saving_on_interrupt
     from planner.files.scarce_resources import missing_resource
     from planner.reports import output
@@ -127,14 +127,14 @@ def _plan_one(options: PlanOptions) -> None:
             if options.target is not None:
                 question = question.replace({"deploy": {"target": options.target}})
             task = question.task()
-        reading = reading_of(question.document, question.path)
+        log_options = log_options_of(question.document, question.path)
         with stopped_after(options.time_limit_s, lambda: ": the traffic is not read yet"):
             requests = requests_of(
                 options.trace,
                 task.described,
                 seed=options.seed,
                 drop_invalid=options.drop_invalid,
-                log_options=reading,
+                log_options=log_options,
             )
         say_first((*requests.warnings, *task.doubts))
         progress(f"{counted(len(requests), 'request')} of {requests.name}")

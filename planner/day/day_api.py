@@ -26,7 +26,7 @@ from planner.day.day_study import DayAnswer, DayQuestion, study_day
 from planner.day.several_llms_day import JointAnswer, study_day_together
 from planner.day.sleeping_workers import sleeping_questions
 from planner.documents.catalog import CatalogLike
-from planner.documents.log_columns import reading_of
+from planner.documents.log_columns import log_options_of
 from planner.documents.startup_times import StartupFacts, read_startup
 from planner.documents.task import PlanQuestion
 from planner.domain import SPOT, Slo, market_of, row_of
@@ -192,7 +192,7 @@ def day(
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     task = _static_fleet_question(question.task())
-    log_options = reading_of(question.document, question.path)
+    log_options = log_options_of(question.document, question.path)
     study = Study(
         requests_of(trace, task.described, seed=seed, log_options=log_options),
         question.catalog,

@@ -1,4 +1,5 @@
-"""The keys of `traffic` in slo.yaml that say how a log is read; `plan trace` prints them for a given log.
+"""The keys of `traffic` in slo.yaml that say how a log is read (`LogOptions`); `plan trace` prints them for a
+given log.
 
 traffic: {map: {arrival: created_at, input: prompt_tokens, output: completion_tokens},
           timezone: Europe/Berlin, format: columns}
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 KEYS = ("map", "timezone", "format")
 
 
-def parse_reading(section: Section) -> LogOptions | None:
+def parse_log_options(section: Section) -> LogOptions | None:
     """How a log is to be read, from the section `traffic`; None where the section does not say."""
     if not any(key in section for key in KEYS):
         return None
@@ -42,19 +43,19 @@ def parse_reading(section: Section) -> LogOptions | None:
     return LogOptions(columns, name, zone)
 
 
-def reading_of(document: Mapping[str, Any], where: object = "slo.yaml") -> LogOptions | None:
+def log_options_of(document: Mapping[str, Any], where: object = "slo.yaml") -> LogOptions | None:
     """How a log is to be read, from an slo.yaml as a mapping; only its section `traffic` is looked at."""
     traffic = document.get("traffic")
     if not isinstance(traffic, Mapping):
         return None
-    return parse_reading(Section.from_document(traffic, f"{where}: traffic"))
+    return parse_log_options(Section.from_document(traffic, f"{where}: traffic"))
 
 
-def read_reading(slo: Path | None) -> LogOptions | None:
+def read_log_options(slo: Path | None) -> LogOptions | None:
     """How a log is to be read, from the section `traffic` of an slo.yaml. None without a file, and for a
     pipe: it can be read but once, and the question is read from it later.
     """
     # Path.is_file raises for a name that no file can have; whoever reads the question refuses such a name.
     if slo is None or not os.path.isfile(slo):  # noqa: PTH113
         return None
-    return reading_of(read_yaml(slo), slo)
+    return log_options_of(read_yaml(slo), slo)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.documents.catalog import Catalog
-from planner.documents.log_columns import reading_of
+from planner.documents.log_columns import log_options_of
 from planner.documents.task import BELONGS, PlanQuestion, parse_task, with_config
 from planner.errors import InputError, TraceError
 from planner.files.checked_files import read_yaml
@@ -236,7 +236,7 @@ def _with_traces(
         if isinstance(source, Trace):
             read[source] = source
         elif source not in read:  # The first entry of a file says how its columns are read.
-            log_options = reading_of(entry.own, path)
+            log_options = log_options_of(entry.own, path)
             read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid, log_options=log_options)
         llm = _llm_in_trace(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
         # Two entries may each name the same file, but each row of --trace belongs to one entry.

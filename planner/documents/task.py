@@ -47,7 +47,7 @@ from planner.documents.gpu_payment import (
 )
 from planner.documents.kv_offload_settings import check_offloaded, parse_kv_offload
 from planner.documents.log_columns import KEYS as LOG_KEYS
-from planner.documents.log_columns import parse_reading
+from planner.documents.log_columns import parse_log_options
 from planner.documents.lora_settings import parse_lora
 from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
@@ -377,7 +377,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     preset = _find_preset(document["preset"], catalog, where) if "preset" in document else None
     question = Section.from_document(document, where)
     traffic = question.subsection("traffic", TRAFFIC_KEYS)
-    parse_reading(traffic)  # Only to refuse wrong values here: what reads the trace parses them again.
+    parse_log_options(traffic)  # Only to refuse wrong values here: what reads the trace parses them again.
     is_rate_sought = document.get("objective") == "throughput"
     described = parse_description(traffic, catalog.tasks, is_rate_sought=is_rate_sought)
     fleet = _without_any(question.subsection("fleet", FLEET_KEYS, elsewhere=FLEET_BELONGS))

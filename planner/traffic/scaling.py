@@ -56,14 +56,14 @@ class RateRequest:
     """Which traffic to plan for: the rate (None: the trace's own), the way to it, and the part of the trace.
 
     `part` is a window as `select_window` takes it. With `described` there is no trace: requests of that
-    description are drawn. `reading` are the options of slo.yaml for reading a log.
+    description are drawn. `log_options` say how slo.yaml wants a log read.
     """
 
     rate_rps: float | None = None
     scale: Scaling = "superpose"
     part: str = "whole"
     described: Description | None = None
-    reading: LogOptions | None = None
+    log_options: LogOptions | None = None
 
     def of(self, trace: Trace, *, seed: int) -> Trace:
         """The requests to plan for. `rescale`, or the description, draws with this seed."""

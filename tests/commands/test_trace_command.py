@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.commands.command_output import read_requests
 from planner.documents.catalog import read_catalog
-from planner.documents.log_columns import read_reading
+from planner.documents.log_columns import read_log_options
 from planner.documents.task import read_task
 from planner.errors import InputError
 from planner.traffic.sessions import session_numbers
@@ -161,4 +161,4 @@ def test_keys_of_slo_yaml_are_checked(tmp_path: Path, traffic: object, message: 
     slo = tmp_path / "slo.yaml"
     slo.write_text(yaml.safe_dump({"traffic": traffic}))
     with pytest.raises(InputError, match=message):
-        read_reading(slo)
+        read_log_options(slo)
