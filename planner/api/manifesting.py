@@ -80,14 +80,14 @@ def manifests(
 ) -> ManifestsResult:
     """The deployment of a plan, its folder or a fleet, for one target or for all that can express it.
 
-    A fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. What a plan
-    says of routers is left out where its workers were changed, as it was simulated with others. Raises
-    InputError for an unknown target, and for one that cannot express the plan.
+    A fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. If somebody
+    has changed the workers in a plan.yaml, what it says of routers is left out, because that was simulated
+    with other workers. Raises InputError for an unknown target, and for one that cannot express the plan.
     """
     targets.check_target(target)
     if isinstance(plan, PlanResult):
-        longest_tokens = max_model_len or plan.plan.max_model_len
-        rendered = targets.render(plan.fleet, longest_tokens, target, simulated_routers(plan.plan))
+        max_model_len = max_model_len or plan.plan.max_model_len
+        rendered = targets.render(plan.fleet, max_model_len, target, simulated_routers(plan.plan))
         return ManifestsResult(plan.fleet, target, rendered)
     fleet = read_fleet(plan, read_catalog(catalog))
     document, file = _document_of(plan)

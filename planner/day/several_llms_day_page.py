@@ -141,9 +141,9 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
                 "windows": row.windows,
                 "missed": row.missed_windows,
                 "regret_usd": answer.regret_usd(row),
-                "usd_by_llm": {n: part.usd for n, part in zip(answer.each, row.parts, strict=True)},
+                "usd_by_llm": {llm: part.usd for llm, part in zip(answer.each, row.parts, strict=True)},
                 "missed_by_llm": {
-                    n: part.missed_windows for n, part in zip(answer.each, row.parts, strict=True)
+                    llm: part.missed_windows for llm, part in zip(answer.each, row.parts, strict=True)
                 },
             }
             for row in answer.rows

@@ -9,8 +9,8 @@ There is one length per request, or a single mean. Lengths are drawn evenly from
 mean, with s = `length_spread_frac`: equal lengths would keep requests in step with each other, which is rare
 in real runs. The load is `concurrency` (closed loop), `rate_rps` (open loop, Poisson) or `arrival_s` (open
 loop, as recorded); a run without any of these cannot be simulated. Metrics are those of the glossary, and
-`queue`, the time before a request is scheduled. Statistics are mean, max, pNN, and pNN_at_most, which is a
-bucket's edge and no measurement.
+`queue`, the time before a request is scheduled. Statistics are mean, max and percentiles (p99). A percentile
+from a histogram is known only up to the edge of its bucket: p99_at_most.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ METRICS = ("ttft", "tpot", "tbt", "e2e", "queue")
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
 MAX_REQUESTS = 10**6  # More requests, or longer ones (MAX_TOKENS), are refused as typing errors.
 MAX_TOKENS = 10**7
+MAX_LATENCY_S = 1e9  # A longer time is a typing error too, such as one in another unit.
 _STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d{1,4})?|100)(_at_most)?")
 
 
@@ -84,7 +85,7 @@ class MeasuredRun:
             for name, value in statistics.items():
                 if not _STATISTIC.fullmatch(name):
                     raise InputError(f"{where}: {metric}: {name!r} is not mean, max or a percentile (p99)")
-                if not 0 < value < 1e9:
+                if not 0 < value < MAX_LATENCY_S:
                     raise InputError(f"{where}: {metric} {name} is {value}, must be > 0 s and below 1e9 s")
 
     @property

@@ -94,7 +94,7 @@ class BilledPrices:
 
 
 def is_billing_export(path: Path) -> bool:
-    """Whether the first line of a file has FOCUS' columns, which SkyPilot's catalog, also CSV, has not."""
+    """Whether the first line of a file has the columns of FOCUS. SkyPilot's catalog, a CSV too, has not."""
     with open_input(path) as stream:
         header = stream.readline(MOST_HEADER_BYTES)
     return all(mark.encode() in header for mark in MARKS)
@@ -160,7 +160,8 @@ def make_offers(
 ) -> BilledPrices:
     """Offers at the mean prices of the paid hours, by GPU and term; InputError where there are none.
 
-    The sources of the offers name `format_name`. Hours that later rows took back altogether have no price.
+    The sources of the offers name `format_name`. A GPU and term have no price if corrections in later rows,
+    which are negative, leave no paid hours.
     """
     paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid:

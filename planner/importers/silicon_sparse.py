@@ -10,14 +10,14 @@ assume that the kernels of a layer take
     w(L) = (T(B, L) - o) / B        a prompt of L tokens. T is the measured time, B as many prompts
                                     as make about MOST_TOKENS: so long a step hides its launches
 
-Between LENGTHS w is interpolated. Tables have new tokens after at most 128 cached ones; with more, the new
-tokens take w(c + n) - w(c), because a prompt of c + n tokens is its first c and the n after them. Beyond the
+Between LENGTHS w is interpolated. The tables have no more than 128 cached tokens. New tokens after more of
+them take w(c + n) - w(c), because a prompt of c + n tokens is its first c and the n after them. Beyond the
 longest measured prompt, MOST_TOKENS, w is the parabola through PARABOLA_LENGTHS: for every token the index
 looks at its whole context, and attention at 2048 tokens.
 
 A token of a longer prompt takes at least as long as one of a shorter prompt. If tables have less, by more
-than noise, they mix the times of two kernels (KV in 8 bits, 32 or 64 heads, on B300 and GB200: 0.46 and 0.66
-us a token). Such tables are refused.
+than noise, they mix the times of two kernels, and are refused. (Those for KV in 8 bits and 32 or 64 heads, on
+B300 and GB200, have 0.46 us a token at some lengths and 0.66 us at others.)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SparsePrompts:
         self._once_ms = once_ms
         whole_ms, token_ms = [0.0], 0.0
         for length in LENGTHS:
-            # The tables have powers of two.
+            # As many prompts as MOST_TOKENS has room for, rounded down to a power of two as in the tables.
             prompts = 2 ** int(np.log2(MOST_TOKENS // length))
             whole_ms.append((measured_ms(prompts, length) - once_ms) / prompts)
             if whole_ms[-1] / length < (1 - NOISE_FRAC) * token_ms:

@@ -31,20 +31,20 @@ kernels of short prompts:
 The values of k on Blackwell:
 
     0.16 to 0.18   1.45 ms   fits to single LLMs on 0.17 give 1.6 (MiniMax-M2.5) and 1.45 (Kimi-K2.5, nvfp4)
-    before 0.16    0.65 ms   a fit to Llama-3.1-70B in fp8 on 0.10 gives 0.8 to 1.0, but with more than 0.65
-                             the inter-token latencies of ML.ENERGY on 0.11 would be too long
-                   0.4 ms    dense LLMs in 16 bits. With 8 seats, whose graphs end at 16 tokens, the slowest
+    before 0.16    0.65 ms   others: a fit to Llama-3.1-70B in fp8 on 0.10 gives 0.8 to 1.0, but with more
+                             than 0.65 the inter-token latencies of ML.ENERGY on 0.11 would be too long
+    before 0.16    0.4 ms    dense LLMs in 16 bits. With 8 seats, whose graphs end at 16 tokens, the slowest
                              hundredth of gaps takes 0.26 to 0.43 ms a layer on 0.11 (Llama-3.1-70B 0.26,
                              Qwen3-32B 0.40, gemma-3-27b 0.39, 8B LLMs 0.43)
-                   0.9 ms    mixtures in 8 and 16 bits: about the least that they take with 16 seats
+    before 0.16    0.9 ms    mixtures in 8 and 16 bits: about the least that they take with 16 seats
                              (Qwen3-235B 0.86, Qwen3-30B-A3B 1.17, Qwen3-Coder 1.11, DeepSeek-V3.1 1.8)
 
 With these values 92 to 98 % of TTFTs lie inside the spread, without the launches 43 to 82 %. On other GPUs:
 
     0.16 to 0.18   1.45 ms   LLMs with experts in fp8 by blocks; not fitted there, but MiniMax-M2.5 on 8 H200
                              takes 105 ms for 1024 tokens, its kernels 48
-    from 0.14 on   0.6 ms    other LLMs, and these on other versions. Fitted to one measurement: steps of 513
-                             to 2500 tokens of Llama-3.1-8B on an H100 with 0.26 (benchmarks/gpu/h100) are
+    from 0.14 on   0.6 ms    all others. Fitted to one measurement: steps of 513 to 2500 tokens of
+                             Llama-3.1-8B on an H100 with 0.26 (benchmarks/gpu/h100) are
                              5.5 % short with it, 15.7 % without. It brings TTFT of gpt-oss-120b on H200 with
                              0.18, which was not fitted to, from 26 to 23 % short, and runs of 0.11 no nearer
 
@@ -110,7 +110,8 @@ def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     if gpu.base not in BLACKWELL and version >= LAUNCHES_S_SINCE[0]:
         layer_s = LAUNCHES_S_SINCE[1]
     is_gone = has_blocks and version >= BLOCK_LAUNCHES_GONE
-    if not is_gone and (gpu.base in BLACKWELL or (has_blocks and version >= BLOCK_LAUNCHES_SEEN)):
+    is_seen = gpu.base in BLACKWELL or (has_blocks and version >= BLOCK_LAUNCHES_SEEN)
+    if is_seen and not is_gone:
         older_s = next((least_s for first, least_s in LAUNCHES_S_BEFORE if version < first), 0.0)
         if version < LAUNCHES_S_BEFORE[0][0]:
             older_s = _oldest_launches_s(llm)
@@ -158,7 +159,7 @@ def on_version(
 ) -> StepLatency:
     """Step times corrected for the version of this engine, whose largest CUDA graph has `captured` tokens.
 
-    Only those of kernels or of a roofline are corrected: other kinds are measured steps.
+    Only step times of kernels or of a roofline are corrected: other kinds are measured steps.
     """
     if engine is None or latency.kind not in ("kernels", "roofline"):
         return latency

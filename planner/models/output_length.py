@@ -50,12 +50,13 @@ class OutputTable(NamedTuple):
         generated = np.asarray(generated_tokens, float)
         bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
         expected = generated + 1
-        last = len(self.start) - 2  # The bucket of all prompts.
+        last = len(self.start) - 2  # The bucket of all prompts; `start` has one entry more than buckets.
         # The bucket of all prompts comes first, and the request's own bucket replaces its value.
         for g in (last, *range(last)):
             outputs = self.outputs[self.start[g] : self.start[g + 1]]
             in_bucket = (bucket == g) | (g == last)
-            rows = np.flatnonzero(in_bucket & (generated < (outputs[-1] if len(outputs) else 0.0)))
+            longest = outputs[-1] if len(outputs) else 0.0
+            rows = np.flatnonzero(in_bucket & (generated < longest))
             shorter = np.searchsorted(outputs, generated[rows], side="right")
             expected[rows] = self.sums[self.start[g] + shorter] / (len(outputs) - shorter)
         return expected
@@ -102,9 +103,9 @@ def bucket_range(bucket: npt.ArrayLike, bucket_tokens: int = BUCKET_TOKENS) -> t
 def synthetic_buckets(output_tokens: npt.ArrayLike, accuracy_frac: float, rng: np.random.Generator) -> Ints:
     """Predicted buckets of which `accuracy_frac`, to the nearest request, are right.
 
-    The wrong ones are drawn evenly. Their buckets are drawn as often as they occur among these outputs, so
-    that mistakes look like the traffic. If all outputs share one bucket, a wrong prediction is the next one
-    up.
+    Every request is equally likely to be predicted wrong. A wrong bucket is drawn as often as it occurs among
+    these outputs, so that mistakes look like the traffic. If all outputs share one bucket, a wrong prediction
+    is the next one up.
     """
     if not 0 <= accuracy_frac <= 1:
         raise InputError(f"accuracy is {accuracy_frac}, must be a share in [0, 1]")

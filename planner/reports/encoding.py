@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.reports.drawing import BLUE, GREEN, INK, ORANGE, PAPER, PURPLE, VERMILLION
+from planner.units import DAY_S, HOUR_S
 
 Floats = npt.NDArray[np.float64]
 
@@ -55,9 +56,9 @@ def rounded(values: Sequence[Any] | Floats) -> list[Any]:
     return [float(f"{v:.6g}") if isinstance(v, int | float) else v for v in np.asarray(values).tolist()]
 
 
-def line_points(x: Floats, y: Floats, **of_line: str) -> list[dict[str, Any]]:
-    """The rows of data for the points of one line, which also name the line: `name="TTFT"`."""
-    return [{"x": x_k, "y": y_k, **of_line} for x_k, y_k in zip(rounded(x), rounded(y), strict=True)]
+def line_points(x: Floats, y: Floats, **labels: str) -> list[dict[str, Any]]:
+    """The rows of data for the points of one line, each with the line's labels, such as `name="TTFT"`."""
+    return [{"x": x_k, "y": y_k, **labels} for x_k, y_k in zip(rounded(x), rounded(y), strict=True)]
 
 
 def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
@@ -115,16 +116,17 @@ def time_axis(unit: str, ticks: int | None = None) -> Any:
 
 def time_unit(seconds: float) -> tuple[str, float]:
     """The unit for an axis that is `seconds` long, and how many seconds one such unit has."""
-    for unit, factor, most in (("s", 1.0, 300), ("min", 60.0, 4 * 3600), ("h", 3600.0, 72 * 3600)):
-        if seconds <= most:
+    # An axis has at most some hundreds of a unit, so that its ticks stay short.
+    for unit, factor, most_s in (("s", 1.0, 300.0), ("min", 60.0, 4 * HOUR_S), ("h", HOUR_S, 72 * HOUR_S)):
+        if seconds <= most_s:
             return unit, factor
-    return "days", 86400.0
+    return "days", DAY_S
 
 
 def log_axis_ends(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
     """Both ends of a logarithmic axis that shows all values and limits, but at most MOST_DECADES."""
     ends = [*limits_s, *([float(values_s.min()), float(values_s.max())] if len(values_s) else [])]
-    low, high = min(ends, default=0.1), max(ends, default=1.0)
+    low, high = min(ends, default=0.1), max(ends, default=1.0)  # With nothing to show, any decade.
     high *= AXIS_ROOM
     return max(low / AXIS_ROOM, high / 10**MOST_DECADES), high
 

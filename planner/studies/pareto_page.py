@@ -32,9 +32,12 @@ def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
     caption = f"{frontier.objective} over {frontier.axis}: a dot where each fleet stops holding"
     question_note = "" if frontier.question_limit is None else "; the circle is what was asked"
     figure = Figure("pareto", draw_frontier(frontier), f"{caption}{question_note}.")
-    numbers = json.dumps(values, indent=2) + "\n"
-    files = _html(frontier, figure), text.getvalue(), numbers, chart_png(figure)
-    return dict(zip(NAMES, files, strict=True))
+    return {
+        "pareto.html": _html(frontier, figure),
+        "pareto.csv": text.getvalue(),
+        "pareto.json": json.dumps(values, indent=2) + "\n",
+        "pareto.png": chart_png(figure),
+    }
 
 
 def _html(frontier: Frontier, figure: Figure) -> str:

@@ -34,7 +34,7 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
     1.4 beside 2.8 s for production; 2026-11-25), because a class alone is served first come, first served,
     and needs no comparison of queues.
     """
-    parts = list(_separate(task, plan.trace))
+    parts = list(_classes_alone(task, plan.trace))
     if len(parts) < 2 or task.objective == "throughput":
         return plan
     fact: SharingSaves | NotShared
@@ -53,9 +53,10 @@ def say_not_compared(plan: Plan, task: PlanQuestion, trace: Trace, why: str) -> 
     """The plan with a fact that separate fleets were not compared, and `why`; unchanged without several
     classes.
 
-    `why` continues "separate fleets", as "of LLMs that share GPUs". `trace` is what the plan is for.
+    The report puts `why` after the words "separate fleets": for instance "of LLMs that share GPUs". `trace`
+    is what the plan is for.
     """
-    if len(list(_separate(task, trace))) < 2 or task.objective == "throughput":
+    if len(list(_classes_alone(task, trace))) < 2 or task.objective == "throughput":
         return plan
     binding = (*plan.certificate.binding, NotShared("", why))
     return replace(plan, certificate=replace(plan.certificate, binding=binding))
@@ -78,7 +79,7 @@ def _compare(
     return SharingSaves(plan.value, separate - plan.value, tuple(fleets), unit)
 
 
-def _separate(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuestion, Trace]]:
+def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuestion, Trace]]:
     """Each class that has requests and limits: its name, its question, and its requests."""
     selectors = task.slo.selectors
     numbers = class_numbers(selectors, trace)

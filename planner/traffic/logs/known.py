@@ -25,8 +25,8 @@ class ProgramTable:
     """A table of a program.
 
     It is recognised by one of `marks`, each a set of columns that a file must have. `likely` has for each
-    role the names that its column may have, the preferred one first. `prepare` adds columns to a row that the
-    file does not have.
+    role the names that its column may have, the preferred one first. `prepare` adds columns that the file
+    does not have to a row: it makes the columns `made` of the columns `reads`.
     """
 
     name: str
@@ -34,8 +34,8 @@ class ProgramTable:
     likely: Mapping[str, tuple[str, ...]]
     units: Mapping[str, str]
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    made: tuple[str, ...] = ()  # The columns that `prepare` makes.
-    reads: tuple[str, ...] = ()  # The columns that `prepare` needs.
+    made: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
     @property
     def format_name(self) -> str:
