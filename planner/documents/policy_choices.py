@@ -341,8 +341,8 @@ def _values_of(
     stepwise_names = tuple(row.name for row in rows.values() if STEPWISE in row.simulators)
     if unplanned := [row for row in rows.values() if row.name in names and row.name not in stepwise_names]:
         raise InputError(
-            f"{section.path_of(axis)}: {unplanned[0].name} is {unplanned[0].words}, which `plan simulate` "
-            f"has and no plan; take of {', '.join(row.name for row in possible)}"
+            f"{section.path_of(axis)}: `plan simulate` has {unplanned[0].name} ({unplanned[0].words}), and "
+            f"no plan; take of {', '.join(row.name for row in possible)}"
         )
     chosen = tuple(check_one_of(name, (*stepwise_names, ANY), section.path_of(axis)) for name in names)
     if ANY in chosen:

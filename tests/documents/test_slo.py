@@ -357,7 +357,7 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
         ),
         (  # it was accepted, and every plan with it refused later, by a key that no slo.yaml has
             {"policies": {"routing": ["jsq", "least-waiting"]}},
-            r"least-waiting is that of DistServe's program .* no plan; take of jsq, least-out",
+            r"simulate` has least-waiting \(as DistServe's program: .* no plan; take of jsq, least-out",
         ),
         ({"robust": {"step_times": "ten"}}, r"robust: step_times: expected a number from 0 to 1 .* 'ten'"),
         ({"robust": {"traffic": "120 %"}}, r"robust: traffic: expected a number from 0 to 1"),
