@@ -151,7 +151,7 @@ def test_policies_are_named_by_what_sets_them_apart() -> None:
         ({"prediction": "oracle"}, None, "prediction: expected one of known, mean, any"),
         ({"tenant_weights": {"gold": 0}}, None, "tenant_weights: gold"),
         ({"admission": "maybe"}, None, "admission: expected one of greedy"),
-        ({"pools": "splitwise"}, None, "pools: splitwise is .* no plan; take of static, flip, repurpose"),
+        ({"pools": "splitwise"}, None, "has splitwise .* no plan; take of static, flip, repurpose"),
     ],
 )
 def test_what_cannot_be_is_one_clear_line(policies: dict[str, Any], target: str | None, message: str) -> None:
