@@ -30,7 +30,7 @@ from planner.simulator.counting import (
 from planner.simulator.layout import BLOCK, DECODE, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_rare
 from planner.simulator.queue_orders import charge_token, charge_tokens
-from planner.simulator.slots import blocks_checked, blocks_for
+from planner.simulator.slots import blocks_for, blocks_for_next_step
 
 
 @kernel_jit
@@ -85,7 +85,7 @@ def accept_drafts(state, l, time_s):
         entry.held_blocks = entry.next_blocks
         c = entry.context_offset + lane.decode_step
         unknown = (drafts - more) * kind.is_async  # Rejected drafts that the engine still takes for accepted.
-        needed = blocks_checked(kind, lane, state.requests[r], c + unknown)
+        needed = blocks_for_next_step(kind, lane, state.requests[r], c + unknown)
         entry.next_blocks = max(needed, entry.held_blocks)
         lane.coming_blocks += entry.next_blocks - entry.held_blocks
     if together > 0:
