@@ -360,9 +360,10 @@ def _end_done_unordered(state, l, time_s):
     One pass does both: into an emptied slot moves the last one, and no slot moves to a place before it.
     """
     lane, slot, soonest = state.lanes[l], ZERO, LATEST_STEP
+    decode_step = lane.decode_step  # In a variable, since LLVM would read the field for every slot.
     while slot < lane.decodes:
         finish_step = state.slots[l, slot].finish_step
-        if finish_step == lane.decode_step:
+        if finish_step == decode_step:
             _end_request(state, lane.worker, take_out(state, l, slot), time_s)
         else:
             soonest = min(soonest, finish_step)

@@ -2,6 +2,9 @@
 
 For every call Numba takes such a tuple apart into about seven numbers per array. With a pointer, from which
 fields are read one by one, the kernels compile in two thirds of the time and run up to 1.5 times as fast.
+
+Where the arrays lie and how long they are never changes behind a pointer. LLVM cannot see that, and would
+read it again after every write into an array. So these reads are marked as reads of constant memory.
 """
 
 from __future__ import annotations
@@ -59,8 +62,17 @@ def _read(context, builder, handle, pointer, name):
         cgutils.gep_inbounds(builder, pointer, 0, i),
     )
     if model.get_data_type() == model.get_value_type():  # Arrays are read in one instruction, not in twenty.
-        return builder.load(place)
+        loaded = builder.load(place)
+        loaded.set_metadata("tbaa", _constant_tag(builder.module))
+        return loaded
     return model.load_from_data_pointer(builder, place)
+
+
+def _constant_tag(module):
+    """LLVM's mark of a read from memory that nobody writes: the last number of a `tbaa` tag says so."""
+    zero, one = (ir.Constant(ir.IntType(64), number) for number in (0, 1))
+    kind = module.add_metadata(["field of a state", module.add_metadata(["states"]), zero])
+    return module.add_metadata([kind, kind, zero, one])
 
 
 @intrinsic
@@ -71,7 +83,11 @@ def pointer_to(typing_context, fields):
         model = context.data_model_manager[fields]
         place = cgutils.alloca_once(builder, model.get_data_type())
         builder.store(model.as_data(builder, arguments[0]), place)
-        return builder.bitcast(place, _named(handle, context.data_model_manager).as_pointer())
+        pointer = builder.bitcast(place, _named(handle, context.data_model_manager).as_pointer())
+        # An instruction of no code, which seems to use all memory: the reads of constant memory behind its
+        # result cannot come before the tuple is stored.
+        hides = ir.FunctionType(pointer.type, [pointer.type])
+        return builder.asm(hides, "", "=r,0,~{memory}", [pointer], side_effect=True)
 
     handle = Handle(fields)
     return handle(fields), codegen
