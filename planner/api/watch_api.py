@@ -33,7 +33,8 @@ from planner.studies.replanning import Replan, replan_document
 from planner.studies.what_if import Study
 from planner.units import DAY_S, quantity
 
-# If what drifted has moved on by less than this share since the last search, no new search is made.
+# If what drifted has moved on by less than this share since the last search, no new search is made: so little
+# hardly changes a number of workers.
 REPLAN_AGAIN_FRAC = 0.03
 
 
@@ -75,7 +76,9 @@ class MetricsSource:
                 self.places[0], NAMES, start_s=start_s, end_s=end_s, step_s=self.window_s, match=self.match
             )
         if self.match:
-            raise InputError("--match: narrows what a server is asked; files hold what they hold")
+            raise InputError(
+                "--match: narrows what a server is asked, and works with a server only; leave it out"
+            )
         all_series = read_series([Path(place) for place in self.places], frozenset(NAMES).__contains__)
         # `read_series` returns at least one series, and each has a sample.
         from_s = max(float(row.t_s[-1]) for row in all_series) - self.look_back_s
@@ -99,7 +102,7 @@ class MetricsSource:
 class WatchResult(Result):
     """How a deployment compares with its plan.
 
-    `replan` is what replanning would change; None unless the question was given and something drifted, or the
+    `replan` is what replanning would change; None unless the question was given, and something drifted or the
     SLO is missed. `replanned_for` is the comparison for which it was made, this or an earlier one.
     """
 
@@ -148,7 +151,7 @@ def watch(
     match: str = "",
     catalog: CatalogLike = None,
 ) -> WatchResult:
-    """Compare a deployment once with its plan: live metrics of vLLM, and a folder that `save` wrote.
+    """Compare live metrics of vLLM once with the plan in a folder that `plan -o` or `PlanResult.save` wrote.
 
     `prometheus` is the address of a server, or files of ranges. `window` is how far back to look, `step` the
     length of the windows that are tested, `model` one of several served names, `match` more labels as in
@@ -183,9 +186,9 @@ def look_once(
 ) -> WatchResult:
     """Compare a deployment once with its plan.
 
-    With `slo` a drift triggers `plan replan` on the traffic since the drift (DistServe section 4.3). The
-    replan of `before`, the comparison before this one, stands until what drifted moves on by more than
-    REPLAN_AGAIN_FRAC.
+    With `slo` a drift, or a missed SLO, starts `plan replan` on the traffic since then, as DistServe (section
+    4.3) replans where traffic shifts. The replan of `before`, the comparison before this one, stands until
+    what drifted moves on by more than REPLAN_AGAIN_FRAC.
     """
     progress("looking at the metrics")
     watched = watch_windows(plan, source.live(plan))
@@ -210,7 +213,7 @@ def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
     return (
         values.keys() == values_before.keys()
         and missed == missed_before
-        # A quantity may have been 0, as the rate of traffic that has stopped.
+        # Multiplied, not divided: a quantity may have been 0, as the rate of traffic that has stopped.
         and all(abs(values[what] - was) <= REPLAN_AGAIN_FRAC * was for what, was in values_before.items())
     )
 
@@ -224,8 +227,8 @@ def replan(
     horizon_h: float = 24.0,
     time_limit_s: float = 120.0,
 ) -> Replan:
-    """What `plan replan` would change for the traffic as it is now. Its `horizon_h` is the time over which a
-    cheaper fleet must save what the move costs.
+    """What `plan replan` would change for the traffic as it is now. `horizon_h`, as of that command, is the
+    time over which a cheaper fleet must save what the move costs.
     """
     catalog_rows = read_catalog(catalog)
     study = Study(current_trace(plan, watched), catalog_rows, time_limit_s=time_limit_s)

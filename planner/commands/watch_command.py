@@ -28,7 +28,9 @@ def watch(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, or its folder.")],
     prometheus: Annotated[
         list[str],
-        typer.Option("--prometheus", help="Address of a Prometheus, or a file of a range; files add up."),
+        typer.Option(
+            "--prometheus", help="Address of a Prometheus, or files with answers of its query_range."
+        ),
     ],
     slo: shared_options.SloOption = None,
     once: Annotated[
@@ -37,13 +39,17 @@ def watch(
     every: Annotated[str, typer.Option("--every", help="Time between two looks.")] = "5 min",
     window: Annotated[str, typer.Option("--window", help="How far back to look.")] = "24 h",
     step: Annotated[str, typer.Option("--step", help="Length of the windows that are tested.")] = "1 min",
-    model: Annotated[str | None, typer.Option("--model", help="The label model_name, of several.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Of several served models: the label model_name.")
+    ] = None,
     match: Annotated[
         str, typer.Option("--match", help="Labels to ask for, as in PromQL: 'namespace=\"prod\"'.")
     ] = "",
     export: Annotated[
         str | None,
-        typer.Option("--export", help="Serve gauges for Prometheus: ':9109' here, '0.0.0.0:9109' to all."),
+        typer.Option(
+            "--export", help="Serve gauges for Prometheus: ':9109' to this machine, '0.0.0.0:9109' to all."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -56,9 +62,10 @@ def watch(
 ) -> None:
     """Hold live metrics of vLLM against a plan: what drifted, since when, and how far the plan still holds.
 
-    With --slo, the plan's question, a drift triggers a new search, which says what it would change; with
-    --out its fleet is written as replanned-fleet.yaml. Exit code of --once: 0 inside the plan (or less to
-    do), 6 drifted but it holds or may, 5 the SLO is missed, or there is surely more traffic than it carries.
+    With --slo (the question that the plan answers) a drift starts a new search, which says what it would
+    change; with --out its fleet is written as replanned-fleet.yaml. Exit code of --once: 0 inside the plan,
+    or with less to do; 6 drifted, while the plan holds or may hold; 5 the SLO is missed, or traffic is surely
+    more than the plan carries.
     """
     from planner.api.watch_api import MetricsSource, read_planned
     from planner.files.checked_files import check_output_directory
@@ -109,6 +116,7 @@ def _look_repeatedly(
                 exporter.show(result.watched)
         except PrometheusError as error:  # The server may answer the next time.
             typer.echo(f"plan: {error}", err=True)
+        # After a look that took longer than --every, the next begins at once; none is caught up.
         next_s = max(next_s + every_s, time.monotonic())
         time.sleep(max(next_s - time.monotonic(), 0.0))
 
@@ -138,6 +146,7 @@ def _look_once(
         if result.replan is not None and not result.replan.keeps:
             contents[NEW_FLEET] = checked_files.to_yaml(fleet_document(result.replan.best.fleet))
         contents |= monitoring.watch_files(plan.written.fleet.llm.name)
+        # An older fleet is removed where this look wrote none.
         checked_files.write_files(out, contents, outdated=[NEW_FLEET])
     if json_output and is_line:
         print(json.dumps(document, allow_nan=False), flush=True)  # noqa: T201

@@ -45,7 +45,7 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV table from its text; lines that begin with # are left out.
+    """A CSV table from its text; a # and what follows it on its line are left out.
 
     It must have all `columns`. Errors begin with `where`.
     """
@@ -97,7 +97,7 @@ def read_number_column(
 
 
 def as_floats(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
-    """NaN where a value is no number, infinity where it is one of more digits than float64 can tell."""
+    """NaN where a value is no number, infinity where it is too large for float64."""
     try:
         numbers = pd.to_numeric(column, errors="coerce")
     except OverflowError:  # A whole number may have 500 digits in Python.

@@ -2,8 +2,8 @@
 
 There are 2^16 bins for each power of two seconds, so that the exponent of a gap and the first 16 bits of its
 fraction are the number of its bin. The longest gap of each bin is kept, so a percentile is a gap that
-occurred, and longer than the gap of its rank by at most a factor of 1 + 2^-16. Whether a limit holds does not
-depend on this: the kernel counts the gaps above a limit exactly.
+occurred. Between SHORTEST_S and LONGEST_S it exceeds the exact percentile by at most 0.0015 % (2^-16).
+Whether a limit holds does not depend on this: the kernel counts the gaps above a limit exactly.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 from planner.domain import nearest_rank
 from planner.simulator.numba_compile import entry_jit
 
-BITS = 52 - 16  # So many bits at the end of a double's fraction do not matter for its bin.
+DROPPED_BITS = 52 - 16  # A double's fraction has 52 bits, of which the first 16 decide the bin.
 SHORTEST_S, LONGEST_S = 2.0**-24, 2.0**24  # Gaps outside are in the first and the last bin.
-LOWEST, HIGHEST = (int(np.float64(gap_s).view(np.int64)) >> BITS for gap_s in (SHORTEST_S, LONGEST_S))
+LOWEST, HIGHEST = (int(np.float64(gap_s).view(np.int64)) >> DROPPED_BITS for gap_s in (SHORTEST_S, LONGEST_S))
 BINS = HIGHEST - LOWEST + 2
 
 
@@ -32,11 +32,13 @@ class GapCounts:
         self._sum_s = np.zeros(1)
 
     def add(self, runs: npt.NDArray[np.void]) -> None:
-        """Count the gaps of these runs of steps (R,), layout.RUN."""
+        """Count the gaps of these runs of steps (R,), RUN of planner/simulator/layout.py: step j of a run
+        takes first_s + growth_s * j, and gives a token to each of its `sequences` requests.
+        """
         if len(runs):
-            bits = np.zeros(1)
+            value = np.zeros(1)
             _count_gaps(
-                runs, self._window, self._counts, self._longest_s, self._sum_s, bits, bits.view(np.int64)
+                runs, self._window, self._counts, self._longest_s, self._sum_s, value, value.view(np.int64)
             )
 
     @property
@@ -54,7 +56,7 @@ class GapCounts:
         total = self.total
         if not total:
             return float("nan")
-        rank = nearest_rank(percentile_frac, total)
+        rank = nearest_rank(percentile_frac, total)  # From 1.
         return float(self._longest_s[int(np.searchsorted(np.cumsum(self._counts), rank))])
 
 
@@ -67,21 +69,22 @@ def _count_gaps(
     `value` (1,) and `bits` (1,) are the same eight bytes, as a float and as an integer: compiled code has no
     other way to a float's bits.
     """
-    total = 0.0
+    added_s = 0.0
     for k in range(len(runs)):
         sequences, steps = runs[k].sequences, runs[k].steps
-        if sequences <= 0:
+        if sequences <= 0:  # A run of prompts alone has no gaps.
             continue
         start_s, first_s, growth_s = runs[k].start_s, runs[k].first_s, runs[k].growth_s
         for j in range(steps):
-            # The same expression as in the kernel, so that the end is equal to the last bit.
+            # As in the kernel (planner/simulator/counting.py) to the last bit: a gap that ends at an edge of
+            # the window must be within it in both counts, or in neither.
             end_s = start_s + (first_s * (j + 1) + growth_s * ((j + 1) * j / 2.0))
             if end_s < window[0] or end_s > window[1]:
                 continue
             gap_s = first_s + growth_s * j
             value[0] = gap_s
-            bin_number = min(max((bits[0] >> BITS) - LOWEST + 1, 0), BINS - 1)
+            bin_number = min(max((bits[0] >> DROPPED_BITS) - LOWEST + 1, 0), BINS - 1)
             counts[bin_number] += sequences
             longest_s[bin_number] = max(longest_s[bin_number], gap_s)
-            total += gap_s * sequences
-    sum_s[0] += total
+            added_s += gap_s * sequences
+    sum_s[0] += added_s

@@ -6,8 +6,8 @@ bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). This preserves burst
 the course of the rate over much longer times; the number of arrivals varies with the blocks drawn.
 
 A session belongs to the block of its first request, and is moved as a whole, with its waits. A session that
-is drawn twice becomes the sessions of two users: they share only the prompt blocks that other sessions have
-too.
+is drawn twice becomes the sessions of two users: of their prompts, the two share only the prefixes that other
+sessions share too (`scaling.combine_parts`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planner.traffic.trace import Trace
 BLOCKS = 60  # A trace is cut into this many blocks, unless their length is out of the bounds below.
 LEAST_S, MOST_S = 20.0, 600.0  # Bounds of a block's length, which is also at most a quarter of the trace.
 MOST_DRAWS = 100  # If this many draws in a row are empty or a single moment, the trace is used unchanged.
-REACH_FRAC = 0.125  # A block is drawn from at most this share of the trace before or after its position.
+REACH_FRAC = 0.125  # A block is drawn from at most this share of the trace before or after its place.
 
 
 def block_s(trace: Trace) -> float:
@@ -49,7 +49,8 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
     if not length_s > 0:
         return trace  # All requests arrive at once, so there is nothing to draw.
-    session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
+    has_sessions = trace.after.size > 0
+    session = session_numbers(trace) if has_sessions else np.arange(len(trace))
     first_row = np.full(session.max() + 1, len(trace))
     np.minimum.at(first_row, session, np.arange(len(trace)))
     begin_s = trace.arrival_s[first_row] - start_s  # When each session begins.
@@ -64,7 +65,7 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
         from_s = rng.uniform(earliest_s, latest_s)
         until_s = from_s + min(length_s, duration_s - place_s)
         drawn = order[np.searchsorted(begin_s, from_s) : np.searchsorted(begin_s, until_s)]
-        block_rows = np.flatnonzero(np.isin(session, drawn)) if trace.after.size else np.sort(drawn)
+        block_rows = np.flatnonzero(np.isin(session, drawn)) if has_sessions else np.sort(drawn)
         rows.append(block_rows)
         arrival_s.append(trace.arrival_s[block_rows] - from_s + place_s)
     if not any(map(len, rows)):

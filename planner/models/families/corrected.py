@@ -1,13 +1,12 @@
-"""Our family for few measurements: a roofline-shaped formula, times a smooth correction where steps were
-measured.
+"""A family of step times for few measurements, ours and no paper's: a roofline-shaped formula, times a smooth
+correction where steps were measured.
 
 The form, g(step) exp(r(step)), is `planner.models.correction.CorrectedFormula`. g is fitted to all steps; r
-is the mean of a Gaussian process over the residuals log t - log g, of amplitude 0.15 and with measured times
-within 2 %. So the form follows measured steps closely, goes from one to the next nearly linearly in N (the
-tokens of a step), and equals g far from all of them. The covariance is fixed, not fitted: 13 prefill sizes do
-not determine seven more parameters. Its numbers were set once, for all tables of docs/models.md together.
-
-Scaling a roofline and interpolating residuals follows no one paper; the other families here do.
+is the mean of a Gaussian process over the residuals log t - log g of measured times t. Its prior standard
+deviation is AMPLITUDE_FRAC, and the error of a measured time is NOISE_FRAC. So the form follows measured
+steps closely, goes from one to the next nearly linearly in N (the tokens of a step), and equals g far from
+all of them. The covariance is fixed, not fitted: a profile with 13 sizes of prefills does not determine its
+seven lengths as well. They were set once, for all tables of docs/models.md together.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from planner.models.latency import Array
 from planner.models.step_fit import equal_shares
 
 AMPLITUDE_FRAC, NOISE_FRAC = 0.15, 0.02
-# r rests on at most this many measured steps, because the kernel sums over them.
+# r rests on at most this many measured steps, because the simulator sums over them in every step.
 MOST_ANCHORS = 200
 # The measured steps are chosen from at most this many.
 _MOST_CANDIDATES = 1000
@@ -40,7 +39,8 @@ class CorrectedSteps(StepFamily):
 
     Repeats of a step count as their median, because an engine's hiccups only lengthen steps. Of more than
     `most_anchors` distinct steps the most informative are taken for r (`informative_rows`); g is fitted to
-    all. `noise_frac` is the error of a measured time; `context_step` is that of `CorrectedFormula`.
+    all. `noise_frac` is the error of a measured time. Mean contexts are rounded up to multiples of
+    `context_step` tokens (`CorrectedFormula`). `beyond` is that of `StepFamily`.
     """
 
     form_: CorrectedFormula
@@ -60,18 +60,20 @@ class CorrectedSteps(StepFamily):
 
     def _fit(self, X: Array, y: Array) -> None:
         steps, step_of_row = np.unique(in_context_steps(X, self.context_step), axis=0, return_inverse=True)
+        # The median time of each distinct step.
         by_step = np.argsort(step_of_row, kind="stable")
         repeats = np.split(y[by_step], np.cumsum(np.bincount(step_of_row))[:-1])
         t = np.array([np.median(times) for times in repeats])
-        formula = _fitted_formula(steps, t)
+        coefficients_s = _fitted_coefficients(steps, t)
         chosen = informative_rows(steps, min(self.most_anchors, len(steps)))
         z = step_coordinates(steps[chosen])
-        residuals = np.log(t[chosen] / formula_s(steps[chosen], formula))
+        residuals = np.log(t[chosen] / formula_s(steps[chosen], coefficients_s))
+        # In units of the prior variance: `step_covariance` of a step with itself is 1.
         noise = (self.noise_frac / AMPLITUDE_FRAC) ** 2 * np.eye(len(chosen))
         weights = np.linalg.solve(step_covariance(z, z) + noise, residuals)
         tokens, pairs, decodes, kv_tokens, prefills = map(tuple, steps[chosen].T.tolist())
         self.form_ = CorrectedFormula(
-            formula_s=tuple(formula.tolist()),
+            formula_s=tuple(coefficients_s.tolist()),
             weights=tuple(weights.tolist()),
             tokens=tokens,
             pairs=pairs,
@@ -88,9 +90,10 @@ class CorrectedSteps(StepFamily):
 def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
     """Indices of the `rows` steps whose measurement would tell most about all of X, without their times.
 
-    The choice is greedy: each next step is the one whose measurement lowers the variances of r, summed over
-    X, most (I-optimal for the covariance above). Of more than a thousand steps, a thousand at even distances
-    in the order of N are candidates. benchmarks/latency_models.py picks with it which steps to measure.
+    The choice is greedy: each next step is the one whose measurement most lowers the variances of r, summed
+    over the candidates (I-optimal for the covariance above). Candidates are all steps, or of very many
+    _MOST_CANDIDATES (or `rows`, if more) at even distances in the order of N. benchmarks/latency_models.py
+    picks with it which steps to measure.
     """
     if not 0 < rows <= len(X):
         raise InputError(f"asked for {rows} informative steps, must be 1 to {len(X)}, those there are")
@@ -113,22 +116,26 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
     return np.asarray(candidates[chosen])
 
 
-def _fitted_formula(X: Array, t: Array) -> Array:
-    """The coefficients of g by least squares of log t - log g, with less weight on outliers."""
+def _fitted_coefficients(X: Array, t: Array) -> Array:
+    """The coefficients s, s_p, c, a, b, d of g (planner/models/correction.py) by least squares of log t -
+    log g, with less weight on outliers.
+    """
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     has_prefill = prefills > 0 if (prefills > 0).any() else np.full(len(X), True)
     # A low percentile: in most steps floor and attention take time too, so t / N is above the slope.
     slope = np.percentile(t[has_prefill] / tokens[has_prefill], 15)
     # The search starts where N explains most of the time, and each other column a fiftieth of the longest.
     shares = [0.02 * t.max() / max(column.max(), 1.0) for column in (pairs, decodes, kv_tokens)]
+    # s_p, what prefills add to the floor s, is usually far smaller than that.
     start = np.log([t.min(), 0.1 * t.min(), slope, *shares])
-    weight = equal_shares(X)
+    weight = equal_shares(X)  # Prefill, decode and mixed steps count alike, however many were measured.
     weight = weight / weight.mean()
 
     def residuals(logs: Array) -> Array:
         return np.asarray(np.log(formula_s(X, np.exp(logs)) / t) * weight)
 
-    # How far the logarithm of each coefficient may end below and above its start.
+    # How far the logarithm of each coefficient may end below and above its start: wide where a cost may be
+    # absent, narrow where the start is known to a factor of e or e^2.
     below, above = np.array([2, 6, 2, 12, 12, 12]), np.array([1, 4, 2, 5, 5, 5])
     bounds = (start - below, start + above)
     # Relative errors beyond `f_scale`, 10 %, count as outliers.

@@ -1,4 +1,7 @@
-"""The lower bound on the value of all fleets, and by how much more of each limit would lower it."""
+"""The lower bound on the value of all fleets, and how far it falls if a limit is raised.
+
+A fleet's value is its objective: USD/h, GPUs or Watts. The model is docs/formulations.md's, "Lower bound".
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from planner.search.problem.options import decode_options, mixed_options, prefil
 from planner.search.problem.plan_problem import Problem
 from planner.solvers import master
 from planner.solvers.demand import demand_bound
-from planner.solvers.master import Option, TrafficLoad, bound
+from planner.solvers.master import Option, TrafficLoad
 from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 from planner.traffic.workload import to_classes
 
@@ -31,7 +34,7 @@ def lower_bound(problem: Problem) -> float | None:
     a percentile allows it, a fleet may reject that request. Computing the bound takes at most BOUND_TIME_FRAC
     of the time that is left; if that runs out, the bound is lower.
     """
-    options, in_bursts = _all_envelopes(problem), 0.0
+    options, burst_bound = _all_envelopes(problem), 0.0
     deadline = wall_deadline_s(problem.deadline, BOUND_TIME_FRAC)
     # `demand_bound` is about bursts, in which it counts the work of single requests. With prefix caches that
     # work is not known: it depends on which requests came before.
@@ -42,14 +45,16 @@ def lower_bound(problem: Problem) -> float | None:
             for deadlines in (find_deadlines(slo, trace), find_backlog_deadlines(slo, trace))
             if deadlines is not None
         ]
-        in_bursts = demand_bound(options, trace, problem.lengths, obligations, deadline).least_objective
+        burst_bound = demand_bound(options, trace, problem.lengths, obligations, deadline).least_objective
     if time.monotonic() > deadline:
-        return in_bursts
-    return bound(options, _load(problem), problem.limits, at_least=in_bursts, deadline=deadline)
+        return burst_bound
+    return master.bound(options, _load(problem), problem.limits, at_least=burst_bound, deadline=deadline)
 
 
 def _load(problem: Problem) -> TrafficLoad:
-    """The work and KV transfers that the traffic requires of any fleet, for the master problem."""
+    """The work and KV transfers that the traffic requires of any fleet, for the linear program over fleets
+    (solvers/master.py).
+    """
     network = problem.task.network
     return TrafficLoad(
         workload=problem.hits.classes() if problem.hits else to_classes(problem.trace),
@@ -99,10 +104,14 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
     """One option per role and split of the LLM over GPUs (its envelope), which is at least as good as every
     real option of that role and split. So a bound computed with envelopes holds for all engine settings.
 
-    An envelope has the best value of each setting, though no engine has all of them at once. With the largest
-    token budget a step of N tokens that takes f(N) seconds has the least time per token, min f(N)/N, because
-    the minimum is over more N. The same is true of the most sequences, and of the most drafted tokens, as a
-    bound takes all of them to be accepted. The most KV tokens are left by the smallest token budget.
+    An envelope has the best value of each setting, though no engine has all of them at once:
+
+        token budget    the largest: a step of N tokens takes f(N) s, and min f(N) / N is over more N
+        sequences       the most: the same, over more numbers of decodes
+        drafted tokens  the most, as a bound takes all of them to be accepted
+        KV tokens       the most, which the smallest token budget leaves
+
+    Options alike in role and split have the same GPU, power cap and price (`split_of`).
     """
     groups: dict[tuple[object, ...], list[Option]] = {}
     for option in options:

@@ -3,7 +3,8 @@
 A search places the pinned prefixes of each fleet quickly (prefixes/pinning.py). For the best fleet and its
 smaller neighbours the placement is polished (solvers/prefix_replication.py): a fixed amount of work is spent
 on reducing the load of the busiest worker. Simulation decides whether that helps: a polished placement is
-used if a fleet with fewer workers holds with it, or if more requests keep their limits.
+used if a fleet with fewer workers holds with it, or if the same fleet comes less near to missing the SLO
+(`_nearness_to_missing`). A pinned prefix stays in the KV cache of the workers that it is placed on.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def polish_pins(
         if lighter.value >= fleet_search.value:
             break
         fleet_search = lighter
-    # In production a better placement must also hold in scenarios, so it is only used after a fleet's test.
+    # In production a better placement must also hold in scenarios: production_fleet.py uses it after a test.
     if problem.task.safety is None and is_worth_polishing(problem):
         in_time(partial(use_if_better, problem, fleet_search.best), None)
     return fleet_search
@@ -59,8 +60,8 @@ def is_worth_polishing(problem: Problem) -> bool:
 
 
 def polish_placements(problem: Problem, pools: Sequence[Pool]) -> dict[str, PolishedPins]:
-    """The polished placements of these pools, by pool name. Only the time limit of the plan ends the
-    polishing early, so that the same question gives the same placement on any machine.
+    """The polished placements of these pools, by pool name. Polishing ends after an amount of work that is
+    the same on any machine; earlier only if the plan's time limit comes first.
     """
     assert problem.oracle.pinning is not None
     left_s = max(wall_deadline_s(problem.deadline) - time.monotonic(), LEAST_POLISH_S)
@@ -78,9 +79,9 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
         if fewer[k][1] < 1 or not problem.allows(fewer):
             continue
         pools = oracle.fleet(fewer).pools
-        if not _has_better_placement(problem, pools):
+        if not _polish_finds_better(problem, pools):
             continue
-        pinning.use(pools)
+        pinning.use(pools)  # Stays in use until it is taken back; the oracle remembers each by itself.
         if oracle.holds([fewer])[0]:
             return fewer
         pinning.use(pools, is_polished=False)
@@ -88,14 +89,14 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
 
 
 def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] = lambda: True) -> bool:
-    """Use the polished placement of a fleet if the fleet holds with it, fewer requests of the trace miss
-    their limits, and `is_kept()`, which simulates the fleet on all other traffic on which it must hold.
+    """Use the polished placement of a fleet if the fleet holds with it, comes less near to missing the SLO on
+    the trace, and `is_kept()`, which simulates the fleet on all other traffic on which it must hold.
     Returns whether the polished placement is used.
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
     pools = oracle.fleet(counts).pools
-    if not _has_better_placement(problem, pools):
+    if not _polish_finds_better(problem, pools):
         return False
     before = _nearness_to_missing(oracle, counts)
     pinning.use(pools)
@@ -105,7 +106,7 @@ def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] 
     return False
 
 
-def _has_better_placement(problem: Problem, pools: Sequence[Pool]) -> bool:
+def _polish_finds_better(problem: Problem, pools: Sequence[Pool]) -> bool:
     """Whether the quick placement of these pools is in use, and polishing finds a better one."""
     pinning = problem.oracle.pinning
     assert pinning is not None

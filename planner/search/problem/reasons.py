@@ -1,4 +1,8 @@
-"""Why a kind of fleet is ruled out, in words. Errors of this room need them, so reports do not have them."""
+"""Why a kind of fleet is ruled out, in words.
+
+They are here and not in planner.reports, because errors of planner.search hold them, and a search imports no
+reports.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ def _(because: facts.HeadsNotShared) -> str:
 
 @reason_text.register
 def _(because: facts.KvHeadsNotStored) -> str:
-    return f"{because.kv_heads} KV heads cannot be shared by {because.tp} GPUs, nor its blocks with other TPs"
+    return f"{because.kv_heads} KV heads do not split over {because.tp} GPUs: blocks would not fit other TPs"
 
 
 @reason_text.register
@@ -42,7 +46,7 @@ def _(because: facts.WeightsTooLarge) -> str:
 
 @reason_text.register
 def _(because: facts.NoRoomForKv) -> str:
-    return "no room for KV beside so large a step"
+    return "no room for KV beside a step of so many tokens"
 
 
 @reason_text.register
@@ -82,19 +86,20 @@ def _(because: facts.AloneFails) -> str:
 @reason_text.register
 def _(because: facts.SeatsTooFew) -> str:
     workers = counted(because.workers, "worker")
-    return f"{workers} cannot make the tokens in time, by step times and seats; not simulated"
+    return f"{workers} cannot make the tokens in time with the most sequences of a step; not simulated"
 
 
 @reason_text.register
 def _(because: facts.PairFails) -> str:
-    return f"fails with {because.prefill_workers} prefill workers and more were not tried"
+    return f"{_workers_do(because.prefill_workers, 'fail', kind='prefill worker')}, more were not tried"
 
 
 @reason_text.register
 def _(because: facts.NoDecodeBeside) -> str:
+    prefill = counted(because.prefill_workers, "prefill worker")
     return (
-        f"no count of decode workers below the best fleet's objective holds beside {because.prefill_workers} "
-        "prefill workers or, where TTFT is kept, fewer"
+        f"beside {prefill}, or fewer that keep TTFT, no number of decode workers holds that costs less than "
+        "the best fleet"
     )
 
 
@@ -102,7 +107,7 @@ def _(because: facts.NoDecodeBeside) -> str:
 def _(because: facts.LinkTooSlow) -> str:
     needed, offered = because.needed_bytes_per_s / 1e9, because.bandwidth_bytes_per_s / 1e9
     if because.earlier:
-        needs = f"earlier KV blocks need {needed:.4g} GB/s on the link until the last tenth hands over"
+        needs = f"KV blocks before the last tenth of the trace need {needed:.4g} GB/s on the link"
     else:
         needs = f"KV blocks need at least {needed:.4g} GB/s on the link"
     return f"{needs}, fleet.network.bandwidth is {offered:g} GB/s"
@@ -118,8 +123,8 @@ def left_out_text(gpus: Sequence[str]) -> str:
     checked, and how they are allowed.
     """
     return (
-        "not considered, as nobody measured kernels of such GPUs, or their step times are estimated and "
-        f"their price remembered: {', '.join(gpus)}; allow them all with "
+        "not considered, as no kernels of such GPUs were measured, or as their step times are estimated and "
+        f"their price was not looked up: {', '.join(gpus)}; allow them all with "
         "fleet: {unchecked: true}, or some by naming them under fleet: gpus"
     )
 
@@ -129,6 +134,6 @@ def also_left_out(gpus: Sequence[str]) -> str:
     return f". {left_out_text(gpus)}" if gpus else ""
 
 
-def _workers_do(workers: int, verb: str, of_one: str = "") -> str:
+def _workers_do(workers: int, verb: str, of_one: str = "", *, kind: str = "worker") -> str:
     """For instance "1 worker fails" and "2 workers fail"; `of_one` where the verb takes more than an s."""
-    return f"{counted(workers, 'worker')} {(of_one or f'{verb}s') if workers == 1 else verb}"
+    return f"{counted(workers, kind)} {(of_one or f'{verb}s') if workers == 1 else verb}"

@@ -9,7 +9,7 @@ Every fleet from the model is still tested at full size, in scenarios that no se
 (scenario_test.py).
 
 No model is built if requests share prefixes or adapters, because a sample of them finds less in the caches,
-nor if the SLO must be kept on several draws of the traffic, each of which is a different trace.
+nor if the SLO must be kept on several draws of the traffic: each would need a model of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.scenarios import thin_trace
 from planner.search.problem.plan_problem import Problem, with_scenarios
 
-# A problem with at most this many requests needs no model: 8 million requests are then 40 simulations.
+# A problem with at most this many requests needs no model: MOST_SEARCH_REQUESTS of cheapest_kept.py are then
+# 40 simulations.
 FULL_REQUESTS = 200_000
 # A model has at least this many requests, so that percentiles of rare waits are over many of them.
 LEAST_MODEL_REQUESTS = 50_000
@@ -40,9 +41,10 @@ def build_scale_model(problem: Problem, paper: Counts) -> Problem:
     has_shared_work = problem.trace.has_prefixes or problem.trace.adapters
     if downscale < 2 or len(problem.trace) <= FULL_REQUESTS or has_shared_work or problem.draws:
         return problem
+    # Whatever asks for production has scenarios to search in and others to test in.
     assert problem.searched is not None and problem.tested is not None
-    # Only the simulated traffic shrinks: `problem.trace` stays, because answers and reports are about the
-    # whole.
+    # Only what is simulated shrinks, traffic here and workers in the oracle: `problem.trace` stays, because
+    # answers and reports are about the whole.
     return replace(
         problem,
         oracle=replace(
@@ -59,6 +61,7 @@ def restore_full_size(problem: Problem, modelled: Problem) -> Problem:
     """The problem at full size in the scenarios of its model, in the same order."""
     if modelled.oracle.downscale == problem.oracle.downscale:
         return modelled
+    # The same scenarios of the search and of the test, by their numbers, not thinned.
     full_by_kind = {each.kind: each for each in (problem.searched, problem.tested) if each is not None}
     scenarios = [full_by_kind[each.source.kind][each.number] for each in modelled.oracle.scenarios]
     # The next search has the deadline of the model's search.

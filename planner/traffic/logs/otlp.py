@@ -58,7 +58,7 @@ def span_rows(
     A gateway's span and the engine's span within it are one request: if the inner span has a number of input
     tokens, the spans around it give no rows.
     """
-    span_list: list[tuple[int, str, dict[str, Any]]] = []
+    calls: list[tuple[int, str, dict[str, Any]]] = []
     parent_of: dict[str, str] = {}
     for number, document in documents:
         where = f"{path}, line {number}"
@@ -66,26 +66,28 @@ def span_rows(
             span_id, parent = str(span.get("spanId") or ""), str(span.get("parentSpanId") or "")
             if span_id and parent:
                 parent_of[span_id] = parent
-            trace, times = str(span.get("traceId") or ""), (span.get("startTimeUnixNano"), span.get(_END))
+            trace_id = str(span.get("traceId") or "")
+            times = span.get("startTimeUnixNano"), span.get(_END)
             attributes = _attributes_of(span, where)
             conversation = next((attributes[key] for key in _CONVERSATION if attributes.get(key)), "")
-            tree.add(span_id, parent, trace, str(conversation), *times)
+            tree.add(span_id, parent, trace_id, str(conversation), *times)
             row = _call_row(span, attributes)
             if row is not None:
                 # SpanTree knows the call by this number when it is asked which requests the call waited for.
-                row[SERIAL] = tree.add_call(span_id, trace, *times)
-                span_list.append((number, span_id, row))
+                row[SERIAL] = tree.add_call(span_id, trace_id, *times)
+                calls.append((number, span_id, row))
     outer: set[str] = set()  # The spans around a call with a number of input tokens.
-    for _, span_id, row in span_list:
+    for _, span_id, row in calls:
         ancestor = parent_of.get(span_id) if row["input_tokens"] is not None else None
         while ancestor and ancestor not in outer:
             outer.add(ancestor)
             ancestor = parent_of.get(ancestor)
-    # A request may have several answers (vLLM's parameter n), each with a span. The first gets the output
-    # tokens of all of them; an answer without a number of tokens is not added.
+    # A request may have several answers (vLLM's parameter n), each with a span of the same id and start. The
+    # first gets the output tokens of all of them; where it has no number itself, or another has none, nothing
+    # is added.
     first_answers: dict[tuple[str, str], dict[str, Any]] = {}
     rows: list[tuple[int, dict[str, Any]]] = []
-    for number, span_id, row in span_list:
+    for number, span_id, row in calls:
         if span_id in outer:
             continue
         key = str(row["request_id"]), str(row["start"])
