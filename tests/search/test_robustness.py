@@ -74,9 +74,9 @@ def test_a_fleet_that_is_cheaper_already_is_no_turn_of_prices() -> None:
 
 
 def test_time_left_is_what_the_share_says_and_at_most_the_limit() -> None:
-    """A quarter in 10 s leaves 30 s; of a limit of 25 s 15 are left."""
+    """Half in 10 s of work leaves 10 s; where the limit leaves 5 s, these."""
     assert left_s(10.0, 0.5, 120.0) == pytest.approx(10.0)
-    assert left_s(10.0, 0.5, 15.0) == pytest.approx(5.0)
+    assert left_s(10.0, 0.5, 5.0) == pytest.approx(5.0)
     assert left_s(10.0, 0.2, 120.0) is None
 
 
