@@ -22,42 +22,50 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
+METRICS = ("prometheus", "openai-usage")  # Values of --format for files that hold no requests.
+
+FilesArgument: TypeAlias = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        readable=False,
+        help="A trace, logs of one clock, or a folder of sessions: CSV, JSON, JSONL, Parquet, text.",
+    ),
+]
+DescribeOption: TypeAlias = Annotated[
+    bool, typer.Option("--describe", help="Print described traffic that is like the trace, for slo.yaml.")
+]
 SaltOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--salt", help="Of --hash-ids, so that several files agree; default: a new one that nobody keeps."
+        "--salt", help="With --hash-ids: makes hashes of several files agree; default: a new one, not kept."
     ),
 ]
 EveryOption: TypeAlias = Annotated[
-    str, typer.Option("--every", help="Of metrics: the step of the curve of rates.")
+    str, typer.Option("--every", help="For metrics: the step of the curve of rates.")
 ]
 AgentsOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        "--agents", min=1, help="So many agents at once, each on one recorded session after another."
+        "--agents",
+        min=1,
+        help="Put so many agents to work at once, each on one recorded session after another.",
     ),
 ]
 DurationOption: TypeAlias = Annotated[
-    str, typer.Option("--duration", help="Of --agents: how long each works, at 20 ms per token.")
+    str, typer.Option("--duration", help="With --agents: how long each works, at 20 ms per token.")
 ]
 LongestPauseOption: TypeAlias = Annotated[
-    str, typer.Option("--longest-pause", help="Of --agents: longer pauses are cut to this.")
+    str, typer.Option("--longest-pause", help="With --agents: longer pauses are cut to this.")
 ]
 
 
 def describe_trace(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE...",
-            readable=False,
-            help="A trace, or logs by one clock: CSV, JSON, JSONL, Parquet, text; docs/traces.md.",
-        ),
-    ],
+    files: FilesArgument,
     out: Annotated[
         Path | None,
         shared_options.out_file(
-            "Write the trace: .csv, or .jsonl; of metrics the traffic they describe: .yaml."
+            "Write the trace: .csv or .jsonl; for metrics the traffic that they describe: .yaml."
         ),
     ] = None,
     columns: Annotated[
@@ -69,7 +77,8 @@ def describe_trace(
         typer.Option("--format", help="The log's format, if not recognised; a wrong one lists all."),
     ] = None,
     timezone: Annotated[
-        str | None, typer.Option("--tz", help="Of dates without a zone: Europe/Berlin. Default: UTC.")
+        str | None,
+        typer.Option("--tz", help="The zone of dates that name none: Europe/Berlin. Default: UTC."),
     ] = None,
     hash_ids: Annotated[
         bool, typer.Option("--hash-ids", help="Replace names of tenants by salted hashes.")
@@ -79,9 +88,7 @@ def describe_trace(
     agents: AgentsOption = None,
     duration: DurationOption = "1 h",
     longest_pause: LongestPauseOption = "10 min",
-    is_described: Annotated[
-        bool, typer.Option("--describe", help="Print traffic like it, as the section `traffic:` of slo.yaml.")
-    ] = False,
+    is_described: DescribeOption = False,
     seed: shared_options.SeedOption = 0,
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
@@ -103,12 +110,14 @@ def describe_trace(
         keep_inputs([out], *files)
     with Progress() as progress:
         # Columns are those of a log of requests: files with a --map hold no metrics. Metrics have neither
-        # tenants, rows nor dates, so options of these do nothing.
+        # tenants, rows nor dates, so the options for these do nothing.
         metered = read_metered_traffic(files, every=every, format=format) if columns is None else None
         if metered is not None:
+            if agents is not None:
+                raise InputError("--agents: the files hold metrics and no sessions; drop it")
             _write_metered_traffic(metered, files, out, json_output=json_output)
             return
-        if hash_ids and not salt:
+        if hash_ids and not salt:  # A salt makes the reader hash names.
             salt = secrets.token_hex(16)
         log_options = _log_options(columns, format, timezone, salt)
         read_traffic = _read_or_ask(
@@ -133,10 +142,10 @@ def _log_options(map: str | None, format: str | None, timezone: str | None, salt
 
     if timezone is not None:
         zone_of(timezone)  # Raises for an unknown one.
-    if format is not None and format not in NAMES:  # The two others are for metrics, without a --map.
-        raise InputError(
-            f"--format: expected one of {', '.join((*NAMES, 'prometheus', 'openai-usage'))}, found {format!r}"
-        )
+    if format in METRICS and map is not None:
+        raise InputError(f"--map: {format} holds metrics, which have no columns of requests; drop it")
+    if format is not None and format not in NAMES:
+        raise InputError(f"--format: expected one of {', '.join((*NAMES, *METRICS))}, found {format!r}")
     column_map = None if map is None else parse_columns(map)
     return LogOptions(column_map, format, timezone, None if salt is None else salt.encode())
 

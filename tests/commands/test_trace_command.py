@@ -77,6 +77,10 @@ def test_recorded_sessions_become_agents_at_once(tmp_path: Path) -> None:
         (("--map", "arrival=nope,input=prompt_tokens,output=completion_tokens"), "has no column 'nope'"),
         (("--tz", "Mars/Base"), "--tz: expected a time zone"),
         (("--format", "morse"), "--format: expected one of columns, vllm, otlp"),
+        (
+            ("--format", "prometheus", "--map", "arrival=a,input=b,output=c"),
+            "--map: prometheus holds metrics",
+        ),
         (("--format", "litellm"), "lacks what tells litellm"),
         (("--salt", "x"), "--salt: is for --hash-ids"),
         (("-o", "trace.txt"), "ends in .csv or .jsonl"),
