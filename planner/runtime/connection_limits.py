@@ -65,7 +65,10 @@ class OpenConnections:
         self.waiting: dict[asyncio.BaseTransport, float] = {}
 
     def admit(self, transport: asyncio.BaseTransport, client: str) -> bool:
-        """Count a new connection, and end another one where there are too many."""
+        """Count a new connection; where there are too many, end one that waits for a request.
+
+        Returns whether the new connection may stay.
+        """
         self.open += 1
         self.clients[client] += 1
         if not is_loopback(client) and self.clients[client] > self.limits.connections_per_client:

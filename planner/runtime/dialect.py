@@ -114,7 +114,7 @@ def _random_words(words: int, seed: tuple[int, ...]) -> str:
 
 WITHOUT_VLLM_PARAMETERS = Dialect(fixes_length=False)
 # probe.py takes the first dialect that the endpoint accepts. So the one with the best token counts comes
-# first, and the plainest last. Servers that take token ids count tokens.
+# first, and the plainest last. None has token ids but no usage, because servers that take ids count tokens.
 COMPLETION_DIALECTS = (
     Dialect(),
     Dialect(by_ids=False),

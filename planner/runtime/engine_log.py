@@ -17,8 +17,9 @@ from planner.models.step_tables import COLUMNS
 # The columns of a step in the log: its times, and COLUMNS without the last, `t_s`, which follows from the
 # times.
 STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
-# On a CPU the engine's own thread computes. Of this thread: how long it had had a core when the step began
-# and when it ended, its CPU seconds so far, and `waited`, 1 if the engine had no work before the step.
+# On a CPU the engine's own thread computes. Of this thread: its clock, which stands still while it waits for
+# a core (step_log.py), when the step began and when it ended, and its CPU seconds so far. `waited` is 1 if
+# the engine had no work before the step.
 OWN_COLUMNS = ("own_start_s", "own_end_s", "used_s", "waited")
 
 

@@ -2,7 +2,7 @@
 scrapes, of the engines' own /metrics or of a Prometheus server.
 
 The histograms count all requests that the engines served in that time, those of others too; if
-`EngineTimes.requests` exceeds ours, there were others. These addresses never get the endpoint's API key.
+`EngineTimes.requests` exceeds ours, there were others. No scraped address gets the endpoint's API key.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ LABEL = "model_name"  # vLLM's label for the LLM of a sample.
 # Queries to a Prometheus server: all samples, and the time of the oldest among the engines' last scrapes.
 SAMPLES_QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'
 OLDEST_SCRAPE_QUERY = "min(timestamp(vllm:e2e_request_latency_seconds_count))"
+# In the order in which `engine_times` unpacks their values.
 COUNTERS = ("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
 
 Rows = Iterable[tuple[str, dict[str, str], float]]
@@ -139,7 +140,7 @@ class EngineScraper:
     async def _get(self, url: str, params: dict[str, str] | None = None) -> str:
         assert self.client is not None
         try:
-            # Only the address that the user gave is asked, wherever it may redirect to.
+            # Only the address that the user gave is read: redirects are not followed.
             async with self.client.get(url, params=params, allow_redirects=False) as answer:
                 text = await read_text(answer, SCRAPE_BYTES)
         except TimeoutError:

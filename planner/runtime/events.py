@@ -50,7 +50,7 @@ from planner.simulator.slots import (
     COMPUTED,  # Its prompt is computed.
     DECODING,  # It is on its decode worker.
 ) = (np.int64(stage) for stage in range(7))
-# Kinds of events.
+# Kinds of events. "It" is the request on the seat.
 (
     SEND,  # A worker is to be chosen for its prompt.
     HAND_OFF,  # A worker is to be chosen for its decode.
@@ -78,7 +78,11 @@ def _is_on_same_start(state, r):
 
 @where_has("caches", lambda state, r, start, depth, tenant: None)
 def _new_prompt(state, r, start, depth, tenant):
-    """Reset the record of the prompt on seat r, whose `depth` nodes are in the path table from `start` on."""
+    """Reset the record of the prompt on seat r, whose `depth` nodes are in the path table from `start` on.
+
+    Like all functions here under `where_has("caches", ...)`, it runs for fleets with prefix caches; for
+    others the lambda in the decorator runs.
+    """
     prompt = state.caches.prompts[r]
     prompt.start, prompt.tenant = start, tenant
     prompt.depth = min(depth, state.requests[r].input_tokens // state.caches.numbers[NODE_TOKENS])
@@ -125,7 +129,7 @@ def _admit_request(state, r, time_s):
     if worker.used_blocks <= state.types[worker.type].kv_blocks:
         request.computed_tokens = request.length_tokens
         keep_prefix(state, w, r)
-    request.computed_tokens = hit  # `keep_prefix` caches computed tokens, so for it all counted as computed.
+    request.computed_tokens = hit  # All counted as computed above, because `keep_prefix` caches only those.
 
 
 @where_has("caches", lambda state, limit: None)
@@ -187,7 +191,9 @@ def _hand_off(state, r, time_s):
 
 @kernel_jit
 def _end_prompt(state, r, time_s):
-    """Note that the prompt of request r is computed; an engine that reported no admission has admitted it."""
+    """Note that the prompt of request r is computed. If no admission was reported, the request is admitted
+    first.
+    """
     request = state.requests[r]
     w = request.prefill_worker
     if request.status == ROUTED:
@@ -215,7 +221,7 @@ def _grow_output(state, r, tokens, time_s):
 def _cached_tokens(request, tokens):
     """Tokens whose KV a worker holds after so many tokens of output: all but the last one.
 
-    None where the request ended before its prompt was computed.
+    0 if the request left before its prompt was computed.
     """
     if request.status != COMPUTED:
         return ZERO
@@ -252,7 +258,7 @@ def _leave_worker(state, r, tokens, time_s):
 
 @kernel_jit
 def _empty_worker(state, w, time_s):
-    """Note that worker w has lost its cache and its requests, each of which leaves it by its own event."""
+    """Note that worker w has lost its cache and its requests; a LEAVE follows for each of these requests."""
     worker = state.workers[w]
     worker.epoch += 1
     empty_cache(state, w, time_s)
@@ -271,7 +277,10 @@ def _is_held_by_none(state, node):
 
 @kernel_jit
 def _forget_if_only_believed(state, node):
-    """Remove a node from workers that are only believed to hold it. False, and no change, if one does."""
+    """Remove a node from workers that are only believed to hold it.
+
+    Returns False, and changes nothing, if a worker has an entry of the node (simulator/caches.py).
+    """
     caches = state.caches
     for w in range(len(state.workers)):
         e = find_entry(state, w, node)
@@ -333,8 +342,9 @@ def note_event(fields, event, r, number, time_s):
 def sweep_nodes(fields, users, touched, first, end, forgets, free_nodes):
     """Write unused nodes from `first` up to `end` into `free_nodes`; returns how many.
 
-    A node is unused if no request and no worker has it. With `forgets` 1 a node that workers are only
-    believed to have also becomes unused, unless it was `touched` since the last sweep; with 2 in any case.
+    A node is unused if no request and no worker has it. `users` counts the requests that have each node; -1
+    marks nodes that are free already. With `forgets` 1 a node that workers are only believed to have also
+    becomes unused, unless it was `touched` since the last sweep; with 2 in any case.
     """
     state = pointer_to(fields)
     count = 0

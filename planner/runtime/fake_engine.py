@@ -203,21 +203,28 @@ class FakeEngine:
             self.cached.move_to_end(name)
 
     def _step_s(self, chunks: list[tuple[_Request, int]]) -> float:
-        """The seconds of a step by the fit. A chunk of one token after the whole prompt is a decode."""
+        """The seconds of a step by the fit.
+
+        A decode is a chunk of one token, the last of its prompt or a later one. All chunks of a request whose
+        prompt is a single token count as prefills.
+        """
         decodes = [r for r, new in chunks if new == 1 and r.computed >= r.prompt_tokens - 1 > 0]
         prefills = [(r, new) for r, new in chunks if r not in decodes]
+        # Each token of a chunk attends to all tokens before it and to itself.
         pairs = sum(new * (2 * r.computed + new + 1) / 2 for r, new in prefills)
         tokens = sum(new for _, new in chunks)
         attended, cached = sum(r.computed + 1 for r in decodes), sum(r.computed for r, _ in prefills)
         return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills), cached))
 
     def _finish(self, chunks: list[tuple[_Request, int]], start_s: float) -> None:
-        """Give each request the token of the step that has ended, and end those that have their last."""
+        """Give a token to each request whose prompt is computed after this step, and end those that now have
+        all their tokens.
+        """
         if self.log:
             self.log.step(start_s, self.now_s, [(r.name, new, r.computed) for r, new in chunks])
         for request, new in chunks:
             request.computed += new
-            # A request is not running any more if its client has gone during the step.
+            # A request whose client has gone during the step is not running any more.
             if request.computed < request.prompt_tokens or request not in self.running:
                 continue
             if request.generated == 0:

@@ -125,9 +125,9 @@ class LiveFleet:
     def _set_most_tokens(self) -> None:
         """Set the tokens that the largest worker of each role can hold."""
         self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
-        for role, w in zip(self.roles, self.workers, strict=True):
-            holds = int(self.state.types["longest_blocks"][w["type"]]) * KV_BLOCK_TOKENS
-            self.most_tokens[role] = max(self.most_tokens[role], holds)
+        for role, row in zip(self.roles, self.workers, strict=True):
+            held_tokens = int(self.state.types["longest_blocks"][row["type"]]) * KV_BLOCK_TOKENS
+            self.most_tokens[role] = max(self.most_tokens[role], held_tokens)
 
     def _compile(self) -> None:
         """Call each compiled function once, so that none is compiled while a request waits."""

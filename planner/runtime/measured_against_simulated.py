@@ -389,8 +389,8 @@ def _request_times_s(
 ) -> tuple[float, float, Floats]:
     """The times at which a request started, was scheduled, and got its tokens, since its part began [s].
 
-    `logged` has the request in the engines' logs, by worker. Without it the times are the client's, which
-    does not know when the request was scheduled (NaN).
+    `logged` has the request in the engines' logs, by worker. Without logs the times are the client's, and the
+    client does not know when the request was scheduled (NaN).
     """
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:

@@ -2,10 +2,11 @@
 other processes.
 
 On a CPU engines, router, client and other processes share the cores, and a step lasts longer by the time that
-the others take. The engine's thread notes for how long it had a core, and `EngineLog.on_its_own_clock` reads
-all its times on that clock. Each engine is then simulated by itself, with its own requests at the times they
-came: batching, queueing and step times are checked, routing is not. A request of a session comes when it
-came, without waiting for earlier ones, which another engine may have answered.
+the others take. The engine's thread logs a clock that stands still while it waits for a core, and
+`EngineLog.on_its_own_clock` converts all times of the log to that clock. Each engine is then simulated by
+itself, with its own requests at the times they came: batching, queueing and step times are checked, routing
+is not. A request of a session also comes at its measured time, without waiting for earlier ones, which
+another engine may have answered.
 
 Of a pair, the prefill engine is simulated as one that answers with a single token: it gives the TTFT. The
 decode engine is simulated behind a prefill and a link that take no time. It gives the gaps, TPOT, and as E2E
@@ -75,7 +76,7 @@ def compare_undisturbed(
 
 
 def stolen_frac(log: EngineLog, start_s: float) -> float:
-    """Share of its steps' seconds after `start_s` in which the engine's thread did not run."""
+    """The share of the engine's step time after `start_s` in which its thread did not run."""
     steps = log.steps[log.steps.start_s >= start_s]
     return float(1 - (steps.own_end_s - steps.own_start_s).sum() / steps.t_s.sum()) if len(steps) else 0.0
 
@@ -94,7 +95,7 @@ def _as_run_of_its_own(
     log, start_s = run.logs[name].on_its_own_clock(part.start_s)
     worker = f"{pool.name}-0"
     logs = {worker: log}
-    trace = replace(run.trace, after=run.trace.after[:0])  # Nothing waits for an answer.
+    trace = replace(run.trace, after=run.trace.after[:0])  # No request waits for another's answer.
     workers: tuple[str, ...] = (worker,)
     own_pool = replace(pool, count=1)
     if pool.role == "prefill":
@@ -103,7 +104,7 @@ def _as_run_of_its_own(
     pools: tuple[Pool, ...] = (own_pool,)
     network, policies = fleet.network, fleet.policies
     if pool.role == "decode":
-        # Its steps take no time and its memory never fills, so the limits of its batch do not matter.
+        # The steps of this worker take no time and its memory never fills, so its batch limits do not matter.
         instant = WorkerType(
             gpu=pool.type.gpu,
             tp=1,

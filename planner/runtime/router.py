@@ -307,15 +307,15 @@ class LiveRouter:
             now_s = _now_s()
             self._note_who_is_up(now_s)
             for attempts in self.attempts:
-                for until, reply in attempts.items():
+                for timeout, reply in attempts.items():
                     if reply.writes_since_s and now_s - reply.writes_since_s > self.settings.client_s:
                         reply.abort()
                     elif reply.heard_s and now_s - reply.heard_s > self.settings.silence_s:
                         reply.overdue = f"has said nothing for {self.settings.silence_s:g} s"
-                        _end_block(until, now_s)
+                        _end_block(timeout, now_s)
                     elif not reply.heard_s and now_s - reply.sent_s > reply.limit_s:
                         reply.overdue = f"has not begun to answer within {reply.limit_s:g} s"
-                        _end_block(until, now_s)
+                        _end_block(timeout, now_s)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -544,7 +544,8 @@ class LiveRouter:
                     return w
                 silent.add(w)
                 continue
-            # A worker will take this request later, so the wait is not for a worker to come up.
+            # A worker that is busy, or has another suspect on trial, will take this request later: then the
+            # request does not wait for a worker to come up.
             if self.live.is_held_back(answer.seat) or barred - silent:
                 deadline_s = now_s + self.settings.patience_s
             elif now_s > deadline_s:
@@ -567,9 +568,11 @@ class LiveRouter:
         `barred` workers are always excluded.
         """
         resting = self.trust.resting(now_s)
-        wider_choices = [failed.union(resting, barred)] if resting else []
-        for excluded in (*wider_choices, failed | barred, barred):
+        strictest = [failed.union(resting, barred)] if resting else []
+        for excluded in (*strictest, failed | barred, barred):
             w = choose(seat, now_s, excluded)
+            # With nothing excluded another round finds no more. A request that is held back waits for one of
+            # these workers, and does not go to an excluded one instead.
             if w is not None or not excluded or self.live.is_held_back(seat, excluded):
                 return w
         return None
@@ -611,8 +614,8 @@ class LiveRouter:
         for w, (before, after) in enumerate(zip(self.seen_identities, identities, strict=True)):
             if before != after and before is not None:
                 self.live.note_down(w, now_s)
-                for until in self.attempts[w]:
-                    _end_block(until, now_s)
+                for timeout in self.attempts[w]:
+                    _end_block(timeout, now_s)
             if after is not None:
                 self.live.note_up(w, now_s)
                 self.trust.note_answer(w)
@@ -773,11 +776,11 @@ async def _until_end(upstream: aiohttp.ClientResponse) -> None:
     upstream.close()
 
 
-def _end_block(until: asyncio.Timeout, now_s: float) -> None:
+def _end_block(timeout: asyncio.Timeout, now_s: float) -> None:
     """Make the block under this timeout end with TimeoutError, unless it is ending already."""
-    if not until.expired():
+    if not timeout.expired():
         with suppress(RuntimeError):  # The block has not been entered, or has been left.
-            until.reschedule(now_s)
+            timeout.reschedule(now_s)
 
 
 def _now_s() -> float:

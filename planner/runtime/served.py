@@ -243,8 +243,8 @@ def _level_trace(fleet: Fleet, watched: WatchedEngines, part: int) -> Trace:
     low, high = OUTPUT_TOKENS
     worker = fleet.pools[0].type
     # A prompt must fit into the context and the cache with its output, and be computed in one step.
-    beside_output = min(watched.max_model_len, fleet.llm.context_tokens, worker.kv_tokens) - high
-    longest = max(min(MOST_PROMPT_TOKENS, worker.max_num_batched_tokens, beside_output), 1)
+    room_tokens = min(watched.max_model_len, fleet.llm.context_tokens, worker.kv_tokens) - high
+    longest = max(min(MOST_PROMPT_TOKENS, worker.max_num_batched_tokens, room_tokens), 1)
     prompts = np.exp(rng.uniform(0, np.log(longest), LEVEL_REQUESTS)).astype(np.int64).clip(1)
     return Trace("closed loop", np.zeros(LEVEL_REQUESTS), prompts, rng.integers(low, high, LEVEL_REQUESTS))
 

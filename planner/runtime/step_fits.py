@@ -65,11 +65,11 @@ def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> l
 
 
 def _with_launches_apart(steps: pd.DataFrame, worker: WorkerType) -> pd.DataFrame:
-    """Steps of an engine that schedules asynchronously, with times that leave out the launch of a prefill
-    after them: the engine launches it while the step before it runs.
+    """The steps of an engine that schedules asynchronously. Where a step with a prefill follows at once, its
+    launch is left out of the time of the step before it, during which the engine launches it.
     """
     has_prefill = (steps.n_prefill > 0).to_numpy()
-    # Logged times have microseconds, so a step that starts within one of the last end follows at once.
+    # Times are logged in microseconds: a step follows at once if it starts within one of the last step's end.
     follows = np.isclose(steps.start_s.to_numpy()[1:], steps.end_s.to_numpy()[:-1], rtol=0, atol=1e-6)
     predicted_s = _predicted_s(worker, StepTable(steps))
     launched = np.r_[False, has_prefill[1:] & follows]

@@ -124,8 +124,8 @@ def endpoint_document(validation: Validation) -> dict[str, Any] | None:
     """
     if validation.lengths is None:  # Only endpoints return other lengths than the trace's.
         return None
-    # A run that was interrupted and resumed has several records; the last one is of the whole run. Its notes
-    # are in `reader_notes`.
+    # A run that was interrupted and resumed has a record for each part; shown is that of the last part. The
+    # notes of all parts are in `reader_notes`.
     about: dict[str, Any] = next(
         (record["endpoint"] for record in reversed(validation.records) if "endpoint" in record), {}
     )
@@ -289,7 +289,7 @@ def _worst_error_frac(comparison: MeasuredComparison) -> float:
 def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
     """The share of step time that other processes took, of each engine whose log has its own CPU time."""
     run = validation.measurement
-    # Earlier steps were warm-up.
+    # Steps before the first part of the run were warm-up.
     return {
         name: stolen_frac(log, run.journal.parts[0].start_s)
         for name, log in run.logs.items()
