@@ -142,7 +142,7 @@ def _run_rank(args: argparse.Namespace) -> None:
             distributed.all_reduce(took, op=distributed.ReduceOp.MAX)
             if repeat >= WARM_UP:
                 runs.append(float(took))
-            payload.fill_(1.0)
+            payload.fill_(1.0)  # The sum has replaced the payload.
         medians_s.append(float(np.median(runs)))
     if args.rank == 0:
         (Path(args.folder) / "seconds.json").write_text(json.dumps(medians_s), encoding="utf-8")

@@ -79,6 +79,7 @@ def corners(limits: StepLimits) -> list[StepShape]:
     prompts = min(MOST_PROMPTS, limits.sequences)
     # A usual chunk beside decodes: a quarter of the token budget.
     chunk = min(max(16, limits.step_tokens // 4), limits.context_tokens // 2)
+    # Prompts, new and cached tokens of each, decodes, context of each.
     steps = [
         StepShape(1, 1, 0, 0, 0),
         StepShape(1, most_new, 0, 0, 0),

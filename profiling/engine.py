@@ -1,12 +1,13 @@
 """One engine step at a time, on a real vLLM (0.26 to 0.32, engine v1) with dummy weights.
 
-The engine core runs in this process, without asynchronous scheduling: one call of its step function is one
+The engine core runs in this process, without asynchronous scheduling. One call of its step function is one
 iteration: it schedules requests, runs the LLM, samples tokens and brings the scheduler up to date. Before a
 call the scheduler is given requests from which it must form the step that is to be measured:
 
 * a prompt of n new tokens after c cached ones is a request of n + c tokens whose first c count as computed,
-  which is how the scheduler takes up a request whose KV cache came from another engine. It allocates the
-  blocks, nothing computes or copies them, and the kernels read all of the prefix, as after a cache hit;
+  which is how the scheduler takes up a request whose KV cache came from another engine. The scheduler
+  allocates the blocks, nothing computes or copies them, and the kernels read all of the prefix, as after a
+  cache hit;
 * decodes at context L are such requests with all but one token computed. After one step, which is not timed,
   they run as any decode does;
 * a mixed step adds prompts to running decodes.
@@ -14,8 +15,9 @@ call the scheduler is given requests from which it must form the step that is to
 Where the LLM runs eagerly (`--eager`) each step is run three times more with a clock around its modules
 (modules.py), and its operators' seconds stand beside the total; `rest` is the time outside of all modules.
 
-What the scheduler in fact scheduled is read from its output, and a step that differs in any request's tokens
-or context is thrown away. The KV cache holds random numbers: zeros would flatter a GPU's clock.
+What was scheduled is read from the scheduler's output, and a run that differs from the wanted step in any
+request's tokens or context is thrown away. The KV cache holds random numbers: zeros would flatter a GPU's
+clock.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ ENVIRONMENT = {
 CPU_KV_GIB = "2"  # The KV cache on a CPU, unless the user sets VLLM_CPU_KVCACHE_SPACE.
 OPERATOR_REPEATS = 3  # Runs of a step with a clock around each module.
 NAMING_TOKENS = 8  # The prompt of the step that shows which modules a step calls.
-SEED_TOKEN, TOKENS = 3, 997  # Prompts consist of the token ids 3 to 999, which every vocabulary has.
+# Prompts consist of the token ids 3 to 999, which every vocabulary has. The first one also seeds them.
+SEED_TOKEN, TOKENS = 3, 997
 
 
 @dataclass(slots=True)
@@ -308,10 +311,10 @@ class VllmEngine:
         return (rng.integers(TOKENS, size=tokens) + SEED_TOKEN).tolist()  # type: ignore[no-any-return]
 
     def _clear(self) -> None:
-        """End every request, and let the workers forget them in a step of their own."""
+        """End every request, and run steps until the engine's workers have forgotten them too."""
         scheduler = self._core.scheduler
-        if left := list(scheduler.requests):
-            self._core.abort_requests(left)
+        if unfinished := list(scheduler.requests):
+            self._core.abort_requests(unfinished)
         while scheduler.has_requests():
             self._core.step_fn()
 
@@ -322,8 +325,8 @@ class VllmEngine:
         scheduler, executor = self._core.scheduler, self._core.model_executor
         runner = executor.driver_worker.worker.model_runner
         _wrap(scheduler, "schedule", after=self._scheduled.append)
-        # The method that begins the forward pass: of the older runner, of the newer one in vLLM 0.32, of that
-        # one in 0.26; where there is none of them, the executor's, which also prepares the pass.
+        # The method that begins the forward pass: that of the older runner, of the newer runner in vLLM 0.32,
+        # and of the newer runner in 0.26; without any of them the executor's, which also prepares the pass.
         forward_starts = [
             (runner, "_model_forward"),
             (getattr(runner, "step_timing", None), "forward_start"),
@@ -341,7 +344,7 @@ class VllmEngine:
         self._marks[name] = time.perf_counter()
 
     def _fill_cache(self) -> None:
-        """Random numbers in place of zeros; caches in 8 bits stay as they are: torch draws none."""
+        """Fill the KV cache with random numbers. One of 8-bit numbers stays as it is: torch draws none."""
         runner = self._core.model_executor.driver_worker.worker.model_runner
         for cache in getattr(runner, "kv_caches", ()):
             for tensor in cache if isinstance(cache, list | tuple) else [cache]:

@@ -30,6 +30,7 @@ def catalog_name(device: str, catalog: Catalog) -> str:
     """
     label = device.replace(" ", "-")
     for gpu in catalog.gpus.values():
+        # A GPU with a power cap has the label of its base, too.
         if gpu.name == gpu.base and gpu.node_selector == label:
             return gpu.name
     return device

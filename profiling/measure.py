@@ -78,7 +78,8 @@ AGREED_FRAC, AGREED_TIMES = 0.004, 3
 MOST_REFUSED = 25  # Steps that an engine may refuse to run before the profile fails.
 FOLDS = 5  # Of the cross-validation in `summary`.
 REFERENCE = StepShape(1, 1, 0, 0, 0)  # A prompt of one token, the smallest step.
-DISTURBED_RATIO, MOST_TRIES = 1.4, 3  # See above; tries are limited, since a whole machine may stay busy.
+# For disturbed rows (the module's docstring); tries are limited, since a machine may stay busy.
+DISTURBED_RATIO, MOST_TRIES = 1.4, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,7 @@ def measure_into(
                 repeats=float(table.steps.repeats.median()) + 1,  # One more to warm up.
                 overhead_s=_overhead_s(table),
             )
-            # They must agree on the worst candidate; how far they differ on the chosen one is only shown.
+            # The fits must agree on the worst candidate; how far they differ on the chosen one is only shown.
             agreed_times = agreed_times + 1 if choice.worst_frac < AGREED_FRAC else 0
             if agreed_times >= AGREED_TIMES:
                 progress(f"the fits agree within {100 * AGREED_FRAC:.1f} % everywhere; done early")
@@ -284,8 +285,8 @@ def _measure_undisturbed(meter: StepMeter, step: StepShape, quiet_s: float) -> t
 
 
 def _overhead_s(table: StepTable) -> float:
-    """Seconds of a measurement beyond its repeats and the run that warms up; at least a quarter of a usual
-    one, so that the cheapest steps are not measured over and over.
+    """The median seconds of a measurement beyond its repeats and the run that warms up; at least a quarter of
+    a median measurement, so that the cheapest steps are not measured over and over.
     """
     spent_s = table.steps.spent_s
     beyond_s = float((spent_s - (table.steps.repeats + 1) * table.y).median())
@@ -376,8 +377,8 @@ def _engine_name(engine: str) -> str:
 
 
 def _read_llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
-    """The file or folder, the LLM, None for one that our formulas do not know, and its name for the table:
-    that of a catalog row of the same shape, else the path. Raises InputError where there is none.
+    """The path `config`; the LLM, None if our formulas do not know it; and its name in the table: that of a
+    catalog row of the same shape, else the path. Raises InputError if nothing is at the path.
     """
     path = Path(config)
     if not path.exists():
@@ -421,7 +422,7 @@ def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> S
 
 
 def _refuse_other(out: Path, header: Mapping[str, str]) -> None:
-    """Raise unless `out` is a table of the machine, engine and LLM that `header` names."""
+    """Raise InputError unless `out` is a table of the machine, engine and LLM that `header` names."""
     text = out.read_text(encoding="utf-8", errors="replace")
     rows = [line for line in text.splitlines() if not line.startswith("#")]
     header_of_file = {}

@@ -270,23 +270,23 @@ class TorchOperators:
         ids = torch.randint(s.vocab, (tokens,), device=self._device)
         last = torch.arange(tokens - rows, tokens, device=self._device)
         cos, sin = self._cos[position][:, None], self._sin[position][:, None]
-        masks = None
+        mask = None
         if prompts and cached:
             from torch.nn.attention.bias import causal_lower_right
 
-            masks = causal_lower_right(new, cached + new)
+            mask = causal_lower_right(new, cached + new)
 
-        def layers(each: RunOperator = _call_untimed) -> Any:
+        def layers(run_operator: RunOperator = _call_untimed) -> Any:
             y = x
             for weights, (keys, values) in zip(self._weights, self._kv, strict=True):
-                y = self._layer(y, weights, (keys, values), step, (cos, sin), masks, each)
+                y = self._layer(y, weights, (keys, values), step, (cos, sin), mask, run_operator)
             return y
 
         f = torch.nn.functional
 
-        def rest(each: RunOperator = _call_untimed) -> Any:
-            y = each("embed", lambda: f.embedding(ids, self._embedding))[last]
-            return each(
+        def rest(run_operator: RunOperator = _call_untimed) -> Any:
+            y = run_operator("embed", lambda: f.embedding(ids, self._embedding))[last]
+            return run_operator(
                 "head",
                 lambda: (
                     f.linear(f.rms_norm(y, (s.hidden,), self._final_norm, EPS), self._head)
@@ -305,25 +305,34 @@ class TorchOperators:
         step: StepShape,
         angles: tuple[Any, Any],
         mask: Any,
-        each: RunOperator = _call_untimed,
+        run_operator: RunOperator = _call_untimed,
     ) -> Any:
         """The output (tokens, hidden) of one layer with weights `w` for its input x (tokens, hidden)."""
         f, s, torch = self._torch.nn.functional, self.shape, self._torch
-        normed = each("input_layernorm", lambda: f.rms_norm(x, (s.hidden,), w["norm"], EPS))
-        qkv = each("attn_pre_proj", lambda: f.linear(normed, w["qkv"])).view(len(x), -1, s.head_dim)
+        normed = run_operator("input_layernorm", lambda: f.rms_norm(x, (s.hidden,), w["norm"], EPS))
+        qkv = run_operator("attn_pre_proj", lambda: f.linear(normed, w["qkv"])).view(len(x), -1, s.head_dim)
         q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], dim=1)
-        turned = each("attn_rope", lambda: [_rotated(torch, part, *angles) for part in (q, k)])
-        attended = self._attention(turned[0], turned[1], v, kv, step, mask, each)
-        projected = each("attn_post_proj", lambda: f.linear(attended, w["o"]))
-        y = each("add", lambda: x + projected)
-        normed2 = each("post_attention_layernorm", lambda: f.rms_norm(y, (s.hidden,), w["norm2"], EPS))
-        up = each("mlp_up_proj", lambda: f.linear(normed2, w["up"]))
-        active = each("mlp_act", lambda: _gated(f, up) if s.gated else f.gelu(up))
-        down = each("mlp_down_proj", lambda: f.linear(active, w["down"]))
-        return each("add", lambda: y + down)
+        turned = run_operator("attn_rope", lambda: [_rotated(torch, part, *angles) for part in (q, k)])
+        attended = self._attention(turned[0], turned[1], v, kv, step, mask, run_operator)
+        projected = run_operator("attn_post_proj", lambda: f.linear(attended, w["o"]))
+        y = run_operator("add", lambda: x + projected)
+        normed2 = run_operator(
+            "post_attention_layernorm", lambda: f.rms_norm(y, (s.hidden,), w["norm2"], EPS)
+        )
+        up = run_operator("mlp_up_proj", lambda: f.linear(normed2, w["up"]))
+        active = run_operator("mlp_act", lambda: _gated(f, up) if s.gated else f.gelu(up))
+        down = run_operator("mlp_down_proj", lambda: f.linear(active, w["down"]))
+        return run_operator("add", lambda: y + down)
 
     def _attention(
-        self, q: Any, k: Any, v: Any, kv: tuple[Any, Any], step: StepShape, mask: Any, each: RunOperator
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        kv: tuple[Any, Any],
+        step: StepShape,
+        mask: Any,
+        run_operator: RunOperator,
     ) -> Any:
         """Write new keys and values into the cache, then compute the prompts' attention and the decodes'. In
         the flat cache the prompts' slots come first, then the decodes'.
@@ -350,8 +359,8 @@ class TorchOperators:
                 )
                 return out.transpose(1, 2).reshape(prefilled, -1)
 
-            each("attn_kv_cache_save", save)
-            parts.append(each("attn_prefill", prefill))
+            run_operator("attn_kv_cache_save", save)
+            parts.append(run_operator("attn_prefill", prefill))
         if decodes:
             before = prompts * (cached + new) * s.kv_heads * s.head_dim
             used = decodes * context * s.kv_heads * s.head_dim
@@ -365,8 +374,8 @@ class TorchOperators:
                 queries = q[prefilled:].reshape(decodes, s.kv_heads, -1, s.head_dim)
                 return f.scaled_dot_product_attention(queries, seen_k, seen_v).reshape(decodes, -1)
 
-            each("attn_kv_cache_save", save_last)
-            parts.append(each("attn_decode", decode))
+            run_operator("attn_kv_cache_save", save_last)
+            parts.append(run_operator("attn_decode", decode))
         return parts[0] if len(parts) == 1 else self._torch.cat(parts)
 
     def _timer(self, run: Any) -> Any:

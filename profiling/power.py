@@ -88,7 +88,7 @@ def open_gpu() -> GpuPower | None:
 class PowerSampler:
     """Samples a GPU's power while the `with` block runs.
 
-    `mean_w` comes from the energy counter where the GPU has one, else from the samples. Both it and `peak_w`
+    `mean_w` comes from the energy counter where the GPU has one, else from the samples. `mean_w` and `peak_w`
     stay None without a GPU and for a block shorter than LEAST_WINDOW_S.
     """
 

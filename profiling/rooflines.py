@@ -155,6 +155,7 @@ def mean_errors(
     errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
     for table in some:
         regimes = errors_by_regime(table.X, table.y, table.predicted_s(efficiency_of(table)))
+        # The decodes' error is the mean over the steps of both kinds.
         decodes = [regimes[name] for name in ("decode_small", "decode_large") if name in regimes]
         errors_by_kind[table.llm_class, "prefill"].append(regimes["prefill"].mape_frac)
         errors_by_kind[table.llm_class, "decode"].append(
@@ -167,10 +168,10 @@ def mean_errors(
 def markdown_row(title: str, errors_by_kind: dict[tuple[str, str], list[float]]) -> str:
     """A row of the Markdown table: mean and, in brackets, largest error over the tables, in percent."""
     cells = [
-        f"{100 * np.mean(errors_by_kind[of, kind]):.1f} ({100 * np.max(errors_by_kind[of, kind]):.0f})"
-        if (of, kind) in errors_by_kind
+        f"{100 * np.mean(errors):.1f} ({100 * np.max(errors):.0f})"
+        if (errors := errors_by_kind.get((llm_class, kind)))
         else "-"
-        for of in ("dense", "mixture")
+        for llm_class in ("dense", "mixture")
         for kind in ("all", "prefill", "decode")
     ]
     return f"| {title} | {' | '.join(cells)} |\n"
@@ -198,9 +199,9 @@ def calibration_row(
         others = {name: fit_efficiency([t for t in mine if t.llm.name != name]) for name in llms}
         text += markdown_row(f"{title}, LLM unseen", mean_errors(mine, lambda table: others[table.llm.name]))
     unseen_errors = {
-        of: {kind: round(float(np.mean(unseen[of, kind])), 3) for kind in ("prefill", "decode")}
-        for of in ("dense", "mixture")
-        if (of, "prefill") in unseen
+        llm_class: {kind: round(float(np.mean(unseen[llm_class, kind])), 3) for kind in ("prefill", "decode")}
+        for llm_class in ("dense", "mixture")
+        if (llm_class, "prefill") in unseen
     }
     return {name: getattr(efficiency, name) for name in BOUNDS} | {"errors": unseen_errors}, text
 

@@ -6,7 +6,7 @@
 Two sources: AIConfigurator's kernel times (planner/importers/silicon.py), and the measurements published with
 Splitwise (Patel et al. 2024; data/perf_model.csv of https://github.com/Mutinifni/splitwise-sim, MIT licence).
 Fits with kernels that vLLM does not choose by itself lie under mxfp8/ (planner/importers/silicon_mxfp8.py).
-BLOOM-176B has only the latter; Llama-2-70B has both, and the latter lie under splitwise/. No lookup by LLM
+BLOOM-176B has only Splitwise's; Llama-2-70B has both, and Splitwise's lie under splitwise/. No lookup by LLM
 and GPU finds files in such folders: a fleet names them.
 """
 

