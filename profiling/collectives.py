@@ -89,7 +89,8 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
         ]
         _wait_for_ranks(started)
         seconds = json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
-    # Fewer tokens never take longer than more: a longer time was disturbed, and that of more tokens holds.
+    # Fewer tokens never take longer than more. Where they did, the time was disturbed, and the shortest time
+    # of more tokens stands for it.
     undisturbed = np.minimum.accumulate(np.array(seconds)[::-1])[::-1]
     item_bytes = torch.empty((), dtype=getattr(torch, dtype)).element_size()
     backend = "nccl" if is_cuda else "gloo"

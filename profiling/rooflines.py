@@ -65,7 +65,7 @@ ROWS = {
     "w4a16": ("int4", "int4-g32", "mxfp4"),
     "nvfp4": ("nvfp4",),
 }
-# AIConfigurator has tables under other GPU names too, but copies of the B200's: they add no measurement.
+# AIConfigurator also has tables of other GPUs, but they are copies of the B200's and add no measurement.
 GPUS = ("a100-80g", "h100-80g", "h200-141g", "b200-180g", "l40s-48g", "rtx-pro-6000")
 # A GPU with the chip of another one: a GPU is "unseen" only where no table of its chip was fitted.
 SAME_CHIP = {"h200-141g": "h100-80g"}
@@ -125,20 +125,23 @@ def read_tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[KernelTabl
         yield KernelTable(llm, gpu, tp, table.X[chosen], table.y[chosen])
 
 
-def fit_efficiency(some: Sequence[KernelTable]) -> Efficiency:
+def fit_efficiency(tables: Sequence[KernelTable]) -> Efficiency:
     """The efficiencies with the least squares of log errors on these tables, to three digits. In w4a16 only
     the kernels of experts were measured; there the fields of other kernels keep the file's values, which are
     those of bf16.
     """
-    current = calibration_of(some[0].llm, some[0].gpu).efficiency
-    experts_alone = all(table.llm.weights in ROWS["w4a16"] for table in some)
+    current = calibration_of(tables[0].llm, tables[0].gpu).efficiency
+    experts_alone = all(table.llm.weights in ROWS["w4a16"] for table in tables)
     names = [name for name in BOUNDS if name.startswith("expert_") or not experts_alone]
-    weights = [equal_shares(table.X) for table in some]
+    weights = [equal_shares(table.X) for table in tables]
 
     def residuals(logs: Array) -> Array:
         efficiency = replace(current, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
         return np.concatenate(
-            [np.log(each.predicted_s(efficiency) / each.y) * w for each, w in zip(some, weights, strict=True)]
+            [
+                np.log(each.predicted_s(efficiency) / each.y) * w
+                for each, w in zip(tables, weights, strict=True)
+            ]
         )
 
     low, high = np.array([BOUNDS[name] for name in names]).T
@@ -149,11 +152,11 @@ def fit_efficiency(some: Sequence[KernelTable]) -> Efficiency:
 
 
 def mean_errors(
-    some: Sequence[KernelTable], efficiency_of: Callable[[KernelTable], Efficiency]
+    tables: Sequence[KernelTable], efficiency_of: Callable[[KernelTable], Efficiency]
 ) -> dict[tuple[str, str], list[float]]:
     """The mean relative error of each table, by class of LLM ("dense", "mixture") and kind of step."""
     errors_by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for table in some:
+    for table in tables:
         regimes = errors_by_regime(table.X, table.y, table.predicted_s(efficiency_of(table)))
         # The decodes' error is the mean over the steps of both kinds.
         decodes = [regimes[name] for name in ("decode_small", "decode_large") if name in regimes]
@@ -178,26 +181,29 @@ def markdown_row(title: str, errors_by_kind: dict[tuple[str, str], list[float]])
 
 
 def calibration_row(
-    title: str, mine: Sequence[KernelTable], *, by_llm: bool
+    title: str, tables: Sequence[KernelTable], *, by_llm: bool
 ) -> tuple[dict[str, object], str]:
     """The row of catalogs/roofline.yaml for these tables, and lines of its errors: over all tables, over each
     GPU's, and over tables predicted by a fit to all other chips. `by_llm` adds the same for all other LLMs.
     """
-    efficiency = fit_efficiency(mine)
-    text = markdown_row(f"{title}, all", mean_errors(mine, lambda _: efficiency))
-    for name in dict.fromkeys(table.gpu.name for table in mine):
+    efficiency = fit_efficiency(tables)
+    text = markdown_row(f"{title}, all", mean_errors(tables, lambda _: efficiency))
+    for name in dict.fromkeys(table.gpu.name for table in tables):
         text += markdown_row(
-            f"{title}, {name}", mean_errors([t for t in mine if t.gpu.name == name], lambda _: efficiency)
+            f"{title}, {name}", mean_errors([t for t in tables if t.gpu.name == name], lambda _: efficiency)
         )
     without = {
-        chip: fit_efficiency([t for t in mine if t.chip != chip]) for chip in {table.chip for table in mine}
+        chip: fit_efficiency([t for t in tables if t.chip != chip])
+        for chip in {table.chip for table in tables}
     }
-    unseen = mean_errors(mine, lambda table: without[table.chip])
+    unseen = mean_errors(tables, lambda table: without[table.chip])
     text += markdown_row(f"{title}, GPU unseen", unseen)
     if by_llm:
-        llms = {table.llm.name: table.llm for table in mine}
-        others = {name: fit_efficiency([t for t in mine if t.llm.name != name]) for name in llms}
-        text += markdown_row(f"{title}, LLM unseen", mean_errors(mine, lambda table: others[table.llm.name]))
+        llms = {table.llm.name: table.llm for table in tables}
+        others = {name: fit_efficiency([t for t in tables if t.llm.name != name]) for name in llms}
+        text += markdown_row(
+            f"{title}, LLM unseen", mean_errors(tables, lambda table: others[table.llm.name])
+        )
     unseen_errors = {
         llm_class: {kind: round(float(np.mean(unseen[llm_class, kind])), 3) for kind in ("prefill", "decode")}
         for llm_class in ("dense", "mixture")

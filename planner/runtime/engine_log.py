@@ -66,6 +66,7 @@ class EngineLog:
         # time.
         before_s = np.where((steps.waited == 1) | between_s.isna() | (between_s < 0), idle_s, between_s)
         own_s = np.cumsum(np.column_stack([before_s, steps.own_end_s - steps.own_start_s]).ravel())
+        # Now both have the times of `start_s` and of the begin and end of each step, one after the other.
         wall_s, own_s = np.r_[start_s, wall_s], np.r_[0.0, own_s]
 
         def to_own(times_s: npt.ArrayLike) -> npt.NDArray[np.float64]:

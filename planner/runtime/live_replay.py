@@ -465,7 +465,7 @@ def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list
 @lru_cache(maxsize=100_000)
 def _block_tokens(block: int, tokens: int, seed: int) -> tuple[int, ...]:
     """The token ids of one block of the trace."""
-    # The seed has three numbers, that of `unique_prompt` two: no unique prompt begins like a block.
+    # This seed has three numbers and that of `unique_prompt` two, so no unique prompt begins like a block.
     rng = np.random.default_rng((seed, block % 2**64, tokens))
     return tuple((rng.integers(TOKEN_IDS, size=tokens) + FIRST_TOKEN_ID).tolist())
 

@@ -77,6 +77,7 @@ def find_fewest_workers(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet |
             return None
     dearest = sorted(grown.running_pools, key=lambda pool: pool.type.price_usd_per_h, reverse=True)
     for name in [pool.name for pool in dearest]:
+        # The fleet holds with `good` workers of the pool, not with `bad`. Each pool keeps at least one.
         good = next(pool.count for pool in grown.pools if pool.name == name)
         bad = 0
         while good - bad > 1:

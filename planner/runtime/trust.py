@@ -48,7 +48,7 @@ class Trust:
     def __init__(self, workers: int) -> None:
         self.records = [WorkerRecord() for _ in range(workers)]
         self.failed: Counter[int] = Counter()  # How many requests each worker failed.
-        self.refused: Counter[int] = Counter()  # How many of those it refused.
+        self.refused: Counter[int] = Counter()  # How many of its failed requests each worker refused.
         # The suspect on trial at each worker, and since when.
         self.trials: dict[int, tuple[Suspect, float]] = {}
         self.resting_workers: set[int] = set()  # Some may have rested enough by now.

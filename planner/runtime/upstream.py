@@ -65,7 +65,7 @@ class StreamCheck:
             if len(self.rest) > LINE_BYTES:
                 raise WorkerError(f"{self.worker}: a line of the stream is larger than {LINE_BYTES} bytes")
             return b""
-        lines = chunk
+        lines = chunk  # A chunk of whole lines is passed on without a copy.
         if self.rest or end < len(chunk):
             lines = bytes(self.rest) + chunk[:end]
             self.rest = bytearray(chunk[end:])
