@@ -78,7 +78,7 @@ class ValidationSetup:
             digest.update(np.ascontiguousarray(column).tobytes())
         if self.config is not None:
             file = self.config / "config.json" if self.config.is_dir() else self.config
-            # A missing file is refused when the engines are to start (workers.model_folder).
+            # A missing file is refused before vLLM starts (workers.model_folder).
             digest.update(file.read_bytes() if file.exists() else b"")
         address = self.endpoint and {"url": self.endpoint.url, "model": self.endpoint.model}
         return {
