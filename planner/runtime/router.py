@@ -610,7 +610,9 @@ class LiveRouter:
         if identities == self.seen_identities:
             return
         for w, (before, after) in enumerate(zip(self.seen_identities, identities, strict=True)):
-            if before != after and before is not None:
+            if before == after:
+                continue
+            if before is not None:
                 self.live.note_down(w, now_s)
                 for timeout in self.attempts[w]:
                     _end_block(timeout, now_s)

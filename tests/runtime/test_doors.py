@@ -12,12 +12,24 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from runtime_fakes import PATIENCE_S, Backend, a_body, a_server, engines, is_idle, post, routed, until
+from runtime_fakes import (
+    PATIENCE_S,
+    Backend,
+    a_body,
+    a_server,
+    engines,
+    fleet_of,
+    is_idle,
+    post,
+    routed,
+    until,
+)
 
 from planner.fleet import Policies
 from planner.runtime.exchange import Reply
@@ -550,3 +562,20 @@ def test_requests_are_counted_once_however_often_they_are_tried() -> None:
             assert counts["fleetplan_retries_total"] == router.retries >= 1
 
     asyncio.run(run())
+
+
+def test_a_worker_that_starts_again_ends_no_others_rest() -> None:
+    """Both rest after failures, and worker 1 comes up with a new identity: only its own record is cleared."""
+    backends: list[Any] = [
+        SimpleNamespace(name=f"mixed-{w}", identity=f"first {w}", is_up=True, can_turn=False)
+        for w in range(2)
+    ]
+    router = LiveRouter(backends, fleet_of(("mixed", "mixed", 2)))
+    router._note_who_is_up(0.0)
+    for w in range(2):
+        while not router.trust.records[w].rests_until_s:
+            router.trust.note_failure(w, 1.0, is_refusal=False)
+    backends[1].identity = "second 1"
+    router._note_who_is_up(1.0)
+    assert router.trust.records[0].rests_until_s > 1.0
+    assert router.trust.records[1].rests_until_s == 0.0
