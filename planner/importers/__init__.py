@@ -57,7 +57,8 @@ Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredR
 class ForeignFormat:
     """How a format is read, and how a file of it is recognised.
 
-    A file is of the format if it has all keys or columns of one of the sets in `marks`. `inside` are patterns
+    A file is of the format if it has all keys or columns of one of the sets in `marks`. Without `needs_file`
+    the format can be read from no file: AIConfigurator brings its kernel tables itself. `inside` are patterns
     of the files in a folder of results; the first pattern that matches any file is used.
     """
 

@@ -351,6 +351,7 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
         rise_since_first = np.append(0.0, np.cumsum(rises))
         total += np.diff(np.interp(edges_s, t_s, rise_since_first))
         is_covered |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
+        # After a staleness marker there was nothing to count, so that it is no gap.
         gaps = np.flatnonzero((np.diff(t_s) > gap_s) & ~is_stale[:-1])
         for k in gaps:
             total[(edges_s[1:] > t_s[k] + _SAME_S) & (edges_s[:-1] < t_s[k + 1] - _SAME_S)] = np.nan

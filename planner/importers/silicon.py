@@ -278,6 +278,7 @@ class Kernels:
             prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
             self._experts_ms(1)  # Raises now if the experts' kernels are lacking.
         except (RuntimeError, ValueError) as error:
+            # AIConfigurator's message goes on with a dictionary, which helps no user of ours.
             why = str(error).split("{")[0].removesuffix("for ContextKey ").strip()
             raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
         names = [name.removeprefix("context_") for name, *_ in prompts]

@@ -156,7 +156,7 @@ class ConfigKernels:
             self.step_ms(StepShape(prompts=1, new=64, cached=0, decodes=1, context=64))
         except LACKING as error:
             why = str(error)
-            # Its messages go on with dictionaries, paths and lists, which help no user of ours.
+            # AIConfigurator's messages go on with dictionaries, paths and lists, which help no user of ours.
             for end in ("{", " at /", ", which", " Supported architectures"):
                 why = why.split(end)[0]
             why = why.strip().rstrip(".")

@@ -65,10 +65,11 @@ def silicon_fits(
     folder: Path | None = None,
     experts_of: ExpertsTimes | None = None,
 ) -> FittedKernels:
-    """A fit for each TP whose worker fits into memory and has kernel times, if the fit follows these.
+    """A fit for each TP whose worker fits into memory and has kernel times, if it misses these by at most
+    WORST_MAPE_FRAC.
 
-    A mixture of experts has one fit with slices of all experts, one with whole experts, and those of
-    data-parallel ranks, but with `experts_of`. It and `folder` are as in `silicon_table`.
+    A mixture of experts has one fit with slices of all experts, one with whole experts and, unless
+    `experts_of` is given, those of data-parallel ranks. `experts_of` and `folder` are as in `silicon_table`.
     """
     if why := silicon.why_not_covered(llm, gpu, folder):
         return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))

@@ -109,8 +109,8 @@ def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Millisecon
 
 @cache
 def sglang_table(system: str, version: str, name: str) -> Mapping[Any, Any]:
-    """AIConfigurator's table of this name of a version of SGLang, in nested keys. InputError where it is not
-    installed.
+    """AIConfigurator's table of this name of a version of SGLang, in nested keys. InputError where
+    AIConfigurator is not installed.
     """
     try:
         from aiconfigurator_core.sdk import perf_database

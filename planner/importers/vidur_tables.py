@@ -133,7 +133,7 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
         prefill_ms, decode_ms = prefill_ms + saved_ms, decode_ms + saved_ms
     is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most_tokens)
     is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most_tokens)
-    tokens = np.where(is_prefill, batch * chunk, batch)
+    tokens = np.where(is_prefill, batch * chunk, batch)  # A decode has one token per sequence.
     layer_ms = {name: np.interp(tokens, ops_tokens, each) for name, each in ops_ms.items()}
     reduces_ms = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS)
     layer_ms[REDUCE] = reduces_ms if tp > 1 else zeros

@@ -51,6 +51,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
                     shape["requests"],
                     (shape["input_tokens"],),
                     (shape["output_tokens"],),
+                    # Each is the largest E2E of one batch; the mean is over batches.
                     {"e2e": {"max": float(np.mean(latencies))}},
                     concurrency=shape["requests"],
                     notes=notes,

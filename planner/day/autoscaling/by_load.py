@@ -7,7 +7,8 @@ prompt, output   mean tokens of a request over the window of the rules
 token_work       what an output token adds to the steps of a worker of the pool            [s]
 request_work     what a request of these lengths adds (EngineProfile.work_s)               [s]
 work             what the tokens of the last span added, per second of the span            [s/s]
-growth           the highest rate expected up to `ahead_s` from now, divided by the rate expected now; 1 to 3
+now              the rate expected now                                                [requests/s]
+growth           the highest rate expected up to `ahead_s` from now, divided by `now`; 1 to 3
 load             the 95th percentile of work over the window or over `memory_s`, a value per span, times
                  growth and 1 + headroom; plus the work of the prompts that wait, served within `drain_s`
 The workers for a load follow from it in steps (`worker_steps_expr`, LoadRule.workers_for_load).

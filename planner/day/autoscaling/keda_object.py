@@ -160,7 +160,7 @@ def cron_triggers(pool: ScaledPool) -> list[Document]:
 
 
 def merge_entries(pool: ScaledPool) -> list[tuple[int, int]]:
-    """The timetable without entries that change nothing, or its first entry if none does.
+    """The timetable without entries that change nothing; if the size never changes, its first entry alone.
 
     The last entry applies until the first of the next day.
     """

@@ -5,7 +5,8 @@ exports gauges of the requests that wait and run and of the share of KV blocks i
 finished requests. It does not count arrivals, so the rate of arrivals is the rate of ends plus the growth of
 the requests in flight.
 
-Recording rules have the labels, series and defaults of the controllers that they follow from here.
+Recording rules (recording_rules.py, by_load.py) also take their labels and their controllers' defaults from
+here.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def _ahead_s(autoscaler: Autoscaler, target: ScaleTarget) -> int:
 
 
 def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_within: bool) -> str:
-    """The highest ASKED during `hold_s`. Without `is_within`, KEDA keeps it within least and most."""
+    """The highest ASKED during `hold_s`, with `is_within` kept within least and most; else KEDA does that."""
     controller, asked = autoscaler.controller, pool_series(ASKED, app, target)
     hold_s = autoscaler.read_seconds("hold_s", usual_value(autoscaler, "hold_s"), least=0, most=DAY_S)
     if 0 < hold_s < (every_s := _read_usual(autoscaler, "every_s")):
@@ -240,12 +240,13 @@ def _season_s(autoscaler: Autoscaler) -> int:
 
 
 def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: int = 0) -> str:
-    """PromQL for the rate expected `ahead_s` from now, or with `over_s` the highest of the time before.
+    """PromQL for the rate expected `ahead_s` from now, or the highest of the `over_s` that end then.
 
     PromQL's `or` takes the first of three that has a value: season, drift, last bucket.
     """
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
-    # A season before the forecast time. A bucket's mean is recorded at its end, half a bucket late.
+    # A season before the forecast time. A bucket's mean is recorded at its end, half a bucket after the time
+    # for which it stands.
     back_s = season_s - ahead_s - bucket_s // 2
     if back_s <= 0:
         raise InputError(

@@ -14,7 +14,7 @@ from planner.manifests.kubernetes import PART
 POOL_LABEL = "fleetplan/pool"
 LLM_D_CHART = "llm-d-modelservice"
 MOST_SHOWN_LETTERS = 60  # Of a pool's name, which is the user's, in a message.
-MOST_CHART_LETTERS = 55  # The chart cuts the name of its release and itself to this length.
+MOST_CHART_LETTERS = 55  # The chart cuts its full name (release and chart) to this length.
 
 
 @dataclass(frozen=True, slots=True)

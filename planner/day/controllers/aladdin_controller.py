@@ -53,7 +53,8 @@ class Aladdin:
         return SeriesLevel(self.settings.learn, self.settings.drift, self.settings.threshold)
 
     def _with_value(self, level: SeriesLevel, value: float) -> SeriesLevel:
-        """The level with this value, or after a change point (see `add`) a new level that begins with it."""
+        """The level with this value, or after a change point a new level that begins with it."""
+        # `SeriesLevel.add` returns None unless the value shows a change point.
         if level.add(value) is None:
             return level
         new_level = self._new_level()

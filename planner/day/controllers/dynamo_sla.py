@@ -4,8 +4,8 @@ Read in ai-dynamo/dynamo: components/planner/src/dynamo/planner/utils/planner_co
 correction factors), components/src/dynamo/planner/core/throughput_scaling.py at 0c9050c (2026; mixed workers,
 no more correction), config/defaults.py at 1ca6015, tests/planner/test_replica_calculation.py at 002a7c3.
 
-    prefill workers = ceil(requests in / interval x min(1, p) / prompt tokens/s of a worker)
-    decode workers  = ceil(requests out / interval / tokens/s of a worker whose ITL is target / d)
+    prefill workers = ceil(requests x in / interval x min(1, p) / prompt tokens/s of a worker)
+    decode workers  = ceil(requests x out / interval / tokens/s of a worker whose ITL is target / d)
     p = TTFT seen / TTFT of a prompt alone,  d = ITL seen / ITL at the concurrency seen
 
 `in` and `out` are mean lengths, ITL is the mean gap between tokens. The forecast of the next interval is the
@@ -60,6 +60,7 @@ class ForecastLoad:
 
     @property
     def context_tokens(self) -> float:
+        """The mean context of a request over its output tokens."""
         return self.input_tokens + self.output_tokens / 2
 
 

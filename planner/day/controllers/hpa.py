@@ -103,7 +103,7 @@ def check_target(metric: str, target: float | None) -> None:
 def pods_replicas(
     values_of_ready: Sequence[float], missing: int, current: int, target: float, tolerance_frac: float = 0.1
 ) -> int:
-    """The desired replicas of `current` if ready pods send the metric and `missing` ones do not yet."""
+    """The desired replicas where there are `current`: ready pods send values, `missing` ones do not yet."""
     ready, total = len(values_of_ready), sum(values_of_ready)
     if not ready:
         return current
@@ -206,6 +206,7 @@ class Behaviour:
                 limits.append(
                     size_before + value if kind == "pods" else math.ceil(size_before * (1 + value / 100))
                 )
+            # Earlier changes may have gone beyond the limits; then the size stays. Below, the same.
             desired = min(desired, max(int(max(limits)), current))
         elif desired < current and self.down.policies:
             limits = []

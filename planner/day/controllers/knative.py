@@ -92,8 +92,9 @@ class Knative:
         self.size = size
         self.stable = WindowMean(settings.window_s)
         self.panic = WindowMean(settings.window_s * settings.panic_window_frac)
-        # The time at which the panic window last needed that much; None outside a panic. A new autoscaler of
-        # more than one worker begins in panic, so that it keeps them for a stable window.
+        # The time at which the panic window last needed `panic_threshold` times the ready workers; None
+        # outside a panic. A new autoscaler of more than one worker begins in panic, so that it keeps them for
+        # a stable window.
         self.panic_s: float | None = 0.0 if size > 1 else None
         self.panic_size = size if size > 1 else 0  # The largest size of this panic.
         self.recent_maximum = RecentMaximum(self.settings.down_delay_s)

@@ -24,8 +24,7 @@ DECODE: Role = "decode"
 class CapacityTable:
     """The least pool sizes `sizes` (R, P) that keep the SLO at steady rates `rates_rps` (R,).
 
-    Rates rise, and no size falls from one rate to the next. `made` says for the reader which traffic was
-    simulated.
+    Rates rise, and no size falls from one rate to the next. `made` says in words which traffic was simulated.
     """
 
     rates_rps: Floats
@@ -224,7 +223,7 @@ class Knowledge:
         for node in dict.fromkeys(node for node in self.nodes if node is not None):
             on_node = [i for i, each in enumerate(self.nodes) if each == node]
             _, node_gpus = node
-            # GPUs that are missing to whole nodes.
+            # What the workers' GPUs lack to the next multiple of `node_gpus`.
             idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node_gpus
             for i in sorted(on_node, key=lambda i: i not in self.front):
                 more = min(idle // self.gpus[i], self.pools[i].most - filled_sizes[i])
@@ -261,6 +260,7 @@ def is_before_traffic(reading: MetricsReading) -> bool:
     """Whether this is the reading at the start of a run, before any request, which says nothing yet."""
     if reading.time_s > 0 or reading.limbo:
         return False
+    # A pool without workers has NaN for its share of KV.
     gauges = (reading.arrived, reading.waiting, reading.running, np.nan_to_num(reading.kv_frac))
     return not any(each.any() for each in gauges)
 

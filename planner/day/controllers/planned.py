@@ -154,7 +154,7 @@ class RecentWork:
     """The work that arrived at a pool during the last window of a rule, or the last `memory_s`."""
 
     def __init__(self, rule: LoadRule | None, memory_s: float | None = None) -> None:
-        self.rule = rule
+        self.rule = rule  # None if the controller goes by rate; then `add` is not called.
         self.memory_s = rule.window_s if rule is not None and memory_s is None else memory_s or 0.0
         self.spans: deque[tuple[float, float]] = deque()  # The end of each span, and its work per second.
         self.open_s, self.open_work = 0.0, 0.0  # Length and work of the span that is not over yet.

@@ -3,8 +3,8 @@
     chosen = parse_controller("hpa", {"metric": "kv", "target": "70 %"}, "slo.yaml: day: controllers: hpa")
     controller = chosen(knowledge)
 
-A controller that runs once per pool (`by_pool`) may have settings of their own for prefill and decode
-workers: `prefill: {metric: queue}`, `decode: {metric: kv}` within its parameters. Each controller's module
+A controller that runs once per pool (`by_pool`) may have other settings for prefill than for decode workers:
+`prefill: {metric: queue}`, `decode: {metric: kv}` within its parameters. Each controller's module
 has its rules and settings. `PerPool` runs one scaler per pool, as autoscalers of Kubernetes are deployed:
 each sees the metrics of its pool.
 """

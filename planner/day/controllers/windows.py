@@ -18,7 +18,7 @@ _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
 class Window:
     """A number of workers from `begin_s` to `end_s`, in seconds of the day, on each of `days` (0: Monday).
 
-    If `end_s` is less than `begin_s`, the window ends on the next day. `workers` has one number for all
+    If `end_s` is not above `begin_s`, the window ends on the next day. `workers` has one number for all
     pools, or one for each.
     """
 

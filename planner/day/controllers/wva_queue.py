@@ -3,8 +3,8 @@
 Read in llm-d/llm-d-workload-variant-autoscaler at 56a651b (2025-10-29): pkg/analyzer/queueanalyzer.go,
 mm1modelstatedependent.go. Times of one worker, in ms, with n requests in a batch of at most N:
 
-    prefill(n) = gamma + delta in n          decode(n) = alpha + beta n
-    mu(n)      = n / (prefill(n) + (out - 1) decode(n)), mu(N) for N < n <= N + Q, and no more requests
+    prefill(n) = gamma + delta * in * n      decode(n) = alpha + beta * n
+    mu(n)      = n / (prefill(n) + (out - 1) * decode(n)), mu(N) for N < n <= N + Q, and no more requests
 
 Here in and out are the mean tokens of prompts and answers, and Q requests may wait.
 
@@ -45,7 +45,7 @@ from planner.simulator.elastic import Floats, MetricsReading
 # means to compare, so rates are searched from EDGE_FRAC mu(1) to (1 - EDGE_FRAC) mu(N).
 EDGE_FRAC = 0.001
 QUEUE_PER_SEAT = 10  # Q / N: so many requests may wait for each seat.
-RATE_TOLERANCE = 1e-6  # The relative error of a root search, far below what a worker more or less shows.
+RATE_TOLERANCE = 1e-6  # The relative error of a root search, far below the difference that one worker makes.
 KEPT_RATES = 4096  # Rates of so many (pool, lengths) are kept, since each takes a root search.
 LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is priced as if it carried this.
 
@@ -85,8 +85,8 @@ class QueueState:
     throughput_rps: float
     wait_ms: float
     serve_ms: float
-    in_service: float
-    batch: float  # n* in the model.
+    in_service: float  # The mean number of requests in the batch.
+    batch: float  # n* of the module's docstring.
     ttft_ms: float
     itl_ms: float
 
@@ -101,6 +101,7 @@ class QueueModel:
         rates = n / (per_prompt + times.decode_steps * (times.alpha + times.beta * n))
         self.least_rps = float(rates[0]) * EDGE_FRAC * 1000
         self.most_rps = float(rates[-1]) * (1 - EDGE_FRAC) * 1000
+        # However many requests wait, a full batch is served at mu(N).
         served = np.concatenate([np.log(rates), np.full(times.queue, math.log(rates[-1]))])
         self._states: Floats = np.arange(len(served) + 1, dtype=float)
         self._log_served: Floats = np.concatenate([[0.0], np.cumsum(served)])
@@ -109,7 +110,7 @@ class QueueModel:
         """The means of the stationary distribution at this arrival rate. Times follow by Little's law."""
         rate = rate_rps / 1000
         log_weight = self._states * math.log(rate) - self._log_served
-        weight = np.exp(log_weight - log_weight.max())
+        weight = np.exp(log_weight - log_weight.max())  # At most 1, so that nothing overflows.
         total, seats = float(weight.sum()), self.times.seats
         in_system = float(self._states @ weight) / total
         full_weight = float(weight[seats + 1 :].sum())  # All seats are taken, and some requests wait.
@@ -138,8 +139,9 @@ class QueueModel:
         return min(max((serve_ms - fixed_ms) / slope_ms, 0.0), float(times.seats))
 
     def largest_rate_rps(self, latency_ms: Callable[[QueueState], float], target_ms: float) -> float:
-        """The largest rate [requests/s] at which the latency that `latency_ms` takes from a state, which
-        rises with the rate, is within its target; 0 if it is at none.
+        """The largest rate [requests/s] at which a latency is within its target; 0 if it is at none.
+
+        `latency_ms` reads the latency from a state. It must rise with the rate.
         """
         if latency_ms(self.queue_state_at(self.least_rps)) > target_ms:
             return 0.0
@@ -190,7 +192,7 @@ class WvaQueueSettings(WvaRules):
 
 
 class WvaQueue(HpaFollowed):
-    """The controller. `HpaFollowed` (wva.py) calls `optimal_sizes` at its interval and follows them."""
+    """The controller. `HpaFollowed` (wva.py) calls `optimal_sizes` at its interval; HPAs follow the sizes."""
 
     def __init__(self, settings: WvaQueueSettings, knowledge: Knowledge) -> None:
         knowledge.require_facts("wva-queue", "engines", "ttft_s", "tpot_s")

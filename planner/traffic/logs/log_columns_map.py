@@ -35,7 +35,7 @@ _FITTING_FRAC = 0.5
 _WHOLE_FRAC = 0.9  # A column of lengths has at least this share of whole numbers.
 _LISTED_COLUMNS = 16  # An error names at most this many columns.
 _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
-# A duration without a unit is taken to be in ms if its median is above this; one in s would be 2 minutes.
+# A duration without a unit is taken to be in ms if its median is above this; in s it would be almost 2 minutes.
 _LIKELY_MS = 100
 # Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_...).
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}
@@ -57,7 +57,7 @@ _TIME |= {"nano", "iso8601", "msec"}
 # Small numbers may be durations, or a clock that counts from 0. With one of these words they are a clock.
 _ZERO_CLOCK = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
 _NOT_TIME = {"first", "token", "tokens", "updated", "modified", "expires", "expiry", "zone", "cached", "ttft"}
-# A span is a duration: how long a request took.
+# A span is here a duration (how long a request took), and not a span of OpenTelemetry as in otlp.py.
 _SPAN = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
 _SPAN_NAMES = {"request_time", "response_time", "total_time", "processing_time", "time_taken", "wall_time"}
 _NOT_SPAN = {"first", "ttft", "queue", "upstream", "token", "tpot", "itl", "prefill", "network", "connect"}
@@ -301,7 +301,7 @@ def _unsure_error(
     roles = [role for role in ("arrival", "end", "duration", "input", "output", *_NAMES) if role in columns]
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
-    # Of dates it was said that there are some; only their form is to be given.
+    # A doubt already names the column of dates, so that the arrival is not said to be unreadable.
     unread = [role for role in missing if role != "arrival" or not dated]
     why = [*doubts, *(f"no column could be read as {role}" for role in unread)]
     # No map helps where numbers have thousands separators, so this message has none.
@@ -544,6 +544,7 @@ def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool
     missing value says nothing, which counts as not failed.
     """
     codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
+    # The last place is for the code -1, which pandas gives to values that it takes for missing.
     failed_by_code, unknown = np.zeros(len(values) + 1, dtype=bool), []
     for code, value in enumerate(values):
         text = str(value).strip().lower()
@@ -577,7 +578,7 @@ _OPERATIONS = {"execute_tool", "invoke_agent", "create_agent", "invoke_workflow"
 
 
 def other_kind(value: object) -> str:
-    """Why a call of this kind or path generates no text, for `dropped`; empty for one that does."""
+    """Why a call of this kind or path generates no text, for `Trace.dropped`; empty for one that does."""
     text = str(value).strip().lower()
     if "embed" in text:
         return EMBEDDINGS

@@ -4,9 +4,9 @@ the spans.
 The parent of a span says whose work it is, not what it waited for. That follows from the times: of two
 children of one span the later one waits for the earlier one if the earlier one had ended when the later one
 began. So a call waits for the last calls of its agent before it, and of all sub-agents that had returned. The
-first call of a sub-agent waits for what its caller had done before. The pause of a call is the time that it
-began after the last of these had ended, for tools or for a person. The traces of one conversation count as
-children of one span; each is a task.
+first call of a sub-agent waits for what its caller had done before. The pause of a call is the time from the
+end of the last of these to its own beginning, for tools or for a person. OpenTelemetry's traces of one
+conversation count as children of one span; each is a task.
 
     [ agent                                                    ]
       [ call 1 ]   [ tool: sub-agent [ call a ] [ call b ] ]

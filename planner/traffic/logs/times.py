@@ -323,7 +323,7 @@ def shown_value(value: object) -> str:
 def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:
     """The unit "date" for ISO 8601, or the pattern of Apache's dates. Raises UnsureError for other texts."""
     texts = sample.astype(str).tolist()
-    if np.mean([bool(_DATE.match(text)) for text in texts]) >= 0.5:  # Texts as before.
+    if np.mean([bool(_DATE.match(text)) for text in texts]) >= 0.5:  # Half is enough, as in `choose_unit`.
         return "date"
     if np.mean([bool(_APACHE_LIKE.fullmatch(text.strip())) for text in texts]) > 0.5:
         return _APACHE

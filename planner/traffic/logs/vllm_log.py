@@ -32,7 +32,7 @@ COLUMNS = Columns(
     units={"arrival": "ns"},
 )
 # The log of a container has a date, the stream (stdout or stderr), and F or P for a full or a partial line,
-# before the line itself.
+# before the line itself. vLLM's own line may begin with the name of its process in parentheses.
 LINE = re.compile(
     rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] "
     rb")?)?(?:\([^)]{0,80}\) )?"
@@ -166,7 +166,7 @@ class VllmLog:
             )
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
-        """Take the line of a request that arrived: any text of the prompt, and then its settings."""
+        """Take the line of a request that arrived: any text of the prompt, and then the request's settings."""
         request = self.requests.setdefault(name, _Request(number, time_ns))
         if (tokens := self._count_ids("in", message)) is not None:  # vLLM up to 0.10 writes the ids here.
             request.prompt_tokens = tokens
@@ -189,8 +189,8 @@ class VllmLog:
         """How many token ids a line lists; None if it has no list. The prompt itself may hold the words that
         come before a list, so we look for their last place.
 
-        It also notes a prompt with as many characters as ids in `_cut`, by which `rows` refuses logs that
-        were cut.
+        A prompt with as many characters as ids is noted in `_cut`, by which `rows` refuses logs that were
+        cut.
         """
         mark = _IDS[side]
         if (mark_at := message.rfind(mark)) < 0:
