@@ -6,11 +6,11 @@
                "latency_s": {"ttft": {"mean": 0.21, "p99": 0.60}, "tpot": {"mean": 0.012}}}]}
 
 There is one length per request, or a single mean. From a mean, lengths are drawn evenly in [1 - s, 1 + s]
-times the mean, with s = `length_spread_frac`: equal lengths would keep requests in step with each other, which is rare
-in real runs. The load is `concurrency` (closed loop), `rate_rps` (open loop, Poisson) or `arrival_s` (open
-loop, as recorded); a run without any of these cannot be simulated. Metrics are those of the glossary, and
-`queue`, the time before a request is scheduled. Statistics are mean, max and percentiles (p99). A percentile
-from a histogram is known only up to the edge of its bucket: p99_at_most.
+times the mean, with s = `length_spread_frac`: equal lengths would keep requests in step with each other,
+which is rare in real runs. The load is `concurrency` (closed loop), `rate_rps` (open loop, Poisson) or
+`arrival_s` (open loop, as recorded); a run without any of these cannot be simulated. Metrics are those of the
+glossary, and `queue`, the time before a request is scheduled. Statistics are mean, max and percentiles (p99).
+A percentile from a histogram is known only up to the edge of its bucket: p99_at_most.
 """
 
 from __future__ import annotations

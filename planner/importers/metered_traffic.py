@@ -42,9 +42,8 @@ from planner.units import DAY_S, HOUR_S, quantity
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
 LENGTHS = {"input": PROMPT, "output": OUTPUT}  # vLLM's histogram of each length in slo.yaml.
-MOST_UNKNOWN_FRAC = (
-    0.5  # With a larger share of intervals without samples most of the curve would be a guess.
-)
+# With a larger share of intervals without samples most of the curve would be a guess.
+MOST_UNKNOWN_FRAC = 0.5
 LEAST_EVERY_S = 1.0  # Prometheus does not scrape more often.
 LEAST_GAP_S = 300.0  # Counters are interpolated over gaps of this length, even with shorter intervals.
 MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a slip in a time.
@@ -60,6 +59,7 @@ _METRIC = re.compile(
     rb'\s*(?:#\s*(?:HELP|TYPE|EOF)|vllm:\w+(?:\{|\s)|\{(?:__name__|[A-Za-z_]\w*)=")|\s*\{\s*"status"\s*:\s*"(?:success|error)"'
     rb'|\s*[\[{]\s*(?:\{\s*)?"(?:metric|resultType)"\s*:'
 )
+# The beginning of OpenAI's usage as JSON: a page of buckets, or a bucket.
 _BUCKETS = re.compile(rb'\s*[\[{].{0,400}?"object"\s*:\s*"(?:page|bucket)"', re.DOTALL)
 _USAGE_COLUMNS = ("start_time", "end_time", "num_model_requests", "input_tokens", "output_tokens")
 

@@ -91,6 +91,7 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
     about: dict[str, str] = {}
     engines: set[tuple[str, str]] = set()
     for name, labels, value in samples_of(read_text(path), str(path)):
+        # A sample `_created` is the time at which a counter began, and no count.
         if not name.startswith("vllm:") or name.endswith("_created"):
             continue
         if "cache_config_info" in name:

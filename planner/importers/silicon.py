@@ -275,6 +275,7 @@ class Kernels:
         self._engine, self._experts_ms = _compile_engine(llm, system, tp, ep, dp)
         self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
         try:
+            # Any lengths will do: the names and the order of the operations count, and lacking kernels raise.
             prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
             self._experts_ms(1)  # Raises now if the experts' kernels are lacking.
         except (RuntimeError, ValueError) as error:

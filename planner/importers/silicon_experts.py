@@ -14,7 +14,7 @@ from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
 Milliseconds = Callable[[int], float]  # A function of the number of tokens.
-# The milliseconds of experts, by AIConfigurator's description of them, its name of the system, and the LLM.
+# Milliseconds of experts by AIConfigurator's description of them, its name of the system, and the LLM.
 ExpertsTimes = Callable[[dict[str, Any], str, Llm], Milliseconds]
 # Systems whose tables have only experts drawn from a power law, and no even routing.
 ONE_ROUTING = ("a100_sxm",)

@@ -107,7 +107,7 @@ def ranks_latency(own: StepLatency, joint_s: silicon.Floats) -> StepLatency:
     knots = np.array(JOINT_TOKENS, dtype=float)
     # Measured times fall here and there; more tokens cannot really take less time.
     joint_s = np.maximum.accumulate(joint_s)
-    own_s = np.asarray(own.step_s(knots)) - own.h_s
+    own_s = np.asarray(own.step_s(knots)) - own.h_s  # `h_s` stays a field of its own.
     return dataclasses.replace(
         own,
         knots_tokens=tuple(knots.tolist()),

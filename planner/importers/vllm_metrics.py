@@ -2,8 +2,7 @@
 
 vLLM counts a request when it finishes. The arrivals of a window are its finished requests plus the rise of
 the number in flight. A prefill and a decode worker both count each request that they share, the
-prefill worker after one token. So TTFT
-is taken from prefill workers, everything else from decode workers.
+prefill worker after one token. So TTFT is taken from prefill workers, everything else from decode workers.
 
 Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32). Where versions name a
 metric differently, the newer name comes first below.

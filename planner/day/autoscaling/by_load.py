@@ -120,6 +120,7 @@ def length_exprs(
         (OUTPUT, prometheus_queries.OUTPUT_TOKENS, decoding),
     ):
         requests = prometheus_queries.per_s(prometheus_queries.FIRST_TOKENS, prefilling, window_s)
+        # Without a request in the window the mean counts as 0.
         expr_by_record[name] = (
             f"{prometheus_queries.per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
         )

@@ -137,8 +137,8 @@ def _pool_exprs(
     number: int,
     load_rules: Sequence[by_load.PoolRule],
 ) -> dict[str, str]:
-    """The expressions of the records up to ASKED of pool `number`, by record. With `load_rules` the
-    controller fleetplan goes by load, without them by rate.
+    """The expressions of pool `number` by record; the last is ASKED. With `load_rules` the controller
+    fleetplan goes by load, without them by rate.
     """
     controller, target, pools = autoscaler.controller, targets[number], len(targets)
     prefilling = _prefilling_pools(targets)

@@ -206,7 +206,7 @@ class Behaviour:
                 limits.append(
                     size_before + value if kind == "pods" else math.ceil(size_before * (1 + value / 100))
                 )
-            # Earlier changes may have gone beyond the limits; then the size stays. Below, the same.
+            # Earlier changes may already exceed the limits: then the size stays, here and below.
             desired = min(desired, max(int(max(limits)), current))
         elif desired < current and self.down.policies:
             limits = []

@@ -4,9 +4,9 @@
     controller = chosen(knowledge)
 
 A controller that runs once per pool (`by_pool`) may have other settings for prefill than for decode workers:
-`prefill: {metric: queue}`, `decode: {metric: kv}` within its parameters. Each controller's module
-has its rules and settings. `PerPool` runs one scaler per pool, as autoscalers of Kubernetes are deployed:
-each sees the metrics of its pool.
+`prefill: {metric: queue}`, `decode: {metric: kv}` within its parameters. Each controller's module has its
+rules and settings. `PerPool` runs one scaler per pool, as autoscalers of Kubernetes are deployed: each sees
+the metrics of its pool.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Scaler(Protocol):
 
 
 class PerPool:
-    """A controller made of a scaler per pool. `Knowledge.bounded_sizes` limits what the scalers decide."""
+    """A controller made of a scaler per pool. `Knowledge.bounded_sizes` limits what the scalers decide.
+
+    `every_s` and `lag_s` are those of `Controller` in simulator/elastic.py.
+    """
 
     def __init__(
         self, scalers: Sequence[Scaler], knowledge: Knowledge, *, every_s: float, lag_s: float

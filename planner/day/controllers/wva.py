@@ -59,7 +59,7 @@ class WvaRules(ScalingRules):
 
 @dataclass(frozen=True, slots=True)
 class WvaSettings(WvaRules):
-    """The thresholds by which the autoscaler decides, and how it is followed."""
+    """The settings of the controller `wva`: the autoscaler's thresholds beside `WvaRules`."""
 
     kv_threshold_frac: float = settings_field(
         0.8, SHARE, "a worker with so much of its KV cache in use is saturated", most=1.0

@@ -35,7 +35,7 @@ _FITTING_FRAC = 0.5
 _WHOLE_FRAC = 0.9  # A column of lengths has at least this share of whole numbers.
 _LISTED_COLUMNS = 16  # An error names at most this many columns.
 _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
-# A duration without a unit is taken to be in ms if its median is above this; in s it would be almost 2 minutes.
+# Durations without a unit are taken to be in ms if their median is above this: in s it is almost 2 minutes.
 _LIKELY_MS = 100
 # Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_...).
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}

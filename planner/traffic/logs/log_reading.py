@@ -233,8 +233,8 @@ def _access(source: LogSource, options: LogOptions, kind: str) -> _Log:
 def _parquet(path: Path, options: LogOptions) -> _Log:
     file = log_tables.parquet_file(path)
     names = log_tables.parquet_names(file)
-    sample_of = next(iter(log_tables.parquet_blocks(path, file, names)), None)
-    if sample_of is None:
+    sample_block = next(iter(log_tables.parquet_blocks(path, file, names)), None)
+    if sample_block is None:
         raise TraceError(f"{path}: has no row; expected at least one request")
     where = f"{path}, row 1"
     table = _table(names, options)
@@ -244,7 +244,7 @@ def _parquet(path: Path, options: LogOptions) -> _Log:
         _refuse_format(options, where)
         _refuse_sums(names, where)
         table_columns = options.columns or guess_columns(
-            pd.DataFrame(sample_of[1]).iloc[: log_tables.SAMPLE_ROWS], where
+            pd.DataFrame(sample_block[1]).iloc[: log_tables.SAMPLE_ROWS], where
         )
     _check_there(table_columns, names, where)
     blocks = log_tables.parquet_blocks(

@@ -112,7 +112,8 @@ class SpanTree:
         edges: list[tuple[int, int]] = []
         for path in sorted(children, key=len, reverse=True):
             group = _join_groups(children[path], edges)
-            # A span may begin before its first call, and end after its last one.
+            # A path longer than conversation and trace ends in a span, which may begin before its first call
+            # and end after its last one.
             if len(path) > 2 and path[-1] in self._spans:
                 _, start_ns, end_ns = self._spans[path[-1]]
                 group.start_ns, group.end_ns = min(start_ns, group.start_ns), max(end_ns, group.end_ns)

@@ -286,6 +286,7 @@ class LogClock:
                 self._is_put_back = False
             elif self._latest_ns - ns[k] > _STEP_BACK_NS:
                 self._is_put_back = True
+            # A fall counts from the latest time so far; after it, a rise counts from the last time.
             self._latest_ns = int(ns[k]) if self._is_put_back else max(self._latest_ns, int(ns[k]))
             if self._is_put_back:
                 first[k] = second[k]

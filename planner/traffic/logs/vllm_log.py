@@ -166,7 +166,7 @@ class VllmLog:
             )
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
-        """Take the line of a request that arrived: any text of the prompt, and then the request's settings."""
+        """Take the line of a request that arrived: any text of the prompt, then the request's settings."""
         request = self.requests.setdefault(name, _Request(number, time_ns))
         if (tokens := self._count_ids("in", message)) is not None:  # vLLM up to 0.10 writes the ids here.
             request.prompt_tokens = tokens
