@@ -349,6 +349,7 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
         rises = np.diff(values)
         rises = np.where(rises < 0, values[1:], rises)  # A counter that falls was reset to zero.
         rise_since_first = np.append(0.0, np.cumsum(rises))
+        # Before the first sample and after the last `np.interp` is constant, so that nothing rises there.
         total += np.diff(np.interp(edges_s, t_s, rise_since_first))
         is_covered |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
         # After a staleness marker there was nothing to count, so that it is no gap.

@@ -127,7 +127,8 @@ def timetable_of(
         )
     edges_s = {int(edge_s) % DAY_S for window in windows for edge_s in (window.begin_s, window.end_s)}
     rows = []
-    for time_s in sorted(edges_s or {0}):  # Sizes change only where a window begins or ends.
+    # Sizes change only where a window begins or ends. Windows are daily, so Monday stands for every day.
+    for time_s in sorted(edges_s or {0}):
         size = max((window.workers_of(pool) for window in windows if window.contains(time_s)), default=0)
         rows.append((time_s, min(max(size, least), most)))
     return tuple(rows)

@@ -82,7 +82,7 @@ class RateForecast:
         # The drift needs the last two buckets, or two rates if intervals are longer than buckets.
         while self._recent[0][0] <= time_s - 2 * self.bucket_s and len(self._recent) > 2:
             self._recent.popleft()
-        bucket = self._bucket(time_s - interval_s / 2)
+        bucket = self._bucket(time_s - interval_s / 2)  # An interval counts to the bucket of its middle.
         if self._open is not None and self._open.bucket != bucket:
             self._past.append((self._open.bucket, self._open.rate_rps))
             self._open = None

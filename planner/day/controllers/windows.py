@@ -40,6 +40,7 @@ class Window:
         day, time_s = int(week_s // DAY_S) % 7, week_s % DAY_S
         if self.begin_s < self.end_s:
             return day in self.days and self.begin_s <= time_s < self.end_s
+        # Before midnight on one of its days, or after midnight on the day that follows one.
         return (day in self.days and time_s >= self.begin_s) or (
             (day - 1) % 7 in self.days and time_s < self.end_s
         )

@@ -114,6 +114,7 @@ class QueueModel:
         total, seats = float(weight.sum()), self.times.seats
         in_system = float(self._states @ weight) / total
         full_weight = float(weight[seats + 1 :].sum())  # All seats are taken, and some requests wait.
+        # In state n the batch has n requests, but never more than there are seats.
         in_service = (float(self._states[: seats + 1] @ weight[: seats + 1]) + full_weight * seats) / total
         throughput = rate * (1 - float(weight[-1]) / total)
         serve_ms = in_service / throughput

@@ -68,6 +68,7 @@ class SpanTree:
         start_ns, end_ns = np.array([self._calls[k][2:] for k in serials.tolist()]).T
         after = np.array(edges, np.int64)
         after = after[np.lexsort((after[:, 0], after[:, 1]))]
+        # For each request the latest end of those that it waits for; 0 without any.
         ready_ns = np.zeros(len(trace), np.int64)
         np.maximum.at(ready_ns, after[:, 0], end_ns[after[:, 1]])
         waits = np.zeros(len(trace), dtype=bool)
