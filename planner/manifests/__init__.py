@@ -34,12 +34,12 @@ from planner.policies import QUEUE, ROUTERS_OF, ROUTING, VLLM_ROUTER, advise_tar
 
 
 class Target(Protocol):
-    """What a module of this folder offers: `ENGINE` names the versions it is written for."""
+    """What each target's module offers. `ENGINE` names the versions for which it writes manifests."""
 
     ENGINE: str
 
     def render(self, fleet: Fleet, max_model_len: int) -> dict[str, str]:
-        """Path relative to the manifests folder -> content; InputError where the target cannot express it."""
+        """Path below manifests/ -> content. Raises InputError where the target cannot express the fleet."""
 
     def steps(self, fleet: Fleet) -> list[str]:
         """Lines of Markdown: how to deploy the files."""
@@ -61,9 +61,11 @@ TARGETS: dict[str, Target] = {
     "production-stack": production_stack,
     "skypilot": skyserve,
 }
-# Targets that make a service, with an address of its own, for each mixed pool or pair of pools.
+# Targets that make a service, with an address of its own, for each mixed pool and each pair (a prefill pool
+# with a decode pool).
 APART = ("kserve",)
-# Files of an earlier plan. Those that this plan does not need are removed: someone would start their workers.
+# Target -> patterns of the files that an earlier plan may have left. Those that this plan does not write are
+# removed: someone might start their workers.
 OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
     "vllm": ("vllm/*.config.yaml", "vllm/*.sh", "vllm/kv-store.json"),
@@ -274,7 +276,10 @@ _EXPRESSIBLE_POLICIES = (
 
 
 def _inexpressible_policies(policies: Policies) -> list[str]:
-    """The policies that no target expresses, with their values, where they differ from the default."""
+    """The policies that no target expresses, with their values, where they differ from the default.
+
+    Settings of the routing (`setting_grid`) count as expressed where vllm-router has its cache rule.
+    """
     default = Policies()
     expressible = (
         (*_EXPRESSIBLE_POLICIES, *ROUTING[policies.routing].setting_grid)

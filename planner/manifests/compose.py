@@ -122,7 +122,7 @@ def _service(
         "entrypoint": ["vllm", "serve"],
         "command": [arg.replace("$", "$$") for arg in args],  # Compose would read $ as a variable.
         "environment": environment,
-        "ipc": "host",
+        "ipc": "host",  # Ranks of a worker talk through shared memory (kubernetes.SHM_GIB).
         "volumes": [f"hf-cache:{HF_HOME}"],
         "restart": "unless-stopped",
         "healthcheck": {

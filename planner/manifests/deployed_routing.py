@@ -24,7 +24,7 @@ _OPTIONAL = (
     engine_command.ROUTER_FOLDER,
     *(f"{helm_chart.FOLDER}/{folder}/" for folder in ("templates", "optional")),
 )
-_UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Files that take no comments of ours.
+_UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Ends of files to which we add no comments.
 
 
 def routing_notes(fleet: Fleet, target: str) -> list[str]:
@@ -32,20 +32,20 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
     policies = fleet.policies
     mixed, prefill, decode = ROUTERS_OF[target]
     unique_notes: dict[str, None] = {}
-    routers_in_plan: tuple[tuple[Role, str, str], ...] = (
+    router_and_routing_by_role: tuple[tuple[Role, str, str], ...] = (
         ("mixed", mixed, policies.routing),
         ("prefill", prefill, policies.routing),
         ("decode", decode, policies.decode_routing),
     )
-    for role, router, planned_router in routers_in_plan:
+    for role, router, planned_routing in router_and_routing_by_role:
         if engine_command.workers_of(fleet, role) < 2:
             continue  # There is nothing to route among.
-        difference = find_router_difference(ROUTING[planned_router], router)
+        difference = find_router_difference(ROUTING[planned_routing], router)
         for_prompts = find_router_difference(ROUTING[policies.routing], router)
         # A router with a single rule routes to decode workers, too, by the rule for prompts.
         if role == "decode" and ROUTERS[router].is_single and for_prompts.name != difference.name:
             difference = RouterDifference(for_prompts.name, is_lacking=True)
-        unique_notes |= dict.fromkeys(_difference_text(router, ROUTING[planned_router], difference))
+        unique_notes |= dict.fromkeys(_difference_text(router, ROUTING[planned_routing], difference))
     return [
         *unique_notes,
         *_difference_text(
@@ -95,8 +95,7 @@ def _below_first_comment(text: str, lines: str) -> str:
 
 
 def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
-    """A target's files with a comment as their first line, in scripts as their second, below the shell's
-    name.
+    """A target's files with the comment `line` at their head; in scripts below the line that names the shell.
 
     Files of formats without comments stay as they are.
     """

@@ -1,9 +1,9 @@
 """NVIDIA Dynamo: a DynamoGraphDeployment (v1beta1) with a frontend and one component per pool.
 
-Pairs and mixed pools have a graph each, because a frontend sends either all requests through prefill workers
-or none. The operator looks for a container named `main`, and starts a worker that spans nodes by `multinode`:
-with data-parallel ranks it adds to --data-parallel-size which of them are on a node, and a front end on each
-node (deploy/operator/internal/dynamo/backend_vllm.go at 003d1ee).
+Prefill and decode pools are in one graph and mixed pools in another, because a frontend sends either all
+requests through prefill workers or none. The operator looks for a container named `main`. It starts a worker
+that spans nodes by `multinode`; for data-parallel ranks it adds the flags that say which of them are on a
+node, and a front end on each node (deploy/operator/internal/dynamo/backend_vllm.go at 003d1ee).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25  # The most components of a graph, the frontend included.
 MAX_NAMES = 45  # Most letters of the names of a graph and a component together, as Grove counts them.
 COMPONENT_NAME_LETTERS = 12  # Longer names of pools are cut, so that room is left for the graph's.
-TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
+TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]  # For the hub, if there is one.
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -51,8 +51,8 @@ def routing(fleet: Fleet) -> str:
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
-    """One graph for the pairs and one for the mixed pools, as far as the fleet has them."""
-    engine_command.plain_name(fleet, "dynamo")
+    """One graph for prefill and decode pools and one for mixed pools, as far as the fleet has them."""
+    engine_command.plain_name(fleet, "dynamo")  # For its InputError; the graphs take the name as it is.
     engine_command.refuse_ranks(fleet, "dynamo", on_nodes=False)
     engine_command.refuse_offload(fleet, "dynamo")
     if len(fleet.running_pools) >= MAX_COMPONENTS:
@@ -80,7 +80,7 @@ def graph_pools(fleet: Fleet) -> dict[str, list[tuple[str, Pool]]]:
     labels = engine_command.pool_labels(fleet, length=COMPONENT_NAME_LETTERS)
     pools = list(zip(labels, fleet.running_pools, strict=True))
     pools_by_graph = {}
-    for kind in ("disagg", "agg"):  # Dynamo's words for pairs and for mixed pools.
+    for kind in ("disagg", "agg"):  # Dynamo's words for prefill and decode pools, and for mixed ones.
         if own := [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]:
             pools_by_graph[_graph_name(fleet, kind, own)] = own
     return pools_by_graph
@@ -141,8 +141,8 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
         "envFrom": TOKEN,
         "resources": kubernetes.resources(pool),
     }
-    if meeting := kubernetes.nixl_environment(pool):
-        main["env"] = meeting
+    if kv_address := kubernetes.nixl_environment(pool):
+        main["env"] = kv_address
     template: Document = {"spec": {**kubernetes.placement(fleet, pool), "containers": [main]}}
     if engine_command.is_capped(pool.type.gpu):
         template["metadata"] = {"annotations": {kubernetes.POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}}

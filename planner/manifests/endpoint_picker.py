@@ -27,7 +27,7 @@ from planner.policies import (
 
 Document = dict[str, Any]
 API_VERSION = "llm-d.ai/v1alpha1"
-# These plugins make prefill and decode two picks, for every request.
+# With these plugins two workers are picked for every request, one for its prefill and one for its decode.
 ALWAYS_APART, APART = "always-disagg-pd-decider", "disagg-profile-handler"
 # Plugins that collect what a scorer or filter reads.
 _PRODUCERS = {
@@ -63,8 +63,8 @@ def picker_config(fleet: Fleet, *, is_pair: bool) -> Document:
             "prefill": ["prefill-filter", *profile_plugins(policies.routing)],
             "decode": ["decode-filter", *_decode_profile(policies)],
         }
-    ranking = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
-    names += [*dict.fromkeys(_PRODUCERS[name] for name in ranking if name in _PRODUCERS), *ranking]
+    in_profiles = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
+    names += [*dict.fromkeys(_PRODUCERS[name] for name in in_profiles if name in _PRODUCERS), *in_profiles]
     return {
         "apiVersion": API_VERSION,
         "kind": "EndpointPickerConfig",
@@ -85,8 +85,9 @@ def _decode_profile(policies: Policies) -> list[str]:
 
 
 def _prefill_tokens_per_s(pool: Pool) -> float:
-    """Prompt tokens that one worker computes in a second, in steps that are full of one prompt."""
+    """Prompt tokens that one worker computes in a second, if one prompt fills each step."""
     tokens = pool.type.max_num_batched_tokens
+    # `pairs` are query-key pairs: each token attends to itself and to all before it.
     return tokens / float(pool.type.latency.step_s(tokens, pairs=tokens * (tokens + 1) / 2))
 
 

@@ -132,7 +132,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         flags["kv-transfer-config"] = _two_connectors(handing_over, store) if handing_over else store
     if offload_bytes := cpu_bytes(pool, fleet):
         if handing_over is None:
-            flags["kv-offloading-size"] = offload_bytes / 2**30
+            flags["kv-offloading-size"] = offload_bytes / 2**30  # In GiB.
         else:
             flags["kv-transfer-config"] = _two_connectors(handing_over, _offloading(offload_bytes))
     return flags
@@ -262,7 +262,7 @@ def _kv_cache_dtype(llm: Llm) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name of an LLM that no file or command line of ours can carry unharmed."""
+    """Refuse a name of an LLM that our files and command lines cannot carry unharmed."""
     if not name or not name.isprintable() or name != name.strip() or name.startswith("-") or len(name) > 1000:
         raise InputError(
             f"LLM {name[:200]!r}: expected a name such as meta-llama/Llama-3.1-70B or a path: printable, no "
@@ -281,7 +281,7 @@ def hub_name(fleet: Fleet, target: str) -> str:
 
 
 def plain_name(fleet: Fleet, target: str) -> str:
-    """The LLM's name, where templates of `target` pass it on unquoted."""
+    """The LLM's name, where templates of `target` pass it on unquoted. Raises InputError for other names."""
     if not _PLAIN_NAME.fullmatch(fleet.llm.name):
         raise InputError(
             f"{target}: its templates hold only plain names of LLMs (letters, digits and . _ / @ + -), found "
@@ -334,9 +334,10 @@ def refuse_several_nodes(fleet: Fleet, target: str) -> None:
 
 
 def refuse_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
-    """Refuse data-parallel ranks if `target` would start them in another way than was simulated.
+    """Refuse data-parallel ranks, which `target` would start in a way of its own that is not written here.
 
-    Ranks on several nodes are refused too, unless `on_nodes` is False.
+    With `on_nodes=False` ranks on several nodes, which are those of a worker with `all2all`, are not
+    refused.
     """
     for pool in fleet.running_pools:
         if pool.type.dp > 1 and (on_nodes or not pool.type.all2all):
@@ -361,8 +362,8 @@ def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
 
 
 def services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
-    """The services of targets that serve one pair: name -> (decode pool, prefill pool), or (mixed pool,
-    None).
+    """The services of a target that serves a mixed pool or one pair in each: name -> (mixed pool, None), or
+    (decode pool, prefill pool) for the pair.
 
     Raises InputError if there are several pools of a pair's role.
     """

@@ -117,7 +117,10 @@ def _deployment(deployment: Document, role_label: str) -> Document:
 
 
 def _with_class(text: str) -> str:
-    """The objects of a component, with _CLASS as the name of a gateway's or storage class."""
+    """The objects of a component, with _CLASS as the name of a gateway's or storage class.
+
+    kustomize.py writes GATEWAY-CLASS for a gateway, and no class for storage.
+    """
     text = text.replace("GATEWAY-CLASS", _CLASS)
     return text.replace("  accessModes:", f"  storageClassName: {_CLASS}\n  accessModes:")
 

@@ -23,8 +23,9 @@ from planner.units import counted
 
 Document = dict[str, Any]
 APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
-# Label of nodes whose GPUs are capped, set by hand as the README says; workers of a capped
-# GPU run there alone, and others of the same GPU keep off. The annotation of pods with it is for people.
+# Label of nodes whose GPUs are capped, set by hand as the README says. Workers of a capped GPU run on these
+# nodes only, and uncapped workers of the same GPU run on others. Pods have an annotation of this name for
+# people to read.
 POWER_LIMIT = "fleetplan/gpu-power-limit-w"
 SECRET_NAME, SECRET_KEY = "hf-token-secret", "HF_TOKEN"
 SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
@@ -32,7 +33,8 @@ SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KE
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
 routing = engine_command.routing_sentence
-# Ranks of a worker talk through shared memory: these are enough, the 64 MB that a pod has by default are not.
+# Ranks of a worker talk through shared memory: 16 GiB are enough, the 64 MB that a pod has by default are
+# not.
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # Memory of the process that owns a store's KV blocks, beside the blocks.
 STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
@@ -63,7 +65,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
-    """The Helm chart of `files`, made anew from the objects in its kubernetes.yaml, which were changed."""
+    """The Helm chart of `files`, made anew from the objects in their kubernetes.yaml, which were changed."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files, ROLE), f"{helm_chart.FOLDER}/values.yaml"
     # The comments at the head of the old values stay, in place of the new first line.
@@ -174,7 +176,10 @@ def _offload_gib(fleet: Fleet, pool: Pool) -> int:
 
 
 def with_memory_request(fleet: Fleet, pool: Pool, main: Document) -> Document:
-    """The container `main` with a request for the CPU memory of its KV blocks, where it has any."""
+    """The container `main` with a request for the CPU memory of its KV blocks, where it has any.
+
+    For pods that `pod` does not make; its own requests (`_with_requests`) include this memory.
+    """
     if not (size_gib := _offload_gib(fleet, pool)):
         return main
     main_resources = main["resources"]
@@ -220,7 +225,9 @@ def container(pool: Pool, args: list[str]) -> Document:
 
 
 def probes(*, port: str = "http") -> Document:
-    """Health checks: a long time for the start; later out of the Service after 15 s, restarted after 60 s."""
+    """Health checks: an engine has START_S to start. Later a pod that fails them gets no requests through
+    Services after 15 s, and its engine is restarted after 60 s.
+    """
     health = {"httpGet": {"path": "/health", "port": port}}
     return {
         "startupProbe": {**health, "periodSeconds": 10, "failureThreshold": engine_command.START_S // 10},
@@ -230,7 +237,10 @@ def probes(*, port: str = "http") -> Document:
 
 
 def placement(fleet: Fleet, pool: Pool) -> Document:
-    """Which nodes a pod may run on: by GPU and power cap, or without a cap where the fleet has both."""
+    """Which nodes a pod may run on: those with its GPU and power cap.
+
+    Where the fleet has the same GPU with and without a cap, uncapped pods keep off the capped nodes.
+    """
     gpu = pool.type.gpu
     where: Document = {"nodeSelector": node_labels(gpu), "tolerations": tolerations(gpu)}
     if keeps_off_capped(fleet, pool):

@@ -178,6 +178,7 @@ def _shell_image(fleet: Fleet) -> str:
 
 def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names: list[str]) -> Document:
     """The job that downloads checkpoints `names` to the volume, then makes the file `mark`."""
+    # SECRET_NAME and SECRET_KEY of kubernetes.py, which imports this module.
     token = {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}
     container = {
         "name": "download",

@@ -3,7 +3,8 @@
 Pod 0 of a group answers HTTP for all ranks; the other pods run vLLM with --headless and meet pod 0 at
 LWS_LEADER_ADDRESS. vLLM computes from --node-rank which data-parallel ranks a node has. LWS sets that address
 and LWS_WORKER_INDEX in every container, and Kubernetes puts them into the arguments. The router and the other
-objects are those of plain Kubernetes; pods that run --headless have no role, so it does not see them.
+objects are those of plain Kubernetes. Pods that run --headless have the role label `headless`, which no
+router selects.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -
         ]
         leader = kubernetes.container(pool, [*serving, *group])
         follower = kubernetes.container(pool, [*args, *group, "--headless"])
-        for needs_http in (*kubernetes.probes(), "ports"):
-            del follower[needs_http]
-        silent = {APP: labels[APP], PART: labels[PART], ROLE: "headless"}
+        for http_field in (*kubernetes.probes(), "ports"):
+            del follower[http_field]
+        follower_labels = {APP: labels[APP], PART: labels[PART], ROLE: "headless"}
         template["leaderTemplate"] = kubernetes.pod(fleet, pool, labels, leader)
-        template["workerTemplate"] = kubernetes.pod(fleet, pool, silent, follower)
+        template["workerTemplate"] = kubernetes.pod(fleet, pool, follower_labels, follower)
     return {"replicas": pool.count, "leaderWorkerTemplate": template}

@@ -1,4 +1,5 @@
-"""Alert rules for Prometheus and a dashboard for Grafana, over what `plan watch --export` serves.
+"""Alert rules for Prometheus and a dashboard for Grafana over what `plan watch --export` serves; a PodMonitor
+and a dashboard over what vLLM's workers export.
 
 Sources: prometheus.io/docs/prometheus/latest/configuration/alerting_rules; Grafana's dashboard JSON model.
 """

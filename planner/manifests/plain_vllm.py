@@ -1,7 +1,8 @@
 """vLLM itself, without a cluster: per pool a config file for `vllm serve` and a script for one worker.
 
-A script takes the worker's number on its host, which decides its ports; its GPUs are those that
-CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES) names. Whatever follows the number goes to `vllm serve`.
+A script takes the number of the worker on its host, by which the worker's ports are counted. The worker's
+GPUs are those that CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES on AMD) names. Whatever follows the number goes
+to `vllm serve`.
 """
 
 from __future__ import annotations
@@ -73,12 +74,14 @@ def steps(fleet: Fleet) -> list[str]:
     for name, roles in engine_command.routers(fleet).items():
         urls = " ".join(f"{role.upper()}_URLS='http://HOST:{FIRST_PORT} ...'" for role in roles)
         lines.append(f"    {urls} bash vllm/{name}.sh")
-    ours = " ".join(f"--workers {name}=http://HOST:{FIRST_PORT},..." for name in _quoted_pool_names(fleet))
+    worker_options = " ".join(
+        f"--workers {name}=http://HOST:{FIRST_PORT},..." for name in _quoted_pool_names(fleet)
+    )
     lines += [
         "",
         "Or, to route as simulated, the planner's own router, which takes every worker's address:",
         "",
-        f"    plan serve plan.yaml {ours}",
+        f"    plan serve plan.yaml {worker_options}",
     ]
     return lines
 

@@ -15,7 +15,8 @@ from planner.policies import ROUTING, STACK, STACK_PAIRS, RouterDifference, find
 
 CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
-# The chart demands a request of each. vLLM waits on GPUs, so these only keep a pod off a crowded node.
+# The chart demands a request of CPUs and of memory. vLLM waits on GPUs, so these only keep a pod off a
+# crowded node.
 CPUS, MEMORY = 8, "32Gi"
 GARBLED_FROM = 10**6  # From here on Helm prints numbers as 1e+06, which vLLM does not take.
 # Flags for which the chart has a value; the others go into extraArgs.

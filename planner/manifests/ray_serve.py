@@ -68,7 +68,7 @@ def steps(fleet: Fleet) -> list[str]:
 def routing(fleet: Fleet) -> str:
     """What routes requests to each pool, as a sentence of the README."""
     router_lines = [
-        f"{pool.role} by {find_router_difference(_planned_router(fleet, pool), RAY_SERVE).name}"
+        f"{pool.role} by {find_router_difference(_planned_routing(fleet, pool), RAY_SERVE).name}"
         for pool in fleet.running_pools
     ]
     return f"Ray Serve, {', '.join(dict.fromkeys(router_lines))}."
@@ -126,8 +126,8 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _router(fleet: Fleet, pool: Pool) -> Document | None:
-    """Ray's class for the router that the plan has for `pool`, or the nearest one; None for Ray's default."""
-    planned = _planned_router(fleet, pool)
+    """Ray's class for the plan's routing to `pool`, or for the nearest; None for Ray's default."""
+    planned = _planned_routing(fleet, pool)
     deployed = find_router_difference(planned, RAY_SERVE)
     if deployed.name not in _ROUTER_CLASSES:
         return None
@@ -140,7 +140,7 @@ def _router(fleet: Fleet, pool: Pool) -> Document | None:
     return router
 
 
-def _planned_router(fleet: Fleet, pool: Pool) -> Routing:
+def _planned_routing(fleet: Fleet, pool: Pool) -> Routing:
     """The routing by which the plan chooses a worker of `pool`."""
     policies = fleet.policies
     return ROUTING[policies.decode_routing if pool.role == "decode" else policies.routing]

@@ -1,8 +1,8 @@
 """SGLang in place of vLLM, for mixed workers on plain Kubernetes: its command, its image, and what is
 refused.
 
-Its router is vllm-router too, which needs only /health of workers: it counts its own requests, since SGLang
-0.5.23 does not answer /get_load. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
+SGLang's workers have vllm-router too, which needs only their /health: it counts its own requests, since
+SGLang 0.5.23 does not answer /get_load. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
 """
 
 from __future__ import annotations

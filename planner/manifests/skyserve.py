@@ -20,7 +20,7 @@ SKYPILOT_VERSION = "0.14.1"
 ENGINE = f"SkyPilot {SKYPILOT_VERSION}, vLLM {engine_command.VLLM_VERSION}"
 # The load balancer ends answers after this time. Its default, 120 s, would cut long ones.
 STREAM_TIMEOUT_S = 3600
-# A replica's disk holds the weights, and so much for packages and logs.
+# A replica's disk holds the weights, and has this much more for packages and logs.
 SPARE_DISK_BYTES = 100e9
 
 # SkyPilot's names of GPUs by the node label that catalogs/gpus.yaml gives them; importers/skypilot.py reads
