@@ -30,6 +30,8 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
     unit = plan.certificate.unit
     if is_by_node is None:
         is_by_node = pays_idle_gpus(plan)
+    # The values are by the GPU, too, where an answer that pays for idle GPUs has its price by the GPU as its
+    # value.
     is_by_gpu |= unit == "USD/h" and any(
         _is_paid_otherwise(answer) and answer.value == answer.usd_per_h for answer in plan.certificate.answers
     )

@@ -34,7 +34,8 @@ from planner.slo_metrics import METRICS
 from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_percent, show_s
 
-# Bins along the logarithm of lengths. Up to a million tokens each is at most 1.42 times as wide as the last.
+# Bins along the logarithm of lengths. Up to a million tokens each is at most 1.42 times as wide as the one
+# before.
 LENGTH_BINS = 40
 WIDTH, HEIGHT = 400, 210  # Pixels of a chart; two stand side by side in a report.
 SHARES = [0, 1.02]  # Ends of an axis of shares: a line at 1 is not cut in half by the edge.
@@ -150,8 +151,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     """Busy share of each pool over time; None where the simulation kept no record of its steps."""
     import altair as alt
 
-    # `runs` are runs of engine steps. With `gaps` only parts of a long simulation were recorded, which would
-    # leave holes in the curve.
+    # A row of `runs` is several engine steps in succession. With `gaps` only parts of a long simulation were
+    # recorded, which would leave holes in the curve.
     if not len(simulation.runs) or simulation.gaps is not None:
         return None
     edges_s = load_edges_s(simulation)
@@ -179,7 +180,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
 
 def rate_chart(trace: Trace) -> Any:
     """Requests per second in BINS equal parts of a trace."""
-    # If all requests arrive at once, they are in the first of any parts.
+    # If all requests arrive at once, any duration will do: they are in its first part.
     duration_s = trace.duration_s or 1.0
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], BINS, (0.0, duration_s))
     return windows_chart({"requests/s": counts / np.diff(edges_s)}, duration_s / BINS, "requests/s")

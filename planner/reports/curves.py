@@ -108,6 +108,7 @@ def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dic
         if not len(total):
             values[name] = float("nan")
             continue
+        # `allowed_above` says how many values may lie above the percentile.
         rank = total[-1] - allowed_above(percentile_frac, int(total[-1]))
         values[name] = float(values_s[int(np.searchsorted(total, max(rank, 1)))])
     return values
@@ -153,7 +154,7 @@ def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
 def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) -> Floats:
     """The share of each interval between `edges_s` that these workers were in a step (bins,), on average."""
     runs = simulation.runs
-    # Rows with a negative number are gaps of single requests, which take no engine time.
+    # Rows with negative `prefill_tokens` are gaps of single requests, which take no engine time.
     is_step = runs["prefill_tokens"] >= 0
     runs = runs[is_step & np.isin(runs["worker"], workers)]
     start_s = runs["start_s"]
@@ -191,7 +192,7 @@ def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -
     worker between steps counts as empty.
     """
     runs = simulation.runs
-    # Rows with a negative number are gaps of single requests, not steps.
+    # Rows with negative `prefill_tokens` are gaps of single requests, not steps.
     rows = np.flatnonzero(runs["prefill_tokens"] >= 0)
     rows = rows[np.lexsort((runs["start_s"][rows], runs["worker"][rows]))]
     start_s, worker_of_row, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))

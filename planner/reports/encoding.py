@@ -95,7 +95,10 @@ def _repeated(marks: Sequence[Any], names: Sequence[str]) -> Any:
 
 
 def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
-    """Encodings of lines by the name in `field`: a colour and a dash for each, under one legend."""
+    """Encodings of lines by the name in `field`: a colour and a dash for each, under one legend.
+
+    Six colours and four dashes go round side by side, so twelve names differ.
+    """
     import altair as alt
 
     shared = {"shorthand": f"{field}:N", "sort": list(names), "legend": legend(names)}
@@ -131,7 +134,8 @@ def log_axis_ends(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, f
     return max(low / AXIS_ROOM, high / 10**MOST_DECADES), high
 
 
-# Round values of one decade, for logarithmic axes of at most so many decades; longer axes have powers of ten.
+# The most decades of a logarithmic axis -> the round values that it shows in each decade. Longer axes show
+# powers of ten.
 _ROUND_VALUES = (
     (0.5, (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)),
     (1.8, (1.0, 2.0, 5.0)),

@@ -71,7 +71,7 @@ def router_rows(plan: Plan) -> Rows:
 
 
 def tokens_text(worker: WorkerType) -> str:
-    """The tokens of a step at most, and how many drafts a decode has in it."""
+    """The most tokens of a step, and how many drafted tokens each decode has in it."""
     drafts = worker.step_tokens - 1  # One of a decode's tokens is the next one, which is no draft.
     return f"{worker.max_num_batched_tokens:,}" + (f", {drafts} drafted" if drafts else "")
 
@@ -206,7 +206,7 @@ def _share_text(line: Line | InWindow) -> str:
 
 
 def signed_verdict(holds: bool, judged: int) -> str:
-    """`verdict_word` with a sign."""
+    """`verdict_word` with a sign; without one if there was nothing to judge and nothing fails."""
     sign = "" if holds and not judged else "✓\u00a0" if holds else "✗\u00a0"
     return f"{sign}{verdict_word(holds, judged)}"
 
@@ -368,6 +368,7 @@ def node_rows(plan: Plan) -> Rows:
         key = (node.kind, ", ".join(f"{count} × {name}" for name, count in workers.items()))
         nodes[key] = nodes.get(key, 0) + 1
         used_gpus = sum(len(part.gpus) for part in node.parts)
+        # A node's kind may end with how it is obtained, such as "@spot".
         idle_gpus[key] = gpus_per_node[row_of(node.kind)] - used_gpus
     rows: list[tuple[str, ...]] = [
         (kind, f"{count}", text, f"{idle_gpus[kind, text]}") for (kind, text), count in nodes.items()

@@ -1,4 +1,7 @@
-"""A schedule as files, schedule.html with its charts, schedule.csv and schedule.json; and for the app."""
+"""A schedule as files, schedule.html with its charts, schedule.csv and schedule.json; and for the app.
+
+Workers on reserved or on-demand GPUs are `firm`; those on spot may be interrupted.
+"""
 
 from __future__ import annotations
 
@@ -154,11 +157,11 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
             capacity.gpu_counts.get(offer.gpu, 0) * values.spot_workers[c]
             for c, capacity in enumerate(market.capacities)
         )
-        windows = np.ones(values.workers.shape[1], np.int64)
+        in_every_window = np.ones(values.workers.shape[1], np.int64)
         ways = {
-            "reserved": values.reserved_gpus[g] * windows,
+            "reserved": values.reserved_gpus[g] * in_every_window,
             "on demand": values.on_demand_gpus[g],
-            "spot": spot * windows,
+            "spot": spot * in_every_window,
         }
         if used_ways := {way: counts for way, counts in ways.items() if counts.any()}:
             chart = charts.stacked_chart(used_ways, window_s, f"{offer.gpu} [GPUs]", tuple(ways))
@@ -181,6 +184,7 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
         "schedule": values,
         **{name: other for name, other in answer.others.items() if other is not None},
     }
+    # The fleet for the peak has one window, which stands for all.
     by_window = {
         name: np.broadcast_to(cost_by_window(market, demand, schedule), values.workers.shape[1:])
         for name, schedule in schedules.items()

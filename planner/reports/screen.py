@@ -126,7 +126,7 @@ def won_text(plan: Plan) -> str:
     won = next((each for each in plan.warnings if isinstance(each, RooflineWon)), None)
     if won is None:
         return ""
-    # A warning names all of them, so the headline may count them.
+    # The warning RooflineWon names all these GPUs, so the headline may count them.
     kinds = listed(won.measured) if len(won.measured) <= MOST_WON_OVER else f"{len(won.measured)} GPUs"
     return f"This roofline won over {kinds}, where kernels of this LLM were measured."
 
@@ -595,11 +595,12 @@ def _more_traffic_glance(plan: Plan, questions: NextQuestions) -> Glance:
         else ""
     )
     if more.is_carried:
-        # Bursts of denser traffic fall elsewhere, so a smaller fleet may carry it: no claim on the cost.
+        # Without scenarios nothing is said of the cost: bursts of denser traffic fall elsewhere, so a
+        # smaller fleet may carry it.
         if not kept_text:
             return Glance(name, "carried", "by this fleet, on the traffic as it is written")
         return Glance(name, "no extra cost", f"this fleet is {kept_text}")
-    # A plan with the same GPUs may do, with other settings of its engines.
+    # "Another plan", not "more GPUs": the same GPUs may do, with other settings of their engines.
     kept_frac = more.kept / more.scenario_count if more.scenario_count else 0.0
     refused = _refusal_text(kept_frac, more.asked_frac)
     why = f"this one is {kept_text}, {refused}" if kept_text else "as written this one misses the SLO with it"

@@ -53,6 +53,8 @@ def attainment(plan: Plan) -> Figure | None:
     if robustness is None or len(robustness.at_workers) < 2:
         return None
     names = [screen.limit_label(share.limit) for share in robustness.at_workers[0].shares]
+    # The band begins at the worst of the scenarios that must be kept (`needed_frac`, see Share) and ends at
+    # the best of all.
     rows = [
         {
             "x": row.workers,
@@ -179,8 +181,8 @@ def _level_line(y: float, text: str, colour: str) -> list[Any]:
 def kv_use(plan: Plan) -> Figure | None:
     """How full the KV cache of each pool is over time; None unless all steps were recorded."""
     simulation = plan.simulation
-    # `runs` are runs of engine steps. With `gaps` only parts of a long simulation were recorded, which would
-    # leave holes in the curve.
+    # A row of `runs` is several engine steps in succession. With `gaps` only parts of a long simulation were
+    # recorded, which would leave holes in the curve.
     if not len(simulation.runs) or simulation.gaps is not None:
         return None
     at_s, unit, factor = _times_and_unit(plan)

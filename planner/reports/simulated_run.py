@@ -38,8 +38,9 @@ def outcome(
     closed_loop: int = 0,
     record_parts: bool = False,
 ) -> SimulatedOutcome:
-    """Simulate `requests` on `fleet` with every step recorded; with `closed_loop`, that many requests at a
-    time.
+    """Simulate `requests` on `fleet` with every step recorded; `record_parts` also keeps which prompts a step
+    computes and which requests are preempted. With `closed_loop` that many requests are in flight, whenever
+    they arrive.
 
     `seed` is added to the seed of the fleet's policies, so that runs with other seeds route differently.
     """
