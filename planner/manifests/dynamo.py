@@ -18,7 +18,9 @@ DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25  # The most components of a graph, the frontend included.
-MAX_NAMES = 45  # Most letters of the names of a graph and a component together, as Grove counts them.
+# Most letters of the names of a graph and a component together, as Grove counts them (NVIDIA's API for groups
+# of pods, which Dynamo's operator uses).
+MAX_NAMES = 45
 COMPONENT_NAME_LETTERS = 12  # Longer names of pools are cut, so that room is left for the graph's.
 TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]  # For the hub, if there is one.
 

@@ -321,7 +321,7 @@ def _with_store(fleet: Fleet, pool: Pool, template: Document) -> Document:
 
 
 def _store(fleet: Fleet) -> list[Document]:
-    """The store of KV blocks that all workers have: its master and the owner of the memory in one pod."""
+    """The store of KV blocks that workers share: its master and the owner of the memory in one pod."""
     if not (size := kv_store.size_bytes(fleet)):
         return []
     name, app = _store_name(fleet), engine_command.llm_label(fleet)

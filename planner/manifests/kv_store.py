@@ -1,4 +1,4 @@
-"""A store of KV blocks that all workers share (`kv_offload: shared`): Mooncake's, beside vLLM.
+"""A store of KV blocks for all workers that prefill (`kv_offload: shared`): Mooncake's, beside vLLM.
 
 The store is two processes of the package mooncake-transfer-engine: mooncake_master knows which blocks there
 are, and mooncake_client (the owner) holds the blocks in its memory. Workers read and write them with vLLM's

@@ -16,8 +16,8 @@ Document = dict[str, Any]
 
 
 def placed_rows(plan: PrefixPlan) -> list[Document]:
-    """The stable prefixes, the most requested first. `prefix` is the number of a node of the prefix tree, and
-    `after` that of its parent; node 0 is the empty root.
+    """The stable prefixes (those used in most parts of the trace), the most requested first. `prefix` is the
+    number of a node of the prefix tree, and `after` that of its parent; node 0 is the empty root.
     """
     demand, placed = plan.traffic.demand, plan.replication.placed
     through_rps = demand.subtree_sum(demand.rate_rps)  # The rate of requests that begin with each prefix.

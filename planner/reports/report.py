@@ -67,7 +67,7 @@ def _appendix_section(plan: Plan) -> str:
 
 
 def _of_paper(plan: Plan) -> str:
-    """What is proved is of the cheapest fleet on paper; a plan for production has other workers."""
+    """The end of a heading over what is proved: that is of the fleet on paper, also in a production plan."""
     return " of the fleet on paper" if plan.certificate.answers else ""
 
 

@@ -44,7 +44,7 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 HOURS_PER_YEAR = 8760
 MOST_NAMED = 6  # One sentence names no more worker types, and counts the others.
-TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
+TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}  # Of payment, in words.
 
 
 def answer(plan: Plan) -> str:
@@ -152,6 +152,7 @@ def pool_text(role: str, count: int, gpus: int, gpu: str) -> str:
 
 
 def limit_text(limit: Limit) -> str:
+    """For instance "of class chat 90 % of requests get their first token within 2 s"."""
     of_class = "" if limit.selector is None else f"of class {limit.selector.name} "
     return f"{of_class}{percent(limit.percentile_frac)} {limit.metric_row.sentence} {show_s(limit.limit_s)}"
 
@@ -215,10 +216,10 @@ def measured_line(plan: Plan) -> str:
 
 
 def excluded_text(cheaper: int | None, simulated: int) -> str:
-    """How many cheaper fleets of level 0 there are and how many of them were simulated; `cheaper` is None if
-    they were not counted.
+    """How many cheaper fleets of level 0 have the workers that the work takes, and how many cheaper ones were
+    simulated; `cheaper` is None if there are infinitely many.
     """
-    if cheaper is None or simulated > cheaper:  # Then some had too few workers for the work.
+    if cheaper is None or simulated > cheaper:  # Some that were not counted were simulated, too.
         return f"{simulated:,} cheaper ones were simulated and fail"
     if cheaper == 0:
         return "no cheaper one has the workers that the work takes"
