@@ -109,6 +109,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     order = find_router_difference(QUEUE[fleet.policies.queue], VLLM).name
     if order != Policies().queue:  # Our default is vLLM's.
         flags["scheduling-policy"] = order
+    # 0 is no threshold, and one beyond all prompts limits nothing.
     threshold = fleet.policies.long_prefill_token_threshold
     if 0 < threshold < served_model_len(fleet, max_model_len):
         flags["long-prefill-token-threshold"] = threshold

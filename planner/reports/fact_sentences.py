@@ -25,6 +25,7 @@ SUM_SAME_FRAC = 1e-6  # The same for a sum of costs, or for a cost that a solver
 SAME_USD = 0.005  # A smaller difference would be shown as 0.00.
 
 _OTHER_DRAWS, _HISTORIES = "other draws of this traffic", "histories of interruptions, drawn at random"
+# What a plan may leave unsimulated when its work is used up (`facts.NotSimulated`).
 _LEFT_OUT: dict[facts.LeftOut, str] = {
     "neighbours": "fleets with one worker fewer",
     "one-more": "fleets with one worker more",
@@ -91,6 +92,7 @@ _ASSUMPTIONS: dict[facts.Granted, str] = {
     ),
     "bounds-add-up": "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
 }
+# What the search takes for granted instead of simulating (search/level0/pruning_rules.py).
 _PRUNING_RULES: dict[facts.Shortcut, str] = {
     "more-mixed": "one mixed pool: what holds with n workers holds with n + 1",
     "more-decode": "beside the same prefill pool, what holds with d decode workers holds with d + 1",
@@ -108,6 +110,7 @@ _PRUNING_RULES: dict[facts.Shortcut, str] = {
     ),
     "raced": "policies that save nothing near the best fleet save nothing elsewhere",
 }
+# The end of a clause about savings: of which answer it speaks.
 _OF_ANSWER: dict[facts.AnswerName, str] = {
     "on-paper": " on paper",
     "production": " in production",
