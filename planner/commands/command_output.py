@@ -80,15 +80,15 @@ class Progress:
         self.stage = "at work"  # The last message.
         self.printed_s = self.start_s  # When it came.
         self.waited_s = 0.0  # For code that is compiled once, which says nothing of how long the rest takes.
-        self.is_waiting = False
+        self.waiting_since_s: float | None = None
         self.has_ended = threading.Event()
         self.notices = _NoticesTo(self)
 
     def __call__(self, message: str) -> None:
         now_s = time.monotonic()
         elapsed_s = now_s - self.start_s
-        if self.is_waiting:
-            self.waited_s, self.is_waiting = self.waited_s + now_s - self.waiting_since_s, False
+        if self.waiting_since_s is not None:
+            self.waited_s, self.waiting_since_s = self.waited_s + now_s - self.waiting_since_s, None
         text = self._how_far(message, elapsed_s) + message
         self.stage, self.printed_s = str(message), now_s
         if isinstance(message, Urgent):
@@ -102,7 +102,7 @@ class Progress:
     def print_notice(self, text: str) -> None:
         """Print it at once, as a stage that lasts. Until the next stage nothing else is done."""
         self.stage, self.printed_s = text, time.monotonic()
-        self.is_waiting, self.waiting_since_s = True, self.printed_s
+        self.waiting_since_s = self.printed_s
         self._print_stamped(text)
 
     def _print_stamped(self, text: str) -> None:

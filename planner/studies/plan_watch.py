@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC
+from planner.documents.facts import HEADROOM_MOST_FRAC
 from planner.documents.plan_folder import WrittenPlan
 from planner.documents.task import PlanQuestion
 from planner.domain import Limit
@@ -31,6 +31,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.importers.prometheus_range import SampledHistogram
 from planner.importers.vllm_metrics import LiveTraffic
+from planner.search.oracle.headroom import bisect_share
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
@@ -513,10 +514,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
         good = 1.0
     else:
         bad = 1.0
-    while bad - good > HEADROOM_STEP_FRAC:
-        middle = (good + bad) / 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return good
+    return bisect_share(holds, good, bad)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

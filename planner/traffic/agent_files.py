@@ -30,7 +30,7 @@ import numpy as np
 
 from planner.errors import TraceError
 from planner.files.document_values import show_value
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, sort_waits
 
 WEKA, MOONCAKE, TURNS = "weka", "agentic-mooncake", "aiperf-multi-turn"
 MOONCAKE_BLOCK = 512  # Tokens of a block of `hash_ids` in agentic Mooncake.
@@ -379,7 +379,7 @@ def _to_trace(name: str, kind: str, calls: list[_Call], conversations: int, bloc
         prefix_offsets=offsets,
         prefix_ids=np.array([each for ids in prompts for each in ids], np.int64),
         prefix_block_tokens=block_tokens if offsets[-1] else 0,
-        after=edges[np.lexsort((edges[:, 0], edges[:, 1]))],
+        after=sort_waits(edges),
         # A request that waits for no other has no pause.
         think_s=np.array([(call.think_s or 0.0) if call.parents else 0.0 for call in calls])[order],
         task=np.array([call.task for call in calls])[order],

@@ -27,7 +27,7 @@ import numpy as np
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.traffic.lengths import Lengths
-from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.trace import FloatArray, IntArray, Trace, sort_waits
 
 # Seconds per output token of a usual fleet; an agent gets as many tasks as it would do at this speed.
 NOMINAL_TOKEN_S = 0.02
@@ -319,7 +319,7 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
         prefix_offsets=offsets,
         prefix_ids=ids,
         prefix_block_tokens=block,
-        after=edges[np.lexsort((edges[:, 0], edges[:, 1]))],
+        after=sort_waits(edges),
         think_s=np.array(drawn.think_s)[order],
         task=np.array(drawn.task)[order],
     )

@@ -38,7 +38,7 @@ from planner.domain import KV_BLOCK_TOKENS, ROUNDING
 from planner.errors import InputError
 from planner.traffic.agents import Agents, draw_agents
 from planner.traffic.lengths import Lengths
-from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
+from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges, sort_waits
 from planner.units import DAY_S
 
 MOST_DRAWN = 20_000_000  # Requests of one description.
@@ -643,7 +643,7 @@ def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArr
     child = np.flatnonzero(turn > 0)
     edges = np.column_stack((place[child], place[child - 1]))
     edges = edges[(edges >= 0).all(axis=1)]
-    return edges[np.lexsort((edges[:, 0], edges[:, 1]))]
+    return sort_waits(edges)
 
 
 # -- lengths and prefixes ----------------------------------------------------------------------------------

@@ -12,14 +12,15 @@ several sessions of the corpus share, such as a system prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.errors import InputError
 from planner.traffic.agents import AGENT_STREAM, NOMINAL_TOKEN_S
+from planner.traffic.scaling import with_own_blocks
 from planner.traffic.sessions import session_numbers
-from planner.traffic.trace import IntArray, Trace
+from planner.traffic.trace import Trace, no_edges, sort_waits
 
 MOST_REQUESTS = 5_000_000  # A guard against typing errors, as for agents that are described.
 
@@ -142,49 +143,17 @@ def _play(
 def _to_trace(corpus: Trace, played: _Played, agents: int) -> Trace:
     """The requests in the order of their arrivals, parents first."""
     arrival_s = np.array(played.arrival_s)
-    order = np.lexsort((np.arange(len(arrival_s)), arrival_s))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
+    order = np.argsort(arrival_s, kind="stable")
+    place = np.argsort(order)  # Of each request its row in the trace.
     rows, instance = np.array(played.row)[order], np.array(played.instance)[order]
-    edges = place[np.array(played.edges, np.int64).reshape(-1, 2)]
-    offsets, ids = _copied_blocks(corpus, rows, instance)
-    tasks = np.zeros(0, np.int64)
-    if corpus.task.size:
-        own = instance * (int(corpus.task.max()) + 1) + corpus.task[rows]
-        tasks = np.unique(own, return_inverse=True)[1].astype(np.int64)
-    return Trace(
+    alone = replace(corpus, after=no_edges()).select(rows, arrival_s=arrival_s[order] - arrival_s[order[0]])
+    trace = replace(
+        alone,
         name=f"{agents} agents of {corpus.name}",
-        arrival_s=arrival_s[order] - arrival_s[order[0]],
-        input_tokens=corpus.input_tokens[rows],
-        output_tokens=corpus.output_tokens[rows],
-        prefix_offsets=offsets,
-        prefix_ids=ids,
-        prefix_block_tokens=corpus.prefix_block_tokens,
-        after=edges[np.lexsort((edges[:, 0], edges[:, 1]))],
+        after=sort_waits(place[np.array(played.edges, np.int64).reshape(-1, 2)]),
         think_s=np.array(played.think_s)[order],
-        task=tasks,
         notes=(f"{agents} agents at once, {len(rows)} requests of recorded sessions", *corpus.notes),
-        warnings=corpus.warnings,
     )
-
-
-def _copied_blocks(corpus: Trace, rows: IntArray, instance: IntArray) -> tuple[IntArray, IntArray]:
-    """Offsets and ids of the blocks of the prompts; each session that is taken has ids of its own."""
-    counts = np.diff(corpus.prefix_offsets)[rows]
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    if not corpus.has_prefixes:
-        return offsets, np.zeros(0, np.int64)
-    # Of each block where in the corpus it stands: its prompt's first block, and how many are before it.
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    source = np.repeat(corpus.prefix_offsets[:-1][rows], counts) + within
-    ids, numbers = np.unique(corpus.prefix_ids, return_inverse=True)
-    session_of = np.repeat(session_numbers(corpus), np.diff(corpus.prefix_offsets))
-    is_shared = np.zeros(len(ids), bool)  # By block: whether several sessions have it.
-    first_session = np.full(len(ids), -1)
-    first_session[numbers[::-1]] = session_of[::-1]
-    is_shared[numbers[session_of != first_session[numbers]]] = True
-    number = numbers[source]
-    # Number 0 is the corpus itself, whose shared blocks all have.
-    of_instance = np.where(is_shared[number], 0, np.repeat(instance, counts) + 1)
-    own: IntArray = np.unique(of_instance * len(ids) + number, return_inverse=True)[1]
-    return offsets, own.astype(np.int64)
+    if corpus.task.size:  # Each session that is taken has tasks of its own.
+        trace = replace(trace, task=trace.task + instance * (int(corpus.task.max()) + 1))
+    return with_own_blocks(trace, corpus, instance) if corpus.has_prefixes else trace

@@ -32,7 +32,7 @@ import numpy as np
 from planner.errors import InputError, TraceError
 from planner.traffic.described import Description, draw_requests
 from planner.traffic.sessions import session_numbers
-from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, no_edges
+from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, no_edges, sort_waits
 from planner.units import quantity
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _with_waits(
         edges.append(position[pairs[is_same_lap]])
         first += len(row)
     after = np.concatenate(edges)
-    merged_trace = replace(merged_trace, after=after[np.lexsort((after[:, 0], after[:, 1]))])
+    merged_trace = replace(merged_trace, after=sort_waits(after))
     copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[order]
     if trace.task.size:  # Each copy has tasks of its own.
         merged_trace = replace(merged_trace, task=merged_trace.task + copy * (int(trace.task.max()) + 1))

@@ -40,6 +40,11 @@ def no_edges() -> IntArray:
     return np.zeros((0, 2), np.int64)
 
 
+def sort_waits(after: IntArray) -> IntArray:
+    """Rows (request, what it waits for) in the order of `Trace.after`: by the second, then by the first."""
+    return after[np.lexsort((after[:, 0], after[:, 1]))]
+
+
 def constant_array(value: float, n: int) -> npt.NDArray[Any]:
     """A read-only array of n equal values in the memory of one."""
     return np.broadcast_to(np.array(value), n)
@@ -206,7 +211,7 @@ class Trace:
             llm=chosen_of(self.llm, chosen),
             adapter=chosen_of(self.adapter, chosen),
             image_tokens=None if self.image_tokens is None else self.image_tokens[chosen],
-            after=after[np.lexsort((after[:, 0], after[:, 1]))],
+            after=sort_waits(after),
             think_s=chosen_of(self.think_s, chosen),
             task=self.task[chosen] if self.task.size else self.task,
         )

@@ -127,35 +127,36 @@ def _name_of(paths: Sequence[Path]) -> str:
 
 def _agents_kind(sources: Sequence[LogSource]) -> str | None:
     """The kind of all of these files of agents' sessions; None if the first is no such file."""
-    kinds = []
-    for source in sources:
-        _put_object_on_one_line(source)
-        is_object = source.first[:1] == b"{"
-        kinds.append(agent_files.kind_of(source.first, source.sample_lines()) if is_object else None)
-        if kinds[0] is None:
-            return None
-        if kinds[-1] != kinds[0]:
+    first_kind = _agents_kind_of(sources[0]) if sources else None
+    if first_kind is None:
+        return None
+    for source in sources[1:]:
+        if _agents_kind_of(source) != first_kind:
             raise TraceError(
-                f"{source.path}: holds no sessions of agents as {sources[0].path.name} does ({kinds[0]}); "
+                f"{source.path}: holds no sessions of agents as {sources[0].path.name} does ({first_kind}); "
                 "give files of one kind"
             )
-    return kinds[0] if kinds else None
+    return first_kind
 
 
-def _put_object_on_one_line(source: LogSource) -> None:
-    """Join the lines of a file that is one JSON object over several lines, where it may be a conversation."""
-    if source.stream is None or source.first != b"{":
-        return
+def _agents_kind_of(source: LogSource) -> str | None:
+    """The kind of a file of agents' sessions; None for another file. A conversation that is one object over
+    several lines is put on one, as its reader has it.
+    """
+    if source.first[:1] != b"{":
+        return None
     begin = source.peek()
-    if b'"requests"' not in begin and b'"turns"' not in begin:
-        return
+    if source.first != b"{" or (b'"requests"' not in begin and b'"turns"' not in begin):
+        return agent_files.kind_of(source.first, source.sample_lines())
     text = source.stream.read(MAX_DOCUMENT_BYTES)
-    try:
-        joined = json.dumps(json.loads(b"{" + text)).encode()
-    except (ValueError, RecursionError):
+    # JSON has line breaks between its words alone.
+    joined = b"{" + text.replace(b"\r", b" ").replace(b"\n", b" ")
+    kind = agent_files.kind_of(joined, [joined])
+    if kind is None:
         source.stream = io.BufferedReader(io.BytesIO(text))
-        return
-    source.first, source.stream = joined, io.BufferedReader(io.BytesIO())
+    else:
+        source.first, source.stream = joined, io.BufferedReader(io.BytesIO())
+    return kind
 
 
 def _open_source(path: Path, stack: ExitStack) -> LogSource:

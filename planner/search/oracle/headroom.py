@@ -80,10 +80,10 @@ def most_that_holds(
 
     kept_frac = failed_frac = HEADROOM_MOST_FRAC
     if not holds(failed_frac):
-        kept_frac, failed_frac = _bisect(holds, failed_frac)
+        kept_frac, failed_frac = bisect_share(holds, 0.0, failed_frac)
     if len(at_share(0.0)[0].trace) <= SHORT_TRACE_REQUESTS:
         while (missed_frac := _first_missed(holds, kept_frac)) is not None:
-            kept_frac, failed_frac = _bisect(holds, missed_frac)
+            kept_frac, failed_frac = bisect_share(holds, 0.0, missed_frac)
     if kept_frac == failed_frac:
         return kept_frac, ()
     oracle, counts = at_share(failed_frac)
@@ -95,11 +95,10 @@ def most_that_holds(
     return kept_frac, tuple(line.limit for line in failing_oracle.judge_whole(remaining).missed)
 
 
-def _bisect(holds: Callable[[float], bool], failed_frac: float) -> tuple[float, float]:
-    """A share that holds and one that does not, at most HEADROOM_STEP_FRAC apart and up to `failed_frac`,
-    which does not. 0 is taken to hold.
+def bisect_share(holds: Callable[[float], bool], kept_frac: float, failed_frac: float) -> tuple[float, float]:
+    """A share that holds and one that does not, at most HEADROOM_STEP_FRAC apart, between one that is taken
+    to hold and one that does not.
     """
-    kept_frac = 0.0
     while failed_frac - kept_frac > HEADROOM_STEP_FRAC:
         middle = (kept_frac + failed_frac) / 2
         kept_frac, failed_frac = (middle, failed_frac) if holds(middle) else (kept_frac, middle)

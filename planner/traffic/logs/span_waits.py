@@ -22,7 +22,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.trace import FloatArray, IntArray, Trace, sort_waits
 
 SERIAL = "serial"  # The column that says which call of a SpanTree a row is.
 # A call waits for at most so many others, those that ended last. Without a limit 20,000 calls after 20,000
@@ -67,7 +67,7 @@ class SpanTree:
             return trace
         start_ns, end_ns = np.array([self._calls[k][2:] for k in serials.tolist()]).T
         after = np.array(edges, np.int64)
-        after = after[np.lexsort((after[:, 0], after[:, 1]))]
+        after = sort_waits(after)
         # For each request the latest end of those that it waits for; 0 without any.
         ready_ns = np.zeros(len(trace), np.int64)
         np.maximum.at(ready_ns, after[:, 0], end_ns[after[:, 1]])
