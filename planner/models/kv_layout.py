@@ -17,6 +17,8 @@ such blocks:
     blocks(L) = ceil(L / 16) + constant + ceil(window_ratio * min(ceil(L / 16), window_blocks))
 
 For LLMs whose layers are all alike, or all latent with an index on some, constant = window_ratio = 0.
+The simulator gives a sequence its windows with its seat, as many blocks as their mean from the prompt to the
+last token: what many sequences hold together is right, and none waits for what its windows take later.
 
 Compressed attention (DeepSeek-V4) has pages of 256 tokens of all layers. Windows, and tokens that wait for
 compression, fill pages of their own, of the same bytes, with 64, 4 and 8 tokens each. So a token of a prefill
@@ -81,8 +83,18 @@ class KvBeside:
 
     def sequence_blocks(self, tokens: int) -> int:
         """The KV blocks of a sequence with this many tokens, beside its ceil(tokens / 16)."""
-        windowed_blocks = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
-        return self.constant_blocks + math.ceil(self.window_ratio * windowed_blocks)
+        return self.growing_blocks(tokens, tokens)
+
+    def growing_blocks(self, first_tokens: int, last_tokens: int) -> int:
+        """The mean of `sequence_blocks` while a sequence grows from `first_tokens` to `last_tokens`."""
+        first, last = (-(-tokens // KV_BLOCK_TOKENS) for tokens in (first_tokens, last_tokens))
+        mean_blocks = float(self.window_blocks)
+        if first < self.window_blocks:
+            # The window grows with the sequence until it is full.
+            full = min(last, self.window_blocks)
+            grown_blocks = (first + full) * (full - first + 1) / 2
+            mean_blocks = (grown_blocks + (last - full) * self.window_blocks) / (last - first + 1)
+        return self.constant_blocks + math.ceil(self.window_ratio * mean_blocks)
 
 
 BESIDE_NOTHING = KvBeside()

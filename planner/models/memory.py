@@ -55,8 +55,8 @@ HIDDEN_BYTES = 0.5 * 2**30
 # link; over NVLink 5 these are buffers of NCCL and of FlashInfer's all-reduces. All are medians over the logs
 # of benchmarks/kv_capacity.yaml of the memory that no other term explains.
 NON_TORCH_BYTES = 0.4 * 2**30
-# Releases before 0.14 had more non-torch memory: 1.8 GiB, and twice that in a group of GPUs.
-FIRST_WITH_SMALL_NON_TORCH = (0, 14)
+# Releases before 0.10 had more non-torch memory: 1.8 GiB, and twice that in a group of GPUs.
+FIRST_WITH_SMALL_NON_TORCH = (0, 10)
 OLD_NON_TORCH_BYTES = 1.8 * 2**30
 GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
 OTHER_GROUP_BYTES = 0.5 * 2**30

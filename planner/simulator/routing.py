@@ -96,7 +96,7 @@ def _draw_two_below(state, count):
 def fits_worker(state, w, need):
     """Whether worker w alone can hold a request that has `need` KV blocks at its end."""
     kind = state.types[state.workers[w].type]
-    return need + extra_blocks(kind, need) <= kind.longest_blocks
+    return need + extra_blocks(kind, need, need) <= kind.longest_blocks
 
 
 @small_jit
@@ -337,7 +337,7 @@ def _had_room(state, w, need, blocks, is_strict):
     worker = state.workers[w]
     kind = state.types[worker.type]
     new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
-    return worker.reported_blocks + new_blocks + extra_blocks(kind, need) <= kind.kv_blocks
+    return worker.reported_blocks + new_blocks + extra_blocks(kind, need, need) <= kind.kv_blocks
 
 
 @small_jit
@@ -380,7 +380,7 @@ def _has_room_now(state, w, need, blocks, is_strict, time_s):
     worker = state.workers[w]
     kind, lane = state.types[worker.type], state.lanes[worker.first_lane]
     new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
-    free = kind.kv_blocks - worker.used_blocks - new_blocks - extra_blocks(kind, need)
+    free = kind.kv_blocks - worker.used_blocks - new_blocks - extra_blocks(kind, need, need)
     # Blocks of the run under way are not yet in `used_blocks`. A decode takes at most one in every BLOCK
     # steps, and one more; only if so many could matter are they counted.
     if free < 0 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:

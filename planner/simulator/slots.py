@@ -293,24 +293,32 @@ def request_blocks(state, w, tokens):
 
 
 @small_jit
-def extra_blocks(kind, blocks):
-    """KV blocks that a sequence takes from its first token on besides those of its tokens.
-
-    They are for recurrent states and attention windows (planner/models/kv_layout.py). At its end the tokens
-    of the sequence fill `blocks`.
+def extra_blocks(kind, first, last):
+    """KV blocks of recurrent states and attention windows (planner/models/kv_layout.py): their mean while the
+    tokens of a sequence grow from `first` to `last` blocks.
     """
     if kind.window_ratio == 0.0:
         return kind.constant_blocks
-    return kind.constant_blocks + np.int64(np.ceil(kind.window_ratio * min(blocks, kind.window_blocks)))
+    mean_blocks = float(kind.window_blocks)
+    if first < kind.window_blocks:
+        full = min(last, kind.window_blocks)
+        grown_blocks = (first + full) * (full - first + 1) / 2.0
+        mean_blocks = (grown_blocks + (last - full) * kind.window_blocks) / (last - first + 1)
+    return kind.constant_blocks + np.int64(np.ceil(kind.window_ratio * mean_blocks))
+
+
+@small_jit
+def growing_blocks(kind, request):
+    """`extra_blocks` of a request from its prompt to its last token."""
+    return extra_blocks(
+        kind, blocks_of(request.input_tokens), blocks_of(request.input_tokens + request.output_tokens)
+    )
 
 
 @small_jit
 def seat_blocks(state, w, r):
-    """`extra_blocks` of request r on worker w: the KV blocks it takes as soon as it has a seat."""
-    request = state.requests[r]
-    return extra_blocks(
-        state.types[state.workers[w].type], blocks_of(request.input_tokens + request.output_tokens)
-    )
+    """The KV blocks that request r takes on worker w with its seat, besides those of its tokens."""
+    return growing_blocks(state.types[state.workers[w].type], state.requests[r])
 
 
 @small_jit
@@ -320,7 +328,7 @@ def blocks_for_next_step(kind, lane, request, c):
     They are those of its tokens, of the drafted tokens that the step checks (`width`), and of tokens reserved
     ahead; but no more than the worker has, since otherwise a sequence that just fits could never run.
     """
-    available = kind.kv_blocks - extra_blocks(kind, blocks_of(request.input_tokens + request.output_tokens))
+    available = kind.kv_blocks - growing_blocks(kind, request)
     return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), available), blocks_of(c))
 
 

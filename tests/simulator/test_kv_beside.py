@@ -38,6 +38,23 @@ def test_a_state_takes_the_room_of_a_sequence() -> None:
     assert kind.has_room_for(112) and not kind.has_room_for(113)
 
 
+def test_windows_grow_with_their_sequences() -> None:
+    """56 blocks, sequences of 16 tokens that write 112 more, and three windows for a block of all tokens.
+    At its end a sequence takes 4 x 8 blocks, while it writes 8 + 3 x 4.5 on average, so two run at once.
+    """
+    own = KvBeside(window_ratio=3.0, window_blocks=100)
+    assert own.growing_blocks(16, 128) == 14 and own.sequence_blocks(128) == 24
+    pool = mixed(make_latency(), kv_tokens=56 * 16).pools[0]
+    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, kv_beside=own)),), Policies())
+    assert simulate(fleet, make_trace([0, 0], [16] * 2, [112] * 2)).e2e_s.tolist() == [112.0] * 2
+
+
+def test_the_mean_of_a_window_that_fills_up() -> None:
+    """Of 1, 2, 3, ... 6 blocks a window of three holds 1, 2, 3, 3, 3 and 3."""
+    assert KvBeside(1, 2.0, 3).growing_blocks(16, 96) == 1 + 5
+    assert KvBeside(1, 2.0, 3).growing_blocks(48, 96) == 1 + 6
+
+
 def test_a_request_that_never_fits_is_turned_away() -> None:
     trace = make_trace([0, 0], [16, 64], [1, 1])
     fleet = mixed(make_latency(), kv_tokens=160)

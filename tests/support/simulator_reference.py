@@ -111,9 +111,7 @@ class Worker:
     filled: int = 0
 
     def fits(self, request: Request) -> bool:
-        return (
-            blocks_of(request.input + request.output) + self.beside(request) <= self.type.kv_tokens // BLOCK
-        )
+        return self.type.has_room_for(request.input + request.output)
 
     def is_free_for_prompts(self) -> bool:
         """Whether two steps compute more prompt tokens than are pending."""
@@ -122,7 +120,7 @@ class Worker:
 
     def beside(self, request: Request) -> int:
         """Blocks that it takes beside those of its tokens."""
-        return self.type.kv_beside.sequence_blocks(request.input + request.output)
+        return self.type.kv_beside.growing_blocks(request.input, request.input + request.output)
 
     def score(self) -> float:
         pending = sum(request.pending_tokens for request in self.assigned)
@@ -279,7 +277,8 @@ class Reference:
 
     def has_room_for_all(self, worker: Worker, request: Request) -> bool:
         """Whether free blocks of a worker hold the request to its end, as the router knows them."""
-        blocks = blocks_of(request.input + request.output) + worker.beside(request)
+        blocks = blocks_of(request.input + request.output)
+        blocks += worker.type.kv_beside.sequence_blocks(request.input + request.output)
         return blocks <= worker.free + self.unseen_blocks(worker)
 
     def unseen_blocks(self, worker: Worker) -> int:
