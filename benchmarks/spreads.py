@@ -385,7 +385,7 @@ def main() -> int:
         figures = [Figure(**each) for each in json.loads(args.figures.read_text())]
     else:
         known = probing(catalog)
-        bare = replace(known, fit_files=(), _headers={}, _fits={})
+        bare = replace(known, fit_files=(), _fit_paths={}, _fits={})
         figures = [
             figure
             for kind, each in (("kernels", known), ("roofline", bare))

@@ -39,7 +39,7 @@ from planner.commands.check_command import check
 from planner.commands.compare_command import compare
 from planner.commands.day_command import day
 from planner.commands.described_command import QuestionOptions, init
-from planner.commands.lengths_command import tell_lengths
+from planner.commands.lengths_command import judge_length_predictors
 from planner.commands.manifests_command import write_manifests
 from planner.commands.mcp_command import serve_mcp
 from planner.commands.pareto_command import pareto
@@ -53,7 +53,7 @@ from planner.commands.schema_command import write_schema
 from planner.commands.search_commands import find_goodput, search
 from planner.commands.simulate_command import simulate
 from planner.commands.tiers_command import tiers
-from planner.commands.trace_command import describe_trace
+from planner.commands.trace_command import summarise_or_convert_trace
 from planner.commands.ui_command import show_ui
 from planner.commands.watch_command import watch
 from planner.commands.what_if_command import sensitivity, what_if
@@ -257,9 +257,9 @@ for _name, _command in (
     ("allocate", allocate),
     ("schedule", schedule),
     ("day", day),
-    ("trace", describe_trace),
+    ("trace", summarise_or_convert_trace),
     ("prefixes", plan_prefixes),
-    ("lengths", tell_lengths),
+    ("lengths", judge_length_predictors),
     ("import", measurement_commands.import_measurements),
     ("fit", measurement_commands.fit_steps),
     ("calibrate", measurement_commands.calibrate_fit),

@@ -16,7 +16,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.policy_choices import ANY
 from planner.documents.safety import KEPT_IN_FRAC
 from planner.documents.slo import SloPreset, slo_document
-from planner.documents.task import PlanQuestion, left_out_unnamed, parse_task
+from planner.documents.task import PlanQuestion, gpus_left_out_by_default, parse_task
 from planner.domain import Slo
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import is_path
@@ -288,7 +288,7 @@ def _form_of_queues(policies: Mapping[str, Any], task: PlanQuestion) -> tuple[li
 def _default_stock(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
     """The stock of a question that names no GPU: any number of each that is not left out then."""
     try:
-        left_out = left_out_unnamed(catalog.llm(llm), catalog, priced)
+        left_out = gpus_left_out_by_default(catalog.llm(llm), catalog, priced)
     except CatalogError:  # `parse_task` reports an LLM that cannot be read.
         return {}
     return {name: None for name in catalog.gpus if name not in left_out}

@@ -2,6 +2,7 @@
 
 A trace is a file, a pandas DataFrame with the columns of one, or a Trace. A fleet is a file, the folder of a
 plan, keys and values, or a Fleet. An SLO is a whole question (slo.yaml), its section `slo`, or an Slo.
+Imports within functions spare pandas where no table is read, and avoid a circle with results.py.
 """
 
 from __future__ import annotations

@@ -132,6 +132,7 @@ def catalog(table: str = "gpus", like: str = "") -> list[Document]:
     frame = tables[table].reset_index()
     names = frame.iloc[:, 0 if table != "engines" else list(frame.columns).index("engine")].astype(str)
     chosen = frame[names.str.contains(like, case=False, regex=False)].head(MOST_ROWS)
+    # JSON has no NaN, so an empty cell becomes null.
     rows: list[Document] = chosen.astype(object).where(chosen.notna(), None).to_dict("records")
     return rows
 

@@ -191,7 +191,7 @@ class PlanResult(PlanFiles):
 
     @property
     def status(self) -> str:
-        """ "certified", or "best found" where the time was too short to be sure."""
+        """One of `Status` in documents/certificate.py, such as "certified"."""
         return self.plan.status
 
     @property
@@ -242,7 +242,7 @@ class SharedPlanResult(PlanFiles):
 
     @property
     def status(self) -> str:
-        """ "certified", or "best found" where the time was too short to be sure."""
+        """One of `Status` in documents/certificate.py, such as "certified"."""
         return self.shared.status
 
     @property

@@ -27,7 +27,8 @@ from planner.units import quantity
 
 MarketLike: TypeAlias = "Market | KeysAndValues | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
-PEAK_LIMIT_S = 20.0  # Time limit of the search for the fleet for the peak, with which a schedule is compared.
+# Time limit of the search for the fleet for the peak, with which a schedule is compared. Set by hand.
+PEAK_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

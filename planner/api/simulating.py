@@ -301,7 +301,7 @@ def simulate(
     seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
     """
     catalog_rows = read_catalog(catalog)
-    engines = inputs.read_fleet(fleet, catalog_rows, slo=slo)
+    fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     traffic = _merge_traffic(traffic, part)
     limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
     first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)
@@ -314,12 +314,12 @@ def simulate(
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
         requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
         check_judged_classes(limits or Slo(()), requests)  # A part of the trace may lack a class.
-        simulation = outcome(engines, requests, limits, seed=seed, closed_loop=closed_loop)
-        return SimulationResult(engines, requests, limits, simulation, seed, closed_loop)
-    question = many_seeds.SeedsQuestion(engines, whole_trace, rate_request, limits, closed_loop)
+        simulation = outcome(fleet_read, requests, limits, seed=seed, closed_loop=closed_loop)
+        return SimulationResult(fleet_read, requests, limits, simulation, seed, closed_loop)
+    question = many_seeds.SeedsQuestion(fleet_read, whole_trace, rate_request, limits, closed_loop)
     chosen_executor = _choose_executor(executor, "processes")
     runs = many_seeds.over_seeds(question, seed, executor=chosen_executor, with_requests=True)
-    return SeedsResult(engines, limits, runs)
+    return SeedsResult(fleet_read, limits, runs)
 
 
 def compare(
@@ -422,7 +422,7 @@ def goodput(
     catalog_rows = read_catalog(catalog)
     if slo is None and (planned := inputs.planned_slo_and_trace(fleet, catalog_rows)) is not None:
         slo, trace = planned[0], planned[1] if trace is None else trace
-    engines = inputs.read_fleet(fleet, catalog_rows, slo=slo)
+    fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     is_poisson = traffic == "poisson"
     limits, rate_request = inputs.limits_and_rate(
         slo, catalog_rows, traffic=None if isinstance(traffic, str) else traffic, command="goodput"
@@ -434,7 +434,7 @@ def goodput(
     )
     check_classes(limits, whole_trace)
     highest_rate = fleet_goodput(
-        engines,
+        fleet_read,
         whole_trace,
         limits,
         None if is_poisson else rate_request,
@@ -442,7 +442,7 @@ def goodput(
         tolerance_frac=tolerance_frac,
         watch=watch,
     )
-    return GoodputResult(engines, highest_rate)
+    return GoodputResult(fleet_read, highest_rate)
 
 
 def _read_under_policies(

@@ -1,4 +1,6 @@
-"""The function `validate`: a plan on real engines, here or behind an endpoint, and how far it was off."""
+"""The function `validate`: a plan on real engines, here or behind an endpoint, and how far it was off.
+planner.runtime is imported within functions: it needs packages that only engines need.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,7 @@ def validate(
         whole_plan = fleet, requests
         fleet, requests, note = slice_of(fleet, requests)
         notes += (f"Validated was a {note}.",)
-    run_plan = validation_setup(
+    setup = validation_setup(
         how,
         fleet=fleet,
         trace=requests,
@@ -170,7 +172,7 @@ def validate(
         endpoint=endpoint,
     )
     validation = run(
-        run_plan,
+        setup,
         Path(out),
         tolerances=_tolerances(how),
         progress=how.get("progress", lambda _: None),

@@ -272,5 +272,5 @@ def calibrate_files(
 
 def _catalog_of_fits(catalog: Catalog, *fit_files: Path) -> Catalog:
     """The catalog with the fits of these files only; without files it has only rooflines."""
-    # What was read from other files (`_headers`, `_fits`) is forgotten.
-    return replace(catalog, fit_files=fit_files, _headers={}, _fits={})
+    # What was read from other files (`_fit_paths`, `_fits`) is forgotten.
+    return replace(catalog, fit_files=fit_files, _fit_paths={}, _fits={})

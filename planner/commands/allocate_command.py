@@ -1,4 +1,6 @@
-"""`plan allocate`: the cheapest mix of worker types whose sustainable rates are known."""
+"""`plan allocate`: the cheapest mix of worker types whose sustainable rates are known. Imports within
+functions keep other commands fast.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """`plan catalog`: print what the planner knows of GPUs, LLMs and prices, or add to it.
 
-A first word that is no command of this module names a table: `plan catalog gpus`.
+A first word that is no command of this module names a table: `plan catalog gpus`. Imports within functions
+keep other commands fast.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typer.core import TyperGroup
 
 from planner.commands import shared_options
 from planner.commands.catalog_tables import show_catalog
-from planner.commands.command_output import Progress, say_first
+from planner.commands.command_output import Progress, print_warnings
 from planner.commands.printed_tables import print_json, print_lines, print_mapping, print_rows
 from planner.documents.catalog import PRICES, Catalog, read_catalog
 from planner.domain import KV_BLOCK_TOKENS, Gpu
@@ -98,7 +99,7 @@ def fit_kernels(
     if json_output:
         print_json({"llm": llm_read.name, "fits": rows, "left_out": left_out})
     else:
-        say_first(left_out)
+        print_warnings(left_out)
         print_rows([_fit_columns(row) for row in rows], llm_read.name)
 
 
@@ -331,7 +332,7 @@ def import_prices(
     if json_output:
         print_json({"prices": document, "left_out": notes} | ({"directory": str(out)} if out else {}))
         return
-    say_first(notes)
+    print_warnings(notes)
     rows = [{"gpu": gpu} | offer for gpu, offers_of_gpu in document.items() for offer in offers_of_gpu]
     print_rows(rows, f"prices of {provider_name}")
     on_demand = {

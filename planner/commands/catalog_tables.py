@@ -1,4 +1,6 @@
-"""`plan catalog show` and `plan catalog gpus`: a table of one kind of facts, with units in the headings."""
+"""`plan catalog show` and `plan catalog gpus`: a table of one kind of facts, with units in the headings.
+Imports within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`plan check`: are these files ones that the other commands can read? Nothing is planned or simulated."""
+"""`plan check`: are these files ones that the other commands can read? Nothing is planned or simulated.
+Imports within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 

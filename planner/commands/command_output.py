@@ -1,4 +1,6 @@
-"""Shared by all commands: requests in, progress and warnings on stderr, and no input is overwritten."""
+"""Shared by all commands: requests in, progress and warnings on stderr, and no input is overwritten. Imports
+within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -188,17 +190,17 @@ def read_requests(
         )
     log_options = None if path is None else read_log_options(slo)
     requests = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, log_options=log_options)
-    say_first(requests.warnings)
+    print_warnings(requests.warnings)
     return requests
 
 
-def say_first(warnings: Iterable[str]) -> None:
+def print_warnings(warnings: Iterable[str]) -> None:
     """Print warnings on stderr, before the answer on stdout, which may be JSON."""
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
 
 
-def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
+def refuse_to_overwrite(outputs: Iterable[Path], *inputs: Path | None) -> None:
     """Refuse outputs that would overwrite an input, or whose name a folder has."""
     for path in outputs:
         if is_path(str(path)) and path.is_dir():

@@ -1,4 +1,6 @@
-"""`plan compare`: several fleets, or policies, on the same requests."""
+"""`plan compare`: several fleets, or policies, on the same requests. Imports within functions keep other
+commands fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first, traffic_option
+from planner.commands.command_output import (
+    Progress,
+    print_warnings,
+    read_requests,
+    refuse_to_overwrite,
+    traffic_option,
+)
 from planner.commands.printed_tables import print_json, print_lines, print_markdown, print_rows
 from planner.errors import InputError
 from planner.files.checked_files import yaml_value
@@ -65,12 +73,12 @@ def compare(
     paths = [_named(text) for text in fleet]
     if out is not None:
         check_output_directory(out)
-        keep_inputs([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
+        refuse_to_overwrite([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
     with Progress(quiet=quiet) as progress:
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
         for _, path in paths:
-            say_first(fleet_file_doubts(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows))
+            print_warnings(fleet_file_doubts(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows))
         # The requests as they are written: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         has_rate = traffic is not None
         requests = read_requests(

@@ -1,4 +1,6 @@
-"""`plan day`: a day of traffic on pools that change, under controllers, beside the best that is possible."""
+"""`plan day`: a day of traffic on pools that change, under controllers, beside the best that is possible.
+Imports within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work, keep_inputs, read_requests, say_first
+from planner.commands.command_output import (
+    Progress,
+    at_work,
+    print_warnings,
+    read_requests,
+    refuse_to_overwrite,
+)
 from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table
 from planner.commands.what_if_command import SloArgument
 from planner.errors import InputError
@@ -104,7 +112,7 @@ def day(
 
     if out is not None:
         check_output_directory(out)
-        keep_inputs([out / name for name in day_page.NAMES], slo, trace, fleet)
+        refuse_to_overwrite([out / name for name in day_page.NAMES], slo, trace, fleet)
     terms: dict[str, str | bool | None] = {
         "controllers": controllers,
         "every": every,
@@ -114,7 +122,9 @@ def day(
     terms |= {"storage": storage, "billing": billing, "oracle": oracle or None}
     with Progress() as progress, at_work(executor, address):
         if fleet is not None and plan_file(fleet).is_file():  # Of several LLMs it is a folder of theirs.
-            say_first(fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog))
+            print_warnings(
+                fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)
+            )
         requests = (
             None
             if trace is None
@@ -173,7 +183,9 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
-        say_first(fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog))
+        print_warnings(
+            fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)
+        )
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         day_result = run_day(
             slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress
@@ -186,7 +198,7 @@ def run_controller(
     if as_json:
         print_json(day_result.to_dict(), requests.warnings)
     else:
-        say_first(requests.warnings)
+        print_warnings(requests.warnings)
         print_answer(day_result.answer)
 
 

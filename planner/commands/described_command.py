@@ -1,4 +1,6 @@
-"""Questions without a file: `plan --rate 30 --input 1500 ...`, and `plan init`, which writes slo.yaml."""
+"""Questions without a file: `plan --rate 30 --input 1500 ...`, and `plan init`, which writes slo.yaml.
+Imports within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The first screen of an answer in a terminal: what the report begins with, in 80 columns."""
+"""The first screen of an answer in a terminal: what the report begins with, in 80 columns. Imports within
+functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def print_shared_screen(plan: SharedPlan) -> None:
 
 
 def _figure_rows(at_a_glance: Sequence[Glance]) -> list[tuple[str, str]]:
-    """Label and text of each figure; a figure without a note does not end in a colon."""
+    """Label and text of each labelled figure; one without a note does not end in a colon."""
     return [(each.name, f"{each.value}: {each.note}" if each.note else each.value) for each in at_a_glance]
 
 
@@ -83,8 +85,8 @@ def _print_parts(
     *,
     losses: str = "",
 ) -> None:
-    """Print a verdict, groups of answers, labelled rows of text, and warnings. `losses`: why there is no
-    answer "with a loss"; it stands where that answer would.
+    """Print a verdict, groups of answers (a card each), labelled rows of text, and warnings. `losses`: why
+    there is no answer "with a loss"; it stands where that answer would.
     """
     console = stdout_console(soft_wrap=True)
     columns = min(console.width, MOST_COLUMNS) if sys.stdout.isatty() else LINE

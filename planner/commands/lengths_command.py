@@ -1,4 +1,6 @@
-"""`plan lengths`: how well lengths of answers can be predicted from what a log has before they are made."""
+"""`plan lengths`: how well lengths of answers can be predicted from what a log has before they are made.
+Imports within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, say_first
+from planner.commands.command_output import Progress, print_warnings
 from planner.commands.printed_tables import print_json, print_rows
 from planner.errors import InputError
 from planner.units import show_percent
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 LEAST_REQUESTS = 100  # With fewer the held-out shares scatter by ten points and more.
 
 
-def tell_lengths(
+def judge_length_predictors(
     files: Annotated[
         list[Path],
         typer.Argument(metavar="FILE...", readable=False, help="A trace, or logs that `plan trace` reads."),
@@ -47,7 +49,7 @@ def tell_lengths(
             )
         progress(f"fitting to {len(trace):,} requests")
         buckets, mean = later_accuracy(trace), later_mean_error(trace, input_buckets=MEAN_BUCKETS)
-    say_first(trace.warnings)
+    print_warnings(trace.warnings)
     document = lengths_document(buckets, mean)
     if json_output:
         print_json(document, trace.warnings)

@@ -1,4 +1,6 @@
-"""`plan manifests`: the deployments of a plan that is already written."""
+"""`plan manifests`: the deployments of a plan that is already written. Imports within functions keep other
+commands fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import keep_inputs, say_first
+from planner.commands.command_output import print_warnings, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, stdout_console
 from planner.policies import ROUTERS_OF
 
@@ -39,9 +41,9 @@ def write_manifests(
     plan = plan_file(plan)
     result = manifests(plan, target, catalog=catalog)
     if result.doubts:
-        say_first(list(result.doubts))
+        print_warnings(list(result.doubts))
     rendered = result.rendered
-    keep_inputs([out / name for name in rendered.files], plan)
+    refuse_to_overwrite([out / name for name in rendered.files], plan)
     result.save(out)
     if json_output:
         print_json({"directory": str(out), **result.to_dict()})

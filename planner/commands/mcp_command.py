@@ -1,4 +1,6 @@
-"""`plan mcp`: the planner for programs that speak the Model Context Protocol, by the official SDK."""
+"""`plan mcp`: the planner for programs that speak the Model Context Protocol, by the official SDK. Imports
+within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`plan import`, `plan fit`, `plan calibrate` and `plan profile`: from measurements to fits."""
+"""`plan import`, `plan fit`, `plan calibrate` and `plan profile`: from measurements to fits. Imports within
+functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work, keep_inputs
+from planner.commands.command_output import Progress, at_work, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_mapping, print_rows
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
@@ -52,7 +54,7 @@ def import_measurements(
     paths = measured or []
     checked_files.check_output_file(out)
     files_in_folders = [file for path in paths if path.is_dir() for file in path.rglob("*.json*")]
-    keep_inputs([out], *paths, *files_in_folders)
+    refuse_to_overwrite([out], *paths, *files_in_folders)
     duration_s = None if duration is None else quantity(duration, "s", where="--duration")
     facts = importers.StatedSetup(
         llm,
@@ -101,7 +103,7 @@ def fit_steps(
     from planner.units import quantity
 
     checked_files.check_output_file(out)
-    keep_inputs([out], table)
+    refuse_to_overwrite([out], table)
     overhead_s = None if host_overhead is None else quantity(host_overhead, "s", where="--host-overhead")
     with Progress():
         fitted = fit_table(
@@ -166,7 +168,7 @@ def calibrate_fit(
     from planner.importers import StatedSetup
 
     checked_files.check_output_file(out)
-    keep_inputs([out], *measured, base)
+    refuse_to_overwrite([out], *measured, base)
     with Progress() as progress, at_work(executor, address):
         progress("calibrating")
         fitted, result = calibrate_files(
@@ -229,7 +231,7 @@ def profile_steps(
 
     if out.suffix == ".gz":
         raise InputError(f"{out}: a run goes on in its table, which cannot be packed; drop the .gz ending")
-    keep_inputs([out], config)
+    refuse_to_overwrite([out], config)
     subject = Subject(engine, tp, dtype, gpu, max_num_batched_tokens, max_num_seqs, max_model_len, eager)
     command = " ".join(["plan", *sys.argv[1:]])
     catalog_rows = read_catalog(catalog)

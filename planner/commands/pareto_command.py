@@ -1,4 +1,6 @@
-"""`plan pareto`: what each tightening of a limit costs, fleet by fleet."""
+"""`plan pareto`: what each tightening of a limit costs, fleet by fleet. Imports within functions keep other
+commands fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work, keep_inputs
+from planner.commands.command_output import Progress, at_work, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_lines, print_rows
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.search.oracle.stopping import USUAL_LIMIT_S
@@ -56,7 +58,7 @@ def pareto(
     ]
     if out is not None:
         checked_files.check_output_directory(out)
-        keep_inputs([out / name for name in NAMES], slo, trace)
+        refuse_to_overwrite([out / name for name in NAMES], slo, trace)
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)

@@ -1,4 +1,6 @@
-"""`plan`: the question, its traffic and a folder in; the plan's files and a short answer out."""
+"""`plan`: the question, its traffic and a folder in; the plan's files and a short answer out. Imports within
+functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from planner.commands.command_output import Progress, at_work, keep_inputs, say_first, stopped_after
+from planner.commands.command_output import (
+    Progress,
+    at_work,
+    print_warnings,
+    refuse_to_overwrite,
+    stopped_after,
+)
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
 from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table, slo_rows
 from planner.errors import InputError, OutOfTimeError, PlannerError
@@ -114,7 +122,7 @@ def _plan_one(options: PlanOptions) -> None:
     from planner.studies.what_if import Study
 
     if options.out is not None:
-        keep_inputs(
+        refuse_to_overwrite(
             [options.out / name for name in (*output.NAMES, QUESTION_FILE)], options.slo, options.trace
         )
     with Progress(quiet=options.quiet, limit_s=options.time_limit_s) as progress:
@@ -136,7 +144,7 @@ def _plan_one(options: PlanOptions) -> None:
                 drop_invalid=options.drop_invalid,
                 log_options=log_options,
             )
-        say_first((*requests.warnings, *task.doubts))
+        print_warnings((*requests.warnings, *task.doubts))
         progress(f"{counted(len(requests), 'request')} of {requests.name}")
         answer_file = _open_answer_file(options, question, requests)
         study = Study(
@@ -229,23 +237,23 @@ class BestSoFar:
 
     def __init__(self, out: Path | None) -> None:
         self.out = out
-        self.standing: SearchProgress | None = None
+        self.latest: SearchProgress | None = None
 
-    def note_progress(self, standing: SearchProgress) -> None:
+    def note_progress(self, latest: SearchProgress) -> None:
         """Remember what the search has, once it has a fleet."""
-        if standing.fleet is not None:
-            self.standing = standing
+        if latest.fleet is not None:
+            self.latest = latest
 
     def write_fleet(self) -> str:
         """Write the fleet into `out`, if there are both. Returns a sentence on the fleet and the file."""
-        if self.standing is None or self.standing.fleet is None:
+        if self.latest is None or self.latest.fleet is None:
             return "no fleet was found yet"
         from planner.documents.fleet_file import fleet_document
         from planner.files.checked_files import to_yaml, write_file
         from planner.reports.output import BEST_SO_FAR
         from planner.reports.words import describe
 
-        fleet = self.standing.fleet()
+        fleet = self.latest.fleet()
         message = f"the best fleet so far is {describe(fleet)}, {fleet.price_usd_per_h:.2f} USD/h"
         if self.out is None:
             return message
@@ -306,14 +314,14 @@ def plan_several(options: PlanOptions) -> None:
         question = read_question(
             options.slo, options.trace, catalog, seed=options.seed, drop_invalid=options.drop_invalid
         )
-        say_first(
+        print_warnings(
             dict.fromkeys(
                 line for part in question.parts for line in (*part.trace.warnings, *part.task.doubts)
             )
         )
         folders = (options.out, *(options.out / part.name for part in question.parts))
         outputs = [folder / name for folder in folders for name in (*NAMES, "requests.csv")]
-        keep_inputs(outputs, options.slo, *question.files)
+        refuse_to_overwrite(outputs, options.slo, *question.files)
         for part in question.parts:
             progress(f"{part.name}: {len(part.trace):,} requests of {part.trace.name}")
         shared_plan = plan(

@@ -1,4 +1,6 @@
-"""`plan prefixes`: what the prompts of a trace share, and where to keep it."""
+"""`plan prefixes`: what the prompts of a trace share, and where to keep it. Imports within functions keep
+other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first
+from planner.commands.command_output import Progress, print_warnings, read_requests, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
 from planner.errors import InputError
 from planner.units import counted, show_percent
@@ -70,11 +72,11 @@ def plan_prefixes(
     _check_one_source(trace, slo, tree)
     if out is not None:
         check_output_directory(out)
-        keep_inputs([out / name for name in NAMES], trace, slo, fleet)
+        refuse_to_overwrite([out / name for name in NAMES], trace, slo, fleet)
     with Progress() as progress:
         placed_fleet = read_fleet(fleet, read_catalog(catalog)) if fleet else None
         if fleet is not None and placed_fleet is not None:
-            say_first(fleet_file_doubts(fleet, placed_fleet))
+            print_warnings(fleet_file_doubts(fleet, placed_fleet))
             prefill_pool(placed_fleet, pool)  # A wrong pool ends the command before a long trace is read.
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         _check_described(slo, requests)

@@ -103,7 +103,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
             seconds_cell(line["limit_s"]),
             seconds_cell(line["simulated_s"]),
             show_percent(line["kept_frac"], ".2f") if line["judged"] else "-",
-            loud(verdict_word(line["holds"], line["judged"])),
+            loud_verdict(verdict_word(line["holds"], line["judged"])),
         )
         if worst := line.get("worst_window"):
             value, share = seconds_cell(worst.get("simulated_s")), show_percent(worst["kept_frac"], ".2f")
@@ -114,7 +114,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
             show_percent(slo.attainment_frac, "g"),
             show_percent(verdict["attainment_frac"], ".2f"),
             "all limits at once",
-            loud(verdict_word(verdict["attainment_holds"], verdict["is_judged"])),
+            loud_verdict(verdict_word(verdict["attainment_holds"], verdict["is_judged"])),
         )
         if worst := verdict.get("attainment_worst_window"):
             add_row(window_text(worst, window_count), "", show_percent(worst["kept_frac"], ".2f"), "", "")
@@ -127,7 +127,7 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
             show_percent(guarantee["needed_frac"], "g"),
             share_text,
             worst_text,
-            loud(verdict_word(guarantee["holds"], guarantee["windows"])),
+            loud_verdict(verdict_word(guarantee["holds"], guarantee["windows"])),
         )
     return rows
 
@@ -139,7 +139,7 @@ def simulated_text(line: dict[str, Any]) -> str:
     return "never" if line["simulated_s"] is None else show_s(line["simulated_s"])
 
 
-def loud(verdict: str) -> str:
+def loud_verdict(verdict: str) -> str:
     """The verdict in a terminal, where a miss must not be overlooked."""
     return "MISSED" if verdict == "missed" else verdict
 

@@ -1,4 +1,6 @@
-"""`plan replan`: from a running fleet to one that keeps today's SLO, at the least cost of change and rent."""
+"""`plan replan`: from a running fleet to one that keeps today's SLO, at the least cost of change and rent.
+Imports within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work, keep_inputs, say_first
+from planner.commands.command_output import Progress, at_work, print_warnings, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
@@ -59,12 +61,12 @@ def replan(
     file = plan_file(current)
     if out is not None:
         checked_files.check_output_file(out)
-        keep_inputs([out], file, slo, trace)
+        refuse_to_overwrite([out], file, slo, trace)
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         task = read_task(slo, catalog_rows)
         running = read_fleet(file, catalog_rows, slo=task)
-        say_first(fleet_file_doubts(file, running))
+        print_warnings(fleet_file_doubts(file, running))
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         planned_on = file.parent / "requests.csv"
         result = replan_in(study, task, running, planned_on, ReplanTerms(horizon_h, start_cost, stop_cost))

@@ -1,4 +1,6 @@
-"""`plan report`: the report of a plan that is already written."""
+"""`plan report`: the report of a plan that is already written. Imports within functions keep other commands
+fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs
+from planner.commands.command_output import Progress, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, stdout_console
 from planner.documents.catalog import read_catalog
 
@@ -35,7 +37,7 @@ def write_report(
 
     folder = out or (plan if plan.is_dir() else plan.parent)
     checked_files.check_output_directory(folder)
-    keep_inputs([folder / "report.html"], plan)
+    refuse_to_overwrite([folder / "report.html"], plan)
     with Progress() as progress:
         plan_read, command = read_plan(plan, read_catalog(catalog))
         progress("drawing")

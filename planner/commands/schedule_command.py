@@ -1,4 +1,6 @@
-"""`plan schedule`: reserved, on-demand and spot workers per window for demand that changes over the week."""
+"""`plan schedule`: reserved, on-demand and spot workers per window for demand that changes over the week.
+Imports within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first
+from planner.commands.command_output import Progress, print_warnings, read_requests, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_lines, print_table
 from planner.errors import InputError
 from planner.units import quantity
@@ -94,13 +96,15 @@ def schedule(
     is_csv = out is not None and out.suffix == ".csv"
     if out is not None:
         (check_output_file if is_csv else check_output_directory)(out)
-        keep_inputs([out] if is_csv else [out / name for name in NAMES], market, demand, slo, *paths.values())
+        refuse_to_overwrite(
+            [out] if is_csv else [out / name for name in NAMES], market, demand, slo, *paths.values()
+        )
     with Progress() as progress:
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market)) else []
         if caveats:  # Of a plan: what a worker sustains is as its workers were planned.
-            say_first(fleet_file_doubts(market, read_fleet(market, catalog)))
+            print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)))
         warnings = caveats + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
             market_terms,

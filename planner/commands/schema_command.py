@@ -1,4 +1,4 @@
-"""`plan schema`: the JSON Schemas of files and answers."""
+"""`plan schema`: the JSON Schemas of files and answers. Imports within functions keep other commands fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`plan goodput` and `plan search`: the highest rate of a fleet, and the papers' searches over fleets."""
+"""`plan goodput` and `plan search`: the highest rate of a fleet, and the papers' searches over fleets.
+Imports within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import typer
 from planner.commands import shared_options
 from planner.commands.command_output import (
     Progress,
-    keep_inputs,
+    print_warnings,
     read_requests,
-    say_first,
+    refuse_to_overwrite,
     stopped_after,
     traffic_option,
 )
@@ -106,7 +108,7 @@ def find_goodput(
     with Progress(quiet=quiet) as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
         searched_fleet = read_fleet(file, catalog_rows, slo=slo)
-        say_first(fleet_file_doubts(file, searched_fleet))
+        print_warnings(fleet_file_doubts(file, searched_fleet))
         traffic = traffic_option(None, scale, window)
         # Whether the requests are the plan's own. Its SLO may count even where they are not.
         is_planned = (
@@ -222,7 +224,7 @@ def search(
         )
     if out is not None:
         check_output_file(out)
-        keep_inputs([out], slo, trace)
+        refuse_to_overwrite([out], slo, trace)
     with Progress() as progress, stopped_after(time_limit):
         catalog_rows = read_catalog(catalog)
         task = read_task(slo, catalog_rows).task()

@@ -1,4 +1,6 @@
-"""`plan simulate`: a fleet on a trace, request by request."""
+"""`plan simulate`: a fleet on a trace, request by request. Imports within functions keep other commands
+fast.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first, traffic_option
+from planner.commands.command_output import (
+    Progress,
+    print_warnings,
+    read_requests,
+    refuse_to_overwrite,
+    traffic_option,
+)
 from planner.commands.day_command import run_controller
 from planner.commands.printed_tables import (
-    loud,
+    loud_verdict,
     print_json,
     print_mapping,
     print_rows,
@@ -104,7 +112,7 @@ def simulate(
     moments = _moments_to_explain(explain_routing, explain_moments)
     if out is not None:
         check_output_file(out)
-        keep_inputs([out], fleet_file, trace, slo)
+        refuse_to_overwrite([out], fleet_file, trace, slo)
     if autoscale is not None or start is not None:
         # These options do not go with a controller: without an SLO file `run_controller` raises and says so.
         limits = None if seeds > 1 or closed_loop or rate or window else slo
@@ -114,7 +122,7 @@ def simulate(
     with Progress(quiet=quiet) as progress:
         all_rows = read_catalog(catalog)
         fleet = read_fleet(fleet_file, all_rows, slo=slo)
-        say_first(fleet_file_doubts(fleet_file, fleet, slo=slo, catalog=all_rows))
+        print_warnings(fleet_file_doubts(fleet_file, fleet, slo=slo, catalog=all_rows))
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
@@ -128,7 +136,7 @@ def simulate(
         )
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=runs_on)
         answer = result.to_dict() | _explained(result, moments, operators)
-        say_first(() if result.slo is None else slo_and_traffic_doubts(result.slo, requests))
+        print_warnings(() if result.slo is None else slo_and_traffic_doubts(result.slo, requests))
         if out is not None:
             result.save(out)
     if json_output:
@@ -155,10 +163,10 @@ def _say_doubts(fleet: Fleet, requests: Trace) -> None:
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
 
     if spot := spot_up_text(fleet):
-        say_first([spot])
+        print_warnings([spot])
     if fleet.engine is not None and fleet.engine.is_nearest:
-        say_first([f"engine {fleet.engine.title}: {fleet.engine.basis}"])
-    say_first(
+        print_warnings([f"engine {fleet.engine.title}: {fleet.engine.basis}"])
+    print_warnings(
         sentences([*image_warnings(fleet, requests), *uncounted_prefix_warnings(fleet.policies, requests)])
     )
 
@@ -261,7 +269,9 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
     print_rows([_operator_cells(row) for row in summary.get("operators", ())], "step time by operator")
     if summary["slo"]:
         lines = slo_rows(summary["slo"], slo)
-        print_rows(lines, f"SLO: {loud(verdict_word(summary['slo']['holds'], summary['slo']['is_judged']))}")
+        print_rows(
+            lines, f"SLO: {loud_verdict(verdict_word(summary['slo']['holds'], summary['slo']['is_judged']))}"
+        )
         if not summary["slo"]["is_steady"]:
             slo_summary = summary["slo"]
             print_mapping(

@@ -1,4 +1,6 @@
-"""`plan tiers`: how much CPU memory, disk or store behind the KV caches is worth buying."""
+"""`plan tiers`: how much CPU memory, disk or store behind the KV caches is worth buying. Imports within
+functions keep other commands fast.
+"""
 
 from __future__ import annotations
 

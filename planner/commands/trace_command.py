@@ -1,4 +1,6 @@
-"""`plan trace`: a log or a trace described, and written as a trace."""
+"""`plan trace`: a log or a trace described, and written as a trace. Imports within functions keep other
+commands fast.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, keep_inputs, say_first
+from planner.commands.command_output import Progress, print_warnings, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_mapping
 from planner.errors import InputError
 from planner.units import quantity
 
 if TYPE_CHECKING:
     from planner.importers.metered_traffic import MeteredTraffic
-    from planner.traffic.logs.log_reading import LogOptions, Read
+    from planner.traffic.logs.log_reading import LogOptions, ReadTrace
     from planner.traffic.trace import Trace
 
 
@@ -60,7 +62,7 @@ LongestPauseOption: TypeAlias = Annotated[
 ]
 
 
-def describe_trace(
+def summarise_or_convert_trace(
     files: FilesArgument,
     out: Annotated[
         Path | None,
@@ -88,7 +90,7 @@ def describe_trace(
     agents: AgentsOption = None,
     duration: DurationOption = "1 h",
     longest_pause: LongestPauseOption = "10 min",
-    is_described: DescribeOption = False,
+    wants_description: DescribeOption = False,
     seed: shared_options.SeedOption = 0,
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
@@ -107,10 +109,10 @@ def describe_trace(
     if salt is not None and not hash_ids:
         raise InputError("--salt: is for --hash-ids; add that, or drop the salt")
     if out is not None:
-        keep_inputs([out], *files)
+        refuse_to_overwrite([out], *files)
     with Progress() as progress:
-        # Columns are those of a log of requests: files with a --map hold no metrics. Metrics have neither
-        # tenants, rows nor dates, so the options for these do nothing.
+        # A --map names columns of requests, so files with one hold no metrics. Metrics have neither tenants,
+        # rows nor dates, so the options for these do nothing.
         metered = read_metered_traffic(files, every=every, format=format) if columns is None else None
         if metered is not None:
             if agents is not None:
@@ -120,18 +122,16 @@ def describe_trace(
         if hash_ids and not salt:  # A salt makes the reader hash names.
             salt = secrets.token_hex(16)
         log_options = _log_options(columns, format, timezone, salt)
-        read_traffic = _read_or_ask(
-            files, log_options, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output
-        )
+        log = _read_or_ask(files, log_options, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output)
         if agents is not None:
-            read_traffic = _put_to_work(read_traffic, agents, duration, longest_pause, seed)
-        say_first(read_traffic.trace.warnings)
-        progress(f"read {len(read_traffic.trace)} requests")
-        _write_trace(read_traffic, out)
-    if is_described:
-        _print_description(read_traffic.trace, as_json=json_output)
+            log = _put_to_work(log, agents, duration, longest_pause, seed)
+        print_warnings(log.trace.warnings)
+        progress(f"read {len(log.trace)} requests")
+        _write_trace(log, out)
+    if wants_description:
+        _print_description(log.trace, as_json=json_output)
         return
-    _print_summary(read_traffic, files, json_output=json_output)
+    _print_summary(log, files, json_output=json_output)
 
 
 def _log_options(map: str | None, format: str | None, timezone: str | None, salt: str | None) -> LogOptions:
@@ -152,7 +152,7 @@ def _log_options(map: str | None, format: str | None, timezone: str | None, salt
 
 def _read_or_ask(
     files: list[Path], log_options: LogOptions, *, seed: int, drop_invalid: bool, may_ask: bool
-) -> Read:
+) -> ReadTrace:
     """Read the files; if their columns are uncertain, ask a person at a terminal to confirm the guess."""
     from planner.traffic.logs.log_columns_map import parse_columns
     from planner.traffic.logs.times import UnsureError
@@ -170,21 +170,21 @@ def _read_or_ask(
         return read_files(files, seed=seed, drop_invalid=drop_invalid, log_options=log_options)
 
 
-def _put_to_work(read_traffic: Read, agents: int, duration: str, longest_pause: str, seed: int) -> Read:
+def _put_to_work(log: ReadTrace, agents: int, duration: str, longest_pause: str, seed: int) -> ReadTrace:
     """The requests of so many agents, who take the sessions that were read."""
     from planner.traffic.recorded_agents import agents_at_once
 
     requests = agents_at_once(
-        read_traffic.trace,
+        log.trace,
         agents,
         duration_s=quantity(duration, "s", where="--duration"),
         longest_pause_s=quantity(longest_pause, "s", where="--longest-pause"),
         seed=seed,
     )
-    return replace(read_traffic, trace=requests)
+    return replace(log, trace=requests)
 
 
-def _write_trace(read_traffic: Read, out: Path | None) -> None:
+def _write_trace(log: ReadTrace, out: Path | None) -> None:
     """Write the trace as the ending of `out` says; nothing without `out`."""
     from planner.files.checked_files import write_file, write_parts
     from planner.traffic.trace_writing import to_csv, to_jsonl
@@ -195,22 +195,23 @@ def _write_trace(read_traffic: Read, out: Path | None) -> None:
     if ending not in (".csv", ".jsonl"):
         raise InputError(f"-o {out}: expected a name that ends in .csv or .jsonl")
     if ending == ".jsonl":
-        write_file(out, to_jsonl(read_traffic.trace, with_llm=True))
+        write_file(out, to_jsonl(log.trace, with_llm=True))
     else:
-        write_parts(out, to_csv(read_traffic.trace))  # It is made in parts, and has a column for the LLM.
+        # `to_csv` yields the text in parts, and writes a column for the LLM without being told.
+        write_parts(out, to_csv(log.trace))
 
 
-def _print_summary(read_traffic: Read, files: list[Path], *, json_output: bool) -> None:
+def _print_summary(log: ReadTrace, files: list[Path], *, json_output: bool) -> None:
     """Print what a trace is like, and how the log was read that it comes from."""
     from planner.traffic.workload import summarise_trace
 
-    summary: dict[str, Any] = summarise_trace(read_traffic.trace).as_dict()
-    if read_traffic.format != "trace":
-        summary["format"] = read_traffic.format
-        if read_traffic.columns is not None:
-            summary["map"] = read_traffic.columns.document()
+    summary: dict[str, Any] = summarise_trace(log.trace).as_dict()
+    if log.format != "trace":
+        summary["format"] = log.format
+        if log.columns is not None:
+            summary["map"] = log.columns.document()
     if json_output:
-        print_json(summary, read_traffic.trace.warnings)
+        print_json(summary, log.trace.warnings)
     else:
         print_mapping(summary, ", ".join(map(str, files)))
 
@@ -234,7 +235,7 @@ def _write_metered_traffic(
     """Write or print the traffic that metrics describe, as a section of slo.yaml."""
     from planner.files.checked_files import write_file
 
-    say_first(metered.warnings)
+    print_warnings(metered.warnings)
     text = metered.to_yaml(", ".join(file.name for file in files))
     if out is not None:
         if out.suffix not in (".yaml", ".yml"):

@@ -1,4 +1,4 @@
-"""`plan ui`: the planner in a browser."""
+"""`plan ui`: the planner in a browser. What takes long to import is imported within `show_ui`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`plan validate` and `plan serve`: a plan on real vLLM engines."""
+"""`plan validate` and `plan serve`: a plan on real vLLM engines. Imports within functions keep other commands
+fast.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, read_requests, say_first, traffic_option
+from planner.commands.command_output import Progress, print_warnings, read_requests, traffic_option
 from planner.commands.printed_tables import print_json, print_lines, print_mapping, print_rows
 from planner.domain import Slo
 from planner.errors import InputError
@@ -183,7 +185,7 @@ def validate(
     with Progress(quiet=quiet) as keys["progress"]:
         rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
         # A wrong fleet file ends the command before a long trace is read.
-        say_first(fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows))
+        print_warnings(fleet_file_doubts(file, read_fleet(file, rows, slo=slo), slo=slo, catalog=rows))
         read = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
         result = validate(file, out, read, slo, traffic=traffic, catalog=rows, seed=seed, **keys)
     _print_result(result, out, read.warnings, json_output=json_output)
@@ -273,7 +275,7 @@ def serve(
 
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)
-    say_first(fleet_file_doubts(file, fleet))
+    print_warnings(fleet_file_doubts(file, fleet))
     warm_prompts, keys = _warm_prompts(warm_up, fleet, file), _read_keys(api_keys)
     planned_tokens = max_model_len_of(read_yaml(file), file)
     settings = RouterSettings(

@@ -1,4 +1,4 @@
-"""`plan watch`: does the plan still hold?"""
+"""`plan watch`: does the plan still hold? Imports within functions keep other commands fast."""
 
 from __future__ import annotations
 
@@ -88,15 +88,17 @@ def watch(
         )
     with Progress() as progress:
         progress("reading the plan")
-        planned = read_planned(plan, catalog)
+        expected = read_planned(plan, catalog)
     if once or not source.is_server:
-        result = _look_once(planned, source, slo, catalog, out=out, json_output=json_output)
+        result = _look_once(expected, source, slo, catalog, out=out, json_output=json_output)
         raise typer.Exit(EXIT_CODES[result.status])
-    _look_repeatedly(planned, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output)
+    _look_repeatedly(
+        expected, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output
+    )
 
 
 def _look_repeatedly(
-    plan: PlanExpectations,
+    expected: PlanExpectations,
     source: MetricsSource,
     slo: Path | None,
     every_s: float,
@@ -111,7 +113,7 @@ def _look_repeatedly(
     next_s, result = time.monotonic(), None
     while True:
         try:
-            result = _look_once(plan, source, slo, is_line=True, before=result, **how)
+            result = _look_once(expected, source, slo, is_line=True, before=result, **how)
             if exporter is not None:
                 exporter.show(result.watched)
         except PrometheusError as error:  # The server may answer the next time.
@@ -122,7 +124,7 @@ def _look_repeatedly(
 
 
 def _look_once(
-    plan: PlanExpectations,
+    expected: PlanExpectations,
     source: MetricsSource,
     slo: Path | None,
     catalog: Path | None,
@@ -139,13 +141,13 @@ def _look_once(
     from planner.manifests import monitoring
 
     with Progress() as progress:
-        result = watch_api.look_once(plan, source, slo, catalog=catalog, progress=progress, before=before)
+        result = watch_api.look_once(expected, source, slo, catalog=catalog, progress=progress, before=before)
     document = result.to_dict()
     if out is not None:
         contents = {"watch.json": json.dumps(document, indent=2, allow_nan=False) + "\n"}
         if result.replan is not None and not result.replan.keeps:
             contents[NEW_FLEET] = checked_files.to_yaml(fleet_document(result.replan.best.fleet))
-        contents |= monitoring.watch_files(plan.written.fleet.llm.name)
+        contents |= monitoring.watch_files(expected.written.fleet.llm.name)
         # An older fleet is removed where this look wrote none.
         checked_files.write_files(out, contents, outdated=[NEW_FLEET])
     if json_output and is_line:

@@ -1,4 +1,6 @@
-"""`plan what-if`: the plan before and after a change; `plan sensitivity`: after many small changes."""
+"""`plan what-if`: the plan before and after a change; `plan sensitivity`: after many small changes. Imports
+within functions keep other commands fast.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,9 @@ class TenantGuarantee(TypedDict):
 class SloVerdict(TypedDict):
     """Whether a simulation keeps the SLO, and by how much.
 
-    `is_judged` is false where no value was held against any limit.
+    `is_judged` is false where no value was compared with any limit. Of the last requests, `patient_frac`
+    waited at most `patience_s` for a token; `is_steady` is false where those are fewer than half, because
+    work then piles up.
     """
 
     holds: bool

@@ -56,6 +56,7 @@ from planner.models.all2all import (
 )
 from planner.models.latency import StepLatency
 from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
+from planner.models.roofline import roofline, transfer_fit
 from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
@@ -156,7 +157,7 @@ class Catalog:
     acceptance: Mapping[str, AcceptanceRow] = field(default_factory=dict)
     tasks: Mapping[str, TaskRow] = field(default_factory=dict)
     # Files with fits by (LLM, GPU), and the fits that were read; both are filled by `_fits_of`.
-    _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
+    _fit_paths: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[tuple[str, str], dict[Split, StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -302,6 +303,7 @@ class Catalog:
         split: Split = tp, has_whole_experts, dp, all2all
         if nodes > 1 and exchange.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
             names = []  # No fit is for a slower link, so the roofline is used.
+        # `at_medians` (spreads.py) multiplies step times by the median of measured over predicted ones.
         fit = self._fit_of(names, gpu.name, split)
         if fit is not None:
             return at_medians(fit, llm, row_of(gpu.name), self.spreads.values())
@@ -323,13 +325,10 @@ class Catalog:
         """
         if not llm.is_mixture or tp == 1:
             return (False,)
-        gpu = self.gpus.get(row_of(gpu.name), gpu)
-        for name in self._same_shape(llm):
-            for gpu_name in (gpu.name, gpu.base):
-                fits = self._fits_of(name, gpu_name)
-                splits = sorted(ep for degree, ep, dp, _ in fits if (degree, dp) == (tp, 1))
-                if splits:
-                    return tuple(splits)
+        for fits in self._fits_for(llm, gpu):
+            splits = sorted(ep for degree, ep, dp, _ in fits if (degree, dp) == (tp, 1))
+            if splits:
+                return tuple(splits)
         return (llm.slices_cut_blocks(tp),)
 
     def rank_counts(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[int, ...] | None:
@@ -337,24 +336,19 @@ class Catalog:
 
         None if this LLM has no fit on this GPU at all: then the roofline covers every number.
         """
-        gpu = self.gpus.get(row_of(gpu.name), gpu)
-        for name in self._same_shape(llm):
-            for gpu_name in (gpu.name, gpu.base):
-                fits = self._fits_of(name, gpu_name)
-                # All-to-all kernels are named only where the ranks span nodes.
-                splits = [(degree, dp) for degree, _, dp, all2all in fits if not all2all]
-                if splits:
-                    return tuple(sorted(dp for degree, dp in splits if degree == tp and dp > 1))
+        for fits in self._fits_for(llm, gpu):
+            # All-to-all kernels are named only where the ranks span nodes.
+            splits = [(degree, dp) for degree, _, dp, all2all in fits if not all2all]
+            if splits:
+                return tuple(sorted(dp for degree, dp in splits if degree == tp and dp > 1))
         return None
 
     def rank_counts_on_nodes(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[tuple[int, All2All], ...]:
         """The numbers of ranks of `tp` GPUs on several nodes with a fit, each with its all-to-all kernels."""
-        gpu = self.gpus.get(row_of(gpu.name), gpu)
         splits = {
             (dp, all2all)
-            for name in self._same_shape(llm)
-            for gpu_name in (gpu.name, gpu.base)
-            for degree, _, dp, all2all in self._fits_of(name, gpu_name)
+            for fits in self._fits_for(llm, gpu)
+            for degree, _, dp, all2all in fits
             if degree == tp and all2all
         }
         return tuple(sorted(splits))
@@ -377,8 +371,6 @@ class Catalog:
         """The roofline. Nobody measures a TP that is no power of two; its step times are the fit of the
         nearest TP times the ratio of both rooflines.
         """
-        from planner.models.roofline import roofline, transfer_fit
-
         tp, ep, dp, _ = split
         latency = roofline(llm, gpu, tp, dp=dp, exchange=exchange)
         is_power_of_two = tp & (tp - 1) == 0
@@ -406,8 +398,7 @@ class Catalog:
 
     def has_fit(self, llm: Llm, gpu: Gpu) -> bool:
         """Whether step times of this LLM on this GPU come from measured kernels, not from a roofline."""
-        same_shape, gpu_names = self._same_shape(llm), (gpu.name, gpu.base)
-        return any(self._fits_of(name, gpu_name) for name in same_shape for gpu_name in gpu_names)
+        return any(self._fits_for(llm, gpu))
 
     def find_unchecked_gpus(self, llm: Llm) -> tuple[str, ...]:
         """The GPUs whose step times nobody can judge; they are considered only if the question names them."""
@@ -446,10 +437,17 @@ class Catalog:
             names.setdefault(_step_shape(row), []).append(name)
         return names
 
+    def _fits_for(self, llm: Llm, gpu: Gpu) -> Iterator[dict[Split, StepLatency]]:
+        """The fits of each row with the LLM's shape, its own first: on the GPU, then on the uncapped one."""
+        gpu = self.gpus.get(row_of(gpu.name), gpu)
+        for name in self._same_shape(llm):
+            for gpu_name in (gpu.name, gpu.base):
+                yield self._fits_of(name, gpu_name)
+
     def _fits_of(self, llm: str, gpu: str) -> dict[Split, StepLatency]:
         """The fits of an LLM on a GPU by their parallelism; opens files of this pair only, and each once."""
-        if not self._headers:
-            headers: dict[tuple[str, str], list[Path]] = {}
+        if not self._fit_paths:
+            fit_paths: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
                 header_of = _shipped_header if path in _shipped_paths() else read_header
                 with errors_as(CatalogError, path):
@@ -458,11 +456,11 @@ class Catalog:
                     self.llm_aliases.get(of_llm.lower(), of_llm),
                     self.gpu_aliases.get(of_gpu.lower(), of_gpu),
                 )
-                headers.setdefault(pair, []).append(path)
-            self._headers.update(headers)  # One update, because a UI reads one catalog from several threads.
+                fit_paths.setdefault(pair, []).append(path)
+            self._fit_paths.update(fit_paths)  # At once, as a UI reads one catalog from several threads.
         if (llm, gpu) not in self._fits:
             fits: dict[Split, StepLatency] = {}
-            for path in self._headers.get((llm, gpu), []):
+            for path in self._fit_paths.get((llm, gpu), []):
                 fits_of = _shipped_fits if path in _shipped_paths() else read_fits
                 with errors_as(CatalogError, path):
                     fits = {**fits_of(path, WORDING), **fits}  # The first file wins: the user's before ours.

@@ -45,7 +45,10 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """The share of requests that keep all limits at once, and the share that the SLO needs."""
+    """The share of requests that keep all limits at once, and the share that the SLO needs.
+
+    It is that of the window `window_s`, or of everything that was measured (None).
+    """
 
     frac: float
     needed_frac: float
@@ -151,7 +154,10 @@ class PromisedAt:
 
 @dataclass(frozen=True, slots=True)
 class AskedAgain:
-    """What the plan costs, and the best fleet for a changed question: `value`, or None if none was found."""
+    """`planned` is what the plan costs, `value` what the best fleet for a changed question would.
+
+    `value` is None if no such fleet was found.
+    """
 
     change: str  # For instance "ttft p90 200 ms tighter".
     planned: float
@@ -210,7 +216,10 @@ class Robustness:
 
 @dataclass(frozen=True, slots=True)
 class InsuranceCosts:
-    """The cost of a robust plan, and of the cheapest plan for the expected case (None: not found in time)."""
+    """`value` is what a robust plan costs, `expected` what the cheapest plan for the expected case does.
+
+    `expected` is None if no such plan was found in time.
+    """
 
     robustness: Robustness
     value: float
@@ -521,11 +530,11 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """LoRA on a worker type: slots, their bytes on one GPU, time added to a step, and times to load an
-    adapter.
+    """LoRA on a worker type: vLLM's settings, the bytes of all adapter slots on one GPU, and what takes time.
 
-    `step_s` is what one token with an adapter adds. `drawn` if the trace names no adapters, so that they are
-    drawn at random.
+    `step_s` is what one token with an adapter adds to a step. An adapter is loaded into a slot in `load_s`
+    from the host's memory, and into that memory in `disk_s`. With `drawn` the trace names no adapters, so
+    they are drawn at random.
     """
 
     worker: str
@@ -596,8 +605,8 @@ class ObligedWork:
     """The work that the lower bound counts, because the SLO requires it.
 
     It is all work of the share `whole_frac` of requests, at most `whole_after_s` after the end of the trace;
-    of the share `prefill_frac` only the prefill; with `tail` also all work of half of the last tenth of
-    requests.
+    of the share `prefill_frac` only the prefill; with `tail` also all work of half of the requests that
+    arrive in the last tenth of the trace (solvers/required_work.py says why).
     """
 
     whole_frac: float
@@ -704,7 +713,7 @@ Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "li
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """How often a pruning rule hid a cheaper fleet in our own tests.
+    """A pruning rule hid a cheaper fleet in `failed` of our `tests`.
 
     The traces had at most `most_requests` and more than `least_requests` requests (None: no such bound). With
     `of_pools` it is how often the rule was false for a single pool, without a search for fleets.
@@ -719,8 +728,9 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """A pruning rule (search/level0/pruning_rules.py): false in `failed` of `compared` comparisons on this
-    traffic, and `tested` says how it fared in our own tests.
+    """The pruning rule `name` of search/level0/pruning_rules.py.
+
+    It was false in `failed` of `compared` comparisons on this traffic; `tested` has our own tests of it.
     """
 
     name: Shortcut
@@ -965,7 +975,8 @@ class Commitment:
     at_planned: tuple[str, ...]
 
 
-# Headroom is searched in steps of 0.5 %, up to twice the traffic or twice the step times.
+# Headroom is searched in steps of 0.5 %, up to twice the traffic or twice the step times. Both were set by
+# hand: a reader needs no finer figure, and a fleet that stands twice as much is far from any limit.
 HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0
 
 

@@ -29,12 +29,12 @@ from planner.documents.catalog import Catalog
 from planner.documents.engine_file import NONE, engine_document, engine_of_fleet
 from planner.documents.gpu_payment import KEYS as PAID_KEYS
 from planner.documents.gpu_payment import Paid, paid_document, parse_paid
-from planner.documents.kv_offload_settings import check_offloaded
+from planner.documents.kv_offload_settings import check_can_offload
 from planner.documents.lora_settings import lora_document, parse_lora
 from planner.documents.network import KEYS as NETWORK_KEYS
 from planner.documents.network import network_document, parse_network
 from planner.documents.policy_settings import (
-    MOST,
+    LARGEST_SETTING,
     MOST_STEP_TOKENS,
     POLICY_KEYS,
     parse_policies,
@@ -144,7 +144,7 @@ EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048  # The default for a worker whose row and policies name none.
 MOST_NAMED = 5  # An error names at most so many workers, or plans.
 MAX_WORKERS = 10_000  # More is taken for a typing error.
-CHANGED_FRAC = 1e-3  # Watts and prices that differ by less are equal: a plan.yaml rounds them, and so on.
+CHANGED_FRAC = 1e-3  # Watts and prices that differ by less are equal: a plan.yaml rounds them.
 MOST_SEQS = 2**14  # Sequences of a worker; the simulator keeps a record for each.
 WORDING = Wording(
     one_of="must be one of {}",
@@ -217,7 +217,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     policies, budget_tokens = parse_policies(file.subsection("policies", POLICY_KEYS))
     paid = parse_paid(file, catalog)
     if policies.kv_offload is not None:
-        check_offloaded(llm, f"{file.path_of('policies')}: kv_offload")
+        check_can_offload(llm, f"{file.path_of('policies')}: kv_offload")
     engine_rows = catalog.engines.values()
     engine = engine_of_fleet(document, engine_rows, file.path_of("engine"), batching=policies.batching)
     host_overhead_s = file.at_least("host_overhead", "s", 0.0)
@@ -343,7 +343,7 @@ def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
 def max_model_len_of(document: Document, path: Path) -> int | None:
     """Tokens of the longest request that a plan.yaml serves; None if it does not say. Errors name `path`."""
     file = Section.from_document(document, path, wording=WORDING)
-    return file.whole_number("max_model_len", None, most=MOST)
+    return file.whole_number("max_model_len", None, most=LARGEST_SETTING)
 
 
 class RouterRow(NamedTuple):
@@ -430,7 +430,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     tokens_per_seq = 1 if speculation is None else speculation.most_tokens
     default_seqs = min(MAX_NUM_SEQS, max(tokens // tokens_per_seq, 1))
     max_num_seqs = row.whole_number("max_num_seqs", default_seqs, most=MOST_SEQS)
-    pp = row.whole_number("pp", 1, most=MOST)
+    pp = row.whole_number("pp", 1, most=LARGEST_SETTING)
     if pp > llm.layers:
         raise InputError(f"{row.path_of('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
     dp = _parse_dp(row, llm, gpu, tp)
@@ -453,7 +453,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
             latency = replace(latency, h_s=latency.h_s + common.host_overhead_s)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
-    count = row.whole_number("count", 1, most=MOST)
+    count = row.whole_number("count", 1, most=LARGEST_SETTING)
     if form is not None:
         _check_shortest_step(row, form, tokens, max_num_seqs, kv_tokens)
     try:
@@ -525,7 +525,7 @@ def _saturating_tokens(row: Section, common: _Common) -> int | None:
 
 def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
     """The number of data-parallel ranks, which share the experts of a mixture."""
-    dp = row.whole_number("dp", 1, most=MOST)
+    dp = row.whole_number("dp", 1, most=LARGEST_SETTING)
     if dp > 1 and not llm.is_mixture:
         raise InputError(
             f"{row.path_of('dp')}: ranks share experts, and {llm.name} has none; give count: {dp} for as "
@@ -560,7 +560,7 @@ def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common)
 
 def _parse_tp(row: Section, llm: Llm, gpu: Gpu) -> int:
     """The number of GPUs that each layer is split over, all in one node."""
-    tp = row.whole_number("tp", 1, most=MOST)
+    tp = row.whole_number("tp", 1, most=LARGEST_SETTING)
     if tp > gpu.gpus_per_node:
         raise InputError(f"{row.path_of('tp')}: a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
     if not llm.splits_over(tp):
@@ -586,7 +586,7 @@ def _kv_tokens(
     samples up to `sampled_rows` tokens.
     """
     llm, (tp, pp, dp) = common.llm, degrees
-    kv_tokens = row.whole_number("kv_tokens", None, most=MOST)
+    kv_tokens = row.whole_number("kv_tokens", None, most=LARGEST_SETTING)
     if kv_tokens is not None:
         if kv_tokens < KV_BLOCK_TOKENS:
             raise InputError(

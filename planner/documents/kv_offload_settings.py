@@ -70,8 +70,10 @@ def _disk_document(offload: KvOffload) -> dict[str, str]:
     }
 
 
-def check_offloaded(llm: Llm, where: str) -> None:
-    """Raise InputError for an LLM whose KV in CPU memory is not simulated."""
+def check_can_offload(llm: Llm, where: str) -> None:
+    """Raise InputError for an LLM whose KV in CPU memory is not simulated: one that keeps KV or states beside
+    the blocks of its tokens.
+    """
     if kv_layout(llm, 1).beside.is_any:
         raise InputError(
             f"{where}: {llm.name} has layers with windows or states, which is not simulated; leave it out"

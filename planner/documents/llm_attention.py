@@ -63,6 +63,11 @@ def first_count(shape: Section, *keys: str, default: int | None = None) -> int:
     return default
 
 
+def hidden_size(shape: Section) -> int:
+    """The width of the vectors between layers."""
+    return first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+
+
 def layer_count(shape: Section) -> int:
     """The number of layers. Raises InputError where it is missing, or above MOST_LAYERS."""
     if "num_hidden_layers" not in shape and isinstance(shape.get("layers_block_type"), list):
@@ -160,7 +165,7 @@ def _per_layer(shape: Section, key: str, per_layer: list[Any], layers: int) -> l
 
 def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> Attention | None:
     """The attention of one layer whose kind `layer_kinds` gave; None if it has none."""
-    hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+    hidden = hidden_size(shape)
     attention: Attention
     # Families with an attention of their own are recognised by their keys; the last case is for all others.
     match kind:
@@ -364,7 +369,8 @@ def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
         letters = _per_layer(
             shape, "index_topk_pattern", list(shape.text("index_topk_pattern")), layer_count(shape)
         )
-        return letters[layer] != "S", letters[layer] == "S"
+        shares_index = letters[layer] == "S"
+        return not shares_index, shares_index
     every = shape.whole_number("index_topk_freq", 1)
     offset = shape.whole_number("index_skip_topk_offset", 2, least=0)
     has_own = max(layer - offset + 1, 0) % every == 0  # Layers before the offset all have their own.

@@ -16,7 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.documents.llm_attention import WORDING, attention_of, first_count, layer_count, layer_kinds
+from planner.documents.llm_attention import (
+    WORDING,
+    attention_of,
+    first_count,
+    hidden_size,
+    layer_count,
+    layer_kinds,
+)
 from planner.documents.llm_feed_forward import feed_forward_of
 from planner.documents.llm_formats import QUANTISED, Formats, read_config, read_formats
 from planner.documents.llm_row import summarise_groups
@@ -84,7 +91,7 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     formats = read_formats(file, text)
     refuse_unmodelled(text, where)
     shape = Section.from_document(text, where, wording=WORDING)
-    hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+    hidden = hidden_size(shape)
     groups = _group_layers(shape, formats)
     name = str(file.parent if file.name == "config.json" else file)
     fields: dict[str, Any] = {
@@ -206,8 +213,9 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
         "temporal_patch_size", _compression_config(shape).whole_number("temporal_patch_size", 1)
     )
     patches = pixels * frames * hidden
-    around = _positions_size(shape, hidden) + _projector_size(shape, hidden, text_hidden)
-    return float(blocks + patches + around)
+    return float(
+        blocks + patches + _positions_size(shape, hidden) + _projector_size(shape, hidden, text_hidden)
+    )
 
 
 def _positions_size(shape: Section, hidden: int) -> int:

@@ -6,7 +6,14 @@ from __future__ import annotations
 
 import math
 
-from planner.documents.llm_attention import BLOCKS, block_config, block_pattern, first_count, layer_count
+from planner.documents.llm_attention import (
+    BLOCKS,
+    block_config,
+    block_pattern,
+    first_count,
+    hidden_size,
+    layer_count,
+)
 from planner.documents.llm_formats import Formats
 from planner.errors import CatalogError
 from planner.files.document_values import Section, nearest_names, refused_value
@@ -119,7 +126,7 @@ def is_gated(shape: Section) -> bool:
 def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward | None:
     """The block of a layer; None for a layer without one."""
     kind = str(shape.get("model_type", ""))
-    hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
+    hidden = hidden_size(shape)
     if "block_configs" in shape:
         return _nemotron_block(shape, layer, hidden, formats)
     has_experts = expert_count(shape) > 1
@@ -159,6 +166,7 @@ def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -
 
 
 def _has_experts(shape: Section, layer: int) -> bool:
+    """Whether a layer of an LLM with experts has them, by the first of the keys below that is there."""
     layers = layer_count(shape)
     for key in ("mlp_layer_types", "moe_layer_freq"):
         listed = shape.get(key)
@@ -243,6 +251,7 @@ def _only_format(formats_of_matrices: set[str], where: str) -> str:
 
 
 def _shared_format(shape: Section, layer: int, formats: Formats) -> str:
+    """The format of the experts that all tokens share; those of Gemma 4 are named like a dense block."""
     if str(shape.get("model_type", "")).startswith("gemma4"):
         return _dense_format(shape, layer, formats)
     return _dense_format(shape, layer, formats, ("shared_experts.", "shared_expert."))

@@ -358,7 +358,8 @@ def _formats_of_rules(default: str, experts: str, kv_dtype_bytes: float, named: 
     for name, format in named.items():
         if name.startswith("re:"):
             patterns.append((re.compile(name.removeprefix("re:")), format))
-        elif _GLOB.search(_ONE_EXPERT.sub("", name)) and "experts.*." not in name:
+        # All experts of a layer have one name here, with * in place of their number: no wildcard.
+        elif _GLOB.search(name.replace("experts.*.", "")):
             patterns.append((re.compile(fnmatch.translate(name)), format))
             patterns.append((re.compile(fnmatch.translate(f"{name}.*")), format))
         else:
@@ -376,11 +377,14 @@ def _parse_ignored(section: Config, where: str) -> list[str]:
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
             raise CatalogError(f"{where}: {key}: expected a list of names, found {show_value(listed)}")
         for name in listed:
-            try:
-                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
-            except re.error as error:
-                raise CatalogError(f"{where}: {key}: {name!r} is no regular expression: {error}") from None
-            names.append(name)
+            if name.startswith("re:"):
+                try:
+                    re.compile(name.removeprefix("re:"))
+                except re.error as error:
+                    raise CatalogError(
+                        f"{where}: {key}: {name!r} is no regular expression: {error}"
+                    ) from None
+        names += listed
     return names
 
 

@@ -19,7 +19,7 @@ PLAN_KEYS = ("bandwidth", "latency", "transfer", "topology")  # Keys that slo.ya
 KEYS = (*PLAN_KEYS, "layerwise_from", "shared")
 TOPOLOGY_KEYS = ("within", "nodes_per_rack", "rack_bandwidth")
 TRANSFERS = ("serialised", "layerwise")
-LARGEST_COUNT = 10**9  # More tokens than any prompt has, and more nodes than any rack.
+MOST_COUNT = 10**9  # More tokens than any prompt has, and more nodes than any rack.
 
 
 def parse_network(section: Section) -> Network:
@@ -29,7 +29,7 @@ def parse_network(section: Section) -> Network:
         section.positive("bandwidth", "bytes_per_s", default.bandwidth_bytes_per_s),
         section.at_least("latency", "s", default.latency_s),
         cast(Literal["serialised", "layerwise"], section.one_of("transfer", TRANSFERS, default.transfer)),
-        section.whole_number("layerwise_from", default.layerwise_tokens, least=0, most=LARGEST_COUNT),
+        section.whole_number("layerwise_from", default.layerwise_tokens, least=0, most=MOST_COUNT),
         section.flag("shared", default.is_shared),
         _parse_topology(section.subsection("topology", TOPOLOGY_KEYS)) if "topology" in section else None,
     )
@@ -38,7 +38,7 @@ def parse_network(section: Section) -> Network:
 def _parse_topology(section: Section) -> Topology:
     return Topology(
         section.positive("within", "bytes_per_s", None),
-        section.whole_number("nodes_per_rack", 0, most=LARGEST_COUNT),
+        section.whole_number("nodes_per_rack", 0, most=MOST_COUNT),
         section.positive("rack_bandwidth", "bytes_per_s", math.inf),  # The default is no limit.
     )
 

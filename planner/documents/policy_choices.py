@@ -117,7 +117,7 @@ class PolicyChoices:
     def routings(self) -> tuple[str, ...]:
         return self.axes["routing"]
 
-    def searched(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
+    def combinations(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
         """Every combination of the searched values that goes together.
 
         Those without prefix caches come first, if they are compared; those with caches but without the
@@ -165,7 +165,7 @@ class PolicyChoices:
                     return True
         return False
 
-    def changed(
+    def with_change(
         self, policies: Policies, change: PolicyChange, slo: Slo, target: str | None
     ) -> Policies | None:
         """These policies with another value of one axis; None if equal, or if policies do not go together."""
@@ -311,7 +311,7 @@ def parse_policy_choices(
         kv_offload=kv_offload,
     )
     # Which policies go together depends on neither the SLO nor the target.
-    if not choices.searched(Slo(()), None):
+    if not choices.combinations(Slo(()), None):
         together = ", ".join(f"{axis} {' or '.join(values)}" for axis, values in axes.items())
         raise InputError(
             f"{section.where}: {together} do not go together {'with' if prefix_cache else 'without'} prefix "

@@ -15,7 +15,7 @@ from planner.policies import BY_FIELD, QUEUE
 from planner.units import show_exactly
 
 MOST_STEP_TOKENS = 2**20  # The simulator has a table of step times up to this many tokens.
-MOST = 10**9  # Any other count; a larger one is a slip.
+LARGEST_SETTING = 10**9  # Of any other count (tokens, GPUs, workers); a larger one is a slip.
 # Keys of the section -> fields of `Policies`, by the kind of their values.
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
@@ -109,7 +109,7 @@ def parse_settings(section: Section) -> dict[str, Any]:
         if name in POLICY_SECONDS:
             chosen[POLICY_SECONDS[name]] = section.positive(name, "s")
         elif name in POLICY_COUNTS:
-            chosen[POLICY_COUNTS[name]] = section.whole_number(name, least=0, most=MOST)
+            chosen[POLICY_COUNTS[name]] = section.whole_number(name, least=0, most=LARGEST_SETTING)
         elif name in POLICY_SHARES:
             chosen[POLICY_SHARES[name]] = section.share(name)
         elif name in POLICY_NUMBERS:

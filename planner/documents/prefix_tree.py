@@ -102,7 +102,8 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
         return place_on(question.replicas or 1)
     limit = question.largest_load * (1 + SAME_FRAC)
     for replicas in range(1, MOST_REPLICAS + 1):
-        if hot_bound(demand, replicas, room, SessionReuse()) <= limit:  # Above it no placement can do.
+        # No placement has a largest load below hot_bound (solvers/prefix_replication.py).
+        if hot_bound(demand, replicas, room, SessionReuse()) <= limit:
             replication = place_on(replicas)
             if replication.largest_load <= limit:
                 return replication

@@ -45,7 +45,7 @@ from planner.documents.gpu_payment import (
     values_by_gpu,
     with_owned,
 )
-from planner.documents.kv_offload_settings import check_offloaded, parse_kv_offload
+from planner.documents.kv_offload_settings import check_can_offload, parse_kv_offload
 from planner.documents.log_columns import KEYS as LOG_KEYS
 from planner.documents.log_columns import parse_log_options
 from planner.documents.lora_settings import parse_lora
@@ -317,11 +317,11 @@ class PlanQuestion:
     def policy_choices(self) -> tuple[Policies, ...]:
         """Every combination of policies that is searched, the preferred ones first: those without prefix
         caches come before those with them."""
-        return self.policies.searched(self.slo, self.deploy)
+        return self.policies.combinations(self.slo, self.deploy)
 
     def changed_policies(self, policies: Policies, change: PolicyChange) -> Policies | None:
         """These policies with another value on one axis; None if target, SLO or other policies exclude it."""
-        return self.policies.changed(policies, change, self.slo, self.deploy)
+        return self.policies.with_change(policies, change, self.slo, self.deploy)
 
     @property
     def is_of_agents(self) -> bool:
@@ -552,7 +552,7 @@ def _parse_simulated_kv_offload(
     if offload is None:
         return None
     where = policies.path_of("kv_offload")
-    check_offloaded(llm, where)
+    check_can_offload(llm, where)
     # TP 1 and 2 are the smallest degrees that a plan may mix: if they share no blocks, no two degrees do.
     if offload.is_shared and not is_common(llm, (1, 2)):
         raise InputError(
@@ -622,7 +622,7 @@ def _parse_stock(
     if document is None:
         left_out: tuple[str, ...] = ()
         if not fleet.flag("unchecked", False):
-            left_out = left_out_unnamed(llm, catalog, _gpus_with_given_price(fleet, catalog))
+            left_out = gpus_left_out_by_default(llm, catalog, _gpus_with_given_price(fleet, catalog))
         if len(left_out) == len(catalog.gpus):
             raise InputError(
                 f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left_out)}); "
@@ -640,7 +640,7 @@ def _parse_stock(
     return stock, ()
 
 
-def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tuple[str, ...]:
+def gpus_left_out_by_default(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tuple[str, ...]:
     """The GPUs that are left out where the question names no GPU: those with unchecked step times, and those
     of which the step times are estimates and the price has no source. `priced` are GPUs that have a price in
     the question, which is a source.

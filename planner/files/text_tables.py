@@ -66,7 +66,8 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
 
 def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a CSV with a header that has all of `columns`: the number of the line with which each ends,
-    and its texts by column. `expected` says in an error what the file should have been.
+    and its texts by column, empty where the row is too short. `expected` says in an error what the file
+    should have been.
 
     This is for texts, and for messages that name a line. `read_csv` reads numbers, and skips comments.
     """
@@ -90,9 +91,11 @@ def read_number_column(
     values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:
+        # As an object a cell is shown as it was read, not as a type of NumPy.
         shown_value = show_value(table[name].astype(object).iloc[int(bad[0])])
         row = table.index[int(bad[0])] + 1
-        raise InputError(f"{where}: row {row}: {name} is {shown_value}, must be a number >= {least:g}")
+        bound = f"below {LARGEST:g}" if values[bad[0]] >= LARGEST else f">= {least:g}"
+        raise InputError(f"{where}: row {row}: {name} is {shown_value}, must be a number {bound}")
     return np.asarray(values, dtype=float)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.documents.kv_offload_settings import check_offloaded
+from planner.documents.kv_offload_settings import check_can_offload
 from planner.documents.kv_tiers import KvTier
 from planner.documents.task import PlanQuestion
 from planner.domain import KV_BLOCK_TOKENS, ROUNDING
@@ -180,7 +180,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
 
 def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
     """Raise InputError for what is not simulated with KV offload, as a question with `kv_offload` does."""
-    check_offloaded(llm, "KV tiers")
+    check_can_offload(llm, "KV tiers")
     for where, is_set in (
         ("fleet: pp", any(stages > 1 for stages in task.stages)),
         ("engine: speculative", any(each is not None for each in task.speculations)),

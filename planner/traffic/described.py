@@ -21,7 +21,8 @@ and the counts of requests in windows T have the Fano factor (variance / mean)  
 The sigmas are fitted to the factors that are given in `fano`.
 
 Bursts only move requests within an interval of the rate curve. So after bursts are drawn, the rate of each
-interval is scaled to the number of requests that the curve says (`_curve_corrections`).
+interval is scaled to the number of requests that the curve says (`_curve_corrections`). SciPy is imported
+within functions: it takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -552,7 +553,7 @@ def _fit_scales(
 
 def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> FloatArray:
     """The variances sigma^2 of the factors with which v(T) is nearest to `wanted`, in least squares."""
-    from scipy.optimize import least_squares  # Imported late: it takes a tenth of a second.
+    from scipy.optimize import least_squares
 
     lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
     triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]

@@ -32,7 +32,7 @@ UNITS = {
 }
 
 
-def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
+def long_gap_warnings(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
     """A warning about a gap longer than all others together: a wrong time, or two logs that were joined?"""
     if len(arrival_s) < FEWEST_GAPS:
         return ()
@@ -51,7 +51,7 @@ def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
     )
 
 
-def of_unit(
+def clock_unit_warnings(
     name: str, clock: str, lengths: tuple[str, str], arrival_s: FloatArray, per_s: float
 ) -> tuple[str, ...]:
     """A warning about a clock whose column names no unit, if the rate would be likelier with another unit.
@@ -98,7 +98,7 @@ def of_unit(
     )
 
 
-def of_steps_back(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
+def step_back_warnings(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
     """A warning about rows that stand far from where their time belongs. The reader sorts rows anyhow."""
     latest = np.maximum.accumulate(ticks)
     # A time is far from its place if it lies before another by more than half of the span.

@@ -145,7 +145,7 @@ class TraceRows:
         self._requests = self._block_ids = 0
         self._seen: dict[str, str] = {}  # Equal names share one string in memory.
         self._index_columns(names, where)
-        self.format = self._tell_format(where)
+        self.format = self._recognise_format(where)
         self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
         self._choose_columns(where)
 
@@ -153,7 +153,7 @@ class TraceRows:
         """Take columns that begin later (name -> first line); requests so far have no value in them."""
         where = f"{self.path}, line {max(names.values())}"
         self._index_columns(list(names), where)
-        self.format = self._tell_format(where)
+        self.format = self._recognise_format(where)
         first = [self.known[name.lower()] for name in self.format.columns[:3]]
         if late := [name for name in first if name not in (self.clock, *self.counts)]:
             where = f"{self.path}, line {names[late[0]]}"
@@ -214,7 +214,7 @@ class TraceRows:
         if self.hash_ids is not None and not self.blocks:
             self.blocks = [np.zeros(rows, np.int64)]
 
-    def _tell_format(self, where: str) -> TraceFormat:
+    def _recognise_format(self, where: str) -> TraceFormat:
         """The first of FORMATS whose columns are all there; raises TraceError if there is none."""
         missing = {f: [name for name in f.columns if name.lower() not in self.known] for f in FORMATS}
         closest = min(missing, key=lambda f: len(missing[f]))
@@ -410,7 +410,7 @@ class TraceRows:
         warnings += restarted
         order, notes = self._arrival_order(ticks)
         if order is not None:
-            warnings += doubts.of_steps_back(self.path.name, self.clock, ticks)
+            warnings += doubts.step_back_warnings(self.path.name, self.clock, ticks)
             ticks = ticks[order]
         per_s = self._ticks_per_s(float(ticks[0]), notes)
         # Only the format `requests` may begin later than 0, unless its clock turns out to count from 1970.
@@ -483,14 +483,14 @@ class TraceRows:
         return gathered
 
     def _doubt_clock_unit(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
-        """Doubts about the unit of the clock, as warnings. Published formats say their unit. Mooncake is
-        asked all the same, since its plain column names fit other files.
+        """Doubts about the unit of the clock, as warnings. Published formats say their unit. Mooncake's is
+        doubted all the same, since its plain column names fit other files.
         """
-        messages = doubts.of_gaps(self.path.name, arrival_s)
+        messages = doubts.long_gap_warnings(self.path.name, arrival_s)
         is_plain_number = self.origin is None and per_s == self.format.ticks_per_s
         if not messages and is_plain_number and self.format.name in ("generic", "Mooncake"):
             lengths = self.counts[0], self.counts[1]
-            messages = doubts.of_unit(self.path.name, self.clock, lengths, arrival_s, per_s)
+            messages = doubts.clock_unit_warnings(self.path.name, self.clock, lengths, arrival_s, per_s)
         return messages
 
     def _ticks_per_s(self, first: float, notes: list[str]) -> float:

@@ -494,12 +494,12 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
             while at < end and last[node[at]] == user:
                 previous[at], distance[at] = user, used - older + (at - first)
                 at += 1
-            k = user + 1  # These blocks leave `user`'s count,
+            k = user + 1  # `user` is no longer the last to have used these blocks.
             while k <= requests:
                 count[k] -= at - first
                 k += k & -k
         used += end - at
-        k = i + 1  # and all blocks of the prompt are this request's now.
+        k = i + 1  # Request i has used all blocks of its prompt last.
         while k <= requests:
             count[k] += end - offsets[i]
             k += k & -k

@@ -34,7 +34,7 @@ class _Session:
 
 
 @dataclass(slots=True)
-class _Played:
+class _ReplayedRequests:
     """Requests of all agents: the row of the corpus that each copies, the number of the session taken, when
     it arrives if answers take no time, its pause, and the requests that it waits for.
     """
@@ -47,7 +47,7 @@ class _Played:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _Replay:
     """How an agent takes a session: as the `instance`-th of all that are taken, without its first `skipped`
     requests, from `since_s` on, when the agent's `last` request has ended (None: there is none). Nothing
     begins at `until_s` or later.
@@ -72,7 +72,7 @@ def agents_at_once(
             f"--agents: {corpus.name} has no sessions, so nobody knows what an agent does; give recorded "
             "sessions (docs/tables/importers.md), or drop --agents"
         )
-    sessions, played, instances = _sessions_of(corpus), _Played(), 0
+    sessions, replayed, instances = _sessions_of(corpus), _ReplayedRequests(), 0
     mean_turn_s = float(np.minimum(corpus.think_s, longest_pause_s).mean())
     mean_turn_s += float(corpus.output_tokens.mean()) * NOMINAL_TOKEN_S
     for agent in range(agents):
@@ -83,15 +83,15 @@ def agents_at_once(
         while time_s < until_s:
             session = sessions[int(rng.integers(len(sessions)))]
             skipped = 0 if last is not None else int(rng.integers(len(session.rows)))
-            turn = _Turn(instances, skipped, time_s, until_s, last)
-            last, time_s = _play(corpus, session, played, turn, longest_pause_s)
+            replay = _Replay(instances, skipped, time_s, until_s, last)
+            last, time_s = _replay_session(corpus, session, replayed, replay, longest_pause_s)
             instances += 1
-            if len(played.row) > MOST_REQUESTS:
+            if len(replayed.row) > MOST_REQUESTS:
                 raise InputError(
                     f"--agents: {agents} agents send more than {MOST_REQUESTS:,} requests in "
                     f"{duration_s:g} s; ask for fewer, or a shorter --duration"
                 )
-    return _to_trace(corpus, played, agents)
+    return _to_trace(corpus, replayed, agents)
 
 
 def _sessions_of(corpus: Trace) -> list[_Session]:
@@ -107,51 +107,53 @@ def _sessions_of(corpus: Trace) -> list[_Session]:
     return sessions
 
 
-def _play(
-    corpus: Trace, session: _Session, played: _Played, turn: _Turn, longest_pause_s: float
+def _replay_session(
+    corpus: Trace, session: _Session, replayed: _ReplayedRequests, replay: _Replay, longest_pause_s: float
 ) -> tuple[int, float]:
     """Add what an agent does of a session. Returns the request that ends last, and when the agent may take
     another session: then, or never where a part of this one would begin at `until_s` or later.
     """
-    index_of: dict[int, int] = {}  # Of the requests that are added: place in the session, index in `played`.
+    index_of: dict[
+        int, int
+    ] = {}  # Of the requests that are added: place in the session, index in `replayed`.
     ends_s: dict[int, float] = {}  # When each of them ends, if an output token takes NOMINAL_TOKEN_S.
     is_cut = False
-    for place in range(turn.skipped, len(session.rows)):
-        row, index = session.rows[place], len(played.row)
-        parents = [parent for parent in session.parents[place] if parent >= turn.skipped]
+    for place in range(replay.skipped, len(session.rows)):
+        row, index = session.rows[place], len(replayed.row)
+        parents = [parent for parent in session.parents[place] if parent >= replay.skipped]
         think_s = min(float(corpus.think_s[row]), longest_pause_s) if parents else 0.0
         if not all(parent in index_of for parent in parents):
             continue
         # A request whose parents are all skipped begins with the session.
-        begin_s = max((ends_s[parent] for parent in parents), default=turn.since_s) + think_s
-        if begin_s >= turn.until_s:
+        begin_s = max((ends_s[parent] for parent in parents), default=replay.since_s) + think_s
+        if begin_s >= replay.until_s:
             is_cut = True
             continue
-        waits_for = [index_of[parent] for parent in parents] or ([] if turn.last is None else [turn.last])
-        arrival_s = max((played.arrival_s[each] for each in waits_for), default=turn.since_s) + think_s
+        waits_for = [index_of[parent] for parent in parents] or ([] if replay.last is None else [replay.last])
+        arrival_s = max((replayed.arrival_s[each] for each in waits_for), default=replay.since_s) + think_s
         index_of[place] = index
         ends_s[place] = begin_s + float(corpus.output_tokens[row]) * NOMINAL_TOKEN_S
-        played.row.append(row)
-        played.instance.append(turn.instance)
-        played.arrival_s.append(arrival_s)
-        played.think_s.append(think_s)
-        played.edges += [(index, each) for each in waits_for]
+        replayed.row.append(row)
+        replayed.instance.append(replay.instance)
+        replayed.arrival_s.append(arrival_s)
+        replayed.think_s.append(think_s)
+        replayed.edges += [(index, each) for each in waits_for]
     latest = max(ends_s, key=lambda place: ends_s[place])  # The session's first request is never left out.
-    return index_of[latest], turn.until_s if is_cut else ends_s[latest]
+    return index_of[latest], replay.until_s if is_cut else ends_s[latest]
 
 
-def _to_trace(corpus: Trace, played: _Played, agents: int) -> Trace:
+def _to_trace(corpus: Trace, replayed: _ReplayedRequests, agents: int) -> Trace:
     """The requests in the order of their arrivals, parents first."""
-    arrival_s = np.array(played.arrival_s)
+    arrival_s = np.array(replayed.arrival_s)
     order = np.argsort(arrival_s, kind="stable")
     place = np.argsort(order)  # Of each request its row in the trace.
-    rows, instance = np.array(played.row)[order], np.array(played.instance)[order]
+    rows, instance = np.array(replayed.row)[order], np.array(replayed.instance)[order]
     alone = replace(corpus, after=no_edges()).select(rows, arrival_s=arrival_s[order] - arrival_s[order[0]])
     trace = replace(
         alone,
         name=f"{agents} agents of {corpus.name}",
-        after=sort_waits(place[np.array(played.edges, np.int64).reshape(-1, 2)]),
-        think_s=np.array(played.think_s)[order],
+        after=sort_waits(place[np.array(replayed.edges, np.int64).reshape(-1, 2)]),
+        think_s=np.array(replayed.think_s)[order],
         notes=(f"{agents} agents at once, {len(rows)} requests of recorded sessions", *corpus.notes),
     )
     if corpus.task.size:  # Each session that is taken has tasks of its own.

@@ -216,8 +216,8 @@ def _superpose(
         copies.append(_Copy(row, float(rng.uniform(0.0, trace.duration_s))))
     if busiest_s is None:
         rows = [copy.rows(trace) for copy in copies]
-        turned = [copy.turned(trace, row) for copy, row in zip(copies, rows, strict=True)]
-        arrival_s, laps = zip(*turned, strict=True)
+        shifted = [copy.shifted(trace, row) for copy, row in zip(copies, rows, strict=True)]
+        arrival_s, laps = zip(*shifted, strict=True)
         superposed = combine_parts(trace, rows, arrival_s, np.concatenate(laps))
         rest = len(superposed) - whole * len(trace)  # Whole sessions may have other numbers of requests.
     else:
@@ -239,17 +239,17 @@ class _Copy:
         """The numbers in the trace of the copy's requests."""
         return np.arange(len(trace)) if self.chosen is None else self.chosen
 
-    def turned(self, trace: Trace, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+    def shifted(self, trace: Trace, rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """The arrivals of `rows` after the shift, and 1.0 for each that passed the seam, else 0.0."""
         arrival_s = trace.arrival_s[rows]
         if self.shift_s is None:
             return arrival_s, np.zeros(len(rows))
         start_s = trace.arrival_s[0]
-        turned_s = arrival_s - start_s + self.shift_s
-        laps = (turned_s >= trace.duration_s).astype(float)
-        turned_s -= laps * trace.duration_s
+        shifted_s = arrival_s - start_s + self.shift_s
+        laps = (shifted_s >= trace.duration_s).astype(float)
+        shifted_s -= laps * trace.duration_s
         # Rounding must not move a request behind the last one of the trace.
-        return np.minimum(start_s + turned_s, trace.arrival_s[-1]), laps
+        return np.minimum(start_s + shifted_s, trace.arrival_s[-1]), laps
 
 
 def combine_parts(
@@ -360,7 +360,7 @@ def _may_be_busiest(
             first, end = (part.start + np.searchsorted(copy_since_s[part], edges_s - shift_s)).T
             row = np.concatenate([copy_rows[i:j] for i, j in zip(first, end, strict=True)])
             rows.append(row)
-            arrival_s.append(copy.turned(trace, row)[0])
+            arrival_s.append(copy.shifted(trace, row)[0])
     return rows, arrival_s
 
 

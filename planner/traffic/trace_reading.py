@@ -35,7 +35,7 @@ from planner.files.checked_files import MAX_DOCUMENT_BYTES, open_text
 from planner.files.csv_lines import CommaSeparated, other_delimiter, with_commas
 from planner.traffic import agent_files, csv_tables
 from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
-from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, Read, read_logs
+from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, ReadTrace, read_logs
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace, spread_stamps
 
@@ -57,7 +57,7 @@ def read_trace(
     log_options: LogOptions | None = None,
 ) -> Trace:
     """Read any of FORMATS, or a log. `seed` is for `spread_stamps` of coarse clocks; with None they stay
-    coarse. `how` has options for a log that does not explain itself.
+    coarse. `log_options` say how a log is read that does not explain itself.
 
     Requests without input or output tokens are left out; a file with more than MOST_DROPPED_FRAC of them is
     refused, unless `drop_invalid`.
@@ -72,7 +72,7 @@ def read_trace(
 
 def read_files(
     paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, log_options: LogOptions = ANY
-) -> Read:
+) -> ReadTrace:
     """As `read_trace`, with the format and columns that were found. Several files are logs of one clock, or
     sessions of agents, each with a clock of its own.
     """
@@ -87,7 +87,7 @@ def read_files(
                 for source in sources
                 for number, line in source.lines()
             )
-            return Read(agent_files.read_agent_files(kind, _name_of(paths), lines), kind, None)
+            return ReadTrace(agent_files.read_agent_files(kind, _name_of(paths), lines), kind, None)
         if folder := next((path for path in paths if path not in files), None):
             raise TraceError(
                 f"{folder}: is a directory, and {sources[0].path.name} in it is no file of agents' sessions; "
@@ -99,7 +99,7 @@ def read_files(
             read_file = partial(
                 reader, source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid
             )
-            result = Read(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
+            result = ReadTrace(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
         else:
             result = read_logs(sources, log_options, drop_invalid=drop_invalid)
     return result if seed is None else replace(result, trace=spread_stamps(result.trace, seed=seed))

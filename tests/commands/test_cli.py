@@ -819,7 +819,7 @@ def test_a_trace_of_which_much_is_left_out_is_refused(
         raise InputError("enough")
 
     for module in ("command_output", "plan_command", "trace_command"):
-        monkeypatch.setattr(f"planner.commands.{module}.say_first", stop)
+        monkeypatch.setattr(f"planner.commands.{module}.print_warnings", stop)
     run(*line, "--drop-invalid")
     assert len(said) == 1
 

@@ -81,7 +81,7 @@ def test_recorded_sessions_become_agents_at_once(tmp_path: Path) -> None:
             ("--format", "prometheus", "--map", "arrival=a,input=b,output=c"),
             "--map: prometheus holds metrics",
         ),
-        (("--format", "litellm"), "lacks what tells litellm"),
+        (("--format", "litellm"), "is not in the format litellm"),
         (("--salt", "x"), "--salt: is for --hash-ids"),
         (("-o", "trace.txt"), "ends in .csv or .jsonl"),
     ],

@@ -505,6 +505,7 @@ EXPERTS = 58 * 256 * 3 * 7168 * 2048
         ({"quant_method": "gptq", "bits": 8}, ("int8",) * 4),
         (NVFP4, ("nvfp4",) * 4),
         (NVFP4 | {"ignore": ["model.layers.*.self_attn*", "lm_head"]}, ("bf16", "nvfp4", "nvfp4", "nvfp4")),
+        (NVFP4 | {"ignore": ["model.layers.*.experts.*.*_proj"]}, ("nvfp4", "bf16", "nvfp4", "nvfp4")),
         (
             NVFP4 | {"ignore": [f"model.layers.{layer}.mlp.shared_experts*" for layer in range(61)]},
             ("nvfp4", "nvfp4", "bf16", "nvfp4"),

@@ -152,7 +152,7 @@ def test_step_times_of_blackwell_are_the_median_of_what_was_measured(catalog: Ca
     llm = catalog.llm("llama-3.1-70b")
     row = catalog.spreads["kernels, 16 bit, Blackwell"]
     assert row.spread.prefill.median > 1.2 and row.spread.decode.median == 1.0
-    bare = replace(catalog, spreads={}, _headers={}, _fits={})
+    bare = replace(catalog, spreads={}, _fit_paths={}, _fits={})
     for gpu in map(catalog.gpu, ("b200-180g", "b300-288g")):
         latency, sums = catalog.step_latency(llm, gpu, 4), bare.step_latency(llm, gpu, 4)
         assert latency.kind == "kernels" and "the median of runs that others measured" in latency.basis

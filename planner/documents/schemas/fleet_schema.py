@@ -7,7 +7,7 @@ from typing import get_args
 from planner.documents import fits, fleet_file
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.documents.certificate import Status
-from planner.documents.policy_settings import MOST, MOST_STEP_TOKENS, POLICY_KEYS
+from planner.documents.policy_settings import LARGEST_SETTING, MOST_STEP_TOKENS, POLICY_KEYS
 from planner.documents.schemas import slo_schema
 from planner.documents.schemas.values import (
     FLAG,
@@ -85,7 +85,8 @@ def worker_schema(catalog: Catalog) -> Schema:
         "count": doc(whole(), "Workers of this pool."),
         "latency": doc(latency_schema(), "Step times: a fit's file or the fit; default: the catalog's."),
         "kv_tokens": doc(
-            whole(KV_BLOCK_TOKENS, MOST), "Tokens that its KV cache holds; default: what memory leaves."
+            whole(KV_BLOCK_TOKENS, LARGEST_SETTING),
+            "Tokens that its KV cache holds; default: what memory leaves.",
         ),
         "max_num_seqs": doc(whole(most=fleet_file.MOST_SEQS), "Requests of one step at most."),
         "max_num_batched_tokens": doc(whole(most=MOST_STEP_TOKENS), "Tokens of one step at most."),

@@ -216,7 +216,7 @@ class Gatherer:
             raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
         # The clock's step, over which trace.spread_stamps later spreads equal time stamps.
         coarse_s = _tick_s(at_ns) or formats.clock_quantum_s(arrival_s) or 0.0
-        warnings += doubts.of_gaps(name, arrival_s)
+        warnings += doubts.long_gap_warnings(name, arrival_s)
         del at_ns  # Long traces: free 8 bytes a request.
         names = {role: self._indices_and_names(role, codes[role][order]) for role in codes}
         tenant, tenants = names.get("tenant", (no_ids(), ()))

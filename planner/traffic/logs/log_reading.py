@@ -122,7 +122,7 @@ class _Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadTrace:
     """A trace, its format, and the roles of its columns; None for a format with fixed columns."""
 
     trace: Trace
@@ -130,7 +130,9 @@ class Read:
     columns: Columns | None
 
 
-def read_logs(sources: list[LogSource], options: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
+def read_logs(
+    sources: list[LogSource], options: LogOptions = ANY, *, drop_invalid: bool = False
+) -> ReadTrace:
     """Read files of one clock that are no trace of `formats.FORMATS`, as one trace.
 
     Raises UnsureError with the likeliest map if a column may have several roles, and TraceError with file,
@@ -163,7 +165,7 @@ def read_logs(sources: list[LogSource], options: LogOptions = ANY, *, drop_inval
     trace = gatherer.trace(name)
     if len(gatherer.serials):
         trace = tree.with_waits(trace, gatherer.serials)
-    return Read(trace, log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None)
+    return ReadTrace(trace, log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None)
 
 
 def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
@@ -383,7 +385,8 @@ def _refuse_format(options: LogOptions, where: str) -> None:
     """Raise TraceError if the user named a format that the file is not."""
     if options.format not in (None, COLUMN_MAP):
         raise TraceError(
-            f"{where}: lacks what tells {options.format}; leave --format out to have it told, or say --map"
+            f"{where}: is not in the format {options.format}; leave --format out, and the format is "
+            "recognised, or give --map"
         )
 
 

@@ -2,6 +2,7 @@
 line, or one list of objects.
 
 Other columns are never kept, so that prompts and answers, which a log may contain, do not stay in memory.
+pyarrow is optional, so it is imported where a Parquet file is read.
 """
 
 from __future__ import annotations

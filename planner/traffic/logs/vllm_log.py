@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from planner.errors import TraceError
 from planner.traffic.logs.log_columns_map import Columns
 
@@ -237,8 +239,6 @@ class VllmLog:
 
 def _stamp_ns(stamp: bytes, where: str) -> int:
     """A date and time as ns since 1970, in UTC where it names no zone."""
-    import pandas as pd
-
     try:
         time = pd.Timestamp(stamp.decode().replace(",", "."))
         return int((time.tz_convert(None) if time.tzinfo else time).as_unit("ns").value)
