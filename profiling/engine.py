@@ -17,7 +17,7 @@ Where the LLM runs eagerly (`--eager`) each step is run three times more with a 
 
 What was scheduled is read from the scheduler's output, and a run that differs from the wanted step in any
 request's tokens or context is thrown away. The KV cache holds random numbers: zeros would flatter a GPU's
-clock.
+clock. vLLM is imported inside functions: importing it takes long, and the command line must not need it.
 """
 
 from __future__ import annotations

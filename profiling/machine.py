@@ -1,4 +1,7 @@
-"""What a measurement was made on, for the first lines of its table."""
+"""What a measurement was made on, for the first lines of its table.
+
+torch is optional and takes seconds to import, so it is imported on use.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import re
 from pathlib import Path
 
 from planner.documents.catalog import Catalog
+from profiling.power import open_gpu
 
 
 def describe_machine() -> dict[str, str]:
@@ -52,8 +56,6 @@ def _cpu() -> str:
 
 def _gpu() -> tuple[str, str] | None:
     """(name, driver) of the GPU that is measured, through NVML, else through torch."""
-    from profiling.power import open_gpu
-
     if (gpu := open_gpu()) is not None:
         return gpu.name, gpu.driver
     try:

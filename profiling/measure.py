@@ -8,7 +8,8 @@ the last one ended.
 
 Other programs and changing clocks disturb a machine. So the smallest step, the reference, is timed after each
 row. If it takes more than `DISTURBED_RATIO` times its shortest time so far, the row is measured again, up to
-`MOST_TRIES` times, and the try with the shortest reference is written.
+`MOST_TRIES` times, and the try with the shortest reference is written. Vidur's forest is imported on use,
+because scikit-learn takes a second.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Where an engine runs its LLM eagerly every leaf of the module tree is called as such: projections, norms,
 activation, attention with its write into the KV cache, embedding, logits. They are named as Vidur's profiles
 name operators, those that Vidur does not know by their own name. On CUDA the clock is an event on the stream.
-An engine that compiles its LLM, or replays a graph, calls none of them, and has no operators.
+An engine that compiles its LLM, or replays a graph, calls none of them, and has no operators. torch is
+imported on use: an engine brings it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ them once more. Nor is any host work: on CUDA a step is a graph, replayed. Elsew
 
 Beside the whole step, and in runs of its own, each operator is timed alone (`OPERATORS`, named as Vidur's
 profiles name them): on CUDA as a graph of all the layers' calls of it, elsewhere by the clock before and
-after.
+after. torch is optional, so it is imported on use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Watts of a GPU through NVML, where a driver and `pip install nvidia-ml-py` are. It reads and never sets."""
+"""Watts of a GPU through NVML, where a driver and `pip install nvidia-ml-py` are. It reads and never sets.
+
+PyNVML is optional, so it is imported on use.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,12 @@ from planner.documents.catalog import Catalog
 from planner.documents.policy_choices import ANY
 from planner.documents.safety import KEPT_IN_FRAC
 from planner.documents.slo import SloPreset, slo_document
-from planner.documents.task import PlanQuestion, gpus_left_out_by_default, parse_task
+from planner.documents.task import (
+    MOST_INTERRUPTIONS_PER_H,
+    PlanQuestion,
+    gpus_left_out_by_default,
+    parse_task,
+)
 from planner.domain import Slo
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import is_path
@@ -31,7 +36,6 @@ Form = dict[str, Any]
 # The metrics with an input; limits of the others are written in slo.yaml's text.
 INPUT_METRICS = {key: row for key, row in METRICS.items() if not row.is_of_agents}
 Fields = Mapping[str, Any]  # Some values of a form, or of a row of its table of GPUs.
-MOST_INTERRUPTIONS_PER_H = 60.0  # As in documents/task.py, which refuses more.
 
 OWN_LIMITS = "own limits"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "p100")

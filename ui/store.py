@@ -5,6 +5,8 @@ pages      documents of its other pages: their inputs, and where their latest an
 plans      every plan that was made, with its inputs (`asked`); `result` is the key of what was computed
 results    what a job computed, by the hash of all that it was computed from
 traces     uploads, by the hash of their content, under traces/HASH/NAME; so are config.json files of LLMs
+
+PyArrow is imported inside a function: only Parquet files need it.
 """
 
 from __future__ import annotations

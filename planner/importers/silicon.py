@@ -8,7 +8,7 @@ a step of N tokens is the sum of
     attention of the prompts, and attention of the decodes
 
 Scheduler, sampling and host take no time here, so a fit has host overhead h = 0. Needs
-`pip install 'fleetplan[silicon]'`.
+`pip install 'fleetplan[silicon]'`, which is imported on use.
 
 The tables are corrected where engines behave otherwise:
 

@@ -7,6 +7,7 @@ sequences also on contexts (attention of any kind, states). The time of a step o
     operations of sequences, for the prompts and for the decodes
 
 with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, experts) and these:
+AIConfigurator, which is optional, is imported inside functions.
 
   all-reduces     we count one after every attention and every feed-forward block, and one of the embeddings.
                   AIConfigurator counts twice as many for DeepSeek, and half as many for Gemma 4.

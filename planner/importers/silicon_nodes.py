@@ -5,7 +5,7 @@ DeepEP, which carries the tokens (planner/models/all2all.py), was measured on 2,
 400 Gb/s adapter each) for DeepSeek-V3's shape, and the experts' kernels too, in SGLang 0.5.6 and 0.5.10. vLLM
 runs the same DeepEP with kernels of the same kind (DeepGEMM, contiguous and masked). AIConfigurator's tables
 of vLLM have one node only; for several it estimates vLLM by the tables of SGLang, which are read here. For
-H200 it ships H100's numbers.
+H200 it ships H100's numbers. AIConfigurator, which is optional, is imported inside functions.
 
   low latency       decodes, up to 256 tokens of a GPU; experts in CUDA graphs, each with room for all tokens
   high throughput   prefills, on NUM_SMS SMs, as many as DeepEP and vLLM take; experts without CUDA graphs, so

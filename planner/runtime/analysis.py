@@ -154,33 +154,33 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
         trace, journal = as_served(trace, journal)
         notes = client_clock_notes(served, records, planned_requests=len(setup.trace), sent=len(trace))
         setup = replace(setup, notes=(*setup.notes, *notes))
-    run = Measurement(setup.fleet, trace, journal, logs)
-    comparison = compare_with_simulation(run, setup.fleet, setup.slo, tolerances)
-    measured_steps = step_fits.compare_steps(run, setup.fleet)
+    measurement = Measurement(setup.fleet, trace, journal, logs)
+    comparison = compare_with_simulation(measurement, setup.fleet, setup.slo, tolerances)
+    measured_steps = step_fits.compare_steps(measurement, setup.fleet)
     fit_corrections = step_fits.correct_fits(measured_steps, setup.fleet)
     after, replanned = None, None
     if fit_corrections:
         corrected = step_fits.with_corrections(setup.fleet, fit_corrections)
-        after = compare_undisturbed(run, corrected, setup.slo, tolerances) or compare_with_simulation(
-            run, corrected, setup.slo, tolerances
+        after = compare_undisturbed(measurement, corrected, setup.slo, tolerances) or compare_with_simulation(
+            measurement, corrected, setup.slo, tolerances
         )
         plan_fleet, plan_trace = setup.plan or (setup.fleet, setup.trace)
         replanned = replan(
             plan_fleet, step_fits.with_corrections(plan_fleet, fit_corrections), plan_trace, setup.slo
         )
     by_client = None
-    if run.is_timed_by_engines:
-        without_logs = replace(run, logs={})  # Its times are the client's.
+    if measurement.is_timed_by_engines:
+        without_logs = replace(measurement, logs={})  # Its times are the client's.
         by_client = compare_with_simulation(without_logs, setup.fleet, setup.slo, tolerances)
     return Validation(
         setup=setup,
-        measurement=run,
+        measurement=measurement,
         comparison=comparison,
         steps=tuple(measured_steps),
         corrections=tuple(fit_corrections),
-        as_run=step_fits.fleet_as_run(run, setup.fleet),
+        as_run=step_fits.fleet_as_run(measurement, setup.fleet),
         after=after,
-        undisturbed=compare_undisturbed(run, setup.fleet, setup.slo, tolerances),
+        undisturbed=compare_undisturbed(measurement, setup.fleet, setup.slo, tolerances),
         by_client=by_client,
         replanned=replanned,
         fits=_catalog_fits(measured_steps, setup.fleet, records[-1]["date"] if records else None),

@@ -259,13 +259,17 @@ class Measurement:
 
 
 def compare_with_simulation(
-    run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
+    measurement: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison:
     """Simulate the requests that were sent on `fleet`, and compare.
 
     `fleet` is the run's own, or one whose step times are corrected by the run (runtime/step_fits.py).
     """
-    parts = [compare_part(run, part, fleet, slo) for part in run.journal.parts if outcomes_of_part(run, part)]
+    parts = [
+        compare_part(measurement, part, fleet, slo)
+        for part in measurement.journal.parts
+        if outcomes_of_part(measurement, part)
+    ]
     if not parts:
         raise InputError("no request has ended: nothing was measured")
     return compare_parts(parts, slo, tolerances)
@@ -298,45 +302,45 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
     return MeasuredComparison(predicted, observed, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
 
 
-def outcomes_of_part(run: Measurement, part: ReplayPart) -> list[Sent]:
+def outcomes_of_part(measurement: Measurement, part: ReplayPart) -> list[Sent]:
     """The outcomes of the requests that ended in this part.
 
     Requests of the part that did not end were sent again in a later part, and have their outcome there.
     """
     return [
-        run.journal.sent[request]
+        measurement.journal.sent[request]
         for request in part.requests
-        if request in run.journal.sent and run.journal.sent[request].part == part.part
+        if request in measurement.journal.sent and measurement.journal.sent[request].part == part.part
     ]
 
 
-def compare_part(run: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> tuple[Run, Run]:
+def compare_part(measurement: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> tuple[Run, Run]:
     """The predicted and the measured run of one part, with the requests that have an outcome.
 
     Requests without an outcome were in flight when the part was interrupted. They are simulated too, as load,
     and arrive at their times in the trace.
     """
-    served = run.served() if run.is_timed_by_engines else {}
-    sent_trace, order = _simulated_trace(run, part, served)
+    served = measurement.served() if measurement.is_timed_by_engines else {}
+    sent_trace, order = _simulated_trace(measurement, part, served)
     if served:
         # Times by the engines' logs begin after the front end, so the simulation is without one.
         fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0, prompt_token_s=0.0))
     simulation = simulate(fleet, sent_trace, limits=slo.limits, record=True)
-    outcomes = {sent.request: sent for sent in outcomes_of_part(run, part)}
+    outcomes = {sent.request: sent for sent in outcomes_of_part(measurement, part)}
     has_outcome = np.array([request in outcomes for request in order])
     ended = [outcomes[request] for request in order if request in outcomes]
     columns = {name: getattr(simulation, name)[has_outcome] for name in _per_request_columns(simulation)}
     predicted = replace(simulation, **columns)
     observed, gaps = _observed_simulation(
-        run, part, predicted, ended, served, slo, measured_window(sent_trace)
+        measurement, part, predicted, ended, served, slo, measured_window(sent_trace)
     )
-    session = _complete_sessions(run.trace, [sent.request for sent in ended])
+    session = _complete_sessions(measurement.trace, [sent.request for sent in ended])
     weights = np.ones(len(gaps))
     return Run(predicted, *gaps_s(simulation), session), Run(observed, gaps, weights, session)
 
 
 def _simulated_trace(
-    run: Measurement, part: ReplayPart, served: Mapping[tuple[int, int], Mapping[str, EngineRequest]]
+    measurement: Measurement, part: ReplayPart, served: Mapping[tuple[int, int], Mapping[str, EngineRequest]]
 ) -> tuple[Trace, list[int]]:
     """The trace to simulate for a part, and the number of each of its requests in the run's trace.
 
@@ -344,7 +348,7 @@ def _simulated_trace(
     simulation has answered these; its time in the trace is only a lower limit.
     """
     # In this order a parent, which another request waits for, comes before its children.
-    trace, requests = run.trace, sorted(part.requests)
+    trace, requests = measurement.trace, sorted(part.requests)
     parents_of: dict[int, list[int]] = {}
     in_part = set(requests)
     for child, parent in trace.after.tolist():
@@ -357,8 +361,10 @@ def _simulated_trace(
         if parents:
             # A lower limit that sorts the request behind its parents; the simulation sets the time.
             start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
-        elif (sent := run.journal.sent.get(request)) and sent.part == part.part:
-            start_s[request] = _request_times_s(run, sent, served.get((part.part, request), {}), part)[0]
+        elif (sent := measurement.journal.sent.get(request)) and sent.part == part.part:
+            start_s[request] = _request_times_s(
+                measurement, sent, served.get((part.part, request), {}), part
+            )[0]
         else:
             # The parents were answered in an earlier part, so the user's thinking began before this one.
             think_s = float(trace.think_s[request]) if request in parents_of else 0.0
@@ -367,10 +373,12 @@ def _simulated_trace(
     requests.sort(key=lambda request: max(start_s[request], 0.0))
     arrival_s = np.maximum([start_s[request] for request in requests], 0.0)
     sent_trace = trace.select(requests, arrival_s=arrival_s)
-    if run.has_first_token_of_decode:
+    if measurement.has_first_token_of_decode:
         return sent_trace, requests
     # A pair of workers computes one token more (the module's docstring says why).
-    is_pair = [len(sent.workers) == 2 if (sent := run.journal.sent.get(r)) else False for r in requests]
+    is_pair = [
+        len(sent.workers) == 2 if (sent := measurement.journal.sent.get(r)) else False for r in requests
+    ]
     return replace(sent_trace, output_tokens=sent_trace.output_tokens + np.array(is_pair)), requests
 
 
@@ -385,7 +393,7 @@ def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
 
 
 def _request_times_s(
-    run: Measurement, sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
+    measurement: Measurement, sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
 ) -> tuple[float, float, Floats]:
     """The times at which a request started, was scheduled, and got its tokens, since its part began [s].
 
@@ -395,13 +403,14 @@ def _request_times_s(
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:
         return sent.sent_s, math.nan, np.array(sent.token_s)
-    visible = engines[-1:] if run.has_first_token_of_decode else engines  # Their tokens reach the client.
+    # Their tokens reach the client.
+    visible = engines[-1:] if measurement.has_first_token_of_decode else engines
     token_s = np.concatenate([engine.token_s for engine in visible])
     return engines[0].queued_s - part.start_s, engines[0].scheduled_s - part.start_s, token_s - part.start_s
 
 
 def _observed_simulation(
-    run: Measurement,
+    measurement: Measurement,
     part: ReplayPart,
     like: Simulation,
     ended: Sequence[Sent],
@@ -433,7 +442,7 @@ def _observed_simulation(
         if sent.status != "finished":
             continue
         logged = served.get((part.part, sent.request), {})
-        start_s, scheduled_s, token_s = _request_times_s(run, sent, logged, part)
+        start_s, scheduled_s, token_s = _request_times_s(measurement, sent, logged, part)
         gaps = np.diff(token_s)
         arrival_s[k] = start_s
         values["queue_s"][k] = scheduled_s - start_s
@@ -452,7 +461,7 @@ def _observed_simulation(
             # A limit of a class applies to the gaps of the requests of this class.
             applies = np.repeat(like.of_limit(limit)[gap_of], [len(gaps) for gaps in all_gaps])
             counted[j], violations[j] = int(applies.sum()), int((gap_s[applies] > limit.limit_s).sum())
-    logs = [run.logs.get(name) for name in like.worker_names]
+    logs = [measurement.logs.get(name) for name in like.worker_names]
     # Earlier steps are those of the warm-up, or of other parts.
     steps = [None if log is None else log.steps[log.steps.start_s >= part.start_s] for log in logs]
     return (
@@ -546,17 +555,17 @@ def session_times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Fl
     return np.array(total), np.array(served)
 
 
-def outside_s(run: Measurement) -> Floats:
+def outside_s(measurement: Measurement) -> Floats:
     """The time that each finished request spent outside the engines before its first token [s].
 
     It is the way from the client to the engine, and that of the first token from the engine's host to the
     client. The array is empty if engines keep no logs.
     """
-    if not run.is_timed_by_engines:
+    if not measurement.is_timed_by_engines:
         return np.zeros(0)
-    served = run.served()
+    served = measurement.served()
     times_outside_s = []
-    for sent in run.journal.sent.values():
+    for sent in measurement.journal.sent.values():
         if sent.status == "finished":
             first, last = (
                 served[sent.part, sent.request][name] for name in (sent.workers[0], sent.workers[-1])

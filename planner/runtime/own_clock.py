@@ -48,7 +48,7 @@ _INSTANT_POOL = "(instant)"  # The pool of a prefill that takes no time; no othe
 
 
 def compare_undisturbed(
-    run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
+    measurement: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison | None:
     """Compare each engine with a simulation of itself.
 
@@ -62,10 +62,10 @@ def compare_undisturbed(
     parts = []
     for pool in pools:
         for name in pool.worker_names:
-            if name not in run.logs or not run.logs[name].has_own_clock:
+            if name not in measurement.logs or not measurement.logs[name].has_own_clock:
                 return None
-            for part in run.journal.parts:
-                if own_run := _as_run_of_its_own(run, fleet, pool, name, part):
+            for part in measurement.journal.parts:
+                if own_run := _as_run_of_its_own(measurement, fleet, pool, name, part):
                     measured_and_simulated = compare_part(*own_run, judged_slo)
                     parts.append(
                         tuple(
@@ -82,20 +82,21 @@ def stolen_frac(log: EngineLog, start_s: float) -> float:
 
 
 def _as_run_of_its_own(
-    run: Measurement, fleet: Fleet, pool: Pool, name: str, part: ReplayPart
+    measurement: Measurement, fleet: Fleet, pool: Pool, name: str, part: ReplayPart
 ) -> tuple[Measurement, ReplayPart, Fleet] | None:
     """The engine `name` of a pool with its requests of `part`, as a run of its own; None if it had none."""
     sent = {
         sent.request: sent
-        for sent in outcomes_of_part(run, part)
+        for sent in outcomes_of_part(measurement, part)
         if name in sent.workers and sent.status == "finished"
     }
     if not sent:
         return None
-    log, start_s = run.logs[name].on_its_own_clock(part.start_s)
+    log, start_s = measurement.logs[name].on_its_own_clock(part.start_s)
     worker = f"{pool.name}-0"
     logs = {worker: log}
-    trace = replace(run.trace, after=run.trace.after[:0])  # No request waits for another's answer.
+    # No request waits for another's answer.
+    trace = replace(measurement.trace, after=measurement.trace.after[:0])
     workers: tuple[str, ...] = (worker,)
     own_pool = replace(pool, count=1)
     if pool.role == "prefill":

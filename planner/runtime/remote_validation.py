@@ -3,7 +3,8 @@
 First the endpoint is probed (planner/runtime/probe.py). Then requests warm it up, one in the first second and
 twice as many in each further second up to the traffic's rate, so that a wrong address does not get the full
 rate at once. The traffic itself is sent at its own times, whatever the endpoint answers: no request is sent
-twice, and a refusal is an outcome. If too many requests fail, the run ends.
+twice, and a refusal is an outcome. If too many requests fail, the run ends. The module profiling is imported
+inside a function, because it may import torch.
 """
 
 from __future__ import annotations

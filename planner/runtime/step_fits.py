@@ -32,16 +32,16 @@ class Steps:
     bias_frac: float  # Predicted over measured seconds, each summed over all steps, less 1.
 
 
-def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
+def compare_steps(measurement: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
     """Compare every step that the engines of a pool logged while the traffic ran with the pool's fit.
 
     If the log has the engine's own clock, which stands still while other processes have its core, steps are
     timed by that clock, unless `on_wall`.
     """
     pool_steps = []
-    parts = run.journal.parts
+    parts = measurement.journal.parts
     for pool in fleet.running_pools:
-        logs = [run.logs[name] for name in pool.worker_names if name in run.logs]
+        logs = [measurement.logs[name] for name in pool.worker_names if name in measurement.logs]
         frames = []
         for log in logs if parts else ():  # Without parts no traffic was sent.
             start_s = parts[0].start_s
@@ -148,16 +148,16 @@ def with_corrections(fleet: Fleet, fit_corrections: Iterable[FitCorrection]) -> 
     return _with_fits(fleet, {each.pool: each.calibrated.latency for each in fit_corrections})
 
 
-def fleet_as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
+def fleet_as_run(measurement: Measurement, fleet: Fleet) -> Fleet | None:
     """The fleet with fits corrected by the wall-clock time of every step, so that they contain what other
     processes on the machine took. None if the engines have no clock of their own, because `correct_fits` then
     uses the wall clock already.
     """
-    if not any(log.has_own_clock for log in run.logs.values()):
+    if not any(log.has_own_clock for log in measurement.logs.values()):
         return None
     types = {pool.name: pool.type for pool in fleet.running_pools}
     fits = {}
-    for pool_steps in compare_steps(run, fleet, on_wall=True):
+    for pool_steps in compare_steps(measurement, fleet, on_wall=True):
         if len(pool_steps.table.y) >= LEAST_STEPS:
             fit = calibrate(_with_host(types[pool_steps.pool]), steps=[pool_steps.table]).latency
             fits[pool_steps.pool] = replace(fit, basis=fit.basis + ON_WALL)

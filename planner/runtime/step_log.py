@@ -23,7 +23,8 @@ if the engine had no work before the step.
 Lines that cannot be written are dropped, so that an engine never stops for its log. With `most_bytes` the
 file is renamed to end in .1 once it has half of these bytes, and a new file is begun.
 
-This module runs inside the engine, so it imports little; planner/runtime/engine_log.py reads the logs.
+This module runs inside the engine, so it imports little; planner/runtime/engine_log.py reads the logs. vLLM
+is imported inside `hook_vllm`, because the fake engine logs without it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ step logs). At the end it gets validation.json, requests.csv and report.html. If
 gets corrected.yaml and catalog/, with step times that the logged steps correct. An interrupted run is
 continued with the missing requests; a complete run is compared again without starting an engine.
 
-`plan run` starts the same engines and router, and leaves the traffic to others (`serve`).
+`plan run` starts the same engines and router, and leaves the traffic to others (`serve`). The module
+profiling is imported inside a function, because it may import torch.
 """
 
 from __future__ import annotations

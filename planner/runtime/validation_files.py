@@ -1,5 +1,6 @@
 """Renders a validation (analysis.py) as files: report.html, validation.json, requests.csv as measured, and
-the fleet and catalog with corrected step times.
+the fleet and catalog with corrected step times. Altair is imported inside functions: it takes most of a
+second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The exporter of `plan watch`: gauges that a Prometheus scrapes."""
+"""The exporter of `plan watch`: gauges that a Prometheus scrapes.
+
+prometheus_client is optional, so it is imported on use.
+"""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _start_job(session: Session, saved: SavedPlan, form: Document) -> None:
 
 
 def _draw_answer(answer: Document, last: Document) -> None:
-    """Draw the last look: how the plan stands, and what drifted. `last` is what `_start` keeps of it."""
+    """Draw the last look: how the plan stands, and what drifted. `last` is what `_start_job` keeps of it."""
     is_open = answer["status"] != "missed" and answer.get("is_exceeded", False) is None
     name, colour = PERHAPS_TOO_MUCH if is_open else STATUS_BADGES[answer["status"]]
     st.header("Answer")
