@@ -6,8 +6,8 @@
 Every rank is a process of its own (`python -m profiling.collectives`), as in an engine. The activations of N
 tokens, N x hidden numbers, are summed over the ranks `REPEATS` times after a warm-up. A repeat ends when the
 last rank has the sum, and the median of the repeats counts. `Collectives.to_csv` is Vidur's all_reduce.csv,
-which `plan import vidur` reads. torch is imported inside functions: only
-the ranks and the choice between NCCL and gloo need it.
+which `plan import vidur` reads. torch is imported inside functions: only the ranks and the choice between
+NCCL and gloo need it.
 """
 
 from __future__ import annotations

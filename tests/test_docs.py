@@ -15,7 +15,7 @@ from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import read_fleet
 from planner.documents.task import read_task
-from planner.manifests import kubernetes
+from planner.manifests import engine_command, kubernetes
 from planner.solvers import master
 from planner.traffic.formats import FORMATS
 
@@ -205,7 +205,7 @@ def test_what_the_documents_do_with_manifests_fits_them() -> None:
     rendered = [manifests.render(fleet, 8192, "all") for fleet in fleets]
     files = {name: text for one in rendered for name, text in one.files.items()}
     read = {match for text in files.values() for match in _keys_read(text)}
-    assert read == {(kubernetes.SECRET_NAME, kubernetes.SECRET_KEY)}
+    assert read == {(engine_command.SECRET_NAME, engine_command.SECRET_KEY)}
     said = "\n".join(document.read_text() for document in DOCUMENTS)
     said += "\n".join(text for name, text in files.items() if name.endswith("README.md"))
     secrets = set(re.findall(r"kubectl create secret generic (\S+) --from-literal=([^=\s]+)=", said))

@@ -177,7 +177,7 @@ def _describe_file(text: str, path: Path) -> tuple[str, set[str]]:
     if start.startswith(("{", "[")):
         try:
             document = foreign_fields.parse_json(text, path)
-        except InputError:
+        except InputError:  # JSON lines: the first one shows the keys.
             document = foreign_fields.parse_json(start.split("\n", 1)[0], path)
         return "json", _top_level_keys(document)
     if any(line.startswith(("# HELP ", "# TYPE ", "vllm:")) for line in start.split("\n")[:HEAD_LINES]):

@@ -43,7 +43,7 @@ def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
     return [run], model
 
 
-def _run_of_records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
+def _run_of_records(label: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
     """A run from single requests, without the warm-up. The file has start times but no configured load."""
     values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
     lengths: tuple[list[float], list[float]] = ([], [])
@@ -72,7 +72,7 @@ def _run_of_records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
     has_starts = len(starts_ns) == len(lengths[0])
     first_ns = min(starts_ns, default=0.0)
     return MeasuredRun(
-        file,
+        label,
         len(lengths[0]),
         tuple(lengths[0]),
         tuple(lengths[1]),
@@ -87,7 +87,7 @@ def _run_of_records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
     )
 
 
-def _run_of_summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
+def _run_of_summary(label: str, path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
     """The run of a summary, and the name of its LLM if it has one."""
     latency: dict[str, dict[str, float]] = {}
     for metric, key in NAMES.items():
@@ -115,7 +115,7 @@ def _run_of_summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple
     model, concurrency, rate = _read_load(config if isinstance(config, Mapping) else {}, str(path))
     input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)  # The mean of all requests.
     run = MeasuredRun(
-        file,
+        label,
         requests,
         input_tokens,
         output_tokens,

@@ -24,8 +24,9 @@ Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 LEAST_VALUE = 1e-9  # Stands for "above 0" in checks of columns, whose limits are inclusive.
 PERCENTILES = (50, 90, 95, 99)
 _LISTED = 6  # The most files that a source lists by name.
-CHUNKED_TOKENS = 1.01  # With more tokens per chunk of an answer, several tokens came at once.
-COALESCED_FRAC = 0.1  # With a median gap below this share of the mean gap, tokens came in bunches.
+# Both limits are set by hand. With more tokens per chunk of an answer, several tokens came at once; with a
+# median gap below this share of the mean gap, tokens came in bunches.
+CHUNKED_TOKENS, COALESCED_FRAC = 1.01, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,9 @@ def run_remarks(
     gap_p50: float | None = None,
     gap_mean: float | None = None,
 ) -> tuple[str, ...]:
-    """Remarks that a reader of the imported numbers should know."""
+    """Remarks that a reader of the imported numbers should know. `gap_p50` and `gap_mean` are of the gaps
+    between tokens, in one unit.
+    """
     notes = []
     if failed:
         notes.append(f"{failed} request(s) failed and are left out: the engine may have been overloaded")

@@ -30,7 +30,7 @@ METRICS = {
 STATISTICS = {"mean": "mean", "max": "max", "median": "p50"} | {
     f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES
 }
-BEHIND_FRAC = 0.05  # A load generator whose rate is this much below the planned one did not keep up.
+BEHIND_FRAC = 0.05  # A client whose rate is this much below the planned one did not keep up; set by hand.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:

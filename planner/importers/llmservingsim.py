@@ -56,7 +56,7 @@ MARKS = tuple((*names, TIME) for names in FILES.values())
 CALLS_PER_LAYER = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}
 # The number of steps in the table: a third each of prefills alone, decodes alone, and both together.
 DRAWN_STEPS = 3000
-MOST_PROMPTS = 8  # The most prompts in a drawn step.
+MOST_PROMPTS = 8  # The most prompts in a drawn step; more leave each few of the step's tokens.
 
 Tree = Mapping[float, Any]
 """Microseconds by sizes, in nested mappings with rising keys: those of sizes a and b are tree[a][b]."""

@@ -29,6 +29,7 @@ from planner.files.document_values import show_value
 from planner.files.jsontext import parse_json
 from planner.files.text_tables import parse_csv, read_text
 from planner.importers.prometheus_range import (
+    Series,
     counter_increase,
     interval_edges,
     interval_histogram,
@@ -135,6 +136,7 @@ def read_metered_traffic(
 
 def _detect_format(path: Path) -> str | None:
     """The format by a file's first bytes; None if unknown, or for a pipe, which can be read only once."""
+    # Path.is_file raises OSError for a name that is too long, for which the reader of logs has a message.
     if not os.path.isfile(path) or path.suffix in (".parquet", ".pq"):  # noqa: PTH113
         return None
     with open_input(path) as stream:
@@ -212,7 +214,7 @@ def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
 
 
 def _length_histogram(
-    series: Sequence[Any], name: str, edges_s: Floats, where: str, notes: list[str]
+    series: Sequence[Series], name: str, edges_s: Floats, where: str, notes: list[str]
 ) -> tuple[dict[str, Any], float]:
     """The histogram of all intervals together, for slo.yaml, and the mean by the counted sum."""
     sampled_histogram = interval_histogram(
@@ -264,7 +266,7 @@ def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floa
 
 
 def _more_facts(
-    series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: list[str]
+    series: Sequence[Series], edges_s: Floats, finished: Floats, warnings: list[str]
 ) -> dict[str, Any]:
     """Other figures: requests, use and hits of caches, waiting requests; warns if engines were behind."""
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}

@@ -1,4 +1,5 @@
-"""Kernel times of LLMs whose layers differ, from AIConfigurator, which reads their config.json itself.
+"""Kernel times of LLMs whose layers differ, from AIConfigurator, which reads their config.json itself. It is
+optional, so it is imported on use.
 
 Operations of tokens depend on a step's tokens alone (matrices, norms, experts, all-reduces), operations of
 sequences also on contexts (attention of any kind, states). The time of a step of N tokens is the sum of
@@ -7,7 +8,6 @@ sequences also on contexts (attention of any kind, states). The time of a step o
     operations of sequences, for the prompts and for the decodes
 
 with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, experts) and these:
-AIConfigurator, which is optional, is imported inside functions.
 
   all-reduces     we count one after every attention and every feed-forward block, and one of the embeddings.
                   AIConfigurator counts twice as many for DeepSeek, and half as many for Gemma 4.

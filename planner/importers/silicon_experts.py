@@ -37,15 +37,15 @@ def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None
 
 def operation_ms(engine: Any, operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
     """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
-    kind = operation["Moe"]
-    power_law = kind["workload_distribution"]
+    fields = operation["Moe"]
+    power_law = fields["workload_distribution"]
     even_ms, power_law_ms = (
-        partial(_read_ms, engine, json.dumps([{"Moe": kind | {"workload_distribution": routing}}]))
+        partial(_read_ms, engine, json.dumps([{"Moe": fields | {"workload_distribution": routing}}]))
         for routing in ("balanced", power_law)
     )
     if system in ONE_ROUTING:
         return power_law_ms
-    share = kind["topk"] / kind["num_experts"]
+    share = fields["topk"] / fields["num_experts"]
     return partial(experts_ms, share, even_ms, power_law_ms, is_even=llm.name not in UNEVEN)
 
 

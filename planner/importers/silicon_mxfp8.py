@@ -21,20 +21,20 @@ FORMAT = "w4a8_mxfp4_mxfp8"  # AIConfigurator's name.
 
 def mxfp8_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
     """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
-    kind = operation["Moe"]
+    fields = operation["Moe"]
     tables = sglang_table(system, SGLANG_VERSION, "_moe_data")
     by_routing: Mapping[str, Any] = next((tables[name] for name in tables if name.name == FORMAT), {})
 
     def table_ms(routing: str) -> Milliseconds:
         table = by_routing[routing]
         for key in ("topk", "num_experts", "hidden_size", "inter_size", "moe_tp_size", "moe_ep_size"):
-            table = table[kind[key]]
+            table = table[fields[key]]
         layer_ms = interpolated(latencies(table))
-        return lambda tokens: float(kind["scale_factor"]) * layer_ms(tokens)
+        return lambda tokens: float(fields["scale_factor"]) * layer_ms(tokens)
 
     try:
-        even_ms, power_law_ms = table_ms("balanced"), table_ms(kind["workload_distribution"])
+        even_ms, power_law_ms = table_ms("balanced"), table_ms(fields["workload_distribution"])
     except KeyError:
         raise InputError(f"{llm.name} on {system}: AIConfigurator lacks its experts in {FORMAT}") from None
-    share = kind["topk"] / kind["num_experts"]
+    share = fields["topk"] / fields["num_experts"]
     return partial(experts_ms, share, even_ms, power_law_ms, is_even=llm.name not in UNEVEN)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command, kubernetes, lws
-from planner.manifests.engine_command import HTTP_PORT
-from planner.manifests.kubernetes import APP, PART, Document
+from planner.manifests.engine_command import APP, HTTP_PORT, PART
+from planner.manifests.kubernetes import Document
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.9 or newer)"
 routing = engine_command.routing_sentence

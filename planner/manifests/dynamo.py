@@ -22,7 +22,9 @@ MAX_COMPONENTS = 25  # The most components of a graph, the frontend included.
 # of pods, which Dynamo's operator uses).
 MAX_NAMES = 45
 COMPONENT_NAME_LETTERS = 12  # Longer names of pools are cut, so that room is left for the graph's.
-TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]  # For the hub, if there is one.
+TOKEN = [
+    {"secretRef": {"name": engine_command.SECRET_NAME, "optional": True}}
+]  # For the hub, if there is one.
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:

@@ -55,6 +55,11 @@ ADAPTERS = "/adapters"  # The folder of adapters on every worker.
 ANY_ADAPTER = "ADAPTER"  # Stands for the names of adapters where the plan has none.
 
 CONTAINER = "vllm"  # The name of a worker's main container, with SGLang too.
+# Labels of pods on Kubernetes: the LLM; its pool, router or other part; and what the pod does.
+APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
+SECRET_NAME, SECRET_KEY = "hf-token-secret", "HF_TOKEN"  # The token for the Hugging Face hub.
+NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+USUAL_SYSCALLS = {"seccompProfile": {"type": "RuntimeDefault"}}
 HTTP_PORT = 8000
 NIXL_PORT = 5600  # vLLM's default for the exchange of KV blocks.
 NIXL_PORT_STEP = 16  # Workers on one host network are this far apart: each rank of a worker takes a port.

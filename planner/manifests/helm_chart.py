@@ -33,9 +33,7 @@ _PARTS = {
 _CLASS = "CLASS-NAME"  # The templates put the value className of the part in place of it.
 
 
-def chart_files(
-    fleet: Fleet, objects: Sequence[Document], components: Mapping[str, str], role_label: str
-) -> dict[str, str]:
+def chart_files(fleet: Fleet, objects: Sequence[Document], components: Mapping[str, str]) -> dict[str, str]:
     """The chart's files by path, from the objects of kubernetes.yaml and the files of Kustomize."""
     app = engine_command.llm_label(fleet)
     chart = {
@@ -49,7 +47,7 @@ def chart_files(
     header = f"# The plan.   helm upgrade --install {app} {FOLDER}\n"
     written = {
         "Chart.yaml": to_yaml(chart),
-        "values.yaml": header + to_yaml(values(fleet, objects, role_label)),
+        "values.yaml": header + to_yaml(values(fleet, objects)),
         **_templates(),
     }
     for part, (folder, names) in _PARTS.items():
@@ -73,7 +71,7 @@ def steps(fleet: Fleet) -> list[str]:
     ]
 
 
-def values(fleet: Fleet, objects: Sequence[Document], role_label: str) -> Document:
+def values(fleet: Fleet, objects: Sequence[Document]) -> Document:
     """values.yaml: pools and routers by name, the optional parts, and objects that no template makes."""
     app = engine_command.llm_label(fleet)
     deployments = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
@@ -82,8 +80,8 @@ def values(fleet: Fleet, objects: Sequence[Document], role_label: str) -> Docume
     return {
         "app": app,
         "port": engine_command.HTTP_PORT,
-        "pools": {name: _deployment(deployments[f"{app}-{name}"], role_label) for name in pools},
-        "routers": {name: _deployment(deployments[f"{app}-{name}"], role_label) for name in routers},
+        "pools": {name: _deployment(deployments[f"{app}-{name}"]) for name in pools},
+        "routers": {name: _deployment(deployments[f"{app}-{name}"]) for name in routers},
         "imagePullSecrets": [],
         "modelCache": {
             "enabled": False,
@@ -99,13 +97,13 @@ def values(fleet: Fleet, objects: Sequence[Document], role_label: str) -> Docume
     }
 
 
-def _deployment(deployment: Document, role_label: str) -> Document:
+def _deployment(deployment: Document) -> Document:
     """The values of a pool or router; without `replicas` where a controller decides how many there are."""
     spec, metadata = deployment["spec"], deployment["spec"]["template"]["metadata"]
     pod = spec["template"]["spec"]
     (main,) = pod["containers"]
     return {
-        "role": metadata["labels"][role_label],
+        "role": metadata["labels"][engine_command.ROLE],
         **{key: spec[key] for key in ("replicas", "strategy") if key in spec},
         "annotations": metadata.get("annotations", {}),
         **{key: main[key] for key in _OF_CONTAINER},

@@ -60,7 +60,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": {"name": f"{app}-hub"},
-        "secrets": [{"name": kubernetes.SECRET_NAME}],
+        "secrets": [{"name": engine_command.SECRET_NAME}],
     }
     services: list[Document] = []
     for label, (pool, prefill) in pools_by_service.items():

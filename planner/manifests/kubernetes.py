@@ -18,16 +18,24 @@ from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool, Role
 from planner.manifests import engine_command, helm_chart, kustomize, kv_store, sglang_engine
-from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT
+from planner.manifests.engine_command import (
+    APP,
+    HTTP_PORT,
+    NIXL_PORT,
+    NO_PRIVILEGES,
+    PART,
+    ROLE,
+    SECRET_KEY,
+    SECRET_NAME,
+    USUAL_SYSCALLS,
+)
 from planner.units import counted
 
 Document = dict[str, Any]
-APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
 # Label of nodes whose GPUs are capped, set by hand as the README says. Workers of a capped GPU run on these
 # nodes only, and uncapped workers of the same GPU run on others. Pods have an annotation of this name for
 # people to read.
 POWER_LIMIT = "fleetplan/gpu-power-limit-w"
-SECRET_NAME, SECRET_KEY = "hf-token-secret", "HF_TOKEN"
 SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
 # While a new version rolls out, there are never more workers than the plan has GPUs for.
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
@@ -42,8 +50,6 @@ STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
 # API server.
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
 STOP_S = 120  # A worker that is to stop has this time to end its requests; then Kubernetes kills it.
-NO_PRIVILEGES: Document = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-USUAL_SYSCALLS: Document = {"seccompProfile": {"type": "RuntimeDefault"}}
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
 # Names and values that Kubernetes takes as labels.
@@ -55,11 +61,11 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """kubernetes.yaml: everything to apply, in one file; what Kustomize can add to it; the same by Helm."""
-    objects, components = documents(fleet, max_model_len), kustomize.kustomize_files(fleet, APP, ROLE)
+    objects, components = documents(fleet, max_model_len), kustomize.kustomize_files(fleet)
     return {
         "kubernetes.yaml": in_one_file("kubernetes.yaml", fleet, objects),
         **components,
-        **helm_chart.chart_files(fleet, objects, components, ROLE),
+        **helm_chart.chart_files(fleet, objects, components),
         **engine_command.router_image_files(),
     }
 
@@ -67,7 +73,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
     """The Helm chart of `files`, made anew from the objects in their kubernetes.yaml, which were changed."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
-    chart, path = helm_chart.chart_files(fleet, objects, files, ROLE), f"{helm_chart.FOLDER}/values.yaml"
+    chart, path = helm_chart.chart_files(fleet, objects, files), f"{helm_chart.FOLDER}/values.yaml"
     # The comments at the head of the old values stay, in place of the new first line.
     comments = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
     return chart | {path: "".join(comments) + chart[path].partition("\n")[2]}

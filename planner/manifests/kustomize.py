@@ -16,6 +16,7 @@ from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Role
 from planner.manifests import engine_command, monitoring, sglang_engine
+from planner.manifests.engine_command import APP, NO_PRIVILEGES, ROLE, SECRET_KEY, SECRET_NAME, USUAL_SYSCALLS
 from planner.models.memory import worker_memory
 
 Document = dict[str, Any]
@@ -47,7 +48,7 @@ pathlib.Path(mark).touch()
 """
 
 
-def kustomize_files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
+def kustomize_files(fleet: Fleet) -> dict[str, str]:
     """The base and its components, path -> text. An LLM that is a path has no download and no volume."""
     app = engine_command.llm_label(fleet)
     base = {
@@ -57,13 +58,8 @@ def kustomize_files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, 
     }
     written = {BASE: "# kubectl apply -k .   the same as -f kubernetes.yaml\n" + to_yaml(base)}
     if names := _checkpoint_names(fleet):
-        written |= _cache_files(fleet, app, app_label, role_label, names)
-    return (
-        written
-        | _network_files(app, app_label, role_label)
-        | _monitoring_files(fleet, app, app_label, role_label)
-        | _gateway_files(fleet, app)
-    )
+        written |= _cache_files(fleet, app, names)
+    return written | _network_files(app) | _monitoring_files(fleet, app) | _gateway_files(fleet, app)
 
 
 def overlay_lines(fleet: Fleet) -> list[str]:
@@ -107,10 +103,10 @@ def _claim_gib(fleet: Fleet) -> int:
     return math.ceil(CACHE_FACTOR * weight_bytes / 2**30) + CACHE_SPARE_GIB
 
 
-def _cache_files(fleet: Fleet, app: str, app_label: str, role_label: str, names: list[str]) -> dict[str, str]:
+def _cache_files(fleet: Fleet, app: str, names: list[str]) -> dict[str, str]:
     """The component with the volume, the job that downloads checkpoints `names`, and the workers' patch."""
     volume, mark = claim_of(app), mark_of(app)
-    labels = {app_label: app, role_label: "model-cache"}
+    labels = {APP: app, ROLE: "model-cache"}
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -126,7 +122,7 @@ def _cache_files(fleet: Fleet, app: str, app_label: str, role_label: str, names:
             {
                 "target": {
                     "kind": "Deployment",
-                    "labelSelector": f"{app_label}={app},{role_label} in ({','.join(WORKER_ROLES)})",
+                    "labelSelector": f"{APP}={app},{ROLE} in ({','.join(WORKER_ROLES)})",
                 },
                 "path": "workers.yaml",
             }
@@ -153,7 +149,7 @@ def _worker_patch(fleet: Fleet, volume: str, mark: str) -> Document:
         "image": _shell_image(fleet),
         "command": ["sh", "-c", f"until [ -e {mark} ]; do sleep 5; done"],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": NO_PRIVILEGES,
         "volumeMounts": [mount],
     }
     environment = [{"name": "HF_HUB_CACHE", "value": MODELS}, {"name": "HF_HUB_OFFLINE", "value": "1"}]
@@ -178,8 +174,7 @@ def _shell_image(fleet: Fleet) -> str:
 
 def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names: list[str]) -> Document:
     """The job that downloads checkpoints `names` to the volume, then makes the file `mark`."""
-    # SECRET_NAME and SECRET_KEY of kubernetes.py, which imports this module.
-    token = {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}
+    token = {"name": SECRET_NAME, "key": SECRET_KEY, "optional": True}
     container = {
         "name": "download",
         "image": _shell_image(fleet),
@@ -190,11 +185,7 @@ def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names:
             {"name": "HF_HUB_CACHE", "value": MODELS},
         ],
         "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "16Gi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": {**NO_PRIVILEGES, "readOnlyRootFilesystem": True},
         "volumeMounts": [{"name": "models", "mountPath": MODELS}, {"name": "tmp", "mountPath": "/tmp"}],
     }
     pod = {
@@ -205,7 +196,7 @@ def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names:
             "runAsUser": CACHE_USER,
             "fsGroup": CACHE_USER,
             "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
+            **USUAL_SYSCALLS,
         },
         "containers": [container],
         "volumes": [
@@ -221,18 +212,18 @@ def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names:
     }
 
 
-def _network_files(app: str, app_label: str, role_label: str) -> dict[str, str]:
+def _network_files(app: str) -> dict[str, str]:
     """The component with network policies for routers and for all other pods of this LLM.
 
     The others accept connections of the LLM's pods on every port (HTTP, the exchange of KV blocks, the KV
     store), and of Prometheus on HTTP. Routers accept those of their namespace and of Prometheus on HTTP.
     """
-    own = {"podSelector": {"matchLabels": {app_label: app}}}
+    own = {"podSelector": {"matchLabels": {APP: app}}}
     http = [{"protocol": "TCP", "port": engine_command.HTTP_PORT}]
     metrics = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": METRICS_NAMESPACE}}}
-    not_router = {"key": role_label, "operator": "NotIn", "values": ["router"]}
-    workers = {"matchLabels": {app_label: app}, "matchExpressions": [not_router]}
-    router = {"matchLabels": {app_label: app, role_label: "router"}}
+    not_router = {"key": ROLE, "operator": "NotIn", "values": ["router"]}
+    workers = {"matchLabels": {APP: app}, "matchExpressions": [not_router]}
+    router = {"matchLabels": {APP: app, ROLE: "router"}}
     policies = [
         _network_policy(f"{app}-workers", workers, [{"from": [own]}, {"from": [metrics], "ports": http}]),
         _network_policy(f"{app}-router", router, [{"from": [{"podSelector": {}}, metrics], "ports": http}]),
@@ -248,17 +239,17 @@ def _network_files(app: str, app_label: str, role_label: str) -> dict[str, str]:
     }
 
 
-def _monitoring_files(fleet: Fleet, app: str, app_label: str, role_label: str) -> dict[str, str]:
+def _monitoring_files(fleet: Fleet, app: str) -> dict[str, str]:
     """The component by which Prometheus scrapes every worker, and Grafana gets a dashboard of vLLM's metrics.
 
     It is left out for SGLang, whose metrics have other names.
     """
     if sglang_engine.serves(fleet):
         return {}
-    is_worker = {"key": role_label, "operator": "In", "values": list(WORKER_ROLES)}
-    pods = {"matchLabels": {app_label: app}, "matchExpressions": [is_worker]}
+    is_worker = {"key": ROLE, "operator": "In", "values": list(WORKER_ROLES)}
+    pods = {"matchLabels": {APP: app}, "matchExpressions": [is_worker]}
     monitor = monitoring.pod_monitor(f"{app}-workers", pods, "http")
-    monitor["spec"]["podTargetLabels"] = [app_label, role_label]
+    monitor["spec"]["podTargetLabels"] = [APP, ROLE]
     dashboard = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

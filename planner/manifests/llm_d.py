@@ -171,7 +171,7 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             "name": name,
             "uri": f"hf://{name}",
             "size": f"{_volume_gib(fleet)}Gi",
-            "authSecretName": kubernetes.SECRET_NAME,
+            "authSecretName": engine_command.SECRET_NAME,
             "labels": {
                 "llm-d.ai/inference-serving": "true",
                 "llm-d.ai/model": engine_command.llm_label(fleet),

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from planner.fleet import Fleet, Pool
 from planner.manifests import engine_command, kubernetes
-from planner.manifests.engine_command import HTTP_PORT
-from planner.manifests.kubernetes import APP, PART, ROLE, Document
+from planner.manifests.engine_command import APP, HTTP_PORT, PART, ROLE
+from planner.manifests.kubernetes import Document
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, LeaderWorkerSet v1 (LWS 0.9 or newer)"
 routing = engine_command.routing_sentence

@@ -136,7 +136,7 @@ def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
         "requestGPU": pool.type.gpus,
         "requestGPUType": kubernetes.resource_of(gpu),
         "shmSize": f"{kubernetes.SHM_GIB}Gi",
-        "hf_token": {"secretName": kubernetes.SECRET_NAME, "secretKey": kubernetes.SECRET_KEY},
+        "hf_token": {"secretName": engine_command.SECRET_NAME, "secretKey": engine_command.SECRET_KEY},
         "vllmConfig": {
             **{value: engine_settings[key] for key, value in _CHART_VALUES.items()},
             "extraArgs": engine_command.to_args(extra),

@@ -89,7 +89,7 @@ def test_every_part_can_be_enabled_and_is_valid(fleet: Fleet, tmp_path: Path) ->
             kubernetes_validate.validate(each, "1.31", strict=True)
         if kind == "Deployment":
             pod = each["spec"]["template"]["spec"]
-            is_worker = each["metadata"]["labels"][kubernetes.ROLE] != "router"
+            is_worker = each["metadata"]["labels"][engine_command.ROLE] != "router"
             offline = {"name": "HF_HUB_OFFLINE", "value": "1"} in pod["containers"][0]["env"]
             assert ("initContainers" in pod, offline) == (is_worker, is_worker)
     without = templated(chart, "--set=modelCache.enabled=true")

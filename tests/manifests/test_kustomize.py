@@ -55,7 +55,7 @@ def test_an_overlay_with_every_component_is_valid(fleet: Fleet, tmp_path: Path) 
     assert added == ["Job", "NetworkPolicy", "NetworkPolicy", "PersistentVolumeClaim"]
     deployments = [each["spec"]["template"] for each in objects if each["kind"] == "Deployment"]
     for template in deployments:
-        is_worker = template["metadata"]["labels"][kubernetes.ROLE] != "router"
+        is_worker = template["metadata"]["labels"][engine_command.ROLE] != "router"
         assert ("initContainers" in template["spec"]) == is_worker
         main = template["spec"]["containers"][0]
         offline = {"name": "HF_HUB_OFFLINE", "value": "1"} in main["env"]
@@ -86,7 +86,7 @@ def test_the_gateway_leads_to_the_routers_service_and_prometheus_to_the_workers(
             continue
         labels = each["spec"]["template"]["metadata"]["labels"]
         is_scraped = labels[only["key"]] in only["values"]
-        assert is_scraped == (labels[kubernetes.ROLE] != "router")
+        assert is_scraped == (labels[engine_command.ROLE] != "router")
         assert monitor["selector"]["matchLabels"].items() <= labels.items()
         ports = each["spec"]["template"]["spec"]["containers"][0]["ports"]
         assert not is_scraped or endpoint["port"] in [port["name"] for port in ports]
@@ -112,7 +112,7 @@ def test_the_routers_image_is_of_its_release_and_of_no_root() -> None:
 
 def test_the_download_is_not_scraped() -> None:
     """It has no port of metrics; so a selector that takes it would keep a target that never answers."""
-    files = kustomize.kustomize_files(mixed(), "app", "role")
+    files = kustomize.kustomize_files(mixed())
     _, job = yaml.safe_load_all(files["components/model-cache/cache.yaml"])
     (only,) = yaml.safe_load(files["components/monitoring/workers.yaml"])["spec"]["selector"][
         "matchExpressions"
@@ -123,9 +123,7 @@ def test_the_download_is_not_scraped() -> None:
 
 def test_an_llm_with_two_routers_has_a_path_to_each() -> None:
     fleet = replace(mixed(), pools=(*mixed().pools, *pairs().pools))
-    _, *routes = yaml.safe_load_all(
-        kustomize.kustomize_files(fleet, "app", "role")["components/gateway/gateway.yaml"]
-    )
+    _, *routes = yaml.safe_load_all(kustomize.kustomize_files(fleet)["components/gateway/gateway.yaml"])
     paths = [route["spec"]["rules"][0]["matches"][0]["path"]["value"] for route in routes]
     assert len(paths) == len(set(paths)) == 2
 
@@ -146,10 +144,8 @@ def test_an_llm_of_a_path_has_no_download() -> None:
 
 def test_the_volume_holds_the_weights() -> None:
     """70.6 billion parameters of 2 bytes are 131 GiB; a fifth more, and 10 GiB."""
-    (path,) = [
-        path for path in kustomize.kustomize_files(mixed(), "app", "role") if path.endswith("cache.yaml")
-    ]
-    claim, _ = yaml.safe_load_all(kustomize.kustomize_files(mixed(), "app", "role")[path])
+    (path,) = [path for path in kustomize.kustomize_files(mixed()) if path.endswith("cache.yaml")]
+    claim, _ = yaml.safe_load_all(kustomize.kustomize_files(mixed())[path])
     asked_gib = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
     assert 160 <= asked_gib <= 175
 

@@ -8,7 +8,7 @@ from planner.day.autoscaling.autoscaler import Autoscaler, Document, ScaledPool
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, kubernetes
-from planner.manifests.kubernetes import PART
+from planner.manifests.engine_command import PART
 
 # A label that we give pods, on targets whose own labels do not tell the pools apart.
 POOL_LABEL = "fleetplan/pool"
@@ -70,7 +70,7 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
 
 
 def kubernetes_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    """A Deployment, named by the label PART that the pool's pods have (kubernetes.py)."""
+    """A Deployment, named by the label PART of the pool's pods (engine_command.py)."""
     labels = kubernetes.labels_of(fleet, pool_name, pool)
     return ScaleTarget(labels[PART], pool_name, scaled, pool, object_name=labels[PART], pods=labels)
 
