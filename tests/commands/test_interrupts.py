@@ -25,9 +25,9 @@ from planner.commands import plan_command
 from planner.commands.plan_command import BestSoFar
 
 class Waits(BestSoFar):
-    def note_progress(self, standing):
-        super().note_progress(standing)
-        if self.standing is not None:
+    def note_progress(self, latest):
+        super().note_progress(latest)
+        if self.latest is not None:
             os.write(1, b".")
             time.sleep(60)
 
