@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -70,7 +71,8 @@ class Progress:
     """Shows the stage of the work on stderr once it takes longer than QUIET_S, unless `quiet`.
 
     The time left is shown as at most `limit_s`, when a search ends. Where stderr is no terminal, a stage
-    that lasts is printed again after SILENT_S.
+    that lasts is printed again after SILENT_S, with the share that a search has used of the work that it may
+    take.
     """
 
     def __init__(self, *, quiet: bool = False, limit_s: float = math.inf) -> None:
@@ -83,6 +85,7 @@ class Progress:
         self.printed_s = self.start_s  # When it came.
         self.waited_s = 0.0  # For code that is compiled once, which says nothing of how long the rest takes.
         self.waiting_since_s: float | None = None
+        self.context = copy_context()  # Of the last message: the work of a search is counted by context.
         self.has_ended = threading.Event()
         self.notices = _NoticesTo(self)
 
@@ -92,7 +95,7 @@ class Progress:
         if self.waiting_since_s is not None:
             self.waited_s, self.waiting_since_s = self.waited_s + now_s - self.waiting_since_s, None
         text = self._how_far(message, elapsed_s) + message
-        self.stage, self.printed_s = str(message), now_s
+        self.stage, self.printed_s, self.context = str(message), now_s, copy_context()
         if isinstance(message, Urgent):
             self.console.print(text, markup=False, soft_wrap=True)
         elif self.status is not None:
@@ -106,6 +109,11 @@ class Progress:
         self.stage, self.printed_s = text, time.monotonic()
         self.waiting_since_s = self.printed_s
         self._print_stamped(text)
+
+    def print_estimate(self, text: str) -> None:
+        """Print an answer that comes before the final one, unless that follows at once."""
+        if time.monotonic() - self.start_s > QUIET_S:
+            self._print_stamped(text)
 
     def _print_stamped(self, text: str) -> None:
         elapsed_s = time.monotonic() - self.start_s
@@ -143,7 +151,16 @@ class Progress:
             # A new stage may have been printed during the wait.
             if time.monotonic() >= self.printed_s + SILENT_S:
                 self.printed_s = time.monotonic()
-                self._print_stamped(f"still: {self.stage}")
+                self._print_stamped(f"still: {self.stage}{self._work_text()}")
+
+    def _work_text(self) -> str:
+        """How much a search has used of the work that it may take; empty where that has no limit."""
+        from planner.search.oracle.work_clock import now_s, work_limit_s
+
+        if math.isinf(self.limit_s):
+            return ""
+        used_frac = min(self.context.run(now_s) / work_limit_s(self.limit_s), 1.0)
+        return f"; {100 * used_frac:.0f} % of the work that a plan may take is done"
 
     def __enter__(self) -> Self:
         NOTICES.addHandler(self.notices)

@@ -29,6 +29,7 @@ from planner.units import counted, in_unit, show_percent
 if TYPE_CHECKING:
     from planner.api.questions import TaskDocument
     from planner.api.results import PlanResult
+    from planner.fleet import Fleet
     from planner.search.evidence.plan import Plan
     from planner.search.oracle.resuming import AnswerFile
     from planner.search.problem.plan_problem import SearchProgress
@@ -158,7 +159,12 @@ def _plan_one(options: PlanOptions) -> None:
         try:
             with saving_on_interrupt(best.write_fleet):
                 planned = answer_question(
-                    question, study, explain=options.explain, prove=options.prove, watch=best.note_progress
+                    question,
+                    study,
+                    explain=options.explain,
+                    prove=options.prove,
+                    watch=best.note_progress,
+                    on_paper=lambda _, fleet: progress.print_estimate(estimate_text(fleet)),
                 )
         except BaseException as error:  # Also MemoryError and what pools of processes raise for it.
             missing = missing_resource(error)
@@ -206,6 +212,17 @@ def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[st
     deploy = {} if options.target is None else {"deploy": {"target": options.target}}
     write_file(out / QUESTION_FILE, to_yaml({**options.question_options, **deploy}))
     return (*written, QUESTION_FILE)
+
+
+def estimate_text(fleet: Fleet) -> str:
+    """The fleet on paper, which is known long before the one for production, said as what it is."""
+    from planner.reports.words import describe
+    from planner.search.problem.bill import bill_fleet
+
+    return (
+        f"estimate: on paper {describe(fleet)} would do, {bill_fleet(fleet).usd_per_h:,.2f} USD/h; the fleet "
+        "for production is looked for now, and may cost more"
+    )
 
 
 def report_s(requests: int) -> float:

@@ -266,7 +266,8 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
         )
     if routing := summary.get("routing"):
         _print_routing(routing)
-    print_rows([_operator_cells(row) for row in summary.get("operators", ())], "step time by operator")
+    if operators := summary.get("operators"):
+        print_rows([_operator_cells(row) for row in operators], "step time by operator")
     if summary["slo"]:
         lines = slo_rows(summary["slo"], slo)
         print_rows(

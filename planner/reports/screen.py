@@ -9,7 +9,8 @@ the SLO. No text uses one of the two terms for the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from planner.documents.facts import (
     SharingSaves,
     SpotSpare,
     TooFewKept,
+    Workers,
 )
 from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, Lost
 from planner.domain import OWNED, Limit, market_of
@@ -464,6 +466,14 @@ def _prefix_cache_glance(plan: Plan) -> list[Glance]:
     return [Glance("Prefix caches", f"{percent(hit_frac)} of prompt tokens hit", note)]
 
 
+def _gpus_by_type(workers: Iterable[Workers]) -> Counter[str]:
+    """How many GPUs of each type the workers have; a power cap makes no other type."""
+    counts = Counter[str]()
+    for pool in workers:
+        counts[pool.gpu.partition("@")[0]] += pool.gpus
+    return counts
+
+
 def _gpu_count_glance(plan: Plan) -> list[Glance]:
     """The GPUs that the traffic as written takes, those added for scenarios, and what certainty about step
     times and traffic would save at most: no fleet for production costs less than the one on paper. Empty if
@@ -472,17 +482,22 @@ def _gpu_count_glance(plan: Plan) -> list[Glance]:
     paper, planned = plan.certificate.find_answer("on-paper"), planned_answer(plan)
     if paper is None or planned is None or not paper.workers:
         return []
-    paper_gpus, planned_gpus = (sum(pool.gpus for pool in each.workers) for each in (paper, planned))
+    by_type = [_gpus_by_type(each.workers) for each in (paper, planned)]
+    paper_gpus, planned_gpus = (sum(counts.values()) for counts in by_type)
     more_gpus = planned_gpus - paper_gpus
     if more_gpus <= 0:
         return []
-    value = f"{paper_gpus} + {counted(more_gpus, 'GPU')}"
     growth = growth_frac_of(plan)
     reserve = f"{percent(growth)} more traffic, other traffic" if growth else "other traffic"
-    parts = (
-        f"{paper_gpus} for the traffic as written, {more_gpus} more for {reserve} of this kind and step "
-        "times that may be longer"
-    )
+    reserve += " of this kind and step times that may be longer"
+    if by_type[0].keys() == by_type[1].keys():
+        value = f"{paper_gpus} + {counted(more_gpus, 'GPU')}"
+        parts = f"{paper_gpus} for the traffic as written, {more_gpus} more for {reserve}"
+    else:  # The difference of two numbers of unlike GPUs would say nothing.
+        paper_text, value = (
+            listed([f"{count} × {gpu}" for gpu, count in counts.items()]) for counts in by_type
+        )
+        parts = f"{paper_text} for the traffic as written; these instead for {reserve}"
     paper_usd_per_h, planned_usd_per_h = paper.paid_usd_per_h, planned.paid_usd_per_h
     if paper_usd_per_h is None or planned_usd_per_h is None:
         more_usd_per_h = 0.0

@@ -1,13 +1,19 @@
 """What a command says on stderr while it works."""
 
 import logging
+import math
 import re
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from planner import cli
 from planner.commands import command_output
 from planner.commands.command_output import Progress
+from planner.search.oracle import work_clock
+from planner.search.oracle.deterministic_parallel import charge_effort
 from planner.search.problem.stages import Stage
 
 
@@ -32,6 +38,47 @@ def test_a_long_stage_is_told_again_where_stderr_is_no_terminal(
         progress("production")
         time.sleep(0.15)
     assert capsys.readouterr().err == ""
+
+
+def test_a_long_stage_says_how_much_of_the_allowed_work_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a plan with agents on all GPUs nobody could see that its work, not its time, would soon be at the
+    limit. A command without such a limit says nothing of it.
+    """
+    monkeypatch.setattr(command_output, "SILENT_S", 0.05)
+
+    def told(limit_s: float) -> str:
+        seen, until_s = "", time.monotonic() + 60
+        with Progress(limit_s=limit_s) as progress, work_clock.time_limit(100.0):
+            progress("production")
+            charge_effort("query", round(25 / work_clock.EFFORT_S))
+            while "still" not in seen and time.monotonic() < until_s:
+                time.sleep(0.02)
+                seen += capsys.readouterr().err
+        return seen
+
+    assert "still: production; 25 % of the work that a plan may take is done\n" in told(100.0)
+    assert "still: production\n" in told(math.inf)
+
+
+def test_the_fleet_on_paper_is_told_as_an_estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It is known long before the fleet for production, and stderr only gave its cost, without the fleet."""
+    monkeypatch.setattr(command_output, "QUIET_S", -1.0)
+    slo = tmp_path / "slo.yaml"
+    slo.write_text(
+        "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}}\ntraffic: {rate: 2, input: 300, output: 30, "
+        "duration: 1 min}\nfleet: {gpus: {l40s-48g: 4}}\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["plan", "--slo", str(slo)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert re.search(
+        r"estimate: on paper 1 worker of 1 × l40s-48g would do, 0\.86 USD/h; the fleet for production",
+        capsys.readouterr().err,
+    )
 
 
 def test_a_compilation_is_said_once_and_warnings_of_its_cache_even_if_quiet(

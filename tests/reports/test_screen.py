@@ -92,6 +92,20 @@ def test_what_certainty_saves_at_most_is_the_difference_to_paper() -> None:
     assert "Why this many" not in {each.name for each in screen.glance(a_plan())}
 
 
+def test_gpus_of_other_types_are_not_subtracted() -> None:
+    """ "6 + 34 GPUs" was said of 6 B200 on paper and 40 H100 in production; a power cap is no other type."""
+    plan = answered()
+    paper, *others = plan.certificate.answers
+    for gpu, value in (("b200-180g", "20 × h100-80g"), ("h100-80g@350W", "16 + 4 GPUs")):
+        workers = tuple(replace(pool, gpu=gpu) for pool in paper.workers)
+        certificate = replace(plan.certificate, answers=(replace(paper, workers=workers), *others))
+        (why,) = [
+            each for each in screen.glance(replace(plan, certificate=certificate)) if "many" in each.name
+        ]
+        assert why.value == value
+        assert ("16 × b200-180g for the traffic as written; these instead" in why.note) == ("b200" in gpu)
+
+
 def test_growth_is_named_and_its_price_is_not_what_certainty_saves() -> None:
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, 0.5, True, 32)
