@@ -36,6 +36,7 @@ from planner.search.production.scenario_test import MOST_TEST_SCENARIOS, Scenari
 from planner.search.production.three_answers import with_answers
 from planner.solvers.repeats import decision
 from planner.traffic.scaling import same_requests
+from planner.traffic.trace import Trace
 
 SAFE = {"safety": {"kept_in": 0.9}}
 ONE_GPU = {"fleet": {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}}
@@ -343,6 +344,21 @@ def test_futures_are_the_same_for_the_same_seed_and_spread_evenly() -> None:
     assert abs(z.mean(axis=0)).max() < 1e-9 and (np.sort(z, axis=0)[0] == np.sort(z, axis=0)[0]).all()
     assert not same_requests(one[0].trace, one[1].trace)
     assert not same_requests(Scenarios(task, traffic(), 4, 1, 20)[0].trace, one[0].trace)
+
+
+@pytest.mark.parametrize(
+    ("bursts", "spread_s", "wanted"), [(3, 0.04, {"rate": 0.26}), (7, 0.0, {"window": "first 35 s"})]
+)
+def test_a_scenario_of_few_bursts_has_traffic_over_time(
+    bursts: int, spread_s: float, wanted: dict[str, object]
+) -> None:
+    """Bursts of five requests every 30 s, of which a redraw may hold one: 0.26 requests/s over its 40 ms were
+    "0 requests, expected 2", which ended the plan.
+    """
+    arrival_s = np.concatenate([30.0 * k + np.linspace(0, spread_s, 5) for k in range(bursts)])
+    trace = Trace("bursts.csv", arrival_s, np.full(len(arrival_s), 100), np.full(len(arrival_s), 10))
+    scenarios = Scenarios(question(**SAFE, traffic=wanted), trace, 3, TESTED)
+    assert all(scenarios[number].trace.duration_s > 0 for number in range(100))
 
 
 def test_every_block_of_test_scenarios_has_evenly_spread_step_times() -> None:

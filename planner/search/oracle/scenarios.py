@@ -20,6 +20,7 @@ bounds the variance).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
@@ -30,9 +31,10 @@ import numpy as np
 from planner.documents.facts import DrawnBy
 from planner.documents.task import PlanQuestion
 from planner.domain import Slo
+from planner.errors import InputError
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.prefixes.prefix_drift import drift_popularity
-from planner.traffic.redraw import redraw_trace
+from planner.traffic.redraw import MOST_DRAWS, redraw_trace
 from planner.traffic.scaling import SAME_FRAC, rescale
 from planner.traffic.trace import Trace, spread_stamps
 
@@ -160,9 +162,20 @@ class Scenarios:
         return drift_popularity(trace, drift_frac, rng)
 
     def _draw_without_drift(self, number: int) -> Trace:
-        """Draw the requests of a scenario, with prefixes as popular as in the trace."""
-        assert self.task.safety is not None
+        """Draw the requests of a scenario, with prefixes as popular as in the trace.
+
+        A draw of a trace of few bursts may hold a moment of one burst, from which the rate or the window that
+        is asked for leaves no traffic over time. It is then drawn again, up to MOST_DRAWS times.
+        """
         rng = np.random.default_rng([self.seed, self.kind, number])
+        for _ in range(MOST_DRAWS - 1):
+            with contextlib.suppress(InputError):
+                return self._draw_once(rng)
+        return self._draw_once(rng)
+
+    def _draw_once(self, rng: np.random.Generator) -> Trace:
+        """One draw; raises InputError where no traffic over time is left of it."""
+        assert self.task.safety is not None
         seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
         if (described := self.task.described) is not None:
             rate_rps = (self.task.rate_rps or described.mean_rps) * growth / self.downscale
