@@ -112,7 +112,11 @@ def cheapest_fleet(
     miss_terms = answers[next(iter(fleets))].miss_terms
     chosen = min(answers, key=lambda label: score_day(answers[label].winner, miss_terms))
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
-    return replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())
+    answer = replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())
+    if chosen != next(iter(fleets)):
+        note = f"{chosen}: the cheapest day of {len(answers)} fleets"
+        answer = replace(answer, question=replace(answer.question, fleet_note=note))
+    return answer
 
 
 def describe_with_queue(fleet: Fleet) -> str:

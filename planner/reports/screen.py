@@ -57,6 +57,8 @@ STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts":
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}  # Of answers.
 SAME_COST = "costs the same"
 MOST_WON_OVER = 3  # The headline names no more GPUs over which a roofline won.
+# Of each objective: a fleet that carries more traffic stays as it is, so no more of this is needed.
+NOTHING_EXTRA = {"cost": "no extra cost", "power": "no extra power", "gpus": "no extra GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,7 +616,7 @@ def _more_traffic_glance(plan: Plan, questions: NextQuestions) -> Glance:
         # smaller fleet may carry it.
         if not kept_text:
             return Glance(name, "carried", "by this fleet, on the traffic as it is written")
-        return Glance(name, "no extra cost", f"this fleet is {kept_text}")
+        return Glance(name, NOTHING_EXTRA[plan.certificate.objective], f"this fleet is {kept_text}")
     # "Another plan", not "more GPUs": the same GPUs may do, with other settings of their engines.
     kept_frac = more.kept / more.scenario_count if more.scenario_count else 0.0
     refused = _refusal_text(kept_frac, more.asked_frac)

@@ -118,7 +118,10 @@ def _more_traffic(plan: SharedPlan) -> Glance:
         llm for llm, each in more_traffic_by_llm.items() if each is not None and not each.is_carried
     ]:
         return Glance(row, "takes other fleets", f"those of {listed(too_small)} are too small; {by_plan}")
-    return Glance(row, "no extra cost", "these fleets carry it")
+    objective = next(iter(plan.plans.values())).certificate.objective
+    are_tested = all(each is not None and each.scenario_count for each in more_traffic_by_llm.values())
+    # Without scenarios nothing is said of the cost, as on the screen of one LLM.
+    return Glance(row, screen.NOTHING_EXTRA[objective] if are_tested else "carried", "these fleets carry it")
 
 
 def _measured_inputs(plan: SharedPlan) -> Glance:

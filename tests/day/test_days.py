@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ import fleetplan
 from planner import cli
 from planner.day import day_page
 from planner.day.day_api import DayResult, elastic_pools
+from planner.day.day_fleets import ON_PAPER, cheapest_fleet
 from planner.day.day_settings import parse_day
+from planner.day.day_study import DayAnswer
 from planner.documents.startup_times import read_startup
 from planner.documents.task import parse_task
+from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet
 
 STANDING = {
@@ -100,6 +105,26 @@ def test_fleets_that_could_stand_are_compared() -> None:
     assert alone.to_dict()["fleets"] == [] and "Fleets that could stand" in result.report()
     one = next(row for row in rows if row["label"] == "the fleet on paper")
     assert one["standing_usd"] == pytest.approx(alone.answer.static.usd)
+
+
+def test_a_fleet_chosen_by_its_day_is_not_called_the_cheapest_on_paper(found: DayResult) -> None:
+    """12.72 USD/h was "the cheapest on paper" beside a plan on paper for 12.61: its day was the cheaper."""
+    question = replace(found.answer.question, fleet_note="the cheapest on paper")
+    first = replace(found.answer, question=question)
+    cheaper = replace(first, rows=tuple(replace(row, usd=row.usd / 2) for row in first.rows))
+    other = replace(question.fleet, pools=question.fleet.pools[:1])
+    fleets = {ON_PAPER: question.fleet, "only a100-80g": other}
+    for answers, note in (
+        ((first, cheaper), "only a100-80g: the cheapest day of 2 fleets"),
+        ((cheaper, first), "the cheapest on paper"),
+    ):
+        days = dict(zip(map(id, fleets.values()), answers, strict=True))
+        chosen = cheapest_fleet(fleets, partial(_day_of, days), time.monotonic() + 60)
+        assert day_page.standing_line(chosen).endswith(f"; {note}.")
+
+
+def _day_of(days: dict[int, DayAnswer], fleet: Fleet, _: float) -> DayAnswer:
+    return days[id(fleet)]
 
 
 def test_orders_of_the_queue_are_tried_over_the_day() -> None:

@@ -224,6 +224,9 @@ def test_more_traffic_has_a_price_only_where_this_fleet_carries_it(
     name = "32 % more traffic" if growth_frac else "20 % more traffic"
     (found,) = [each for each in screen.glance(plan) if each.name == name]
     assert (found.value, found.note) == (value, note)
+    watts = replace(plan, certificate=replace(plan.certificate, objective="power"))
+    (found,) = [each for each in screen.glance(watts) if each.name == name]
+    assert found.value == value.replace("cost", "power")
 
 
 def test_the_growth_that_was_asked_for_is_named_wherever_scenarios_are() -> None:

@@ -111,6 +111,7 @@ def test_what_breaks_first_is_of_the_llm_that_holds_least() -> None:
         ((CARRIED, TOO_MUCH), "takes other fleets", "code"),
         ((CARRIED, None), "not simulated, as it takes long", "of code"),
         ((CARRIED, CARRIED), "no extra cost", ""),
+        ((CARRIED, MoreTraffic(True)), "carried", ""),  # without scenarios nothing is said of the cost
     ],
 )
 def test_more_traffic_costs_nothing_only_where_every_fleet_carries_it(
