@@ -42,16 +42,19 @@ PLAN_TIME_LIMIT_S = 120.0  # The time limit of each plan that these functions ma
 class WhatIfResult(Result):
     """The best fleet before and after a change, and whether the fleet from before still holds.
 
-    `bounds` are the bounds on the cost before and, if there is a fleet, after the change.
+    `before` is None if no fleet keeps the question before. `bounds` are the bounds on the cost before and
+    after the change, each if there is a fleet.
     """
 
-    before: StudyAnswer
+    before: StudyAnswer | None
     moved: ChangedQuestion
     bounds: tuple[float, ...]
 
     @property
     def holds(self) -> bool | None:
-        """Whether the fleet from before keeps the changed question; None where it may not be used there."""
+        """Whether the fleet from before keeps the changed question; None where there is none that may be used
+        there.
+        """
         return self.moved.kept
 
     @property
@@ -60,6 +63,9 @@ class WhatIfResult(Result):
         return None if self.moved.answer is None else self.moved.answer.fleet
 
     def headline(self) -> str:
+        if self.before is None:
+            after = "a fleet" if self.moved.answer else "none either"
+            return f"{self.moved.label}: no fleet before, {after} after the change"
         if what_if_study.costs_the_same(self.moved, self.before):
             return f"{self.moved.label}: costs the same"
         return f"{self.moved.label}: {what_if_study.difference(self.moved, self.before)}"
@@ -76,8 +82,8 @@ class WhatIfResult(Result):
             if key != "answer"
         }
         return {
-            "before": what_if_study.document(before) | {"bound": self.bounds[0]},
-            "after": moved.answer and what_if_study.document(moved.answer) | {"bound": self.bounds[1]},
+            "before": before and what_if_study.document(before) | {"bound": self.bounds[0]},
+            "after": moved.answer and what_if_study.document(moved.answer) | {"bound": self.bounds[-1]},
             **changed,
         }
 
@@ -214,8 +220,8 @@ def what_if(
     """The best fleet before and after a change of the question, on the same traffic.
 
     `slo` and `keys` are those of `plan`. `changes` are dotted paths of slo.yaml with their values,
-    {"slo.ttft.p90": "1 s"}, None takes a key out; or the whole changed question. Raises InputError and
-    InfeasibleError of the question as it is; where nothing keeps the changed one, `fleet` is None.
+    {"slo.ttft.p90": "1 s"}, None takes a key out; or the whole changed question. Where nothing keeps the
+    question as it is, `before` is None; where nothing keeps the changed one, `fleet` is. Raises InputError.
     """
     question = read_task(slo, catalog, **keys)
     if not changes:
@@ -231,14 +237,15 @@ def what_if(
 def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
     """What `what_if` gives, on the trace of a study, which was read before."""
     study.progress(f"planning without {label}")
+    before: StudyAnswer | InfeasibleError
     try:
         before = study.answer(question.task())
     except InfeasibleError as error:
-        error.args = (f"the question before the change: {error}; `plan` takes the changed one alone",)
-        raise
+        before = error
     moved = what_if_study.answer_change(study, before, changed.task(), label)
-    answers = [answer for answer in (before, moved.answer) if answer is not None]
-    return WhatIfResult(before, moved, tuple(study.bound(answer) for answer in answers))
+    planned = before if isinstance(before, StudyAnswer) else None
+    bounds = tuple(study.bound(answer) for answer in (planned, moved.answer) if answer is not None)
+    return WhatIfResult(planned, moved, bounds)
 
 
 def sensitivity(

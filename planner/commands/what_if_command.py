@@ -52,7 +52,7 @@ def what_if(
 ) -> None:
     """Plan before and after changes of slo.yaml, and see what moves.
 
-    The fleet of before is asked the changed question too. Exit code 3: after the changes no fleet is left.
+    The fleet of before is asked the changed question too. Exit code 3: after the changes there is no fleet.
     """
     from planner.api.questions import TaskDocument, read_task
     from planner.api.studying import what_if_in
@@ -73,7 +73,8 @@ def what_if(
     if json_output:
         print_json(result.to_dict(), study.trace.warnings)
     else:
-        print_rows(moved_rows(result.before, result.moved, list(result.bounds)), result.moved.label)
+        if rows := moved_rows(result.before, result.moved, list(result.bounds)):
+            print_rows(rows, result.moved.label)
         print_lines(verdict_text(result.moved))
     if result.moved.answer is None:
         raise typer.Exit(InfeasibleError.exit_code)
@@ -199,21 +200,22 @@ def amount_text(answer: StudyAnswer) -> str:
     return in_unit(answer.value, OBJECTIVE_UNITS[answer.problem.task.objective])
 
 
-def moved_rows(before: StudyAnswer, moved: ChangedQuestion, bounds: list[float]) -> list[dict[str, str]]:
-    """One row per figure of the plan, before and after the change; a star marks those that differ. Where no
-    fleet is left after the change, the plan of before alone.
+def moved_rows(
+    before: StudyAnswer | None, moved: ChangedQuestion, bounds: list[float]
+) -> list[dict[str, str]]:
+    """One row per figure of the plan, before and after the change; a star marks those that differ. Where only
+    one of both has a fleet, the plan of that alone.
     """
     from planner.studies.what_if import document
 
+    answers = {"before": before, "after": moved.answer}
+    present = {when: answer for when, answer in answers.items() if answer is not None}
     columns = [
-        _plan_figures(document(answer), bound)
-        # `bounds` has one entry only where no fleet is left after the change.
-        for answer, bound in zip((before, moved.answer), bounds, strict=False)
-        if answer is not None
+        _plan_figures(document(answer), bound) for answer, bound in zip(present.values(), bounds, strict=True)
     ]
-    # Without a fleet after the change there is nothing to compare, and the limits are others.
-    if len(columns) == 1:
-        return [{"": name, "before": text} for name, text in columns[0].items()]
+    # Without a second fleet there is nothing to compare, and the limits are others.
+    if len(columns) < 2:
+        return [{"": name, when: text} for when in present for name, text in columns[0].items()]
     names = dict.fromkeys([*columns[0], *columns[1]])
     return [
         {

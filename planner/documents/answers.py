@@ -287,7 +287,7 @@ class WhatIfAnswer(TypedDict):
     """
 
     warnings: NotRequired[list[str]]
-    before: QuestionAnswer
+    before: QuestionAnswer | None
     after: QuestionAnswer | None
     change: str
     kept: bool | None

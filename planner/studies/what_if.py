@@ -276,10 +276,11 @@ class ChangedQuestion:
     """A changed question with two answers: whether the fleet of the question before keeps the SLO after the
     change (`kept`), and the best fleet now (`answer`).
 
-    `kept` is None if the changed question does not offer the worker types of the fleet before. `answer` is
-    None if no fleet was found, and `why` then is the error. `under` names the policies with which the workers
-    of before keep the SLO; it is empty if these are the policies of the fleet before. `value_now` is the
-    objective of the fleet before at the prices of the changed question.
+    `kept` is None if the changed question does not offer the worker types of the fleet before, or if it had
+    none; `why_before` is then the error. `answer` is None if no fleet was found, and `why` then is the
+    error. `under` names the policies with which the workers of before keep the SLO; it is empty if these are
+    the policies of the fleet before. `value_now` is the objective of the fleet before at the prices of the
+    changed question.
     """
 
     label: str
@@ -289,6 +290,7 @@ class ChangedQuestion:
     why: str = ""
     under: str = ""
     value_now: float = math.inf
+    why_before: str = ""
 
     @property
     def is_cheaper_before(self) -> bool:
@@ -300,9 +302,17 @@ class ChangedQuestion:
         return self.value_now * self.answer.problem.same_value < self.answer.value
 
 
-def answer_change(study: Study, before: StudyAnswer, task: PlanQuestion, label: str) -> ChangedQuestion:
-    """Answer the changed question, starting the search from the fleet of the question before."""
+def answer_change(
+    study: Study, before: StudyAnswer | InfeasibleError, task: PlanQuestion, label: str
+) -> ChangedQuestion:
+    """Answer the changed question, starting the search from the fleet of the question before, if any."""
     study.progress(f"planning with {label}")
+    if isinstance(before, InfeasibleError):
+        changed = ChangedQuestion(label, task, None, None, why_before=str(before))
+        try:
+            return replace(changed, answer=study.answer(task))
+        except InfeasibleError as error:
+            return replace(changed, why=str(error))
     try:
         problem = study.problem_of(task)
     except InfeasibleError as error:
@@ -555,15 +565,16 @@ def answer_document(answer: Answered) -> dict[str, Any]:
     }
 
 
-def moved_document(moved: ChangedQuestion, before: StudyAnswer) -> dict[str, Any]:
+def moved_document(moved: ChangedQuestion, before: StudyAnswer | None) -> dict[str, Any]:
     """A changed question as plain values, for --json."""
+    reasons = (moved.why_before and f"before the change: {moved.why_before}", moved.why)
     return {
         "change": moved.label,
         "kept": moved.kept,
         "kept_under": moved.under or None,
-        "difference": None if moved.answer is None else moved.answer.value - before.value,
+        "difference": moved.answer.value - before.value if before and moved.answer else None,
         "answer": None if moved.answer is None else document(moved.answer),
-        "why": moved.why,
+        "why": "; ".join(filter(None, reasons)),
     }
 
 
@@ -594,6 +605,9 @@ def _step_tokens_text(fleet: Fleet) -> str:
 
 def verdict_text(moved: ChangedQuestion) -> str:
     """Whether the fleet of the question before still holds."""
+    if moved.why_before:
+        after = "after it one is found" if moved.answer else f"after it none is left either: {moved.why}"
+        return f"before the change there is no fleet: {moved.why_before}; {after}"
     if moved.answer is None:
         return f"after the change no fleet is left: {moved.why}"
     if moved.kept is None:

@@ -16,6 +16,7 @@ import fleetplan.errors
 from planner import cli, errors
 from planner.api.progress import shown_progress
 from planner.api.results import PlanResult
+from planner.commands.what_if_command import moved_rows
 from planner.files.checked_files import repository_dir, to_yaml
 from planner.search.problem.plan_problem import report_nothing
 
@@ -76,6 +77,26 @@ def test_what_if_of_what_nothing_keeps_has_no_fleet(slo: Path) -> None:
     assert "no fleet is left" in found.sentences()[0]
     with pytest.raises(errors.InputError, match="changes: missing"):
         fleetplan.what_if(slo)
+
+
+@pytest.mark.parametrize(("limit", "after"), [("9 s", True), ("2 ms", False)])
+def test_what_if_answers_the_changed_question_where_nothing_keeps_the_one_before(
+    limit: str, after: bool
+) -> None:
+    """It ended with exit code 3 and sent the reader to `plan`."""
+    question, change = QUESTION | {"slo": {"ttft": {"p90": "1 ms"}}}, {"slo.ttft.p90": limit}
+    result = fleetplan.what_if(question, changes=change)
+    answer = result.to_dict()
+    assert (result.before, answer["before"], result.holds, answer["difference"]) == (None, None, None, None)
+    assert "before the change there is no fleet: latency: ttft p90" in result.sentences()[0]
+    assert (result.fleet is not None) == after and list(result.to_frame()[""]) == ["before", "after"]
+    rows = moved_rows(result.before, result.moved, list(result.bounds))
+    if after:
+        alone = fleetplan.plan(fleetplan.replace(question, change))
+        assert isinstance(alone, PlanResult) and result.fleet == alone.fleet
+        assert list(rows[0]) == ["", "after"] and "; after it one is found" in result.sentences()[0]
+    else:
+        assert not rows and answer["why"].count("latency: ttft p90") == 2
 
 
 @pytest.mark.slow
