@@ -171,7 +171,7 @@ def main() -> None:
     node = Network(gpu.link_bytes_per_s, transfer="serialised", is_shared=False)
 
     def search(
-        setting: distserve_search.Setting, types: list[WorkerType], measure: distserve_search.Measure
+        setting: distserve_search.ServingSetting, types: list[WorkerType], measure: distserve_search.Measure
     ) -> Any:
         small = [type_ for type_ in types if type_.gpus < arguments.nodes * arguments.gpus]
         start = time.process_time()
@@ -185,7 +185,7 @@ def main() -> None:
             print(f"  {row.gpu_rate_rps:.4f} requests/s and GPU: {shape(row.fleet)}")
         return found, best
 
-    free = distserve_search.Setting(llm, POLICIES, FREE, FREE)
+    free = distserve_search.ServingSetting(llm, POLICIES, FREE, FREE)
     endless = instances(document, llm, gpu, memory=False)
     first = FirstRequests(slo, as_drawn_by_distserve(lengths))
     first.carries(distserve_search.pair_fleet(free, endless[0], endless[0]), 1.0)  # compile
@@ -202,7 +202,7 @@ def main() -> None:
     theirs, _ = search(free, endless, by_their_rule)
 
     balanced = replace(POLICIES, routing="least-outstanding", decode_routing="least-outstanding")
-    real = distserve_search.Setting(llm, balanced, BETWEEN_NODES, node)
+    real = distserve_search.ServingSetting(llm, balanced, BETWEEN_NODES, node)
     types = instances(document, llm, gpu, memory=True)
     traffic = poisson_traffic(lengths)
     rules = distserve_search.steady_rules(slo, traffic)

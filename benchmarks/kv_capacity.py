@@ -22,7 +22,7 @@ from planner.documents.catalog import read_catalog
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.models.kv_layout import kv_layout
 from planner.models.llm import Llm
-from planner.models.memory import Memory, Served, worker_memory
+from planner.models.memory import Memory, MemorySettings, worker_memory
 from planner.models.speculation import Drafter, drafter_of
 
 LOGS = Path(__file__).with_suffix(".yaml")
@@ -59,7 +59,7 @@ class LoggedCache:
     def predicted_tokens(self) -> int:
         use = worker_memory(self.llm, self.gpu, self.tp, dp=self.dp, **self.settings)
         use = self.drafter.add_to_memory(use, self.llm, self.tp)
-        length_tokens = self.settings["served"].max_model_len or self.llm.context_tokens
+        length_tokens = self.settings["settings"].max_model_len or self.llm.context_tokens
         return logged_kv_tokens(
             use, self.llm, self.tp, length_tokens, self.settings["max_num_batched_tokens"]
         )
@@ -83,7 +83,7 @@ def read_logs(path: Path = LOGS) -> Iterator[LoggedCache]:
             settings = {
                 "max_num_batched_tokens": row["batched"],
                 "max_num_seqs": row["seqs"],
-                "served": Served(row["version"], row.get("length"), row["util"]),
+                "settings": MemorySettings(row["version"], row.get("length"), row["util"]),
             }
             drafter = drafter_of(row["draft"], llm) if "draft" in row else Drafter()
             yield LoggedCache(llm, gpu, row["tp"], row.get("dp", 1), row["tokens"], settings, drafter)

@@ -53,7 +53,7 @@ from planner.fleet import Fleet
 from planner.importers import StatedSetup
 from planner.models.engine import DEPLOYED_VERSION
 from planner.models.latency import StepLatency
-from planner.models.memory import Served, active_weight_bytes, worker_memory
+from planner.models.memory import MemorySettings, active_weight_bytes, worker_memory
 from planner.models.spread import INTERVAL_SIGMAS
 from planner.models.step_tables import StepTable
 from planner.simulator import Simulation, simulate
@@ -966,7 +966,7 @@ def _llmd_ladder(points: Sequence[Document], engines: Engines) -> Found:
             tp,
             max_num_batched_tokens=SERVER["max_num_batched_tokens"],
             max_num_seqs=SERVER["max_num_seqs"],
-            served=Served(DEPLOYED_VERSION, None, LLMD_MEMORY_FRAC),
+            settings=MemorySettings(DEPLOYED_VERSION, None, LLMD_MEMORY_FRAC),
         )
         kv_tokens = int(use.kv_bytes / use.kv_bytes_per_token)
         engine = {"kv_tokens": kv_tokens}

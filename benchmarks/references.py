@@ -116,13 +116,13 @@ def main() -> int:
     parser.add_argument("--tiers", type=int, default=120, help="of KV tiers (120)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     asked = parser.parse_args()
-    results = read_results.results
+    read_simulation = read_results.read_simulation
 
-    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> Simulation:
+    def checked_simulation(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> Simulation:
         check_conservation(state, fleet, len(trace))
-        return results(state, fleet, trace, *rest)
+        return read_simulation(state, fleet, trace, *rest)
 
-    vars(replay)["results"] = checked_results
+    vars(replay)["read_simulation"] = checked_simulation
     failures = check_all("case", range(asked.first, asked.first + asked.cases), compare_engine_case)
     failures += check_all("fleet", range(asked.first, asked.first + asked.fleets), end_of_pair)
     failures += check_tiers(range(asked.first, asked.first + asked.tiers))

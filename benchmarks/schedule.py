@@ -21,10 +21,10 @@ from planner.solvers.reserved_schedule import (
     Demand,
     GpuOffer,
     Market,
-    at_peak,
-    by_rule,
     find_broken_constraint,
     schedule,
+    schedule_at_peak,
+    schedule_by_rule,
 )
 
 HOURS = 168
@@ -91,7 +91,10 @@ def main() -> None:
     )
     reserved = zip(sold.offers, found.reserved_gpus.tolist(), strict=True)
     print(f"reserved     {', '.join(f'{count} {offer.gpu}' for offer, count in reserved)}")
-    for name, other in (("peak", at_peak(sold, demand)), ("linear rule", by_rule(sold, demand))):
+    for name, other in (
+        ("peak", schedule_at_peak(sold, demand)),
+        ("linear rule", schedule_by_rule(sold, demand)),
+    ):
         if other is None:
             print(f"{name:12} exceeds a limit")
         else:

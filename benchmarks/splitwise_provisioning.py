@@ -40,9 +40,9 @@ from planner.files.checked_files import open_input
 from planner.fleet import Network, WorkerType
 from planner.models.foreign_forms import interpolate_linearly
 from planner.papers.splitwise_search import (
-    Alone,
     MachineDesign,
     Provisioning,
+    TimesAlone,
     find_cheapest_splits,
     keeps_slowdowns,
     splits_within,
@@ -127,7 +127,7 @@ def machine(profiles: Path, kind: str, *, honest: bool) -> WorkerType:
     return WorkerType(BARE_GPU, 1, NO_STEPS, kv_tokens, peer.MAX_TOKENS, peer.MAX_TASKS, form=form)
 
 
-def on_a100(profiles: Path) -> Alone:
+def on_a100(profiles: Path) -> TimesAlone:
     """That program's reference: both times by the prompt's tokens."""
     steps = peer.lookup_steps(profiles, MODEL, HARDWARE["A"], peer.GPUS)
 

@@ -34,7 +34,7 @@ from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.papers.goodput import Steady, Traffic, find_goodput, poisson_traffic
 from planner.papers.vidur_search import (
     SearchedConfiguration,
-    Space,
+    SearchSpace,
     configurations,
     pareto_configurations,
     search_configurations,
@@ -134,7 +134,7 @@ def main() -> None:
         llm,
         [catalog.gpu("a100-80g"), catalog.gpu("h100-80g")],
         catalog,
-        Space(budgets=(512, 2048), seats=(128, 256)),
+        SearchSpace(budgets=(512, 2048), seats=(128, 256)),
         total_gpus=arguments.gpus,
         least_kv_tokens=longest,
     )

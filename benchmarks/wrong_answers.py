@@ -157,7 +157,9 @@ def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
     task, trace = read_task(directory / "pace.slo.yaml", catalog), read_trace(directory / "pace.csv")
     fleet = read_fleet(directory / "pace.fleet.yaml", catalog)
     problem = build_problem(task, trace, catalog)
-    holds = judge(simulate(fleet, problem.trace, limits=task.slo.limits), task.slo, values=False).holds
+    holds = judge(
+        simulate(fleet, problem.trace, limits=task.slo.limits), task.slo, with_percentiles=False
+    ).holds
     bound = lower_bound(problem) or math.inf
     return Row(
         "pace: the bound",
@@ -183,7 +185,7 @@ def _robust(
     for rate_rps in np.linspace(40, 41, 101):
         plain = replace(task, rate_rps=float(rate_rps), robust=type(task.robust)())
         asked, _ = requested_traffic(trace, plain, seed=0)
-        if not judge(simulate(fleet, asked, limits=task.slo.limits), task.slo, values=False).holds:
+        if not judge(simulate(fleet, asked, limits=task.slo.limits), task.slo, with_percentiles=False).holds:
             failed.append(f"{rate_rps:.2f}")
     said = f"{fleet.price_usd_per_h:.2f}, fails at {', '.join(failed) or 'none'}"
     return Row("sample at 40 to 41 req/s", said, "holds at 101 rates", not failed, _since(start_s))

@@ -177,7 +177,7 @@ class WorkerType:
             return self
         return replace(
             self,
-            latency=self.latency.of_all(self.dp),
+            latency=self.latency.bound_over_ranks(self.dp),
             kv_tokens=self.dp * self.kv_tokens,
             max_num_batched_tokens=self.dp * self.max_num_batched_tokens,
             max_num_seqs=self.dp * self.max_num_seqs,

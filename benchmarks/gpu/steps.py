@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.documents.catalog import read_catalog
 from planner.models.engine import Engine
-from planner.models.older_kernels import captured_tokens, on_version
+from planner.models.older_kernels import captured_tokens, correct_for_version
 from planner.models.step_tables import read_step_table
 
 SEATS = 256  # Sequences per step, as the table's line `limits` says.
@@ -33,7 +33,7 @@ def main() -> None:
     llm, gpu = catalog.llm(table.about["llm"]), catalog.gpu(table.about["gpu"])
     engine = Engine("vllm", table.about["vllm"], async_scheduling=False)
     kernels = catalog.step_latency(llm, gpu, int(table.about["tp"]))
-    latency = on_version(kernels, llm, gpu, engine, captured_tokens(SEATS))
+    latency = correct_for_version(kernels, llm, gpu, engine, captured_tokens(SEATS))
     measured_s = table.y - table.steps.host_s.to_numpy(float)
     cached, has_prompts = table.steps.cached_tokens.to_numpy(float), table.steps.n_prefill.to_numpy() > 0
     kinds = {

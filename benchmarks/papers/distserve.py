@@ -68,7 +68,7 @@ def opt175() -> None:
     lengths = poisson(1.0, inputs, outputs)
     slo = Slo((Limit("ttft", 0.9, 4.0), Limit("tpot", 0.9, 0.2)))
     within = Network(gpu.link_bytes_per_s, is_shared=False)
-    setting = placement.Setting(llm, Policies(), within, within)
+    setting = placement.ServingSetting(llm, Policies(), within, within)
     types = placement.instance_types(llm, gpu, CATALOG, nodes=3)
     rules = placement.steady_rules(slo, of_lengths(lengths), seeds=1)
     by_degrees = {(kind.tp, kind.pp): kind for kind in types}

@@ -103,8 +103,8 @@ def filling(kind: WorkerType) -> WorkerType:
     return replace(kind, max_num_batched_tokens=saturating_tokens(kind.latency, kind.form))
 
 
-def setting_of(work: Workload) -> placement.Setting:
-    return placement.Setting(CATALOG.llm(work.llm), POLICIES, WITHIN, WITHIN)
+def setting_of(work: Workload) -> placement.ServingSetting:
+    return placement.ServingSetting(CATALOG.llm(work.llm), POLICIES, WITHIN, WITHIN)
 
 
 @cache
@@ -116,7 +116,7 @@ def rule_of(work: Workload, scale: float = 1.0) -> Steady:
     return Steady(work.slo(scale), traffic_of(work), 1)
 
 
-def low(work: Workload) -> placement.Measured:
+def low(work: Workload) -> placement.MeasuredFleet:
     """Algorithm 2."""
     types = types_of(CATALOG.llm(work.llm))
     prefills = [filling(kind) for kind in types]

@@ -44,8 +44,8 @@ from benchmarks.splitwise_provisioning import DESIGNS, HARDWARE, POWER, USD_PER_
 from planner.documents.catalog import read_catalog
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.papers.splitwise_search import (
-    Alone,
     MachineDesign,
+    TimesAlone,
     even_splits,
     find_cheapest_splits,
     keeps_slowdowns,
@@ -195,7 +195,7 @@ def holds(given: Given, name: str, counts: tuple[int, int], workload: str, rate_
     return keeps_slowdowns(cluster(given, name, counts), trace, preset.limits, alone(given.profiles)(trace))
 
 
-def on_a100_of(model: str, profiles: Path) -> Alone:
+def on_a100_of(model: str, profiles: Path) -> TimesAlone:
     """The reference of another LLM: `provisioning.on_a100` is BLOOM's."""
     before, provisioning.MODEL = provisioning.MODEL, model
     try:

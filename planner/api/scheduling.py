@@ -186,8 +186,8 @@ def solve_schedule(
     """The schedule, beside the fleet for the peak and the linear rule."""
     answer = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
     others = {
-        "peak": solver.at_peak(market, demand, time_limit_s=min(PEAK_LIMIT_S, time_limit_s)),
-        "linear rule": solver.by_rule(market, demand),
+        "peak": solver.schedule_at_peak(market, demand, time_limit_s=min(PEAK_LIMIT_S, time_limit_s)),
+        "linear rule": solver.schedule_by_rule(market, demand),
     }
     return schedule_page.ScheduleAnswer(market, demand, answer, others, gap_frac)
 

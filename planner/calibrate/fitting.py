@@ -31,7 +31,8 @@ from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_va
 from planner.models.step_tables import StepTable, read_step_table
 
 FOLDS = 5  # Held-out errors are those of five fits, each without a fifth of the distinct steps.
-MANY_STEPS = 30  # With fewer distinct steps the fit has a note that its held-out errors are rough.
+# With fewer distinct steps (six in each of FOLDS) the fit has a note that its held-out errors are rough.
+MANY_STEPS = 30
 MOST_HOST_FRAC = 0.9  # The host's share of the quickest step is at most this: a step has some GPU time.
 RANK_TOLERANCE = 1e-6  # Columns are scaled to at most 1; then a smaller singular value counts as 0.
 

@@ -2,9 +2,11 @@
 
     t' = m f(1) + c (f(N) - f(1)) + c a A_p + m b D + m d K + c e P + h_s + h
 
-with the letters of models/latency.py. c scales the compute-bound part of a step, m the bandwidth-bound part
-(as `StepLatency.scale_times` splits them), h is host overhead [s]. Measurements are step times, or latencies
-of end-to-end runs, which our own simulator predicts. r is the log of predicted over measured, and we solve
+with the letters of planner/models/latency.py. c scales the compute-bound part of a step, m the
+bandwidth-bound part (as `StepLatency.scale_times` splits them), h is host overhead [s]. Measurements are step
+times, or latencies of benchmark runs (MeasuredRun, planner/importers/benchmark_runs.py: the load of one
+engine, and its statistics by metric), which our own simulator predicts. r is the log of predicted over
+measured, and we solve
 
     min  sum r(c, m, h)^2 / sigma^2  +  (log c)^2 / s^2  +  (log m)^2 / s^2  +  h^2 / s_h^2
 
@@ -30,13 +32,14 @@ from planner.importers.benchmark_runs import MeasuredRun
 from planner.models.engine import Engine
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import Served, worker_memory
+from planner.models.memory import MemorySettings, worker_memory
 from planner.models.step_tables import StepTable
 from planner.parallel import executors
 from planner.simulator import simulate
 from planner.simulator.layout import FINISHED
 from planner.traffic.trace import Trace
 
+# The priors were set by hand: wide enough that a dozen measurements outweigh them.
 FACTOR_PRIOR = 0.3  # s: the prior standard deviation of log c and of log m.
 HOST_PRIOR_S = 5e-3  # s_h: the prior standard deviation of h.
 SIGMA = 0.05  # The prior of sigma. It counts as SIGMA_POINTS measurements.
@@ -263,7 +266,7 @@ def predict(run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency) -> d
     is_drawn = run.length_spread_frac > 0 or not (run.concurrency or run.arrival_s)
     by_seed = []
     for seed in SEEDS if is_drawn else SEEDS[:1]:
-        trace = _trace(run, seed)
+        trace = _run_trace(run, seed)
         simulation = simulate(fleet, trace, closed_loop=run.concurrency or 0)
         if rejected := int((simulation.status != FINISHED).sum()):
             raise InputError(
@@ -311,7 +314,7 @@ def _targets(run: MeasuredRun) -> list[_Target]:
     ]
 
 
-def _trace(run: MeasuredRun, seed: int) -> Trace:
+def _run_trace(run: MeasuredRun, seed: int) -> Trace:
     """The requests of a run; lengths and arrivals that were not recorded are drawn with the seed."""
     n, rng = run.requests, np.random.default_rng(seed)
     lengths = []
@@ -363,7 +366,7 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
         engine.tp,
         max_num_batched_tokens=budget,
         max_num_seqs=seats,
-        served=Served.by(engine.version),
+        settings=MemorySettings.of_engine(engine.version),
     ).kv_tokens
     if kv_tokens == 0:
         raise InputError(f"{engine.llm.name} does not fit {engine.tp} x {engine.gpu.name}; is --tp right?")

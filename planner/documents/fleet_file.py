@@ -77,8 +77,8 @@ from planner.models.engine import Engine
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, lora_slots
-from planner.models.memory import Served, worker_memory
-from planner.models.older_kernels import captured_tokens, on_version
+from planner.models.memory import MemorySettings, worker_memory
+from planner.models.older_kernels import captured_tokens, correct_for_version
 from planner.models.parallelism import add_pipeline
 from planner.models.saturation import saturating_tokens
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
@@ -449,7 +449,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
         latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, exchange.all2all), exchange, common)
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
             captured = captured_tokens(max_num_seqs, tokens_per_seq)
-            latency = add_pipeline(on_version(latency, llm, gpu, engine, captured), llm, gpu, tp, pp)
+            latency = add_pipeline(correct_for_version(latency, llm, gpu, engine, captured), llm, gpu, tp, pp)
             latency = replace(latency, h_s=latency.h_s + common.host_overhead_s)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
@@ -601,7 +601,7 @@ def _kv_tokens(
         max_num_batched_tokens=tokens,
         max_num_seqs=sampled_rows,
         dp=dp,
-        served=Served.by(common.engine),
+        settings=MemorySettings.of_engine(common.engine),
     )
     use = drafter.add_to_memory(use, llm, tp)
     use = use if slots is None else slots.add_to_memory(use)

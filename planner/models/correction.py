@@ -29,10 +29,10 @@ from planner.errors import InputError
 from planner.models.foreign_forms import CORRECTED, Compiled, Floats
 from planner.models.latency import DECODES, KV_TOKENS
 
-# The lengths l of the covariance, one for each coordinate of z. Those of logarithms count doublings; the last
-# two coordinates are 0 or 1.
+# The lengths l of the covariance, one for each coordinate of z, set once for all tables of docs/models.md.
+# Those of logarithms count doublings; the last two coordinates are 0 or 1.
 LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])
-# The second term of the covariance: its weight and its length.
+# The second term of the covariance: its weight and its length, set with those above.
 OWN_SHARE, OWN_LENGTH = 0.25, 0.1
 PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0  # The exponent p of the formula, with and without prefills.
 # The simulator interpolates the mean context between this many knots per doubling, up to 2^21 tokens.
@@ -97,7 +97,7 @@ class CorrectedFormula:
         anchors, weights = step_coordinates(self.measured_steps), np.array(self.weights)
         chunks = np.split(X, range(_STEPS_AT_ONCE, len(X), _STEPS_AT_ONCE))
         r = np.concatenate([step_covariance(step_coordinates(chunk), anchors) @ weights for chunk in chunks])
-        return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
+        return np.asarray(uncorrected_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
     def with_power_cap(self, prefill: float, decode: float) -> CorrectedFormula:
         """The engine power-capped: compute takes `prefill` times as long, floors and KV `decode` times."""
@@ -154,10 +154,10 @@ def in_context_steps(X: Floats, context_step: float) -> Floats:
     return rounded
 
 
-def formula_s(X: Floats, formula: Floats) -> Floats:
-    """Seconds of the steps by g alone."""
+def uncorrected_s(X: Floats, coefficients_s: Floats) -> Floats:
+    """Seconds of the steps (n, 5) by g alone, with these s, s_p, c, a, b, d."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
-    floor, prefill_floor, slope, a, b, d = formula
+    floor, prefill_floor, slope, a, b, d = coefficients_s
     p = np.where(prefills > 0, PREFILL_CORNER, DECODE_CORNER)
     dense = ((floor + prefill_floor * (prefills > 0)) ** p + (slope * tokens) ** p) ** (1 / p)
     return np.asarray(dense + a * pairs + b * decodes + d * kv_tokens)

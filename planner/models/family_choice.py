@@ -8,9 +8,9 @@ family predicts each fold from the others. A family's score is the mean of its e
 the table has (prefill, decode of small and of large batches, mixed), all with equal weight. Of the families
 whose score is within `TIE_FRAC` of the best one the first in the given order, the simplest, is chosen.
 
-The optimizer needs the five-number form (`planner.models.latency`). Families that have this form exactly
-return it; for the others it is refitted to their predictions, with a held-out error of its own. The simulator
-can also use the corrected family's form as it is.
+The optimizer needs a StepLatency, the form with five numbers of planner/models/latency.py. Families that have
+this form exactly return it; for the others it is refitted to their predictions, with a held-out error of its
+own. The simulator can also use the corrected family's form as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, errors_b
 from planner.models.step_tables import StepTable
 
 SCORED_REGIMES = ("prefill", "decode_small", "decode_large", "mixed")
-TIE_FRAC = 0.0005  # Scores that differ by at most 0.05 percentage points count as equal.
+# Set by hand, like the three numbers below: scores that differ by at most 0.05 percentage points are equal.
+TIE_FRAC = 0.0005
 FALL_FRAC = 0.001  # As work grows, a fall of the prediction by less than this share is a rounding error.
 GROWTH_FACTORS = (1.05, 1.25, 2.0)  # Predictions are compared with those for this many times the work.
 _MOST_STEPS_CHECKED = 200  # The most steps of a table that are checked for falling predictions.
@@ -44,7 +45,7 @@ _MOST_STEPS_CHECKED = 200  # The most steps of a table that are checked for fall
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """How often a prediction falls as work of one kind grows, over the grid of `find_falls`."""
+    """How often a prediction falls as work of one kind grows, over the steps that `find_falls` compares."""
 
     growing: str  # The kind of work: "prompt", "prefix", "sequences" or "context".
     checked: int
@@ -205,7 +206,7 @@ def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
 
 
 def find_falls(model: Any, X: Array) -> tuple[Fall, ...]:
-    """Where predictions fall although work grows.
+    """How often predictions fall although work grows, for each kind of work.
 
     At most _MOST_STEPS_CHECKED evenly spaced steps of the table are compared with steps that have 5 %, 25 %
     and 100 % longer prompts, prefixes or contexts, or more sequences.

@@ -18,9 +18,9 @@ from planner.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-# The `code` of each form. FIVE is `latency.StepLatency` with its five numbers. VIDUR_TABLES is made in
+# The `code` of each form. FIVE_NUMBERS is that of `latency.StepLatency`. VIDUR_TABLES is made in
 # benchmarks/vidur_tables.py.
-FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULATIVE = range(6)
+FIVE_NUMBERS, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULATIVE = range(6)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,8 @@ class SplitwiseLookup:
     """The form of Splitwise's simulator: times at knots, interpolated between and extrapolated beyond them.
 
     A step of prompts takes `prompt_s` at its tokens, a step of decodes `token_s` at the number of decodes. A
-    step with both takes `mixed_factor` times as long as a prompt with all its tokens, one of them per decode.
+    step with both takes `mixed_factor` times as long as a prompt with all its tokens, one of them per decode;
+    1.1 is that program's.
     Splitwise's profile gives `token_s` by *tokens*, but its program looks it up by *sequences*, so 64 decodes
     cost what one does; we keep that mistake, to reproduce its results.
 

@@ -51,9 +51,9 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import CatalogError
 from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 
-# A group has the layers of the commonest kind if they are fewer than this many times those of the rarest, as
-# little is padded then.
-FEW_MORE = 1.5
+# vLLM's: a group has the layers of the commonest kind if they are fewer than this many times those of the
+# rarest, as little is padded then.
+LARGE_GROUP_RATIO = 1.5
 LATENT_PAGE_TOKENS = 128  # Beside states the pages of latent attention are a multiple of this many tokens.
 # Tokens in a page of compressed attention: compressed ones, those of a window, and by ratio of compression
 # those that wait for it.
@@ -154,7 +154,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
         tokens_in[name] = min(tokens_in.get(name, math.inf), page_tokens * largest / token_bytes[kind])
     counts = [count for count in layers.values() if count]
     least, most = min(counts), max(counts)
-    in_group = most if most < FEW_MORE * least else least
+    in_group = most if most < LARGE_GROUP_RATIO * least else least
     groups = {name: math.ceil(count / in_group) for name, count in layers.items()}
 
     page_blocks = tokens_in["full"] / KV_BLOCK_TOKENS  # The KV blocks of one page of every full group.

@@ -1,7 +1,8 @@
 """Seconds of one engine step.
 
 A step runs prefill chunks i (n_i new tokens after c_i cached ones) and decodes j (context L_j, the new token
-included). Five numbers describe it:
+included). N, A_p, D, K and P describe it, so t is called the five-number form. C follows from them where the
+prompts of a step are alike (`cached_tokens`).
 
     N   = sum n_i + #decodes                 tokens through the dense layers
     A_p = sum n_i * (c_i + (n_i + 1) / 2)    query-key pairs of the prefills
@@ -36,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import InputError
-from planner.models.foreign_forms import FIVE, Compiled
+from planner.models.foreign_forms import FIVE_NUMBERS, Compiled
 from planner.models.spread import StepTimeSpread
 
 Array = npt.NDArray[np.float64]
@@ -159,7 +160,9 @@ class StepLatency:
         Only other forms of step times (foreign_forms.py) need `most_decodes`.
         """
         table = self.step_s(np.arange(most_tokens + 1, dtype=float))
-        return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s, self.m_s), (table,), (len(table),))
+        return Compiled(
+            FIVE_NUMBERS, (self.a_s, self.b_s, self.d_s, self.e_s, self.m_s), (table,), (len(table),)
+        )
 
     @property
     def of_rank(self) -> StepLatency:
@@ -176,7 +179,7 @@ class StepLatency:
             return np.zeros_like(np.asarray(tokens, dtype=float))
         return _interpolate_knots(np.asarray(tokens, dtype=float), self.knots_tokens, self.joint_s)
 
-    def of_all(self, dp: int) -> StepLatency:
+    def bound_over_ranks(self, dp: int) -> StepLatency:
         """A lower bound on the steps of `dp` ranks, as a function of their summed tokens, pairs, decodes and
         prefills.
 
@@ -306,7 +309,7 @@ class StepLatency:
         """
         floor_knot = max(sum(knot <= up_to_tokens for knot in self.knots_tokens) - 1, 0)
 
-        def times(values_s: tuple[float, ...]) -> tuple[float, ...]:
+        def scaled(values_s: tuple[float, ...]) -> tuple[float, ...]:
             if not values_s:
                 return ()
             floor_s = values_s[floor_knot]
@@ -314,12 +317,12 @@ class StepLatency:
                 min(value, floor_s) * decode + max(value - floor_s, 0.0) * prefill for value in values_s
             )
 
-        f_s, joint_s = times(self.f_s), times(self.joint_s)
+        f_s, joint_s = scaled(self.f_s), scaled(self.joint_s)
         # Rounding in a file may let either part fall slightly, and the factors would enlarge these falls.
         if joint_s:
-            joints_s = np.maximum.accumulate(joint_s)
-            f_s = tuple((np.array(times(self.of_rank.f_s)) + joints_s).tolist())
-            joint_s = tuple(joints_s.tolist())
+            rising_joint_s = np.maximum.accumulate(joint_s)
+            f_s = tuple((np.array(scaled(self.of_rank.f_s)) + rising_joint_s).tolist())
+            joint_s = tuple(rising_joint_s.tolist())
         return replace(
             self,
             f_s=f_s,

@@ -48,8 +48,8 @@ from planner.models.latency import Array
 from planner.models.llm import CompressedAttention, FeedForward, LatentAttention, LayerGroup, Llm
 from planner.models.parallelism import ACTIVATION_BYTES
 
-# nvidia-smi, and so the catalog, reports so much more memory than CUDA; vLLM takes its share of CUDA's
-# figure: 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
+# nvidia-smi, and so the catalog, reports so much more memory than CUDA, of whose figure vLLM takes its share:
+# 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
 HIDDEN_BYTES = 0.5 * 2**30
 # Non-torch memory of one GPU. A GPU of a group has more: GROUP_BYTES or OTHER_GROUP_BYTES, by the group's
 # link; over NVLink 5 these are buffers of NCCL and of FlashInfer's all-reduces. All are medians over the logs
@@ -83,8 +83,8 @@ INDEX_WORKSPACE_BYTES = 40 * 132.0
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What changes the memory besides the worker type: vLLM's version, the longest request that it serves
+class MemorySettings:
+    """What decides the memory besides the worker type: vLLM's version, the longest request that it serves
     (None: the LLM's context), and the share of the GPU that it may use. With `engine` "sglang" that share is
     what SGLang chooses itself.
     """
@@ -95,7 +95,7 @@ class Served:
     engine: str = "vllm"
 
     @classmethod
-    def by(cls, engine: Engine | None) -> Served:
+    def of_engine(cls, engine: Engine | None) -> MemorySettings:
         """The memory settings of an engine's usual start; those of the deployed vLLM for None."""
         if engine is None:
             return cls()
@@ -107,7 +107,7 @@ class Served:
         return tuple(int(part) for part in self.version.split(".")[:2])
 
 
-SERVED_TODAY = Served()
+USUAL_SETTINGS = MemorySettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def worker_memory(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
-    served: Served = SERVED_TODAY,
+    settings: MemorySettings = USUAL_SETTINGS,
 ) -> Memory:
     """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names."""
     stages = stage_memory(
@@ -160,7 +160,7 @@ def worker_memory(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         dp=dp,
-        served=served,
+        settings=settings,
     )
     # The stage with the fewest KV tokens.
     return min(stages, key=lambda stage: stage.kv_bytes / stage.kv_bytes_per_token)
@@ -175,20 +175,20 @@ def stage_memory(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
-    served: Served = SERVED_TODAY,
+    settings: MemorySettings = USUAL_SETTINGS,
 ) -> tuple[Memory, ...]:
     """The breakdown for one GPU of each pipeline stage, first to last."""
     if tp < 1 or llm.heads % tp:
         raise InputError(f"LLM {llm.name}: tensor parallelism is {tp}, must divide its {llm.heads} heads")
     if not 1 <= pp <= llm.layers:
         raise InputError(f"LLM {llm.name}: pipeline parallelism is {pp}, must be 1 to {llm.layers} (layers)")
-    is_sglang = served.engine == "sglang"
-    utilization = 1.0 if is_sglang else served.gpu_memory_utilization
+    is_sglang = settings.engine == "sglang"
+    utilization = 1.0 if is_sglang else settings.gpu_memory_utilization
     if not 0 < utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
     vocabulary_weights = llm.vocab * llm.hidden  # Of the embeddings, and of the output head.
     layout = kv_layout(llm, tp)
-    release = served.release
+    release = settings.release
     has_graphs = release >= FIRST_WITH_GRAPHS and not is_sglang
     if dp < 1 or (dp > 1 and not llm.is_mixture):
         raise InputError(
@@ -217,7 +217,7 @@ def stage_memory(
     if is_sglang:
         layers_peak = sampler_peak = _sglang_free_bytes(gpu, tp, pp, dp, max_num_batched_tokens)
     else:
-        reserve_bytes += _index_bytes(llm, served.max_model_len or llm.context_tokens)
+        reserve_bytes += _index_bytes(llm, settings.max_model_len or llm.context_tokens)
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1

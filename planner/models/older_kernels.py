@@ -137,7 +137,7 @@ def _experts_formats(llm: Llm) -> set[str]:
 
 
 def sparse_launches_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
-    """Seconds of launching the sparse or compressed attention of steps without graphs (s layers above)."""
+    """Seconds that sparse and compressed attention add to a step without graphs (s layers above)."""
     if _vllm_version(engine) is None:
         return 0.0
     compressed = sum(
@@ -154,7 +154,7 @@ def captured_tokens(max_num_seqs: int, tokens_per_seq: int = 1) -> int:
     return min(2 * max_num_seqs * tokens_per_seq, MOST_CAPTURED_TOKENS)
 
 
-def on_version(
+def correct_for_version(
     latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None, captured: int = MOST_CAPTURED_TOKENS
 ) -> StepLatency:
     """Step times corrected for the version of this engine, whose largest CUDA graph has `captured` tokens.

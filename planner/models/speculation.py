@@ -38,7 +38,7 @@ from planner.models.memory import Memory, active_weight_bytes
 MOST_DRAFTS = 16  # Published acceptance curves have half as many drafted tokens per step.
 
 # When vLLM 0.32 measures its memory, it samples this many rows per sequence, a draft token and the next one
-# (search/problem/options.py).
+# (planner/search/problem/options.py counts them).
 SAMPLED_ROWS = 2
 WEIGHTLESS = ("ngram", "suffix")  # Methods that look tokens up and have no weights.
 OWN_LAYERS = ("mtp",)  # Methods whose drafter comes with the LLM's checkpoint.

@@ -58,8 +58,9 @@ NO_TIME = DistServeSteps(
     overhead_s=0.0,
     overhead_s_per_token=0.0,
 )
-GROWTH = 1.15  # While the fleet with which `free_counts` starts fails, its counts grow by 15 %.
-MOST_GROWTHS = 20  # If it fails after so many growths, an error is raised.
+# While the fleet with which `free_counts` starts fails, its counts grow by 15 %. If it fails after so many
+# growths, which is 16 times as many instances, an error is raised.
+GROWTH, MOST_GROWTHS = 1.15, 20
 STEP_TOKENS = 8192  # The most tokens of a step, as in vLLM.
 
 Measure = Callable[[Fleet, float], float]
@@ -69,7 +70,7 @@ be returned as 0, which takes less time to find.
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ServingSetting:
     """The LLM and how it is served: `network` carries KV between nodes, `node_network` within a node."""
 
     llm: Llm
@@ -79,7 +80,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class PhaseRules:
     """The rules for the rates of a whole fleet, of prefill instances alone, and of decode instances alone."""
 
     whole: GoodputRule
@@ -88,7 +89,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredFleet:
     """A fleet of one instance, or of a pair, and its goodput; 0 if it is only known to be below the rate to
     beat.
     """
@@ -119,7 +120,7 @@ class ProposedPlacement:
 
     fleet: Fleet
     rate_rps: float
-    measured: tuple[tuple[Measured, ...], ...]  # The instances of each phase, or the pairs.
+    measured: tuple[tuple[MeasuredFleet, ...], ...]  # The instances of each phase, or the pairs.
 
 
 def instance_types(
@@ -156,7 +157,7 @@ def instance_types(
 
 
 def pair_fleet(
-    setting: Setting,
+    setting: ServingSetting,
     prefill: WorkerType,
     decode: WorkerType,
     *,
@@ -168,12 +169,12 @@ def pair_fleet(
     return Fleet(setting.llm, pools, setting.policies, network or setting.network)
 
 
-def prefill_alone(setting: Setting, prefill: WorkerType, count: int = 1) -> Fleet:
+def prefill_alone(setting: ServingSetting, prefill: WorkerType, count: int = 1) -> Fleet:
     """Instances that prefill, for the traffic of `first_tokens`, in which nothing is left to decode."""
     return Fleet(setting.llm, (Pool("pre", "mixed", prefill, count),), setting.policies, setting.network)
 
 
-def decode_alone(setting: Setting, decode: WorkerType) -> Fleet:
+def decode_alone(setting: ServingSetting, decode: WorkerType) -> Fleet:
     """An instance behind a prefill that takes no time."""
     # The KV cache of the prefill instance is so large that it never fills.
     instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=10**12, tp=1, pp=1)
@@ -213,7 +214,7 @@ def measured_by(rule: GoodputRule) -> Measure:
 
 
 def high_affinity(
-    setting: Setting,
+    setting: ServingSetting,
     prefills: Iterable[WorkerType],
     decodes: Iterable[WorkerType],
     rate_rps: float,
@@ -230,7 +231,7 @@ def high_affinity(
 
 
 def low_affinity(
-    setting: Setting,
+    setting: ServingSetting,
     prefills: Sequence[WorkerType],
     decodes: Sequence[WorkerType],
     rate_rps: float,
@@ -254,10 +255,10 @@ def low_affinity(
     return ProposedPlacement(fleet, rate_rps, (measured_pairs,))
 
 
-def steady_rules(slo: Slo, traffic: Traffic, *, seeds: int = 3) -> Rules:
+def steady_rules(slo: Slo, traffic: Traffic, *, seeds: int = 3) -> PhaseRules:
     """The rule `Steady` with all limits for a whole fleet, and with its own limits for each phase."""
     of_prefill, of_decode = split_slo(slo)
-    return Rules(
+    return PhaseRules(
         whole=Steady(slo, traffic, seeds),
         prefill=Steady(of_prefill, first_tokens(traffic), seeds),
         decode=Steady(of_decode, traffic, seeds),
@@ -265,11 +266,11 @@ def steady_rules(slo: Slo, traffic: Traffic, *, seeds: int = 3) -> Rules:
 
 
 def free_counts(
-    setting: Setting,
+    setting: ServingSetting,
     prefills: Iterable[WorkerType],
     decodes: Iterable[WorkerType],
     rate_rps: float,
-    rules: Rules,
+    rules: PhaseRules,
     start: Fleet,
 ) -> Fleet:
     """The fleet of fewest GPUs that keeps the SLO at `rate_rps`.
@@ -291,6 +292,7 @@ def free_counts(
         """A test of one fleet as a test of several, which the search needs."""
         return lambda fleets: [test(counts) for counts in fleets]
 
+    # The search of planner/search/level0, without limits. It keeps the best fleet that is offered (`best`).
     search = Search(FleetLimits(stock={}))
     counts: Counts = tuple((_option(pool.role, pool.type), pool.count) for pool in start.pools)
     for _ in range(MOST_GROWTHS):
@@ -303,6 +305,7 @@ def free_counts(
         raise InputError(
             f"a fleet of {gpus} GPUs misses the SLO at {rate_rps:g} requests/s; start with others"
         )
+    # Each option with its least and its largest count.
     bounded_prefills = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
     bounded_decodes = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
     tests = PairSimulations(for_each(holds), for_each(prefill_holds))
@@ -314,7 +317,7 @@ def free_counts(
     return _fleet(setting, search.best)
 
 
-def _fleet(setting: Setting, counts: Counts) -> Fleet:
+def _fleet(setting: ServingSetting, counts: Counts) -> Fleet:
     """The fleet of a prefill and a decode pool with these counts."""
     (prefill, n), (decode, m) = counts
     return pair_fleet(setting, prefill.type, decode.type, counts=(n, m))
@@ -345,13 +348,13 @@ def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
     return not (prefill.pp % stages or decode.pp % stages) and node_gpus <= prefill.gpu.gpus_per_node
 
 
-def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ...]:
+def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[MeasuredFleet, ...]:
     """The fleets with their goodput, the best per GPU first; each must beat the best one so far."""
-    rows: list[Measured] = []
+    rows: list[MeasuredFleet] = []
     best = 0.0  # The best goodput per GPU so far.
     for fleet in fleets:
-        gpus = Measured(fleet, rate_rps=0.0).gpus
-        row = Measured(fleet, measure(fleet, best * gpus))
+        gpus = MeasuredFleet(fleet, rate_rps=0.0).gpus
+        row = MeasuredFleet(fleet, measure(fleet, best * gpus))
         best = max(best, row.gpu_rate_rps)
         rows.append(row)
     rows.sort(key=lambda row: -row.gpu_rate_rps)
@@ -360,6 +363,6 @@ def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ..
     return tuple(rows)
 
 
-def _replicas(rate_rps: float, best: Measured) -> int:
+def _replicas(rate_rps: float, best: MeasuredFleet) -> int:
     """How many instances, or pairs, sustain the rate if their goodputs add up."""
     return math.ceil(rate_rps / best.rate_rps - ROUNDING)

@@ -31,7 +31,7 @@ from planner.units import counted, finite_or_none, show_s
 
 LEAST_REQUESTS = 100  # A trace is not thinned below so many requests: percentiles of fewer say little.
 # The bisection begins at this share of `most_rps`, the rate that work alone allows: queues and the SLO lower
-# it.
+# it. Set by hand: a wrong guess costs a few more rates.
 FIRST_RATE_FRAC = 0.25
 
 Watch = Callable[[float, bool | None], None]

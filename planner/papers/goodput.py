@@ -136,7 +136,7 @@ class Steady:
             limits, patience_s = self.slo.limits, self.slo.patience_s(judged_span_s(trace))
             requests, every_s = RequestRecords(trace), self.slo.every_s
             simulation = simulate_if_kept(fleet, trace, limits, requests, every_s, patience_s=patience_s)
-            if simulation is None or not judge(simulation, self.slo, values=False).holds:
+            if simulation is None or not judge(simulation, self.slo, with_percentiles=False).holds:
                 return None
             return simulation
 

@@ -97,7 +97,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     llm = catalog.llm(task.llm)
     # Inside a node KV goes over a GPU's own links, so hand-offs do not share them.
     node_network = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
-    setting = distserve_search.Setting(llm, Policies(), task.network, node_network)
+    setting = distserve_search.ServingSetting(llm, Policies(), task.network, node_network)
     types = distserve_search.instance_types(llm, gpu, catalog, nodes=question.nodes)
     rules = distserve_search.steady_rules(task.slo, poisson_traffic(question.lengths), seeds=question.seeds)
     apart = distserve_search.high_affinity(
@@ -153,7 +153,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             f"--gpus: at most {MOST_GPUS} are searched, found {gpus}; requests per dollar are those of a part"
         )
     longest_tokens = int((lengths.input_tokens + lengths.output_tokens).max())
-    space = vidur_search.Space(budgets=(512, 2048, 8192), seats=(128, 256))
+    space = vidur_search.SearchSpace(budgets=(512, 2048, 8192), seats=(128, 256))
     fleets = vidur_search.configurations(
         catalog.llm(task.llm),
         task.priced_gpus(catalog),
@@ -286,7 +286,7 @@ class _Slowdowns:
     def __init__(self, question: PaperQuestion) -> None:
         task, catalog = question.task, question.catalog
         assert task.slowdowns is not None
-        reference = _machine(task, catalog, catalog.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
+        reference = _make_machine(task, catalog, catalog.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
         self.limits = task.slowdowns.limits
 
         @cache  # On a function of this object: a cache of a method would outlive it.
@@ -379,7 +379,7 @@ def _judged_traffic(question: PaperQuestion, rate_rps: float) -> list[Trace]:
 
 def _designs(task: PlanQuestion, catalog: Catalog) -> list[splitwise_search.MachineDesign]:
     """Each GPU's machine for both phases, and every pair of machines, one for prompts and one for tokens."""
-    machines = [_machine(task, catalog, gpu) for gpu in task.priced_gpus(catalog)]
+    machines = [_make_machine(task, catalog, gpu) for gpu in task.priced_gpus(catalog)]
     designs = [splitwise_search.MachineDesign(machine.gpu.name, machine, None) for machine in machines]
     return designs + [
         splitwise_search.MachineDesign(f"{prompt.gpu.name} + {token.gpu.name}", prompt, token)
@@ -427,7 +427,7 @@ def _own_links(network: Network) -> Network:
     return replace(network, is_shared=False)
 
 
-def _machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
+def _make_machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
     """A whole machine as one worker with TP over all of its GPUs, as Splitwise has it."""
     llm = catalog.llm(task.llm)
     kv_tokens = worker_memory(

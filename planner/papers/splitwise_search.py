@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,11 +37,11 @@ from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
-Alone = Callable[[Trace], Mapping[Metric, Floats]]
+TimesAlone = Callable[[Trace], Mapping[Metric, Floats]]
 """Seconds of each request of a trace, alone on the reference machine, by metric: ttft, tbt, e2e."""
 
-BASELINE = Policies(batching="splitwise", routing="token-jsq", decode_routing="token-jsq")
-SPLIT = Policies(batching="splitwise", routing="token-jsq", decode_routing="token-jsq", pools="splitwise")
+ONE_POOL_POLICIES = Policies(batching="splitwise", routing="token-jsq", decode_routing="token-jsq")
+SPLIT_POLICIES = replace(ONE_POOL_POLICIES, pools="splitwise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class MachineDesign:
     def fleet(self, llm: Llm, network: Network, prompts: int, tokens: int) -> Fleet:
         """So many prompt machines and token machines; `tokens` is ignored if every machine does both."""
         if self.token is None:
-            return Fleet(llm, (Pool("machine", "mixed", self.prompt, prompts),), BASELINE, network)
+            return Fleet(llm, (Pool("machine", "mixed", self.prompt, prompts),), ONE_POOL_POLICIES, network)
         pools = (Pool("prompt", "prefill", self.prompt, prompts), Pool("token", "decode", self.token, tokens))
-        return Fleet(llm, pools, SPLIT, network)
+        return Fleet(llm, pools, SPLIT_POLICIES, network)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from planner.units import HOUR_S
 
 BATCHINGS = ("vllm-v1", "sarathi", "vllm-v0")
 # The bisection begins at this share of `most_rps`, the rate that work alone allows: queues and the SLO lower
-# it.
+# it. Set by hand: a wrong guess costs a few more rates.
 FIRST_RATE_FRAC = 0.1
 
 
@@ -88,7 +88,7 @@ class OfflineConfiguration:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SearchSpace:
     """The engine settings among which the search chooses: batching policies, tokens per step (`budgets`),
     sequences that run at once (`seats`), and pipeline stages (`pipelines`).
     """
@@ -99,7 +99,7 @@ class Space:
     pipelines: tuple[int, ...] = (1, 2, 4)
 
 
-DEFAULT_SPACE = Space()
+DEFAULT_SPACE = SearchSpace()
 
 
 def configuration_name(fleet: Fleet) -> str:
@@ -112,7 +112,7 @@ def configurations(
     llm: Llm,
     gpus: Iterable[Gpu],
     catalog: Catalog,
-    space: Space = DEFAULT_SPACE,
+    space: SearchSpace = DEFAULT_SPACE,
     *,
     total_gpus: int,
     least_kv_tokens: int = 1,

@@ -14,6 +14,9 @@ result that later items need, such as a trace that a worker drew, stays with the
 Every worker must have the same versions of fleetplan, Python, NumPy and Numba as this process, or nothing is
 computed at all. The item of a worker that dies is given to another one, three times at most; after that a
 PlannerError is raised.
+
+Joblib, Ray and Dask are imported within functions: most commands compute here, and Ray and Dask may be
+missing.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ FIRST_WORKER_TIMEOUT_S = 60.0  # A Dask cluster may be starting its first worker
 TRIES = 4  # Tries of one item: the first, and three after workers died.
 LONGEST_REASON_CHARS = 300  # Longer texts of foreign errors are cut in our messages.
 MOST_WORKERS = 1024  # A larger number is a slip: no machine has so many CPUs for one plan.
-MAPPED_VALUES = 32  # A worker process keeps the files of so many shared values mapped at a time.
+MAPPED_VALUES = 32  # A worker process keeps the files of so many shared values mapped. Set by hand.
 # Loky's tracker of shared resources warns of what an interrupt leaves, although it removes that itself.
 IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"
 MEMORY_FOLDER = Path("/dev/shm")  # A file system in memory, on Linux.
@@ -513,13 +516,14 @@ class _RayCrew:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         self.workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._work = ray.remote(max_retries=TRIES - 1)(_run_item)
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         with self._ray_errors_as_ours():  # Check the versions on every node with CPUs.
             versions = deciding_versions()
             check = ray.remote(max_retries=TRIES - 1)(_check_versions)
             # `soft`: a node that is gone meanwhile is left out, and any other checks itself twice.
-            strategies = [On(node["NodeID"], soft=True) for node in nodes if node["Resources"].get("CPU")]
+            node_ids = [node["NodeID"] for node in nodes if node["Resources"].get("CPU")]
+            strategies = [NodeAffinitySchedulingStrategy(node_id, soft=True) for node_id in node_ids]
             ray.get([check.options(scheduling_strategy=each).remote(versions) for each in strategies])
 
     def put_value(self, value: Any) -> Any:
@@ -566,7 +570,7 @@ def _open_ray(executor: Executor) -> Iterator[_RayCrew]:
     except ModuleNotFoundError:
         raise _not_installed("ray") from None
     if executor.address != "auto":
-        _check_answer(executor)
+        _check_listening(executor)
     try:
         ray.init(executor.address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ImportError, RuntimeError, ValueError) as error:
@@ -679,7 +683,7 @@ def _open_dask(executor: Executor) -> Iterator[_DaskCrew]:
         from distributed import Client
     except ModuleNotFoundError:
         raise _not_installed("dask") from None
-    _check_answer(executor)
+    _check_listening(executor)
     try:
         client = Client(executor.address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
     except (OSError, RuntimeError, ValueError) as error:
@@ -693,7 +697,7 @@ def _open_dask(executor: Executor) -> Iterator[_DaskCrew]:
 # -- what is wrong with a cluster
 
 
-def _check_answer(executor: Executor) -> None:
+def _check_listening(executor: Executor) -> None:
     """Refuse an address where nobody listens.
 
     Ray's and Dask's clients would wait for minutes there, or end this process.

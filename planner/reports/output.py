@@ -46,8 +46,8 @@ from planner.simulator.layout import FINISHED
 from planner.simulator.service_shares import tenant_shares
 from planner.simulator.simulation import STATUS, Simulation
 from planner.simulator.slo_verdict import (
-    InWindow,
     Verdict,
+    WindowResult,
     gaps_s,
     measured_mask,
     tenant_service,
@@ -567,7 +567,7 @@ def _slo_lines(verdict: Verdict) -> list[Document]:
     ]
 
 
-def _in_window(worst: InWindow) -> Document:
+def _in_window(worst: WindowResult) -> Document:
     """A line in one window; an attainment has no value in seconds (NaN)."""
     value = {} if math.isnan(worst.value_s) else {"simulated_s": worst.value_s}
     return {"start_s": worst.start_s, "end_s": worst.end_s, **value, "kept_frac": worst.kept_frac}

@@ -30,7 +30,7 @@ from planner.reports.words import (
 from planner.search.evidence.plan import Plan, served_s
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import run_seconds
-from planner.simulator.slo_verdict import InWindow, Line, Verdict, measured_mask
+from planner.simulator.slo_verdict import Line, Verdict, WindowResult, measured_mask
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS, verdict_word
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
@@ -186,7 +186,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
     return ("SLO", "Name", "Limit", "Simulated", "Latency below limit", "Kept by", "Verdict"), rows
 
 
-def _worst_text(verdict: Verdict, worst: InWindow) -> str:
+def _worst_text(verdict: Verdict, worst: WindowResult) -> str:
     """For instance "in the worst of 24 windows, from 14:00 to 15:00"."""
     windows = counted(verdict.windows, "window")
     return f"in the worst of {windows}, from {show_clock(worst.start_s)} to {show_clock(worst.end_s)}"
@@ -200,7 +200,7 @@ def _margin_text(value_s: float, limit_s: float) -> str:
     return f"{100 * abs(below_frac):.0f}\u00a0% {'below' if below_frac >= 0 else 'over'}"
 
 
-def _share_text(line: Line | InWindow) -> str:
+def _share_text(line: Line | WindowResult) -> str:
     """The share of the judged values within the limit."""
     return percent(line.kept_frac) if line.judged else "–"
 

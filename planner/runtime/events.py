@@ -23,11 +23,11 @@ from planner.simulator.caches import (
     show_prefix,
     take_prefix,
 )
-from planner.simulator.flips import flip
+from planner.simulator.flips import flip_if_due
 from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, ZERO
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_has
 from planner.simulator.pointers import pointer_to
-from planner.simulator.predictions import note_end, outlive_if_longer, predicted_at_first
+from planner.simulator.predictions import note_end, predicted_at_first, renew_if_outlived
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
 from planner.simulator.queue_orders import assign_turn, begin_turn, charge_output
 from planner.simulator.routing import choose_worker, holds_back, set_pools
@@ -161,7 +161,7 @@ def _set_least_saved(state, time_s):
 def _send_request(state, r, time_s):
     """Choose the worker that takes request r and send it there; NONE if it fits on no worker that is up."""
     set_pools(state)
-    flip(state, FRONT, time_s)
+    flip_if_due(state, FRONT, time_s)
     if state.counters[ROUTING + FRONT] == REBALANCED:
         _set_least_saved(state, time_s)
     w = route_by_prefix(state, r, time_s)
@@ -178,7 +178,7 @@ def _send_request(state, r, time_s):
 def _hand_off(state, r, time_s):
     """Choose the worker that decodes request r and send it there; NONE if it fits on no worker that is up."""
     set_pools(state)
-    flip(state, BACK, time_s)
+    flip_if_due(state, BACK, time_s)
     v = choose_worker(state, BACK, r, time_s)
     if v != NONE:
         request = state.requests[r]
@@ -212,7 +212,7 @@ def _grow_output(state, r, tokens, time_s):
     blocks_before = blocks_of(request.length_tokens)
     state.workers[w].used_blocks += blocks_of(request.input_tokens + tokens) - blocks_before
     request.length_tokens = request.input_tokens + tokens
-    outlive_if_longer(state, w, r, tokens)
+    renew_if_outlived(state, w, r, tokens)
     if request.status != DECODING:
         evict_idle(state, w, ZERO, time_s)
 

@@ -459,7 +459,7 @@ def _observed_simulation(
     for j, limit in enumerate(slo.limits):
         if limit.metric_row.is_of_gaps:
             # A limit of a class applies to the gaps of the requests of this class.
-            applies = np.repeat(like.of_limit(limit)[gap_of], [len(gaps) for gaps in all_gaps])
+            applies = np.repeat(like.limited_requests(limit)[gap_of], [len(gaps) for gaps in all_gaps])
             counted[j], violations[j] = int(applies.sum()), int((gap_s[applies] > limit.limit_s).sum())
     logs = [measurement.logs.get(name) for name in like.worker_names]
     # Earlier steps are those of the warm-up, or of other parts.

@@ -58,7 +58,7 @@ def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | N
         simulation = simulate_if_kept(
             fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s(judged_span_s(trace))
         )
-        return simulation is not None and judge(simulation, slo, values=False).holds
+        return simulation is not None and judge(simulation, slo, with_percentiles=False).holds
 
     return Replanned(
         holds(before), holds(after), find_fewest_workers(before, holds), find_fewest_workers(after, holds)

@@ -16,8 +16,9 @@ from planner.simulator.layout import NONE, empty_field
 from planner.traffic.trace import IntArray, Trace
 from planner.units import counted
 
-COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")  # Of LoraCost.
-SETTING = np.dtype(  # A record for each worker type; `models.lora.LoraCost` says what the costs are.
+# Fields of LoraCost (planner/models/lora.py): what adapters add to a step, and what it takes to load one.
+COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
+SETTING = np.dtype(  # A record for each worker type.
     [("max_loras", "i8"), ("max_cpu_loras", "i8"), *((name, "f8") for name in COSTS)]
 )
 ASIDE = np.dtype([("head", "i8", (1,)), ("tail", "i8", (1,))])  # A linked list of requests.
@@ -158,7 +159,7 @@ def make_adapters(
             setting[name] = getattr(costs.cost, name)
     most_slots, most_cpu_slots = int(settings["max_loras"].max()), int(settings["max_cpu_loras"].max())
     if (settings["max_cpu_loras"] == count).all():
-        most_cpu_slots = 0  # Nothing to simulate.
+        most_cpu_slots = 0  # The host's memory holds all adapters.
     aside = np.zeros(1, ASIDE)
     aside["head"] = NONE
     slots, slot_at, slot_uses = _empty_slots(workers, most_slots, count)

@@ -6,8 +6,9 @@ max_num_batched_tokens. Requests wait in the worker's queue for their prefill, i
 prompt is computed in part, in READY when their KV has come from a prefill worker or (LOADING) is being loaded
 from CPU memory.
 
-Arguments that many functions share: `longest` is the most tokens of a chunk, `step_blocks` the KV blocks that
-the decodes take in the step that is formed, `budget` what is left of its token budget.
+Arguments that many functions share: w is a worker, l a lane and r a request (layout.py); `longest` is the
+most tokens of a chunk, `step_blocks` the KV blocks that the decodes take in the step that is formed, `budget`
+what is left of its token budget.
 
 vllm-v1             Chunked prefill, as Sarathi proposed it. First come the running requests in order of
                     admission: decodes, and prompts computed in part. Then come prompts that wait, in chunks
@@ -140,7 +141,8 @@ def start_step(state, l, time_s):
     is_idle = _form_step(state, l, time_s)
     while is_idle and is_vllm and (worker.formed_s < np.inf or worker.preemptions > preemptions):
         # vLLM had tried to form this step while the one before ran, and found nothing to do. It tries again
-        # now, and knows of all requests that have come and of all blocks that were given back meanwhile.
+        # now, and knows of all requests that have come and of all blocks that were given back meanwhile. It
+        # also tries again where a request was preempted, as that may have a place in the next attempt.
         worker.formed_s = np.inf
         worker.late_blocks, worker.late_seats = ZERO, ZERO
         depart_late(state, w)
@@ -181,7 +183,7 @@ def _form_step(state, l, time_s):
         goes_on = False
     if goes_on and kind.kv_delay_steps > 0 and _is_next_fuller(state, worker):
         goes_on = False
-    _launch(state, l, time_s, goes_on)
+    _launch_step(state, l, time_s, goes_on)
     worker.late_blocks, worker.late_seats = ZERO, ZERO
     return False
 
@@ -255,7 +257,7 @@ def _take_chunk(state, l, r, n, step_blocks, time_s):
     worker = state.workers[lane.worker]
     c = request.computed_tokens
     request.computed_tokens = c + n
-    if state.types[worker.type].batching == VLLM_V1:  # Elsewhere `admit` has counted all of the prompt.
+    if state.types[worker.type].batching == VLLM_V1:  # Elsewhere `admit_request` has counted them all.
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict_idle(state, lane.worker, step_blocks, time_s)
     note_taken_blocks(state, lane.worker, n)
@@ -267,7 +269,7 @@ def _take_chunk(state, l, r, n, step_blocks, time_s):
 
 
 @kernel_jit
-def admits(state, l, r, step_blocks, time_s):
+def can_admit(state, l, r, step_blocks, time_s):
     """Whether the worker has KV blocks for all of request r, and its admission policy lets r in."""
     lane = state.lanes[l]
     w = lane.worker
@@ -293,7 +295,7 @@ def _use_prefix(state, w, r, time_s):
 
 
 @kernel_jit
-def admit(state, w, r, time_s):
+def admit_request(state, w, r, time_s):
     """Give request r, the first in the queue, its seat and its blocks.
 
     With vllm-v1 it takes only the blocks that are cached now, and the others chunk by chunk (`_take_chunk`).
@@ -343,11 +345,11 @@ def seat_ready(state, l):
     """Let sequences whose KV has arrived join the decodes while seats are free."""
     worker = state.workers[state.lanes[l].worker]
     while worker.head[READY] != NONE and worker.running < state.types[worker.type].seats:
-        seat(state, l, pop(state.requests, worker, READY))
+        seat_request(state, l, pop(state.requests, worker, READY))
 
 
 @kernel_jit
-def seat(state, l, r):
+def seat_request(state, l, r):
     """Let sequence r, whose KV is on the worker, join the decodes of lane l.
 
     If nobody has seen a token of it, its first step computes the last token of its prompt again. That token
@@ -454,13 +456,13 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         if nodes == NONE:  # They are being loaded for another request.
             pass_over(state, w, r)
             continue
-        if r == NONE or not admits(state, l, r, step_blocks, time_s):
+        if r == NONE or not can_admit(state, l, r, step_blocks, time_s):
             break
         if nodes > 0:
             if not _load_prefix(state, l, r, nodes, step_blocks, time_s):
                 break
             continue
-        admit(state, w, r, time_s)
+        admit_request(state, w, r, time_s)
         note_admitted(state, r)
         n = min(state.requests[r].length_tokens - state.requests[r].computed_tokens, longest, budget)
         budget -= n
@@ -552,7 +554,7 @@ def _seat_handed_over(state, l, budget):
         if is_short and worker.running > 0:
             return ZERO
         pop(state.requests, worker, READY)
-        seat(state, l, r)
+        seat_request(state, l, r)
         if is_short:
             preempt_decode(state, l, lane.decodes - 1)
         else:
@@ -764,9 +766,9 @@ def _admit_prompts_first(state, l, time_s):
         if is_lightllm:
             if worker.running > 0 and _peak_tokens(state, l, r) >= kind.kv_blocks * BLOCK:
                 return
-        elif not admits(state, l, r, ZERO, time_s):
+        elif not can_admit(state, l, r, ZERO, time_s):
             return
-        admit(state, w, r, time_s)
+        admit_request(state, w, r, time_s)
         _take_chunk(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
 
 
@@ -785,13 +787,13 @@ def _admit_whole_prompts(state, l, time_s):
     budget = kind.token_budget - lane.decodes
     while worker.running < kind.seats:
         r = worker.first_waiting
-        if r == NONE or not admits(state, l, r, blocks_for(lane, ONE), time_s):
+        if r == NONE or not can_admit(state, l, r, blocks_for(lane, ONE), time_s):
             return
         length = state.requests[r].length_tokens
         # A prompt above the budget goes alone.
         if not is_faster_transformer and length > budget and lane.decodes + lane.prefills > 0:
             return
-        admit(state, w, r, time_s)
+        admit_request(state, w, r, time_s)
         _take_chunk(state, l, r, length - state.requests[r].computed_tokens, ZERO, time_s)
         budget -= length
 
@@ -880,7 +882,7 @@ def slowness(state, w):
 
 
 @kernel_jit
-def _launch_alone(state, l, time_s, goes_on):
+def _launch_step_alone(state, l, time_s, goes_on):
     """Start the step formed on lane l. With `goes_on`, equal steps after it are simulated in its run."""
     lane = state.lanes[l]
     w = lane.worker
@@ -914,8 +916,8 @@ def _launch_alone(state, l, time_s, goes_on):
     set_time(state, l, end_s)
 
 
-@where_has("dp_ranks", _launch_alone)
-def _launch(state, l, time_s, goes_on):
+@where_has("dp_ranks", _launch_step_alone)
+def _launch_step(state, l, time_s, goes_on):
     """Start the step that was formed on lane l.
 
     The data-parallel ranks of an engine start together (joint_steps.py), so such a rank only notes that its
@@ -923,7 +925,7 @@ def _launch(state, l, time_s, goes_on):
     """
     w = state.lanes[l].worker
     if state.dp_ranks[w].count == 1:
-        _launch_alone(state, l, time_s, goes_on)
+        _launch_step_alone(state, l, time_s, goes_on)
         return
     state.lanes[l].run_steps = 1
     state.dp_ranks[w].goes_on = goes_on

@@ -114,7 +114,7 @@ NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
     LAST_ROUTED,  # The last request in this window.
     FIRST_NOTICE,  # The first notice under way.
     NOTICES,  # How many notices are under way.
-    OTHERS,  # How many more entries may be made for blocks of no node, which leave room for nodes.
+    NODELESS,  # How many more entries may be made for blocks of no node, so that nodes find entries too.
 ) = range(9)
 NUMBERS = 9
 # Indices into `Caches.settings`, the parameters of policies that `_setting_values` reads.
@@ -225,6 +225,7 @@ def make_caches(
         raise InputError(
             f"{trace.name}: blocks of {block} tokens, must be a multiple of {KV_BLOCK_TOKENS} to be cached"
         )
+    # The nodes of all prompts, one after the other (`node`, from `offsets` on), and each node's `parent`.
     uses = block_uses(trace)
     prompts = _prompt_table(trace, uses)
     caches = np.zeros(2 * workers if memory_nodes else workers, dtype=CACHE)
@@ -238,12 +239,12 @@ def make_caches(
 
     # Room for a copy of a node wherever KV memory could hold one.
     room = int(sum(worker_types[kind].kv_tokens // block for kind in kinds))
-    notices = room if policies.eviction_notice_s > 0 else 0
+    notices = room if policies.eviction_notice_s > 0 else 0  # Each copy may be evicted, and has one then.
     # Blocks of no node: one entry at most per request, each of one block or more.
-    others = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
-    others = min(len(trace), others)
+    nodeless = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
+    nodeless = min(len(trace), nodeless)
     # Each use of a node can put at most one copy into a worker's CPU memory.
-    room += others + min(memory_nodes, len(uses.node))
+    room += nodeless + min(memory_nodes, len(uses.node))
     if has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(room, dtype=ENTRY)
@@ -255,8 +256,8 @@ def make_caches(
     numbers[[NODE_TOKENS, NODE_BLOCKS]] = block, block // KV_BLOCK_TOKENS
     numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
     numbers[FREE] = 0 if room else NONE
-    numbers[OTHERS] = others
-    words = -(-workers // 64)  # Of a set of workers, with 64 bits each.
+    numbers[NODELESS] = nodeless
+    words = -(-workers // 64)  # Words of 64 bits in a set of workers.
     prefixes = np.zeros(len(uses.parent) if has_window else 0, dtype=PREFIX)
     prefixes["replicated_s"], prefixes["home"] = -np.inf, NONE
     return Caches(
@@ -343,5 +344,5 @@ def with_entries(caches: Caches, more: int) -> Caches:
     entries[:first] = caches.entries
     entries["newer"][first:] = np.append(np.arange(first + 1, first + more), caches.numbers[FREE])[:more]
     caches.numbers[FREE] = first if more else caches.numbers[FREE]
-    caches.numbers[OTHERS] += more
+    caches.numbers[NODELESS] += more
     return caches._replace(entries=entries)

@@ -27,6 +27,8 @@ a worker (`promise_prompt`), others when it is computed. They learn of an evicti
 routing never does.
 
 Routing e2, that of Preble, goes by the requests that were routed in the last WINDOW_S seconds: e2's window.
+
+Letters: w is a worker, r a request, e an entry.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ from planner.simulator.cache_layout import (
     LAST_ROUTED,
     NODE_BLOCKS,
     NODE_TOKENS,
+    NODELESS,
     NOTICE_S,
     NOTICES,
-    OTHERS,
     WINDOW_S,
 )
 from planner.simulator.layout import BLOCK, FRONT, NONE, ONE, ROUTING, ZERO
@@ -92,7 +94,7 @@ def _free_entry(state, e):
     """Put entry e back onto the free list."""
     state.caches.entries[e].worker = NONE
     # After an entry for blocks of no node (below NONE), one more such entry may be made.
-    state.caches.numbers[OTHERS] += state.caches.entries[e].node < NONE
+    state.caches.numbers[NODELESS] += state.caches.entries[e].node < NONE
     state.caches.entries[e].newer = state.caches.numbers[FREE]
     state.caches.numbers[FREE] = e
 
@@ -399,8 +401,8 @@ def release_prefix(state, w, r, cached_tokens):
     if prompt.left != NONE:  # It did not reuse what it left before, on another worker or behind lost nodes.
         _free_left_blocks(state, np.int64(caches.entries[prompt.left].worker), r)
     # Where no entry is free for them, the blocks are free at once.
-    if blocks > 0 and caches.numbers[OTHERS] > 0 and caches.numbers[FREE] != NONE:
-        caches.numbers[OTHERS] -= 1
+    if blocks > 0 and caches.numbers[NODELESS] > 0 and caches.numbers[FREE] != NONE:
+        caches.numbers[NODELESS] -= 1
         e = _take_free_entry(state, w, -2 - r, blocks)
         prompt.left = e
         list_idle(state, w, e)

@@ -3,6 +3,9 @@
 Here a limit is a line of the SLO (LIMIT in layout.py): it holds while at most `allowed` values are above it.
 A run is a series of steps with the same sequences: step j takes first_s + j growth_s, and gives each sequence
 a gap of that length. So whole runs are counted at once.
+
+Letters: k is a limit, v a window in which limits count by themselves, w a worker, l a lane (a batch of a
+worker), r a request.
 """
 
 from __future__ import annotations
@@ -103,7 +106,7 @@ def _decodes_of_class(state, l, sequences, of_class):
 
 @kernel_jit
 def count_value(state, metric, value_s, at_s, r):
-    """Count a value of request r against the limits of its metric, in the window in which `at_s` lies."""
+    """Count a value of request r, which belongs to the time `at_s`, against the limits of its metric."""
     for k in range(len(state.limits)):
         if state.limits[k].metric == metric and _limits_request(state, k, r):
             is_above = int(value_s > state.limits[k].limit_s)
@@ -222,18 +225,14 @@ def see_late(state, time_s):
 
 
 @kernel_jit
-def is_over(state, closed_loop, stop_early, time_s):
-    """Whether the simulation may stop early, since a limit is broken. Called after every event.
-
-    In a closed loop it also lets the next requests arrive, in place of those that are done.
-    """
+def release_next(state, closed_loop, time_s):
+    """In a closed loop, let requests arrive now until so many are under way. Called after every event."""
     if closed_loop > 0:
         released = state.counters[RELEASED]
         while released < len(state.requests) and released - state.counters[DONE] < closed_loop:
             state.requests[released].arrival_s = time_s
             released += 1
         state.counters[RELEASED] = released
-    return stop_early and is_broken(state)
 
 
 @kernel_jit
@@ -281,7 +280,7 @@ def record_gap(state, w, start_s, gap_s, sequences):
 @where_has("classes", lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
 def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
     """Record the gaps of the first `sequences` decodes of lane l once more, for each class with a limit on
-    tbt.
+    tbt: once where a class has several (`is_new`).
     """
     for k in range(len(state.limits)):
         of_class, is_new = state.limits[k].of_class, state.limits[k].metric == TBT
@@ -319,7 +318,7 @@ def record_class_gaps(state, w, r, start_s, gap_s, gaps):
 
 
 @kernel_jit
-def _count_together(state, of_class, tokens, time_s):
+def _count_zero_gaps(state, of_class, tokens, time_s):
     """Count `tokens` gaps of 0 s against the limits of a class, NONE for those of all requests."""
     if in_window(state, time_s):
         for k in range(len(state.limits)):
@@ -330,22 +329,22 @@ def _count_together(state, of_class, tokens, time_s):
 
 
 @where_has("classes", lambda state, w, r, tokens, time_s: None)
-def count_together_of_class(state, w, r, tokens, time_s):
+def count_zero_gaps_of_class(state, w, r, tokens, time_s):
     """Count `tokens` gaps of 0 s of request r against the limits of its class."""
     of_class = state.classes[r].of_class
     if of_class == NONE or tokens == 0:
         return
-    _count_together(state, of_class, tokens, time_s)
+    _count_zero_gaps(state, of_class, tokens, time_s)
     record_class_gaps(state, w, r, time_s, 0.0, tokens)
 
 
 @kernel_jit
-def count_together(state, w, tokens, time_s):
+def count_zero_gaps(state, w, tokens, time_s):
     """Count `tokens` gaps of 0 s against the limits of all requests.
 
     They are of tokens that came in the same step as the one before them, as accepted drafts do.
     """
-    _count_together(state, NONE, tokens, time_s)
+    _count_zero_gaps(state, NONE, tokens, time_s)
     if len(state.runs) > 0:
         record_gap(state, w, time_s, 0.0, tokens)
 

@@ -17,8 +17,8 @@ from planner.policies import LIGHTLLM
 from planner.simulator.caches import evict_idle, note_taken_blocks
 from planner.simulator.counting import (
     count_run,
-    count_together,
-    count_together_of_class,
+    count_zero_gaps,
+    count_zero_gaps_of_class,
     first_token,
     note_decoding,
     note_gap,
@@ -56,7 +56,7 @@ def accept_drafts(state, l, time_s):
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
-    drafts, together = lane.width - 1, ZERO
+    drafts, zero_gaps = lane.width - 1, ZERO
     lane.coming_blocks = 0
     lane.next_finish_step = np.iinfo(np.int64).max  # Above any step.
     for slot in range(lane.decodes):
@@ -77,8 +77,8 @@ def accept_drafts(state, l, time_s):
             lane.residue[entry.context_offset % BLOCK] += 1
             entry.finish_step -= more
             lane.kv_sum += more
-            together += more
-            count_together_of_class(state, lane.worker, r, more, time_s)
+            zero_gaps += more
+            count_zero_gaps_of_class(state, lane.worker, r, more, time_s)
             for _ in range(more):
                 charge_token(state, lane.worker, r)
         lane.next_finish_step = min(lane.next_finish_step, entry.finish_step)
@@ -88,8 +88,8 @@ def accept_drafts(state, l, time_s):
         needed = blocks_for_next_step(kind, lane, state.requests[r], c + unknown)
         entry.next_blocks = max(needed, entry.held_blocks)
         lane.coming_blocks += entry.next_blocks - entry.held_blocks
-    if together > 0:
-        count_together(state, lane.worker, together, time_s)
+    if zero_gaps > 0:
+        count_zero_gaps(state, lane.worker, zero_gaps, time_s)
 
 
 @kernel_jit

@@ -21,8 +21,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.counting import count_run, end_batch, first_token, is_over, record_gap, record_steps
-from planner.simulator.event_heap import next_arrival, next_time_s, schedule
+from planner.simulator.counting import (
+    count_run,
+    end_batch,
+    first_token,
+    is_broken,
+    record_gap,
+    record_steps,
+    release_next,
+)
+from planner.simulator.event_heap import next_arrival, next_time_s, schedule_event
 from planner.simulator.layout import BACK, DECODE, DONE, FRONT, INBOUND, NONE, ONE, PREFILL, RANK, ZERO, State
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
@@ -45,31 +53,31 @@ PREFILLS, DECODES, RUNNING = np.int64(0), np.int64(1), np.int64(2)
 
 
 @small_jit
-def _wake(state, l, time_s):
+def _wake_rank(state, l, time_s):
     """Let rank l, if it is idle, begin its next batch at this moment."""
     if state.heap_index[l] == NONE:
-        schedule(state, l, time_s)
+        schedule_event(state, l, time_s)
 
 
 @kernel_jit
-def _enqueue(state, l, which, r, time_s):
-    """Put request r at the end of list `which` of rank l; a rank without an event begins its next batch."""
-    append(state.requests, state.ranks[l], which, r)
-    _wake(state, l, time_s)
+def _enqueue_request(state, l, list_number, r, time_s):
+    """Put request r at the end of a list of rank l; a rank without an event begins its next batch."""
+    append(state.requests, state.ranks[l], list_number, r)
+    _wake_rank(state, l, time_s)
 
 
 @small_jit
-def _move_to_batch(state, l, which):
-    """Move the first request of list `which` of rank l into the batch that this rank forms."""
+def _move_to_batch(state, l, list_number):
+    """Move the first request of a list of rank l into the batch that this rank forms."""
     rank = state.ranks[l]
-    append(state.requests, rank, RUNNING, pop(state.requests, rank, which))
+    append(state.requests, rank, RUNNING, pop(state.requests, rank, list_number))
 
 
 @kernel_jit
 def _count_waiting(state, w, requests):
     """Add `requests`, which may be negative, to those that wait at rank 0 of worker w, for routing."""
     state.workers[w].waiting += requests
-    add_load(state, w, 0.0, 0.0, 0.0)
+    add_load(state, w, 0.0, 0.0, 0.0)  # Nothing is added: the score follows.
 
 
 @small_jit
@@ -146,7 +154,7 @@ def _start_batch(state, l, time_s):
         _form_prefills(state, l, time_s)
     if lane.prefills == 0:
         if rank.head[DECODES] == NONE:
-            schedule(state, l, np.inf)
+            schedule_event(state, l, np.inf)
             return
         _form_decodes(state, l)
     stage_s, extra_s, send_s, _, _ = step_seconds(state, kind, lane)
@@ -155,7 +163,7 @@ def _start_batch(state, l, time_s):
     if l < worker.first_lane + kind.pp - 1:
         stage_s += send_s
     lane.run_steps = 1
-    schedule(state, l, time_s + stage_s)
+    schedule_event(state, l, time_s + stage_s)
 
 
 @kernel_jit
@@ -182,7 +190,7 @@ def _finish_batch(state, l, time_s):
         request = state.requests[r]
         following = request.next
         if l < worker.first_lane + kind.pp - 1:
-            _enqueue(state, l + 1, PREFILLS if lane.prefills > 0 else DECODES, r, time_s)
+            _enqueue_request(state, l + 1, PREFILLS if lane.prefills > 0 else DECODES, r, time_s)
         else:
             if lane.prefills > 0:
                 first_token(state, r, time_s)
@@ -222,7 +230,7 @@ def _place_next_token(state, w, r, time_s):
     elif worker.role != PREFILL:
         if worker.role == DECODE:
             _count_waiting(state, w, ONE)
-        _enqueue(state, worker.first_lane, DECODES, r, time_s)
+        _enqueue_request(state, worker.first_lane, DECODES, r, time_s)
     else:
         assign_request(state, w, r, -1.0)
         v = choose_worker(state, BACK, r, time_s)
@@ -253,11 +261,11 @@ def _use_room(state, w, time_s):
         worker.running += 1
         end_s = transfer_end_s(state, r, blocks_of(state.requests[r].input_tokens), time_s)
         if end_s > time_s:
-            schedule(state, len(state.lanes) + r, end_s)
+            schedule_event(state, len(state.lanes) + r, end_s)
         else:
             _end_hand_off(state, r, time_s)
     if state.ranks[worker.first_lane].head[PREFILLS] != NONE:
-        _wake(state, worker.first_lane, time_s)
+        _wake_rank(state, worker.first_lane, time_s)
 
 
 @kernel_jit
@@ -268,9 +276,9 @@ def _end_hand_off(state, r, time_s):
     source.used_blocks -= _reserved_blocks(state, w, r)
     source.running -= 1
     if state.ranks[source.first_lane].head[PREFILLS] != NONE:
-        _wake(state, source.first_lane, time_s)
+        _wake_rank(state, source.first_lane, time_s)
     _count_waiting(state, v, ONE)
-    _enqueue(state, state.workers[v].first_lane, DECODES, r, time_s)
+    _enqueue_request(state, state.workers[v].first_lane, DECODES, r, time_s)
 
 
 @kernel_jit
@@ -284,7 +292,7 @@ def _route_arrival(state, r, time_s):
     assign_request(state, w, r, 1.0)
     state.workers[w].waiting += 1
     add_load(state, w, float(state.requests[r].input_tokens), 0.0, 0.0)
-    _enqueue(state, state.workers[w].first_lane, PREFILLS, r, time_s)
+    _enqueue_request(state, state.workers[w].first_lane, PREFILLS, r, time_s)
 
 
 @entry_jit
@@ -307,9 +315,10 @@ def simulate_events(fields, closed_loop, stop_early):
             _start_batch(state, l, time_s)
         else:
             r = state.heap[0] - ranks
-            schedule(state, state.heap[0], np.inf)
+            schedule_event(state, state.heap[0], np.inf)
             _end_hand_off(state, r, time_s)
-        if is_over(state, closed_loop, stop_early, time_s):
+        release_next(state, closed_loop, time_s)
+        if stop_early and is_broken(state):
             return
 
 

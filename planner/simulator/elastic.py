@@ -25,7 +25,7 @@ from planner.simulator import kernel, layout, readings
 from planner.simulator.initial_state import elastic_state, engine_of
 from planner.simulator.kernel_variants import for_whole_kernel
 from planner.simulator.layout import State
-from planner.simulator.read_results import results
+from planner.simulator.read_results import read_simulation
 from planner.simulator.replay import room_for_runs
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
@@ -171,9 +171,8 @@ class ElasticRun:
 class Stock:
     """GPUs that the pools of one fleet, or of several, share.
 
-    A worker takes its GPUs when it starts and gives them back when it is gone.
-
-    The stock of "h100-80g" counts "h100-80g@spot" and "h100-80g@owned" too, as `master.FleetLimits` says.
+    A worker takes its GPUs when it starts and gives them back when it is gone. The stock of "h100-80g" counts
+    "h100-80g@spot" and "h100-80g@owned" too, as limits on a fleet do (planner/solvers/master.py).
     """
 
     def __init__(self, gpus: Mapping[str, int]):
@@ -182,7 +181,9 @@ class Stock:
         self.waiting: list[_Run] = []  # Runs that want more GPUs than are free.
 
     def claims(self, pool: Pool) -> dict[str, int]:
-        """The GPUs that one worker of a pool takes of each stock."""
+        """The GPUs that one worker of a pool takes of each stock: of its GPU's, and of that without the
+        market, such as "h100-80g" for "h100-80g@spot" (`row_of`).
+        """
         gpu = pool.type.gpu.name
         return {name: pool.type.gpus for name in {gpu, row_of(gpu)} if name in self.free}
 
@@ -199,7 +200,7 @@ class Stock:
         """Let all runs that wait for GPUs look for them again now, since some were given back."""
         woken, self.waiting = self.waiting, []
         for run in woken:
-            run.push(now_s, _LOOKS_FOR_ROOM)
+            run.add_event(now_s, _LOOKS_FOR_ROOM)
 
 
 # A run whose requests have all arrived ends if no request finishes for so long plus the time of a start: the
@@ -422,8 +423,10 @@ class _Run:
         """`state` has the kernel's arrays at time zero (`ElasticFleet.first_state`)."""
         fleet, pools, controller = part.largest_fleet, part.pools, part.controller
         self.part, self.fleet = part, fleet
+        # The GPUs of each stock that one worker of each pool takes.
         self.stock, self.claims = stock, [stock.claims(pool) for pool in fleet.pools]
         self.pools, self.controller, self.seed = pools, controller, fleet.policies.seed
+        # The controller, if it names the times of its decisions.
         self.timed = controller if isinstance(controller, TimedController) else None
         self.slots: list[_Slot] = []
         pool_of_worker: list[int] = []
@@ -442,8 +445,8 @@ class _Run:
         self.readings: list[MetricsReading] = []
         self.requested_s: list[float] = []
         self.requested_sizes: list[tuple[int, ...]] = []
-        self.wanted: list[int] = []
-        self.pushed = self.decisions = 0
+        self.wanted: list[int] = []  # (P,) The sizes that the controller decided on last.
+        self.added = self.decisions = 0  # How many events were added, and how many decisions planned.
         self.now_s = 0.0
         self.done, self.done_s = 0, 0.0  # How many requests are done, and when that number last rose.
         self.has_look_planned = False  # Whether an event _LOOKS_FOR_ROOM is under way.
@@ -451,19 +454,19 @@ class _Run:
 
     # Events.
 
-    def push(self, time_s: float, kind: int, slot: int = 0) -> None:
+    def add_event(self, time_s: float, kind: int, slot: int = 0) -> None:
         """Add an event about the present life of a slot; it is ignored if that is over by then."""
-        self.pushed += 1
+        self.added += 1
         if time_s < math.inf:
             life = self.slots[slot].lives
-            heapq.heappush(self.events, _Event(time_s, kind, self.pushed, slot, life))
+            heapq.heappush(self.events, _Event(time_s, kind, self.added, slot, life))
 
-    def push_decision(self, time_s: float) -> None:
+    def add_decision(self, time_s: float) -> None:
         """Add a decision of the controller, and `lag_s` before it the reading that it will see."""
         lag_s = self.controller.lag_s
         if time_s - lag_s > 0.0:
-            self.push(max(time_s - lag_s, self.now_s), _READS_METRICS)
-        self.push(time_s, _DECIDES)
+            self.add_event(max(time_s - lag_s, self.now_s), _READS_METRICS)
+        self.add_event(time_s, _DECIDES)
 
     def simulate_by_pauses(self, stop_early: bool) -> Iterator[float]:
         """Simulate from pause to pause; each time, the time of the next pause is yielded.
@@ -483,10 +486,10 @@ class _Run:
                     "more, or begin with fewer workers"
                 )
         self.controller.start(self.wanted)
-        self.push(0.0, _READS_METRICS)
+        self.add_event(0.0, _READS_METRICS)
         self.plan_decisions(-math.inf)
         yield self.pause_s()
-        while self.advance(stop_early):
+        while self.run_to_pause(stop_early):
             self.carry_out_events()
             if self.is_stuck():
                 break
@@ -505,7 +508,7 @@ class _Run:
         self.is_done = True
         for slot in self.slots:
             if slot.phase == _DRAINING and self.is_empty(slot):
-                self.push(self.last_work_s(slot), _IS_EMPTY, slot.number)
+                self.add_event(self.last_work_s(slot), _IS_EMPTY, slot.number)
         while (pause_s := self.pause_s()) < math.inf:
             yield pause_s
             pause_s = self.pause_s()  # Another run may have woken this one.
@@ -536,11 +539,11 @@ class _Run:
                     f"{type(self.controller).__name__}: asked at {time_s:g} s, it named {next_s:g} s as the "
                     "next time, must be later"
                 )
-            self.push_decision(next_s)
+            self.add_decision(next_s)
             return
         every_s, lag_s = self.controller.every_s, self.controller.lag_s
         while self.decisions == 0 or (self.decisions - 1) * every_s <= max(time_s, 0.0) + lag_s:
-            self.push_decision(self.decisions * every_s)
+            self.add_decision(self.decisions * every_s)
             self.decisions += 1
 
     def pause_s(self) -> float:
@@ -557,7 +560,7 @@ class _Run:
                 self.draw_interruption(slot)
         return self.events[0].time_s if self.events else math.inf
 
-    def advance(self, stop_early: bool) -> bool:
+    def run_to_pause(self, stop_early: bool) -> bool:
         """Let the kernel run to the next pause. False if the run ends before it."""
         pause_s = self.pause_s()
         self.rows.append((pause_s, layout.PAUSE, 0))
@@ -583,21 +586,21 @@ class _Run:
         """Carry out an event; one about a worker that is gone changes nothing."""
         slot, now_s = self.slots[event.slot], self.now_s
         if event.kind == _READS_METRICS:
-            self.read()
+            self.read_metrics()
         elif event.kind == _DECIDES:
-            self.decide()
+            self.decide_sizes()
         elif event.kind == _LOOKS_FOR_ROOM:
             self.has_look_planned = False
-            self.resize()
+            self.resize_pools()
         elif slot.lives == event.life and slot.phase != _OFF:
             if event.kind == _IS_STOPPED:
-                self.end(slot, now_s, was_stopped=True)
+                self.remove_worker(slot, now_s, was_stopped=True)
             elif event.kind == _IS_INTERRUPTED:
                 slot.was_taken = True
                 notice_s = self.pools[slot.pool].notice_s
-                self.drain(slot, min(notice_s, self.pools[slot.pool].drain_limit_s))
+                self.drain_worker(slot, min(notice_s, self.pools[slot.pool].drain_limit_s))
             elif event.kind == _IS_EMPTY:
-                self.end(slot, now_s)
+                self.remove_worker(slot, now_s)
 
     def is_stuck(self) -> bool:
         """Whether all requests have arrived and none has finished for very long.
@@ -618,9 +621,11 @@ class _Run:
         per_h = self.pools[slot.pool].interruptions_per_h
         if per_h > 0:
             rng = np.random.default_rng((self.seed, slot.number, slot.lives))
-            self.push(slot.ready_s + float(rng.exponential(HOUR_S / per_h)), _IS_INTERRUPTED, slot.number)
+            self.add_event(
+                slot.ready_s + float(rng.exponential(HOUR_S / per_h)), _IS_INTERRUPTED, slot.number
+            )
 
-    def begin(self, slot: _Slot) -> None:
+    def start_worker(self, slot: _Slot) -> None:
         """Start a worker, warm while fewer than `warm` of its pool start so."""
         pool = self.pools[slot.pool]
         warm_starts = sum(other.is_warm for other in self.of_pool[slot.pool] if other.phase == _STARTING)
@@ -628,17 +633,17 @@ class _Run:
         slot.phase, slot.is_warm = _STARTING, warm_starts < pool.warm
         slot.requested_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
         slot.ready_s = self.now_s + (pool.warm_start_s if slot.is_warm else pool.start_s)
-        self.push(slot.ready_s, _IS_READY, slot.number)
+        self.add_event(slot.ready_s, _IS_READY, slot.number)
 
-    def give_up(self, slot: _Slot) -> None:
+    def give_up_worker(self, slot: _Slot) -> None:
         """Give up a worker for the controller: one that starts is gone, one that is ready drains."""
         if slot.phase == _STARTING:
             slot.given_up_s = slot.ready_s = self.now_s
-            self.close(slot, self.now_s)
+            self.end_life(slot, self.now_s)
         else:
-            self.drain(slot, self.pools[slot.pool].drain_limit_s)
+            self.drain_worker(slot, self.pools[slot.pool].drain_limit_s)
 
-    def drain(self, slot: _Slot, limit_s: float) -> None:
+    def drain_worker(self, slot: _Slot, limit_s: float) -> None:
         """Let a worker take no more requests; it is stopped after `limit_s` if it is not empty by then."""
         if slot.phase == _READY:
             slot.phase, slot.given_up_s = _DRAINING, self.now_s
@@ -646,11 +651,11 @@ class _Run:
             self.stock.wake(self.now_s)
             self.rows.append((self.now_s, layout.DRAIN, slot.first))
         if self.is_done and self.is_empty(slot):
-            self.push(self.last_work_s(slot), _IS_EMPTY, slot.number)
+            self.add_event(self.last_work_s(slot), _IS_EMPTY, slot.number)
         elif self.is_empty(slot):
-            self.end(slot, self.now_s)
+            self.remove_worker(slot, self.now_s)
         else:
-            self.push(self.now_s + limit_s, _IS_STOPPED, slot.number)
+            self.add_event(self.now_s + limit_s, _IS_STOPPED, slot.number)
 
     def is_empty(self, slot: _Slot) -> bool:
         """Whether no rank of the worker has a request or KV blocks."""
@@ -662,7 +667,7 @@ class _Run:
         for slot in self.slots:
             if slot.phase == _DRAINING and self.is_empty(slot):
                 workers = self.state.workers[slot.first : slot.first + slot.ranks]
-                self.end(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
+                self.remove_worker(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
 
     def last_work_s(self, slot: _Slot) -> float:
         """When a worker that is given up has served its last request, after all requests of the run are."""
@@ -676,12 +681,12 @@ class _Run:
             last_s = float(np.fmax.reduce(times_s[is_own], initial=last_s))
         return last_s
 
-    def end(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
+    def remove_worker(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
         """Remove a worker; if it `was_stopped`, the kernel routes its requests anew."""
         self.rows.append((self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first))
-        self.close(slot, gone_s, was_stopped)
+        self.end_life(slot, gone_s, was_stopped)
 
-    def close(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
+    def end_life(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
         """Note the life of a worker, which is over, give its GPUs back and free its number."""
         self.spans.append(self.span(slot, slot.given_up_s, gone_s, was_stopped))
         if slot.phase == _DRAINING:
@@ -706,7 +711,7 @@ class _Run:
 
     # What a controller sees and asks for.
 
-    def read(self) -> None:
+    def read_metrics(self) -> None:
         """Take a reading of the metrics."""
         counting, phases = self.counting, [[slot.phase for slot in pool] for pool in self.of_pool]
         limbo = counting.count(int(self.state.counters[layout.ENTERED]), self.now_s)
@@ -739,7 +744,7 @@ class _Run:
             )
         )
 
-    def decide(self) -> None:
+    def decide_sizes(self) -> None:
         """Let the controller decide by the latest reading at least `lag_s` old and resize the pools."""
         latest_s = self.now_s - self.controller.lag_s
         k = len(self.readings) - 1
@@ -762,16 +767,16 @@ class _Run:
         ]
         self.requested_s.append(self.now_s)
         self.requested_sizes.append(tuple(self.wanted))
-        self.resize()
+        self.resize_pools()
         self.plan_decisions(self.now_s)
 
-    def resize(self) -> None:
+    def resize_pools(self) -> None:
         """Start workers or give them up until each pool has as many as wanted, or numbers or GPUs run out."""
         alive = []
         for slots, wanted in zip(self.of_pool, self.wanted, strict=True):
             present = [slot for slot in slots if slot.phase in (_STARTING, _READY)]
             for slot in sorted(present, key=_order_of_giving_up)[: max(len(present) - wanted, 0)]:
-                self.give_up(slot)
+                self.give_up_worker(slot)
             alive.append(min(len(present), wanted))
         lacks_numbers, lacks_gpus = False, False
         missing = {p for p, wanted in enumerate(self.wanted) if alive[p] < wanted}
@@ -787,7 +792,7 @@ class _Run:
                 lacks_gpus = True
                 missing.discard(p)
                 continue
-            self.begin(off)
+            self.start_worker(off)
             alive[p] += 1
             if alive[p] == self.wanted[p]:
                 missing.discard(p)
@@ -803,11 +808,11 @@ class _Run:
         """Pause at `time_s` to resize again, if no such pause is planned yet."""
         if not self.has_look_planned:
             self.has_look_planned = True
-            self.push(time_s, _LOOKS_FOR_ROOM)
+            self.add_event(time_s, _LOOKS_FOR_ROOM)
 
     def result(self) -> ElasticRun:
         """What happened, with the lives of workers that are still there at the end."""
-        simulation = results(self.state, self.fleet, self.part.trace, self.part.limits)
+        simulation = read_simulation(self.state, self.fleet, self.part.trace, self.part.limits)
         end_s = max(simulation.end_s, self.now_s, float(simulation.arrival_s[-1]))
         spans = [*self.spans, *(self.span(slot, end_s, end_s) for slot in self.slots if slot.phase != _OFF)]
         spans.sort(key=lambda span: (span.requested_s, span.worker))

@@ -5,9 +5,9 @@ transfer of KV, or what comes from outside. It has at most one event ahead, at `
 for none. The first `state.counters[PENDING]` places of `state.heap` list the entities that have an event, and
 `state.heap_index[entity]` is the place of an entity there, NONE without an event.
 
-Of events at one moment the one with the smaller `state.sequence[entity]` comes first. An engine that goes by
-who acts keeps the index of the entity there and calls `set_time`. An engine that goes by what was scheduled
-first calls `schedule`, which takes the next number.
+Of events at one moment the one with the smaller `state.sequence[entity]` comes first. Where entities have a
+fixed order (kernel.py) that number never changes, and the engine calls `set_time`. Where the event that was
+scheduled first comes first, the engine calls `schedule_event`, which gives the entity the next number.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def set_time(state, entity, time_s):
 
 
 @kernel_jit
-def schedule(state, entity, time_s):
+def schedule_event(state, entity, time_s):
     """Schedule the entity's next event at `time_s`; np.inf for none.
 
     It comes after all events of that time that were scheduled before it.

@@ -42,23 +42,23 @@ from planner.simulator.splitwise_pools import PROMPT_QUEUE_TOKENS
 
 
 @where_rare(lambda state, pool, time_s: None)
-def flip(state, pool, time_s):
+def flip_if_due(state, pool, time_s):
     """Let a worker of the other pool join this one if the policy says so.
 
     Called at each arrival (FRONT) and hand-off (BACK), also where workers keep their roles.
     """
     if state.policy[REPURPOSE_S] < np.inf:
-        _repurpose(state, time_s)
+        _repurpose_workers(state, time_s)
         return
     if state.policy[FLIP_S] == np.inf or (state.policy[RESTART_S] > 0.0 and _end_restarts(state, time_s)):
         return
+    other = BACK if pool == FRONT else FRONT
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        other = BACK if pool == FRONT else FRONT
+        is_in_other = worker.role != MIXED and (worker.role == DECODE) == (other == BACK)
         if (
             worker.is_up == 1
-            and worker.role != MIXED
-            and (worker.role == DECODE) == (pool == FRONT)
+            and is_in_other
             and _is_idle(worker)
             and time_s - worker.idle_since_s >= state.policy[FLIP_S]
             and state.counters[SIZE + other] > 1
@@ -87,7 +87,7 @@ def _change_role(state, w, time_s):
 
 
 @kernel_jit
-def _repurpose(state, time_s):
+def _repurpose_workers(state, time_s):
     """Let a worker drain for a pool that has long been short of workers; one at a time."""
     for pool in (FRONT, BACK):
         # A draining or restarting worker is on its way already.

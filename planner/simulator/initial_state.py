@@ -112,7 +112,8 @@ def first_state(
         expected = outputs.expected_tokens(requests["input_tokens"], np.zeros(n)).astype(np.int64)
         requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected
 
-    types, tables, tie_keys = type_rows(pools, fleet, trace)
+    types, tables, tie_keys = type_rows(pools, fleet, trace)  # The keys decide between equal workers.
+    # (W,) The type and the pool of each worker: pools are not merged where their types are equal.
     kinds = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
     dp_ranks = rank_rows(pools)
     workers, lanes = worker_and_lane_rows(pools, types, kinds)

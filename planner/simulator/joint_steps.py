@@ -3,8 +3,9 @@
     t = g(N) + max over ranks of what is the rank's own,   N the tokens of all ranks
 
 where g is what the tokens of all ranks take together. To t each rank's host is added, and the slowest rank
-counts. An empty batch has one token. While all batches are of decodes alone, equal steps are simulated as one
-run; it ends when another rank becomes the slowest.
+counts. An empty batch counts as one token: as all ranks exchange tokens, an idle one computes a dummy. While
+all batches are of decodes alone, equal steps are simulated as one run; it ends when another rank becomes the
+slowest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from planner.simulator.step_times import UNBOUNDED, step_seconds, with_host
 
 
 @kernel_jit
-def _slower(first_s, growth_s, steps, other_first_s, other_growth_s):
+def _slower_run(first_s, growth_s, steps, other_first_s, other_growth_s):
     """(first_s, growth_s, steps) of the slower of two runs, `steps` cut to those in which it is slower."""
     if other_first_s > first_s or (other_first_s == first_s and other_growth_s > growth_s):
         first_s, growth_s, other_first_s, other_growth_s = other_first_s, other_growth_s, first_s, growth_s
@@ -47,7 +48,7 @@ def start_ranks(state, w, time_s):
         active += 1
         tokens += lane.prefill_tokens + lane.decodes * lane.is_decoding
         stage_s, _, _, rank_growth_s, _ = step_seconds(state, kind, lane)
-        own_s, growth_s, steps = _slower(own_s, growth_s, steps, stage_s, rank_growth_s)
+        own_s, growth_s, steps = _slower_run(own_s, growth_s, steps, stage_s, rank_growth_s)
     if active == 0:
         return
     gpus_s, gpus_growth_s = own_s + tables[kind.table_at[1] + tokens], growth_s
@@ -60,7 +61,7 @@ def start_ranks(state, w, time_s):
         stage_s, extra_s, _, rank_growth_s, longest = with_host(
             kind, lane, gpus_s, 0.0, 0.0, gpus_growth_s, UNBOUNDED
         )
-        own_s, growth_s, steps = _slower(own_s, growth_s, steps, stage_s + extra_s, rank_growth_s)
+        own_s, growth_s, steps = _slower_run(own_s, growth_s, steps, stage_s + extra_s, rank_growth_s)
         steps = min(steps, longest, run_length(state, l, time_s, state.dp_ranks[v].goes_on == 1))
     _run_together(state, w, max(steps, 1), own_s, growth_s, time_s)
 

@@ -24,6 +24,11 @@ arrival; it decides what an engine knew when it formed a step at that moment (tr
 
 A request of a session arrives its think time after the last request it waits for has finished. Without think
 time, steps that start at that moment come first: no client is so quick that its next request is in them.
+
+Letters (layout.py): w is a worker, v one that decodes, l a lane, where a worker forms its steps, and r a
+request. The `epoch` of a worker rises when it goes down; a request notes it, so that another one shows later
+that the KV is lost. A lambda in where_has or where_rare is compiled in place of the function for fleets that
+do not need it (numba_compile.py).
 """
 
 from __future__ import annotations
@@ -37,8 +42,9 @@ from planner.simulator.caches import empty_cache, lose_prefix, show_prefix
 from planner.simulator.counting import (
     end_batch,
     first_token,
-    is_over,
+    is_broken,
     record_steps,
+    release_next,
     run_s,
     see_late,
     single_gap,
@@ -46,7 +52,7 @@ from planner.simulator.counting import (
 )
 from planner.simulator.decoding import advance_decodes
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
-from planner.simulator.flips import flip
+from planner.simulator.flips import flip_if_due
 from planner.simulator.joint_steps import start_ranks
 from planner.simulator.layout import (
     BACK,
@@ -96,7 +102,7 @@ from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
 from planner.simulator.queue_orders import assign_turn, charge_running, charge_token, leave_queue
 from planner.simulator.queues import append, meld, pop, put, without_root
-from planner.simulator.ranks import end_empty, rank_count, runs_empty
+from planner.simulator.ranks import end_if_empty, rank_count, runs_empty
 from planner.simulator.routing import choose_worker, fits_worker, holds_back, set_pools
 from planner.simulator.slots import (
     LATEST_STEP,
@@ -207,7 +213,8 @@ def _enter_engine(state, r, w, time_s, cause):
     else:
         enqueue_request(state, w, r)
     # Where the first request of the queue could not be admitted, none behind it is. So the worker is woken
-    # only for a request that is first, or may overtake.
+    # only for a request that is first, or may overtake. Orders up to EDF show that in `first_waiting`, but an
+    # asynchronous engine has not queued r yet.
     overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
@@ -257,7 +264,7 @@ def hand_off(state, r, time_s, cause):
     prompt.
     """
     request = state.requests[r]
-    flip(state, BACK, time_s)
+    flip_if_due(state, BACK, time_s)
     v = choose_worker(state, BACK, r, time_s)
     if v == NONE:
         if _may_return(state, BACK, r):  # Its KV stays on the prefill worker.
@@ -324,12 +331,12 @@ def _arrive_prefilled(state, r, time_s):
 
 
 @kernel_jit
-def arrive(state, r, time_s, cause):
+def route_arrival(state, r, time_s, cause):
     """Route request r, which has nothing computed, to a worker that takes arrivals."""
     if state.counters[PREFILLED] > 0:
         _arrive_prefilled(state, r, time_s)
         return
-    flip(state, FRONT, time_s)
+    flip_if_due(state, FRONT, time_s)
     w, request = NONE, state.requests[r]
     if state.counters[HELD] == NONE:
         w = route_by_prefix(state, r, time_s)
@@ -413,7 +420,7 @@ def _end_lane(state, l, time_s):
         advance_decodes(state, l, steps, time_s)
         if lane.decode_step == lane.next_finish_step:
             end_done(state, l, time_s)
-    elif len(state.runs) > 0:
+    elif len(state.runs) > 0:  # `advance_decodes` records all other steps.
         step_s = lane.run_first_s if kind.lanes == 1 else lane.stage_s
         record_steps(state, l, step_s, 0.0, ONE, ZERO)
     for i in range(lane.prefills):
@@ -422,7 +429,7 @@ def _end_lane(state, l, time_s):
         see_computed(state, w, r, state.chunks[l, i].tokens)
         show_prefix(state, w, r)
         if state.chunks[l, i].is_last == 0:
-            if kind.batching != VLLM_V1:
+            if kind.batching != VLLM_V1:  # vLLM v1 put it back when the step was formed.
                 append(state.requests, worker, PARTIAL, r)
             continue
         is_seen = worker.role != PREFILL or kind.discards_token == 0 or request.generated_tokens > 0
@@ -461,7 +468,7 @@ def end_run(state, l, time_s):
     for w in range(first, first + state.dp_ranks[first].count):
         # Ranks have one lane each; a worker of one rank may have several, of which l has ended.
         own_lane = state.workers[w].first_lane if w > first else l
-        if not end_empty(state, w, time_s):
+        if not end_if_empty(state, w, time_s):
             _end_lane(state, own_lane, time_s)
 
 
@@ -480,10 +487,10 @@ def _note_idle(state, w, time_s):
 
 
 @where_rare(lambda state, r, time_s: False)
-def _is_transfer_lost(state, r, time_s):
-    """Whether one of the two workers of r went down while its KV crossed the link.
+def _drop_lost_transfer(state, r, time_s):
+    """Route request r anew if one of its two workers went down while its KV crossed the link.
 
-    If so, the other one gives back what it held for r, and r is routed anew.
+    The other one gives back what it reserved for r. False, and nothing happens, if both have stayed up.
     """
     request = state.requests[r]
     link = len(state.lanes)
@@ -509,7 +516,7 @@ def end_hand_off(state, r, time_s):
     request = state.requests[r]
     link = len(state.lanes)
     w, v = request.prefill_worker, request.decode_worker
-    if _is_transfer_lost(state, r, time_s):
+    if _drop_lost_transfer(state, r, time_s):
         return
     _release_kv(state, w, r)
     _note_idle(state, w, time_s)
@@ -538,8 +545,8 @@ def _mark_lost(state, r):
 def _reset_progress(state, r):
     """Let request r, which lost its KV after its prompt was computed, compute all its tokens again."""
     request = state.requests[r]
-    # The last token was not in the cache yet, so now it is one more to compute; but not where the request was
-    # handed over with its whole prompt and no token that anybody saw.
+    # Its newest token had no KV yet, so there is one more to compute. If it has none yet, that is the last
+    # token of its prompt, where `batching.seat_request` has taken it off `length_tokens`.
     request.length_tokens += request.generated_tokens > 0 or request.length_tokens < request.input_tokens
     request.computed_tokens = 0
     lose_prefix(state, r)
@@ -558,7 +565,7 @@ def route_lost(state, time_s, cause):
         else:
             if request.computed_tokens > 0:
                 _reset_progress(state, r)
-            arrive(state, r, time_s, cause)
+            route_arrival(state, r, time_s, cause)
 
 
 @kernel_jit
@@ -719,8 +726,9 @@ def _apply_disturbance(state, disturbance, time_s, cause):
 def simulate_events(fields, closed_loop, stop_early):
     """Simulate until every request is done; with `stop_early` until a limit is broken.
 
-    `closed_loop` > 0 keeps that many requests in flight: the next one arrives when one completes. At a PAUSE
-    it returns early. Called again it goes on as if it had not paused, with the disturbances it finds then.
+    `fields` is a layout.State, which is changed in place. `closed_loop` > 0 keeps that many requests in
+    flight: the next one arrives when one completes. At a PAUSE it returns early. Called again it goes on as
+    if it had not paused, with the disturbances it finds then.
     """
     state = pointer_to(fields)
     n = len(state.requests)
@@ -764,7 +772,7 @@ def simulate_events(fields, closed_loop, stop_early):
                 state.counters[ENTERED] = entered
             else:
                 state.counters[FREED] = without_root(state.requests, freed)
-            arrive(state, r, time_s, cause if is_caused else NONE)
+            route_arrival(state, r, time_s, cause if is_caused else NONE)
         elif time_s == np.inf:
             return  # Nothing will ever happen again: every worker is down.
         elif starts:
@@ -792,5 +800,6 @@ def simulate_events(fields, closed_loop, stop_early):
             cause, cause_s = entity, time_s
         if time_s > seen_until_s:
             seen_until_s = see_late(state, time_s)
-        if is_over(state, closed_loop, stop_early, time_s):
+        release_next(state, closed_loop, time_s)
+        if stop_early and is_broken(state):
             return

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.models.foreign_forms import FIVE
+from planner.models.foreign_forms import FIVE_NUMBERS
 from planner.models.output_length import NO_OUTPUTS
 from planner.policies import GREEDY, LOWEST_BY_LOT, ROUND_ROBIN, SCORE, SRPT, TWO_BY_REQUESTS, VLLM_V1
 from planner.simulator.adapter_layout import NO_ADAPTERS
@@ -73,7 +73,7 @@ def is_ordinary(state: State) -> bool:
         and policy[FLIP_S] == policy[REPURPOSE_S] == np.inf
         and policy[LIVE] == 0.0
         and len(state.parts) == 0
-        and bool((types["form"] == FIVE).all())
+        and bool((types["form"] == FIVE_NUMBERS).all())
         and bool((types["batching"] == VLLM_V1).all())
         and bool((types["admission"] == GREEDY).all())
         and bool((types["queue_order"] <= SRPT).all())

@@ -31,9 +31,10 @@ FINISHED, REJECTED, UNFINISHED = 0, 1, 2  # Values of REQUEST.status.
 NONE = np.int64(-1)
 ZERO, ONE = np.int64(0), np.int64(1)
 BLOCK = 16  # Tokens of a KV block.
-# The size of a lane's stack of longest gaps (State.gaps). counting.note_gap empties a full one into requests.
+# The size of a lane's stack of longest gaps (State.gaps), set by hand: counting.note_gap empties a full one
+# into the requests.
 GAP_DEPTH = 64
-GROUP = 16  # Routers look at the workers of a pool in groups of so many (State.lowest).
+GROUP = 16  # Routers look at the workers of a pool in groups of so many (State.lowest). Set by hand.
 
 # The lists of a worker, first in first out.
 (
@@ -86,8 +87,8 @@ TYPE = np.dtype(
         ("host_s", "f8", 2),  # Seconds of the host per step, and per sequence in it.
         # Seconds of the host that a step with prompts takes beyond these, for its launches.
         ("launch_s", "f8"),
-        ("rest_s", "f8", 2),  # The same of the part that no asynchronous step hides.
-        ("token_s", "f8"),  # Seconds of the API server per token: no step is shorter than its tokens.
+        ("rest_s", "f8", 2),  # As `host_s`, of the part that the host cannot do while the GPUs work.
+        ("token_s", "f8"),  # Seconds of the API server per token: no step takes less for its tokens.
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.
         # Seconds until the API server of a decode worker has a hand-off, of which it makes tokens then.
         ("hand_off_s", "f8"),
@@ -98,8 +99,8 @@ TYPE = np.dtype(
         ("accepted", "f8", MOST_DRAFTS),  # The probability that i drafts or more are accepted.
         ("lookahead_tokens", "i8"),  # KV slots that it keeps beyond the tokens it checks.
         ("draw_seed", "i8"),
-        # The routing score per pending prompt token, request, prompt token of a request, and waiting request,
-        # for FRONT and for BACK.
+        # The routing score per pending prompt token, request, prompt token of a request, and waiting request:
+        # a row for arrivals (FRONT) and one for hand-offs (BACK).
         ("routing_weight", "f8", (2, 4)),
     ]
 )
@@ -173,7 +174,7 @@ LANE = np.dtype(
         ("pairs", "f8"),  # The sum of n (c + (n + 1) / 2) over chunks of n tokens.
         ("squares", "f8"),  # The sum of n^2.
         ("cached", "f8"),  # The sum of c, their cached tokens.
-        ("cached_64", "f8"),  # The sum of ceil(c / 64).
+        ("cached_64", "f8"),  # The sum of ceil(c / 64): Vidur's tables count in tiles of 64.
         ("is_decoding", "i8"),  # 1: its decodes take part.
         ("stage_s", "f8"),  # What each stage of the pipeline takes for it.
         # The current run of equal steps; without steps the lane is idle.
@@ -212,7 +213,7 @@ REQUEST = np.dtype(
         ("known_s", "f8"),  # Since when its worker could take it into a step.
         ("known_step", "i8"),  # The first step of its decode worker that may include it.
         ("key", "f8"),  # Its place in a heap: smallest first, then by index.
-        ("left", "i8"),
+        ("left", "i8"),  # Its two children in that heap.
         ("right", "i8"),
         ("next", "i8"),  # The next request in the list in which it waits.
         ("last_token_s", "f8"),
@@ -325,7 +326,7 @@ DP_RANK = np.dtype(  # More fields of a worker, in fleets with data-parallel ran
 )
 MACHINE = np.dtype(  # More fields of a worker in splitwise.py.
     [
-        ("held_tokens", "i8"),  # KV tokens that are reserved by tasks that run or have run.
+        ("reserved_tokens", "i8"),  # KV tokens that are reserved by tasks that run or have run.
         ("promised_tokens", "i8"),  # KV tokens of the requests that were routed here.
         ("formed", "i8"),  # Batches so far.
         ("is_cut", "i8"),  # 1: its batch of decodes ends with the step that it is in.
@@ -336,13 +337,15 @@ MACHINE = np.dtype(  # More fields of a worker in splitwise.py.
         ("picked", "i8"),  # Tasks that are new in it: the first of State.picks.
         ("batch_tasks", "i8"),
         ("batch_tokens", "i8"),
-        ("claimed_tokens", "i8"),  # `held_tokens`, with the KV that the batch will reserve.
+        ("claimed_tokens", "i8"),  # `reserved_tokens`, with the KV that the batch will reserve.
     ]
 )
 TASK = np.dtype(  # More fields of a request in splitwise.py.
     [
         ("phase", "i8"),
-        ("skips", "i8"),  # Batches that left it out; while it waits, less `formed` of its machine.
+        # Batches that left it out. While it waits, less `MACHINE.formed`, so that each new batch counts for
+        # all that wait at once.
+        ("skips", "i8"),
         ("arrival_number", "i8"),  # Its number among those that came to its machine at the same time.
         ("is_picked", "i8"),
         ("is_sent", "i8"),  # 1: its KV is on the way; 0: it waits for room.

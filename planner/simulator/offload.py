@@ -34,7 +34,7 @@ others have stored in between.
 This module is compiled only for fleets with such memory. For others each `where_has` function is compiled as
 the lambda in its decorator. The memory of worker w is the entries of the caches under worker
 number W + w (a shared store's are under W). There `refs` counts the loads of a node, and `is_cached` marks
-the nodes of an offer.
+the nodes of an offer. Letters: w is a worker, r a request, e an entry.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def note_ended_loads(state, w, time_s):
 
 @kernel_jit
 def is_loaded(state, w, r):
-    """Whether worker w knows that it has all KV of request r, which waits for a load."""
+    """Whether worker w knows that it has all KV of request r, which waits for a load. An engine without a
+    step in flight (`formed_s` infinite) knows of every load that has ended.
+    """
     worker, load = state.workers[w], state.offload.loads[r]
     return load.known_step > 0 and (load.known_step <= worker.steps + 1 or worker.formed_s == np.inf)
 
@@ -302,7 +304,7 @@ def _store_prompt(state, w, r):
     Nodes of the offer that are in memory are marked (`is_cached`) while it lasts, so that none leaves for it.
     """
     caches, load = state.caches, state.offload.loads[r]
-    number = _memory_number(state, w)
+    memory = _memory_number(state, w)
     first = load.stored
     full = min(caches.prompts[r].depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     if full <= first:
@@ -310,18 +312,18 @@ def _store_prompt(state, w, r):
     _note_used_nodes(load, first, full)
     missing = ZERO
     for i in range(first, full):
-        e = find_entry(state, number, node_at(state, r, i))
+        e = find_entry(state, memory, node_at(state, r, i))
         if e == NONE:
             missing += 1
         else:
             caches.entries[e].is_cached = 1
     if _make_room(state, w, missing):
         for i in range(first, full):
-            if find_entry(state, number, node_at(state, r, i)) == NONE:
-                _list_in_memory(state, w, add_entry(state, number, node_at(state, r, i)))
+            if find_entry(state, memory, node_at(state, r, i)) == NONE:
+                _list_in_memory(state, w, add_entry(state, memory, node_at(state, r, i)))
         load.stored = full
     for i in range(first, full):
-        e = find_entry(state, number, node_at(state, r, i))
+        e = find_entry(state, memory, node_at(state, r, i))
         if e != NONE:
             caches.entries[e].is_cached = 0
 

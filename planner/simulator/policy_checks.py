@@ -39,7 +39,7 @@ RANK_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 def check_policies(fleet: Fleet) -> None:
     """Raise InputError for policies that are not known, or do not go together or with the fleet."""
     policies = fleet.policies
-    for name, known in BY_FIELD.items():
+    for name, known in BY_FIELD.items():  # `known` are the rows that this field of Policies may name.
         if (chosen := getattr(policies, name)) not in known:
             raise InputError(f"policies.{name} is {chosen!r}, must be one of {', '.join(known)}")
     batching = BATCHING[policies.batching]
@@ -92,11 +92,11 @@ def _require_vllm(where: str, batching: Batching) -> None:
         raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
 
 
-def _require_usual(where: str, policies: Policies, *names: str) -> None:
-    """Raise InputError where one of these policies is not the usual one."""
+def _require_default(where: str, policies: Policies, *names: str) -> None:
+    """Raise InputError where one of these policies is not the default."""
     for name in names:
-        if (value := getattr(policies, name)) != (usual := getattr(Policies(), name)):
-            raise InputError(f"{where}: needs {name} {usual}, found {value!r}")
+        if (value := getattr(policies, name)) != (default := getattr(Policies(), name)):
+            raise InputError(f"{where}: needs {name} {default}, found {value!r}")
 
 
 def _require_one_rank(where: str, worker: WorkerType) -> None:
@@ -143,7 +143,7 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
             continue
         where = f"{pool.name}: speculative"
         _require_vllm(where, batching)
-        _require_usual(where, fleet.policies, "admission")
+        _require_default(where, fleet.policies, "admission")
         if worker.pp > 1:  # Ranks draft each for itself.
             raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {worker.pp}")
         if worker.form is not None:
@@ -165,7 +165,7 @@ def _check_ranks(fleet: Fleet, batching: Batching) -> None:
         return
     policies, where = fleet.policies, f"{ranked_pool.name}: dp {ranked_pool.type.dp}"
     _require_vllm(where, batching)
-    _require_usual(where, policies, "admission", "pools")
+    _require_default(where, policies, "admission", "pools")
     for name in ("routing", "decode_routing"):
         if ROUTING[value := getattr(policies, name)].code not in RANK_ROUTINGS:
             known = ", ".join(row.name for row in ROUTING.values() if row.code in RANK_ROUTINGS)
@@ -185,7 +185,7 @@ def _check_lora(fleet: Fleet, batching: Batching) -> None:
         raise InputError("lora: is of the whole fleet, found workers with other adapters, or none")
     _require_vllm("lora", batching)
     policies = fleet.policies
-    _require_usual("lora", policies, "admission")
+    _require_default("lora", policies, "admission")
     if QUEUE[policies.queue].needs_caches:
         raise InputError(f"lora: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt")
     for pool in fleet.running_pools:
@@ -202,7 +202,7 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
     if not policies.prefix_cache:
         raise InputError(f"{where}: keeps what leaves prefix caches, which needs prefix_cache: true")
     _require_vllm(where, batching)
-    _require_usual(where, policies, "admission")
+    _require_default(where, policies, "admission")
     if QUEUE[policies.queue].needs_caches:
         raise InputError(
             f"{where}: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt"

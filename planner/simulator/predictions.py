@@ -60,7 +60,9 @@ def predicted_at_first(state, r):
     "outputs", lambda state, r, generated: max(state.requests[r].predicted_later_tokens, generated + 1)
 )
 def _new_prediction(state, r, generated):
-    """A prediction above `generated` tokens: the mean of longer outputs, renewed while it is too short."""
+    """A prediction above `generated` tokens: the mean of longer outputs, renewed while it is too short.
+    Without a table of outputs it was made before the simulation (`predicted_later_tokens`).
+    """
     request = state.requests[r]
     later = request.predicted_tokens
     while later <= generated:
@@ -82,7 +84,7 @@ def renew_prediction(state, w, r, generated):
 
 
 @where_has("outputs", lambda state, w, r, generated: None)
-def outlive_if_longer(state, w, r, generated):
+def renew_if_outlived(state, w, r, generated):
     """Renew the prediction of request r if it has as many tokens as predicted.
 
     Only outputs that are predicted from those of other requests can be longer, so elsewhere this is not
@@ -96,7 +98,7 @@ def outlive_if_longer(state, w, r, generated):
 def note_end(state, w, r, tokens):
     """Count the error of the prediction for request r, which leaves worker w with `tokens` tokens of output.
 
-    `tokens` is 0 if the request will come back; then there is no error.
+    A live router gives 0 for a request that will come back; then there is no error.
     """
     worker, request = state.workers[w], state.requests[r]
     if 0 < tokens < request.predicted_tokens:

@@ -26,7 +26,7 @@ pinned-prefix: as min-ttft, among the workers where the longest pinned prefix of
 tenant-round-robin: the next worker in turn, for each tenant by itself.
 
 All see caches as the router knows them (caches.py): min-ttft and pinned-prefix what is computed, the others
-what they sent. tenant-round-robin looks at no cache.
+what they sent. tenant-round-robin looks at no cache. Letters: w is a worker, r the request that is routed.
 """
 
 from __future__ import annotations

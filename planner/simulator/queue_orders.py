@@ -24,7 +24,7 @@ Service is the computed tokens of prompts (cached ones are free) and the tokens 
 weight (`extend_weight`, `output_weight`). vtc divides it by the tenant's weight; for dlpm and dlpm-turns that
 weight multiplies the quantum. vtc and dlpm charge output when a run of decode steps ends (decoding.py says
 what runs and lanes are) or a request comes in its middle. Preempted requests go before all others: their key
-is negative.
+is negative. Letters: w is a worker, r a request, u a tenant, l a lane.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _charges_service(state, w):
 
 
 @kernel_jit
-def _charge(state, w, u, service):
+def _charge_tenant(state, w, u, service):
     """Charge tenant u for a service on worker w, in weighted tokens before the tenant's own weight."""
     tenant = state.caches.tenants[w, u]
     tenant.served += service / state.caches.weights[u]
@@ -256,14 +256,16 @@ def note_admission(state, w, r):
     begin_turn(state, w, r)
     if _charges_service(state, w):
         missed = state.requests[r].length_tokens - state.requests[r].computed_tokens
-        _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND_WEIGHT] * missed)
+        _charge_tenant(
+            state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND_WEIGHT] * missed
+        )
 
 
 @where_has("caches", lambda state, w, r: None)
 def charge_token(state, w, r):
     """Charge request r's tenant for a token of no run: the first, also after a preemption, or a draft's."""
     if _charges_service(state, w):
-        _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
+        _charge_tenant(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
 
 
 @where_has("caches", lambda state, l, steps: None)
@@ -295,7 +297,7 @@ def _charge_up_to(state, l, steps):
     service = caches.settings[OUTPUT_WEIGHT] * (steps - caches.charged[l])
     caches.charged[l] = steps
     for slot in range(lane.decodes):
-        _charge(state, lane.worker, caches.prompts[state.slots[l, slot].request].tenant, service)
+        _charge_tenant(state, lane.worker, caches.prompts[state.slots[l, slot].request].tenant, service)
 
 
 @where_has("caches", lambda state, r: None)

@@ -2,7 +2,7 @@
 
 A request is an index into the array `requests`, NONE for no request. Its fields `left` and `right` are its
 children in a heap, `next` its successor in a list; so it is in one heap and one list at most. A list is a
-pair of fields `head[number]` and `tail[number]` of its owner, a worker or a rank.
+pair of fields `head[list_number]` and `tail[list_number]` of its owner, a worker or a rank.
 """
 
 from __future__ import annotations
@@ -49,33 +49,33 @@ def without_root(requests, root):
 
 
 @kernel_jit
-def append(requests, owner, number, r):
-    """Put request r at the end of list `number` of `owner`."""
+def append(requests, owner, list_number, r):
+    """Put request r at the end of list `list_number` of `owner`."""
     requests[r].next = NONE
-    if owner.head[number] == NONE:
-        owner.head[number] = r
+    if owner.head[list_number] == NONE:
+        owner.head[list_number] = r
     else:
-        requests[owner.tail[number]].next = r
-    owner.tail[number] = r
+        requests[owner.tail[list_number]].next = r
+    owner.tail[list_number] = r
 
 
 @small_jit
-def pop(requests, owner, number):
-    """Take the first request out of list `number` of `owner`, which is not empty, and return it."""
-    r = owner.head[number]
-    owner.head[number] = requests[r].next
+def pop(requests, owner, list_number):
+    """Take the first request out of list `list_number` of `owner`, which is not empty, and return it."""
+    r = owner.head[list_number]
+    owner.head[list_number] = requests[r].next
     return r
 
 
 @kernel_jit
-def drop(requests, owner, number, r):
-    """Take request r out of list `number` of `owner`, in which it is."""
-    previous, current = NONE, owner.head[number]
+def drop(requests, owner, list_number, r):
+    """Take request r out of list `list_number` of `owner`, in which it is."""
+    previous, current = NONE, owner.head[list_number]
     while current != r:
         previous, current = current, requests[current].next
     if previous == NONE:
-        owner.head[number] = requests[r].next
+        owner.head[list_number] = requests[r].next
     else:
         requests[previous].next = requests[r].next
-    if owner.tail[number] == r:
-        owner.tail[number] = previous
+    if owner.tail[list_number] == r:
+        owner.tail[list_number] = previous

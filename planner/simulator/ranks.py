@@ -42,8 +42,8 @@ def rank_count(state, w):
 @where_has("dp_ranks", lambda state, w: False)
 def runs_empty(state, w):
     """Whether w is a rank that takes part in the steps under way with an empty batch."""
-    lane = state.lanes[state.workers[w].first_lane]  # 0 decodes unless it decodes.
-    return (
+    lane = state.lanes[state.workers[w].first_lane]
+    return (  # The decodes are in the batch only if it `is_decoding`.
         state.dp_ranks[w].count > 1
         and lane.run_steps > 0
         and lane.decodes * lane.is_decoding + lane.prefills == 0
@@ -74,7 +74,7 @@ def shorten_ranks(state, w, steps):
 
 
 @where_has("dp_ranks", lambda state, w, time_s: False)
-def end_empty(state, w, time_s):
+def end_if_empty(state, w, time_s):
     """End the run of w if it is one of empty batches; True if it was."""
     if not runs_empty(state, w):
         return False

@@ -36,15 +36,15 @@ def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str,
         "tpot_s": np.where(with_gaps, (finish_s - first_token_s) / np.maximum(output_tokens - 1, 1), np.nan),
         "tbt_max_s": np.where(with_gaps, gap_max_s, np.nan),
         "e2e_s": finish_s - arrival_s,
-        "front": requests["prefill_worker"].copy(),
-        "back": requests["decode_worker"].copy(),
+        "prefill_worker": requests["prefill_worker"].copy(),
+        "decode_worker": requests["decode_worker"].copy(),
         "preemptions": requests["preemptions"].copy(),
         "status": status,
         "last_finish_s": np.array([np.nanmax(finish_s) if finished.any() else np.nan]),
     }
 
 
-def results(
+def read_simulation(
     state: State,
     fleet: Fleet,
     trace: Trace,
@@ -65,10 +65,11 @@ def results(
     workers, runs, output = state.workers, state.runs[: state.counters[layout.RUNS]], trace.output_tokens
     if columns is None:
         columns = columns_of(state.requests, output)
-    arrival_s, status, front, back = (columns[name] for name in ("arrival_s", "status", "front", "back"))
+    arrival_s, status = columns["arrival_s"], columns["status"]
+    prefilled_on, decoded_on = columns["prefill_worker"], columns["decode_worker"]  # NONE: on no worker.
     if state.dp_ranks is not None:
         workers, worker_of = _merge_ranks(state)
-        front, back, runs = worker_of[front], worker_of[back], runs.copy()
+        prefilled_on, decoded_on, runs = worker_of[prefilled_on], worker_of[decoded_on], runs.copy()
         runs["worker"] = worker_of[runs["worker"]]
     finish_s = float(columns["last_finish_s"][0])
     end_s = float(arrival_s[-1] if np.isnan(finish_s) else finish_s)
@@ -82,8 +83,8 @@ def results(
         tpot_s=columns["tpot_s"],
         tbt_max_s=columns["tbt_max_s"],
         e2e_s=columns["e2e_s"],
-        prefill_worker=front,
-        decode_worker=np.where(back >= 0, back, front),
+        prefill_worker=prefilled_on,
+        decode_worker=np.where(decoded_on >= 0, decoded_on, prefilled_on),
         preemptions=columns["preemptions"],
         status=status,
         worker_names=fleet.worker_names,

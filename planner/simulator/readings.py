@@ -25,7 +25,7 @@ TTFT_SUM, TPOT_SUM, KV_SUM = range(3)
 COUNTS, SUMS = 10, 3
 # Indices into `numbers` (`_read`): how many requests are under way, and how many had arrived at the last
 # reading.
-OPEN, SEEN = range(2)
+UNDER_WAY, SEEN = range(2)
 # Bits of a request's mark: its arrival at the first worker, its first token, its hand-off have been counted.
 HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF = 1, 2, 4
 
@@ -124,7 +124,7 @@ def _read(records, lists, pools, results, entered, time_s):
     results[0][:] = 0
     results[1][:] = 0.0
     _count_gauges(records, pools[0], results, time_s)
-    last, still_under_way = numbers[OPEN], 0
+    last, still_under_way = numbers[UNDER_WAY], 0
     for r in range(numbers[SEEN], entered):
         under_way[last] = r
         last += 1
@@ -134,7 +134,7 @@ def _read(records, lists, pools, results, entered, time_s):
         if requests[r].status == UNFINISHED:
             under_way[still_under_way] = r
             still_under_way += 1
-    numbers[OPEN], numbers[SEEN] = still_under_way, entered
+    numbers[UNDER_WAY], numbers[SEEN] = still_under_way, entered
     return _heap_size(requests, counters[LIMBO], scratch) + _heap_size(requests, counters[HELD], scratch)
 
 
@@ -145,7 +145,7 @@ class Counting:
         """`pool_of` (W,) is the pool of each of the kernel's workers, `is_prefill` (P,) 1 for prefill."""
         n = len(state.requests)
         self._records = (state.requests, state.workers, state.lanes, state.types, state.counters)
-        self._lists = (  # As `read` says; the stack of `_heap_size` may hold all requests and one more.
+        self._lists = (  # As `_read` says; the stack of `_heap_size` may hold all requests and one more.
             np.zeros(n, np.int64),
             np.zeros(n, np.int64),
             np.zeros(2, np.int64),

@@ -31,11 +31,12 @@ from planner.simulator.initial_state import (
 )
 from planner.simulator.kernel_variants import for_kernel
 from planner.simulator.layout import State
-from planner.simulator.read_results import columns_of, results
+from planner.simulator.read_results import columns_of, read_simulation
 from planner.simulator.simulation import Ints, Simulation
 from planner.traffic.trace import Trace, last_tenth_s, measured_window
 
-RUNS_PER_REQUEST, LEAST_RUNS = 8, 1024  # Room for recorded runs of steps, which suffices for most traces.
+# Room for recorded runs of steps, set by hand: a trace that needs more is simulated twice.
+RUNS_PER_REQUEST, LEAST_RUNS = 8, 1024
 Result = TypeVar("Result")
 
 
@@ -61,10 +62,10 @@ def simulate(
     """
     check_traffic(fleet, trace)
     if trace.after.size and (closed_loop or engine_of(fleet) != STEPWISE):
-        others = (repr(row.name) for row in BATCHING.values() if row.simulator != STEPWISE)
+        batchings = (repr(row.name) for row in BATCHING.values() if row.simulator != STEPWISE)
         raise InputError(
             f"{trace.name}: requests wait for others (column after), which goes neither with a closed loop "
-            f"nor with batching {' or '.join(others)}; drop one of the two"
+            f"nor with batching {' or '.join(batchings)}; drop one of the two"
         )
     if is_long(fleet, trace, limits) and not closed_loop and not record_parts:
         return _simulate_streamed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
@@ -82,10 +83,10 @@ def simulate(
         if closed_loop:
             state.counters[layout.RELEASED] = min(closed_loop, len(trace))
         _run(state, fleet, closed_loop, stop_early)
-        needed, needed_parts = (int(state.counters[which]) for which in (layout.RUNS, layout.PARTS))
-        if not record or (needed <= runs and needed_parts <= parts):
-            return results(state, fleet, trace, tuple(limits))
-        runs, parts = max(runs, needed), max(parts, needed_parts)
+        needed_runs, needed_parts = (int(state.counters[k]) for k in (layout.RUNS, layout.PARTS))
+        if not record or (needed_runs <= runs and needed_parts <= parts):
+            return read_simulation(state, fleet, trace, tuple(limits))
+        runs, parts = max(runs, needed_runs), max(parts, needed_parts)
 
 
 def room_for_runs(trace: Trace) -> int:
@@ -150,12 +151,14 @@ def _simulate_streamed(
     """
     per_request = streaming_requests.RUNS_PER_REQUEST
 
+    # StreamedRequests calls these two: for records that are about to be needed, and for those that are done.
     def lay_out(first: int, records: npt.NDArray[np.void]) -> None:
         make_fresh(records, trace, first)
         if predicted_tokens is not None:
             rows = slice(first, first + len(records))
             for name in ("predicted_tokens", "predicted_later_tokens"):
                 records[name] = predicted_tokens[rows]
+        # A column of a long trace may be mapped from a file: its pages are given back.
         for column in (trace.input_tokens, trace.output_tokens):
             release_memory(column)
 
@@ -188,7 +191,7 @@ def _simulate_streamed(
         for column in (trace.arrival_s, trace.input_tokens, trace.output_tokens):
             release_memory(column)
         state = state._replace(runs=sampled_runs, requests=streamed.requests[:0])
-        simulation = results(state, fleet, trace, tuple(limits), columns)
+        simulation = read_simulation(state, fleet, trace, tuple(limits), columns)
         # The parts of the run whose steps were recorded, (first, last moment) each.
         sampled_s = np.array(streamed.sampled_s).reshape(-1, 2)
         return replace(simulation, gaps=streamed.gaps, sampled_s=sampled_s), state
@@ -275,7 +278,7 @@ def simulate_if_kept(
         requests.count(int(state.counters[layout.ENTERED]))
         return simulation if _holds_over_the_whole(state, len(trace), limits) else None
     return read_if_kept(
-        lambda state: results(state, fleet, trace, tuple(limits)),
+        lambda state: read_simulation(state, fleet, trace, tuple(limits)),
         fleet,
         trace,
         limits,
@@ -371,7 +374,7 @@ def _check_done(state: State) -> None:
     """Raise LostRequests if no event is due and not all requests are done.
 
     Two cases are no mistake: if workers go down, requests may wait for ever; and a step whose time is NaN
-    never ends, for which `results` raises InputError.
+    never ends, for which `read_simulation` raises InputError.
     """
     counters, n = state.counters, len(state.requests)
     # Something can still happen: an event, requests to come, a step under way, workers that return.

@@ -2,7 +2,8 @@
 
 Policies by score choose the worker with the smallest `state.score`, which `slots.add_load` keeps up to date.
 To find that worker quickly, workers are in groups of GROUP, and `state.lowest` has for each group a lower
-bound of its scores.
+bound of its scores. Letters: w is a worker, r the request that is routed, l a lane; `need` are the KV blocks
+of the request at its end.
 """
 
 from __future__ import annotations
@@ -427,7 +428,7 @@ def _keeps_constraints(state, w, r):
     if batch > kind.seats:
         return False
     future = worker.future_tokens + request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
-    # A step takes tables[first + tokens] + k[1] decodes + k[2] KV tokens (FIVE in step_times.py).
+    # A step takes tables[first + tokens] + k[1] decodes + k[2] KV tokens (FIVE_NUMBERS in step_times.py).
     first, k, tables = kind.table_at[0], kind.numbers, state.tables
     step_s = tables[first + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta
     if step_s > tbt_s:  # (b)

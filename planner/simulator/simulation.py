@@ -62,7 +62,9 @@ class Simulation:
     tenants: tuple[str, ...] = ()  # Empty if the trace names none.
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
     nominal_end_s: float = np.inf  # The last of `nominal_s`; infinite without sessions.
-    token_weights: tuple[float, float] = (1.0, 1.0)  # The service of a prompt token, and of an output token.
+    # How much service to a tenant a prompt token and an output token are, for queues that share it fairly.
+    token_weights: tuple[float, float] = (1.0, 1.0)
+    # layout.PART: chunks of prompts and preemptions, by their step in `runs`; empty if not recorded.
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
     reloaded_tokens: Ints | None = None  # Loaded from CPU memory at first admission; None without it.
     disk_tokens: Ints | None = None  # Of those, the ones that came from the disk behind CPU memory.
@@ -76,19 +78,19 @@ class Simulation:
     # of the parts of the simulation of which `runs` are kept.
     gaps: GapCounts | None = None
     sampled_s: Floats = field(default_factory=lambda: np.zeros((0, 2)))
-    tasks: Tasks | None = None  # None in a trace without sessions.
+    tasks: Tasks | None = None  # Which requests belong to one piece of work; None without sessions.
     # (n,) an index into the selectors of `limits`, NONE for no class; empty where no limit is of a class.
     of_class: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def class_of(self, selector: Selector | None) -> int:
-        """The value of `of_class` of the requests that a selector chooses; layout.NONE: all requests."""
+    def class_number(self, selector: Selector | None) -> int:
+        """The number in `of_class` of the class that a selector chooses; layout.NONE without a selector."""
         return int(layout.NONE) if selector is None else selectors_of(self.limits).index(selector)
 
-    def of_limit(self, limit: Limit) -> npt.NDArray[np.bool_]:
+    def limited_requests(self, limit: Limit) -> npt.NDArray[np.bool_]:
         """(n,) bool: the requests that a limit counts."""
         if limit.selector is None:
             return np.ones(len(self.arrival_s), dtype=bool)
-        return np.asarray(self.of_class == self.class_of(limit.selector))
+        return np.asarray(self.of_class == self.class_number(limit.selector))
 
     @property
     def token_hit_frac(self) -> float | None:

@@ -31,8 +31,8 @@ BISECTED_FRAC = 1e-9  # `gap_percentile_s` bisects down to an interval of this s
 
 
 @dataclass(frozen=True, slots=True)
-class InWindow:
-    """What a limit comes to in the window from `start_s` to `end_s`.
+class WindowResult:
+    """The result of a limit in the window from `start_s` to `end_s`.
 
     `value_s` is its percentile, NaN for the attainment, which has none. `kept_frac` is the share of its
     `judged` values within the limit.
@@ -65,7 +65,7 @@ class Line:
     kept_frac: float
     holds: bool
     judged: int
-    worst: InWindow | None = None
+    worst: WindowResult | None = None
 
     @property
     def deciding_s(self) -> float:
@@ -106,7 +106,7 @@ class Verdict:
     patient_frac: float = 1.0
     patience_s: float = BACKLOG_LIMIT_S
     windows: int = 0
-    attainment_worst: InWindow | None = None
+    attainment_worst: WindowResult | None = None
     guarantees: tuple[GuaranteeLine, ...] = ()
 
     @property
@@ -143,6 +143,7 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
         return float("nan")
     order = np.argsort(values_s, kind="stable")
     cumulated = np.cumsum(weights[order])
+    # The nearest rank, as a limit is judged: so many of all values may lie above it.
     rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
     return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
 
@@ -189,7 +190,7 @@ def _measured_with_value(
     """(n,): the measured requests that have a value of the metric, with `limit` those of its class."""
     mask = measured_mask(simulation)
     if limit is not None and limit.selector is not None:
-        mask &= simulation.of_limit(limit)
+        mask &= simulation.limited_requests(limit)
     if (with_value := METRICS[metric].has_value(simulation)) is not None:
         mask &= with_value
         release_memory(simulation.output_tokens)
@@ -303,7 +304,7 @@ def value_s(
             return simulation.gaps.percentile_s(percentile_frac)
         if len(simulation.runs) == 0:
             return float("nan")
-        of_class = simulation.class_of(None if limit is None else limit.selector)
+        of_class = simulation.class_number(None if limit is None else limit.selector)
         return gap_percentile_s(gap_runs(simulation, of_class=of_class), percentile_frac)
     return _percentile_in_place_s(request_values_s(simulation, metric, limit), percentile_frac)
 
@@ -348,10 +349,10 @@ def jain_index(values: Floats) -> float:
     return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else float("nan")
 
 
-def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
+def judge(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) -> Verdict:
     """Hold a simulation, run with `limits=slo.limits`, against the SLO.
 
-    Without `values` the percentiles are left out (NaN), which is quicker; the verdict is the same. With
+    Without percentiles these are NaN, which is quicker; the verdict is the same. With
     `every` and limits on tbt it needs a simulation with `record=True`, or one that `replay.simulate_if_kept`
     gave.
     """
@@ -368,14 +369,17 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         # A simulation that was stopped early, since its SLO was missed, is not complete.
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
         kept = 1.0 - violations / counted if counted else 1.0
-        value = value_s(simulation, limit.metric, limit.percentile_frac, limit) if values else float("nan")
+        value = math.nan
+        if with_percentiles:
+            value = value_s(simulation, limit.metric, limit.percentile_frac, limit)
         if slo.every_s is None:
             lines.append(Line(limit, value, kept, holds, counted))
             continue
         holds &= all(each.holds for each in in_windows(simulation, k, edges_s))
-        worst = worst_window(simulation, k, edges_s) if values else None
+        worst = worst_window(simulation, k, edges_s) if with_percentiles else None
         lines.append(Line(limit, value, kept, holds, counted, worst))
-    attainment = _attainment(simulation, slo) if values or slo.attainment_frac is not None else float("nan")
+    needs_attainment = with_percentiles or slo.attainment_frac is not None
+    attainment = _attainment(simulation, slo) if needs_attainment else math.nan
     needed_frac = slo.attainment_frac or 0.0
     attained = [] if slo.attainment_frac is None else attained_in_windows(simulation, slo, edges_s)
     patient_frac, patience_s = _last_tenth(simulation, slo)
@@ -400,8 +404,8 @@ def windows_s(simulation: Simulation, every_s: float) -> Floats:
     return slo_windows_s(simulation.nominal_s, (start_s, min(end_s, simulation.nominal_end_s)), every_s)
 
 
-def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow]:
-    """What limit `k` comes to in each window, without the percentiles."""
+def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[WindowResult]:
+    """The results of limit `k` in each window, without the percentiles."""
     limit, window_count = simulation.limits[k], len(edges_s) - 1
     # Where the kernel counted no gap (`counted`), there are no runs although gaps were recorded.
     has_gap_runs = simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k])
@@ -413,13 +417,13 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
     elif np.array_equal(edges_s, simulation.edges_s):  # The kernel counted gaps in these windows already.
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
     elif has_gap_runs:
-        of_windows = _gap_runs_in(simulation, edges_s, simulation.class_of(limit.selector))
+        of_windows = _gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
         counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in of_windows])
         violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in of_windows]
     else:
         raise ValueError("gaps of windows need a simulation with record=True")
     return [
-        InWindow(
+        WindowResult(
             float(start_s),
             float(end_s),
             float("nan"),
@@ -441,7 +445,7 @@ def missed_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[in
     return [v for v in range(len(edges_s) - 1) if not all(each[v].holds for each in lines)]
 
 
-def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
+def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> WindowResult:
     """The window in which limit `k`'s percentile is largest.
 
     Of equal ones, and where gaps were not recorded, it is the window with the fewest values within the limit.
@@ -457,7 +461,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
     elif len(simulation.runs) and simulation.gaps is None:
         values_s = [
             gap_percentile_s(runs, limit.percentile_frac)
-            for runs in _gap_runs_in(simulation, edges_s, simulation.class_of(limit.selector))
+            for runs in _gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
         ]
     else:
         return min(windows, key=lambda each: (each.holds, each.kept_frac))  # False comes before True.
@@ -483,7 +487,7 @@ def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, floa
     return list(zip(edges_s[:-1].tolist(), ends_s, strict=True))
 
 
-def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[InWindow]:
+def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[WindowResult]:
     """The share of requests that keep all limits at once in each window (`slo: attainment` says how many
     must); an empty list without windows.
     """
@@ -495,7 +499,7 @@ def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> li
         is_here = window_of == v
         share = float(kept[is_here].mean()) if is_here.any() else 1.0  # Without requests nothing is missed.
         holds = share >= (slo.attainment_frac or 0.0)
-        windows.append(InWindow(start_s, end_s, float("nan"), share, holds, int(is_here.sum())))
+        windows.append(WindowResult(start_s, end_s, float("nan"), share, holds, int(is_here.sum())))
     return windows
 
 
@@ -515,7 +519,7 @@ def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     kept = simulation.status == FINISHED
     for limit in slo.limits:
         is_late = METRICS[limit.metric].values_s(simulation) > limit.limit_s
-        kept &= ~(is_late if limit.selector is None else is_late & simulation.of_limit(limit))
+        kept &= ~(is_late if limit.selector is None else is_late & simulation.limited_requests(limit))
     return np.asarray(kept)
 
 

@@ -387,7 +387,7 @@ def enqueue_request(state, w, r):
     count_waiting(state, w, r, 1)  # Per adapter.
     # Queue orders above EDF keep queues of their own (queue_orders.py).
     if kind.queue_order > EDF:
-        line_up(state, w, r, False)
+        line_up(state, w, r, False)  # At the end.
         return
     tokens = float(request.length_tokens)
     if kind.queue_order == FCFS:
@@ -535,7 +535,7 @@ def refresh_next_finish_step(state, l):
 
 
 @kernel_jit
-def _preempt(state, w, r, tokens, cached, recomputed):
+def _preempt_request(state, w, r, tokens, cached, recomputed):
     """Preempt request r, which is in no slot: free its seat and the blocks of `tokens` tokens.
 
     The first `cached` of them stay in a prefix cache. It waits before all others, to compute `recomputed`
@@ -580,7 +580,7 @@ def preempt_decode(state, l, slot):
     request = state.requests[r]
     tokens = np.int64(request.length_tokens)
     request.length_tokens = tokens + 1  # Its latest token has no KV yet, and is now part of the prompt.
-    _preempt(state, state.lanes[l].worker, r, tokens, cached, tokens + 1)
+    _preempt_request(state, state.lanes[l].worker, r, tokens, cached, tokens + 1)
 
 
 @kernel_jit
@@ -595,21 +595,21 @@ def rest_decode(state, l, slot):
 
 
 @kernel_jit
-def preempt_waiting(state, w, number, r):
-    """Preempt request r, which is in list `number` of worker w.
+def preempt_waiting(state, w, list_number, r):
+    """Preempt request r, which is in list `list_number` of worker w.
 
     It is a prompt computed in part (PARTIAL), a decode that was left out of the step (RESTING), or a request
     whose last token the engine has not seen yet (LEAVING). A decode computes all its tokens again, the newest
     too. Of a prompt, the tokens that were computed are computed again.
     """
     worker = state.workers[w]
-    drop(state.requests, worker, number, r)
+    drop(state.requests, worker, list_number, r)
     request, kind = state.requests[r], state.types[worker.type]
     tokens, cached = np.int64(request.length_tokens), np.int64(request.computed_tokens)
     recomputed = tokens + 1
-    if number == RESTING:
+    if list_number == RESTING:
         request.length_tokens = recomputed
-    elif number == LEAVING:
+    elif list_number == LEAVING:
         # The last token's KV may not be in the cache.
         cached = max(cached, tokens - 1)
     else:
@@ -621,13 +621,13 @@ def preempt_waiting(state, w, number, r):
             request.length_tokens = cached
             request.output_tokens += missing
             recomputed -= missing
-    _preempt(state, w, r, tokens, cached, recomputed)
+    _preempt_request(state, w, r, tokens, cached, recomputed)
 
 
 @kernel_jit
-def latest_in(state, w, number):
-    """The request admitted last of those in list `number` of worker w; NONE if it is empty."""
-    latest, r = NONE, state.workers[w].head[number]
+def latest_in(state, w, list_number):
+    """The request admitted last of those in list `list_number` of worker w; NONE if it is empty."""
+    latest, r = NONE, state.workers[w].head[list_number]
     while r != NONE:
         if latest == NONE or state.requests[r].admission_number > state.requests[latest].admission_number:
             latest = r

@@ -25,6 +25,8 @@ no longer sorted; ageing counts batches formed, not steps. With routing "kv-toke
 new request is never added, though it is subtracted at the end, so that one machine of each pool gets
 everything. One is not kept: where all memory is reserved by tasks that wait for more, the program runs for
 ever, and we reject the requests that can never go on.
+
+Letters: w is a machine, which is a worker and its only lane in layout.py; r is a request, `code` a task.
 """
 
 from __future__ import annotations
@@ -35,15 +37,16 @@ from planner.simulator import layout
 from planner.simulator.counting import (
     end_batch,
     first_token,
-    is_over,
+    is_broken,
     record_steps,
+    release_next,
     run_s,
     settle_gap,
     single_gap,
     steps_reaching,
 )
 from planner.simulator.decoding import advance_decodes
-from planner.simulator.event_heap import next_arrival, next_time_s, schedule, set_time
+from planner.simulator.event_heap import next_arrival, next_time_s, schedule_event, set_time
 from planner.simulator.layout import (
     BLOCK,
     DONE,
@@ -92,10 +95,10 @@ from planner.simulator.splitwise_pools import (
     least_pending_of_all,
     least_reserved,
     leave_pool,
-    move,
+    move_machine,
     open_for_tokens,
     prompt_tokens,
-    route,
+    route_request,
     whole_tokens,
 )
 from planner.simulator.step_times import step_seconds
@@ -103,7 +106,7 @@ from planner.simulator.transfer import transfer_end_s
 
 MAX_SKIPS = 4  # A task that so many batches have left out comes first. Splitwise's program has this value.
 RETRY_S = 1.0  # A transfer whose target has no room tries again after so long, as in that program.
-FIRST_QUEUE_SPARE = 64  # Places of a queue beyond two batches; it doubles when that is too few.
+FIRST_QUEUE_SPARE = 64  # Places of a queue beyond two batches, set by hand: too short a queue is doubled.
 
 # Indices of a machine's lists (WORKER.head, WORKER.tail). WAITING holds every waiting task; prompts, and
 # decodes that were evicted, are in a second list too.
@@ -140,7 +143,7 @@ def _may_overflow(state, tasks):
 
 
 @kernel_jit
-def _enqueue(state, w, code, skips):
+def _enqueue_task(state, w, code, skips):
     """Put a task into the queue of machine w, where bisection finds its place by (skips, arrival).
 
     Marks the queues as too short before the next batch or arrival could overflow this one.
@@ -165,7 +168,7 @@ def _enqueue(state, w, code, skips):
 
 
 @kernel_jit
-def _dequeue(state, w, code):
+def _dequeue_task(state, w, code):
     """Take a task out of the queue of machine w, in which it must be."""
     worker = state.workers[w]
     i = 0
@@ -177,33 +180,33 @@ def _dequeue(state, w, code):
 
 
 @kernel_jit
-def _insert_in_list(state, w, which, r, successor):
-    """Put request r into list `which` of machine w, before `successor`; NONE: at the end."""
+def _insert_in_list(state, w, list_number, r, successor):
+    """Put request r into list `list_number` of machine w, before `successor`; NONE: at the end."""
     # PROMPTS and EVICTED share the second pair of links, as no request is in both.
-    worker, k = state.workers[w], min(which, ONE)
-    predecessor = worker.tail[which] if successor == NONE else state.tasks[successor].previous[k]
+    worker, k = state.workers[w], min(list_number, ONE)
+    predecessor = worker.tail[list_number] if successor == NONE else state.tasks[successor].previous[k]
     state.tasks[r].next[k], state.tasks[r].previous[k] = successor, predecessor
     if predecessor == NONE:
-        worker.head[which] = r
+        worker.head[list_number] = r
     else:
         state.tasks[predecessor].next[k] = r
     if successor == NONE:
-        worker.tail[which] = r
+        worker.tail[list_number] = r
     else:
         state.tasks[successor].previous[k] = r
 
 
 @kernel_jit
-def _remove_from_list(state, w, which, r):
-    """Take request r out of list `which` of machine w."""
-    worker, k = state.workers[w], min(which, ONE)
+def _remove_from_list(state, w, list_number, r):
+    """Take request r out of list `list_number` of machine w."""
+    worker, k = state.workers[w], min(list_number, ONE)
     successor, predecessor = state.tasks[r].next[k], state.tasks[r].previous[k]
     if predecessor == NONE:
-        worker.head[which] = successor
+        worker.head[list_number] = successor
     else:
         state.tasks[predecessor].next[k] = successor
     if successor == NONE:
-        worker.tail[which] = predecessor
+        worker.tail[list_number] = predecessor
     else:
         state.tasks[successor].previous[k] = predecessor
 
@@ -261,7 +264,7 @@ def _has_memory_for(state, w, code):
     tokens = prompt_tokens(state, code >> 1)
     if code & 1:
         tokens = whole_tokens(state, code >> 1) - tokens
-    return state.machines[w].held_tokens + tokens <= capacity_tokens(state, w)
+    return state.machines[w].reserved_tokens + tokens <= capacity_tokens(state, w)
 
 
 @kernel_jit
@@ -277,7 +280,7 @@ def _is_batch_full(state, w, r):
 
 
 @kernel_jit
-def _pick(state, w, r):
+def _pick_task(state, w, r):
     """Pick the task of r for the batch; False if memory cannot hold it. A task that has run has its KV."""
     machine, task = state.machines[w], state.tasks[r]
     need = _tokens_to_reserve(state, r)
@@ -302,17 +305,19 @@ def _select_batch(state, w):
     worker, machine = state.workers[w], state.machines[w]
     kind, decodes = state.types[worker.type], state.lanes[w].decodes
     machine.picked, machine.batch_tasks, machine.batch_tokens = 0, 0, 0
-    machine.claimed_tokens = machine.held_tokens
+    machine.claimed_tokens = machine.reserved_tokens
     for i in range(worker.waiting):
         code = state.queues[w, i]
         if _skips_now(state, w, code) < MAX_SKIPS or _is_batch_full(state, w, code >> 1):
             break
         if state.tasks[code >> 1].is_picked == 0:
-            _pick(state, w, code >> 1)
-    for which in (PROMPTS, EVICTED):
-        r = worker.head[which]
+            _pick_task(state, w, code >> 1)
+    for list_number in (PROMPTS, EVICTED):
+        r = worker.head[list_number]
         while (
-            r != NONE and not _is_batch_full(state, w, r) and (state.tasks[r].is_picked or _pick(state, w, r))
+            r != NONE
+            and not _is_batch_full(state, w, r)
+            and (state.tasks[r].is_picked or _pick_task(state, w, r))
         ):
             r = state.tasks[r].next[1]
     stay = min(decodes, kind.seats - machine.batch_tasks, max(kind.token_budget - machine.batch_tokens, ZERO))
@@ -320,7 +325,7 @@ def _select_batch(state, w):
     machine.batch_tokens += stay
     r = worker.head[WAITING] if stay == decodes else NONE
     while r != NONE and (
-        state.tasks[r].is_picked or (not _is_batch_full(state, w, r) and _pick(state, w, r))
+        state.tasks[r].is_picked or (not _is_batch_full(state, w, r) and _pick_task(state, w, r))
     ):
         r = state.tasks[r].next[0]
     return stay
@@ -339,7 +344,7 @@ def _evict_decodes(state, w, stay):
         request.last_token_s = lane.last_token_s
         request.preemptions += 1
         lane.kv_sum -= slot.context_offset + lane.decode_step + 1
-        _enqueue(state, w, 2 * r + 1, task.skips)
+        _enqueue_task(state, w, 2 * r + 1, task.skips)
         task.skips -= formed
         task.phase = HAS_RUN
         _insert_in_list(state, w, EVICTED, r, NONE)
@@ -355,17 +360,17 @@ def _join_batch(state, w, r, time_s):
     request, task = state.requests[r], state.tasks[r]
     task.is_picked = 0
     task.skips += machine.formed
-    machine.held_tokens += _tokens_to_reserve(state, r)
+    machine.reserved_tokens += _tokens_to_reserve(state, r)
     _remove_from_list(state, w, WAITING, r)
     if task.phase == PROMPT:
-        _dequeue(state, w, 2 * r)
+        _dequeue_task(state, w, 2 * r)
         _remove_from_list(state, w, PROMPTS, r)
         if request.scheduled_s < 0.0:
             request.scheduled_s = time_s
         state.chunks[w, lane.prefills].request = r
         add_chunk(lane, ZERO, request.length_tokens)
         return
-    _dequeue(state, w, 2 * r + 1)
+    _dequeue_task(state, w, 2 * r + 1)
     if task.phase == HAS_RUN:
         _remove_from_list(state, w, EVICTED, r)
     slot = state.slots[w, lane.decodes]
@@ -398,13 +403,13 @@ def _start_batch(state, w, time_s):
             _evict_decodes(state, w, stay)
         for i in range(machine.picked):
             _join_batch(state, w, state.picks[i], time_s)
-        worker.used_blocks = blocks_of(machine.held_tokens)
+        worker.used_blocks = blocks_of(machine.reserved_tokens)
     machine.formed += 1
     if lane.prefills + lane.decodes == 0:
         lane.run_steps = 0
-        schedule(state, w, np.inf)
+        schedule_event(state, w, np.inf)
         if worker.running == 0 and machine.pool != machine.home:
-            move(state, w, machine.home, time_s)
+            move_machine(state, w, machine.home, time_s)
         return
     lane.is_decoding = 1
     # A machine has no pipeline, so nothing is sent from stage to stage.
@@ -413,7 +418,7 @@ def _start_batch(state, w, time_s):
     lane.run_first_s = worker.slow_factor * (first_s + extra_s)
     lane.run_growth_s = worker.slow_factor * growth_s
     lane.run_steps = 1 if lane.prefills > 0 else min(lane.next_finish_step - lane.decode_step, longest)
-    schedule(state, w, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
+    schedule_event(state, w, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
 
 
 @kernel_jit
@@ -426,7 +431,9 @@ def _cut_run(state, w, time_s):
         after_s = np.nextafter(time_s, np.inf)
         steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s)
         lane.run_steps = min(lane.run_steps, steps)
-        schedule(state, w, lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
+        schedule_event(
+            state, w, lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps)
+        )
 
 
 @kernel_jit
@@ -449,7 +456,7 @@ def _add_task(state, w, code, time_s):
         state.marks[ARRIVED] += 1
         task.skips = -machine.formed
         _add_to_waiting(state, w, r)
-    _enqueue(state, w, code, ZERO)
+    _enqueue_task(state, w, code, ZERO)
     running = lane.decodes + lane.prefills
     if running == 0:
         return _has_memory_for(state, w, code)
@@ -461,7 +468,7 @@ def _add_task(state, w, code, time_s):
 
 
 @kernel_jit
-def _deliver(state, w, code, time_s):
+def _deliver_task(state, w, code, time_s):
     """Give machine w a task; a prompt is followed by its token task if that runs on w too."""
     while True:  # Once, or twice: for the prompt, then for the token task.
         if _add_task(state, w, code, time_s):
@@ -529,7 +536,7 @@ def _finish_decodes(state, w, time_s):
 @kernel_jit
 def _release_and_finish(state, w, r, time_s):
     """Give back the KV and the seat of request r on machine w, and finish it."""
-    state.machines[w].held_tokens -= whole_tokens(state, r)
+    state.machines[w].reserved_tokens -= whole_tokens(state, r)
     state.machines[w].promised_tokens -= whole_tokens(state, r)
     state.workers[w].running -= 1
     finish_request(state, w, r, time_s)
@@ -565,7 +572,9 @@ def _end_prompt(state, w, r, time_s):
 def _target_has_room(state, r):
     """Whether the token machine of r, if it has one, can hold the KV of its prompt now."""
     w = state.requests[r].decode_worker
-    return w != NONE and state.machines[w].held_tokens + prompt_tokens(state, r) <= capacity_tokens(state, w)
+    return w != NONE and state.machines[w].reserved_tokens + prompt_tokens(state, r) <= capacity_tokens(
+        state, w
+    )
 
 
 @kernel_jit
@@ -574,17 +583,17 @@ def _send_kv(state, r, time_s):
     request, entity = state.requests[r], len(state.workers) + r
     if not _target_has_room(state, r):
         state.marks[RETRYING] += 1
-        schedule(state, entity, time_s + RETRY_S)
+        schedule_event(state, entity, time_s + RETRY_S)
         return
-    state.machines[request.decode_worker].held_tokens += prompt_tokens(state, r)
+    state.machines[request.decode_worker].reserved_tokens += prompt_tokens(state, r)
     state.tasks[r].is_sent = 1
-    schedule(state, entity, transfer_end_s(state, r, request.length_tokens / float(BLOCK), time_s))
+    schedule_event(state, entity, transfer_end_s(state, r, request.length_tokens / float(BLOCK), time_s))
 
 
 @kernel_jit
 def _release_prompt_kv(state, w, r):
     """Give back the memory of the prompt of r on its prompt machine w, which the KV has left."""
-    state.machines[w].held_tokens -= prompt_tokens(state, r)
+    state.machines[w].reserved_tokens -= prompt_tokens(state, r)
     state.machines[w].promised_tokens -= prompt_tokens(state, r)
 
 
@@ -634,10 +643,10 @@ def _stop_machine(state, w, time_s):
             request.last_token_s = lane.last_token_s
     clear_chunks(lane)
     lane.decodes, lane.late_decodes, lane.kv_sum, lane.run_steps = 0, 0, 0.0, 0
-    schedule(state, w, np.inf)
+    schedule_event(state, w, np.inf)
     worker.head[:], worker.tail[:] = NONE, NONE
     worker.waiting, worker.running, worker.used_blocks = 0, 0, 0
-    machine.held_tokens, machine.promised_tokens, machine.is_cut = 0, 0, 0
+    machine.reserved_tokens, machine.promised_tokens, machine.is_cut = 0, 0, 0
     assign_none(state, w)
 
 
@@ -650,7 +659,7 @@ def _cancel_transfer(state, r):
     entity, task = len(state.workers) + r, state.tasks[r]
     if state.heap_index[entity] == NONE:
         return False
-    schedule(state, entity, np.inf)
+    schedule_event(state, entity, np.inf)
     was_sent = task.is_sent == 1
     task.is_sent = 0
     if not was_sent:
@@ -660,7 +669,7 @@ def _cancel_transfer(state, r):
 
 @kernel_jit
 def _restart_request(state, r, w, time_s):
-    """Reset request r, which has lost its KV or its place on machine w; _place_homeless finds machines for
+    """Reset request r, which has lost its KV or its place on machine w; _place_requests finds machines for
     it.
 
     What its token machine v, if another one, had reserved for it is given back.
@@ -673,7 +682,7 @@ def _restart_request(state, r, w, time_s):
         if state.marks[ADDS]:
             assign_request(state, v, r, -1.0)
         if was_sent:
-            state.machines[v].held_tokens -= prompt_tokens(state, r)
+            state.machines[v].reserved_tokens -= prompt_tokens(state, r)
             if _offer_freed_memory(state, v, time_s):
                 _start_batch(state, v, time_s)
     request.preemptions += task.phase != PROMPT
@@ -704,17 +713,17 @@ def _take_down(state, w, time_s):
             request.decode_worker = NONE
             if state.tasks[r].phase != PROMPT:  # Its KV finds no room without a target, and tries again.
                 _send_kv(state, r, time_s)
-    _place_homeless(state, time_s)
+    _place_requests(state, time_s)
 
 
 @kernel_jit
-def _place_homeless(state, time_s):
+def _place_requests(state, time_s):
     """Find machines for the requests that have none for their prompt or their tokens, in order of arrival."""
     for r in range(state.counters[ENTERED]):
         request = state.requests[r]
         if request.status == UNFINISHED and request.prefill_worker == NONE:
-            if route(state, r, time_s):
-                _deliver(state, request.prefill_worker, 2 * r, time_s)
+            if route_request(state, r, time_s):
+                _deliver_task(state, request.prefill_worker, 2 * r, time_s)
         elif request.status == UNFINISHED and request.decode_worker == NONE:
             _place_token_task(state, r, time_s)
 
@@ -729,7 +738,7 @@ def _place_token_task(state, r, time_s):
         if target == NONE:
             target = least_reserved(state, PROMPT_POOL, whole)
             if target != NONE:
-                move(state, target, MIXED_POOL, time_s)
+                move_machine(state, target, MIXED_POOL, time_s)
             else:
                 target = least_pending_of_all(state, r)
     else:
@@ -743,7 +752,7 @@ def _place_token_task(state, r, time_s):
         assign_request(state, target, r, 1.0)
     if target == source:
         state.machines[source].promised_tokens -= prompt_tokens(state, r)
-        _deliver(state, source, 2 * r + 1, time_s)
+        _deliver_task(state, source, 2 * r + 1, time_s)
     elif state.tasks[r].phase != PROMPT:
         _send_kv(state, r, time_s)
 
@@ -768,7 +777,7 @@ def _apply_disturbance(state, time_s):
     elif disturbance.kind == UP and state.workers[w].is_up == 0:
         state.workers[w].is_up = 1
         enter_pool(state, w, state.machines[w].home, time_s)
-        _place_homeless(state, time_s)
+        _place_requests(state, time_s)
 
 
 @kernel_jit
@@ -807,8 +816,8 @@ def simulate_events(fields, closed_loop, stop_early):
         time_s, r = next_time_s(state), next_arrival(state)
         if r != NONE:
             time_s = state.requests[r].arrival_s
-            if route(state, r, time_s):
-                _deliver(state, state.requests[r].prefill_worker, 2 * r, time_s)
+            if route_request(state, r, time_s):
+                _deliver_task(state, state.requests[r].prefill_worker, 2 * r, time_s)
         elif _is_stuck(state):
             _reject_unfinished(state)
         elif state.heap[0] < machines:
@@ -823,17 +832,18 @@ def simulate_events(fields, closed_loop, stop_early):
                 _apply_disturbance(state, time_s)
         else:
             r = state.heap[0] - machines
-            schedule(state, state.heap[0], np.inf)
+            schedule_event(state, state.heap[0], np.inf)
             if state.tasks[r].is_sent:
                 source = state.requests[r].prefill_worker
                 _release_prompt_kv(state, source, r)
-                _deliver(state, state.requests[r].decode_worker, 2 * r + 1, time_s)
+                _deliver_task(state, state.requests[r].decode_worker, 2 * r + 1, time_s)
                 if _offer_freed_memory(state, source, time_s):
                     _start_batch(state, source, time_s)
             else:
                 marks[RETRYING] -= 1
                 _send_kv(state, r, time_s)
-        if is_over(state, closed_loop, stop_early, time_s):
+        release_next(state, closed_loop, time_s)
+        if stop_early and is_broken(state):
             return False
     return False
 

@@ -1,7 +1,8 @@
 """Splitwise's pools of machines: which machine takes a request, and which changes its pool.
 
 `planner/simulator/splitwise.py` says what the pools are for, and runs the machines. Choices here are those of
-Splitwise's public simulator, ties included.
+Splitwise's public simulator, ties included. A request needs a machine for its prompt (`source`) and one for
+its tokens (`target`), which may be the same.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def enter_pool(state, w, pool, time_s):
 
 
 @kernel_jit
-def move(state, w, pool, time_s):
+def move_machine(state, w, pool, time_s):
     """Move machine w to the end of another pool."""
     leave_pool(state, w)
     enter_pool(state, w, pool, time_s)
@@ -82,7 +83,7 @@ def _keeps_one(state, home):
 
 
 @kernel_jit
-def _repurpose(state, time_s):
+def _repurpose_machines(state, time_s):
     """Let machines that have been mixed for long belong to the other pool from now on."""
     i = ZERO
     while i < state.counters[SIZE + MIXED_POOL]:
@@ -91,7 +92,7 @@ def _repurpose(state, time_s):
         is_long = time_s - machine.mixed_since_s >= state.policy[REPURPOSE_S]
         if is_long and machine.home != MIXED_POOL and _keeps_one(state, machine.home):
             machine.home = TOKEN_POOL if machine.home == PROMPT_POOL else PROMPT_POOL
-            move(state, w, machine.home, time_s)
+            move_machine(state, w, machine.home, time_s)
         else:
             i += 1
 
@@ -170,11 +171,11 @@ def _route_moving(state, r, time_s):
     """
     source, target = _open_for_prompt(state, r), open_for_tokens(state, r)
     if source != NONE and state.machines[source].pool == TOKEN_POOL:
-        move(state, source, MIXED_POOL, time_s)
+        move_machine(state, source, MIXED_POOL, time_s)
     if target == NONE:
         target = least_reserved(state, PROMPT_POOL, whole_tokens(state, r))
         if target != NONE:
-            move(state, target, MIXED_POOL, time_s)
+            move_machine(state, target, MIXED_POOL, time_s)
     if source == NONE or target == NONE:
         source = target = least_pending_of_all(state, r)
     return source, target
@@ -190,7 +191,7 @@ def _may_return(state, r):
 
 
 @kernel_jit
-def route(state, r, time_s):
+def route_request(state, r, time_s):
     """Choose the machines of request r and count its load; False if no machine that is up can hold it.
 
     Such a request waits for a machine that is down, or is rejected where none of these could hold it either.
@@ -198,7 +199,7 @@ def route(state, r, time_s):
     request = state.requests[r]
     prompt, whole = prompt_tokens(state, r), whole_tokens(state, r)
     if state.marks[MOVES]:
-        _repurpose(state, time_s)
+        _repurpose_machines(state, time_s)
         source, target = _route_moving(state, r, time_s)
     else:
         source = least_pending(state, PROMPT_POOL, prompt, NONE)

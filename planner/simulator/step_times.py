@@ -1,18 +1,21 @@
-"""Seconds of a step, in each form of step times that the simulator knows. Symbols are those of
-planner/models/latency.py.
+"""Seconds of a step, in each form of step times that the simulator knows.
 
-FIVE              t = f(N) + a A_p + b D + d (K + C) + e P, + m K if P > 0, with h in f
-                  (planner.models.latency)
+Symbols are those of planner/models/latency.py: a step has N tokens, of which D are decodes that read K tokens
+of KV; P prompts in part of n new tokens each after c cached ones, with A_p pairs of a query and a key and C
+cached tokens. f, a, b, d, e, m and h are fitted numbers, of which h is the host's time.
+
+FIVE_NUMBERS      t = f(N) + a A_p + b D + d (K + C) + e P, + m K if P > 0, with h in f
                   for a data-parallel rank only its own part: joint_steps.py adds what all ranks share
 SPLITWISE_LOOKUP  prompts p(tokens); decodes q(D) + b D + d K; both m p(tokens) + b D + d K
 VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
 DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage o + o' context tokens more
 CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
-SPECULATIVE       FIVE of all tokens that are checked, and a drafter's passes  (planner.models.speculation)
+SPECULATIVE       FIVE_NUMBERS of all tokens that are checked, and a drafter's passes
+                  (planner.models.speculation)
 
-C = sum over the chunks of ceil(cached / 64). A step that is larger than the tables takes infinitely long, and
-`read_results.results` says so. Whether p counts decodes too is a setting of the form.
+In VIDUR_TABLES C is the sum over the prompts of ceil(c / 64). Whether p counts decodes too is a setting of
+the form. A step beyond the tables takes infinitely long, and `read_results.read_simulation` says so.
 planner/models/foreign_forms.py makes the tables and the numbers k, and says what each of these is.
 """
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.models.foreign_forms import CORRECTED, DISTSERVE_FIT, FIVE, SPECULATIVE, SPLITWISE_LOOKUP
+from planner.models.foreign_forms import CORRECTED, DISTSERVE_FIT, FIVE_NUMBERS, SPECULATIVE, SPLITWISE_LOOKUP
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 
 UNBOUNDED = np.int64(2**62)  # More steps than any run has.
@@ -65,7 +68,7 @@ def step_seconds(state, kind, lane):
     Each of the pp stages takes `stage_s`, the first `extra_s` more, and all but the last `send_s` more. A
     step of decodes alone may be followed by the same ones: `steps` in all, each `growth_s` longer.
     """
-    if kind.form != FIVE:
+    if kind.form != FIVE_NUMBERS:
         return _other_seconds(state, kind, lane)
     k, decodes, kv_tokens = kind.numbers, lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
     a, b, d, e, m = k[0], k[1], k[2], k[3], k[4]
@@ -83,7 +86,7 @@ def step_seconds(state, kind, lane):
 
 @where_rare(lambda state, kind, lane: (np.inf, 0.0, 0.0, 0.0, UNBOUNDED))
 def _other_seconds(state, kind, lane):
-    """`step_seconds` in another form than FIVE."""
+    """`step_seconds` in another form than FIVE_NUMBERS."""
     k, at, width, tables = kind.numbers, kind.table_at, kind.table_width, state.tables
     decodes, kv_tokens = lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
     prefill, pairs, squares, chunks = lane.prefill_tokens, lane.pairs, lane.squares, lane.prefills

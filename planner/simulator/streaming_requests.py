@@ -34,13 +34,14 @@ LONG_REQUESTS = 2_000_000  # Longer traces are streamed; the records of this man
 # Requests between two pauses. Their records take 28 MB, little beside the results of a long trace.
 CHUNK_REQUESTS = 1 << 17
 RUNS_PER_REQUEST = 64  # Room to record runs of steps, per request of a chunk. Only what is used takes memory.
-# The number of parts of the simulation whose runs are kept, and the most runs that are kept of each part.
+# The number of parts of the simulation whose runs are kept, and the most runs that are kept of each part. Set
+# by hand: means over them stand for the whole, and together they take less memory than the results.
 SAMPLES, SAMPLE_RUNS = 8, 100_000
 MOST_WORKERS = 2**15 - 1  # The results have the number of a worker in two bytes.
 # Columns of results whose numbers need fewer than eight bytes.
 _SMALL_TYPES: dict[str, Any] = {
-    "front": np.int16,
-    "back": np.int16,
+    "prefill_worker": np.int16,
+    "decode_worker": np.int16,
     "preemptions": np.int32,
     "status": np.int8,
 }

@@ -3,7 +3,8 @@
 Equal steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
 in progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
 moment the lower index comes first. An asynchronous engine forms its next step while one runs, so what comes
-meanwhile can only be in the step after the next.
+meanwhile can only be in the step after the next. Letters: w and v are workers, l a lane (a batch of a
+worker), r a request.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _steps_begun(state, l, time_s, cause):
 
 @kernel_jit
 def cut_run(state, w, time_s, cause):
-    """End the current run of w with the step in progress at `time_s` (see `_steps_begun`)."""
+    """End the current run of worker w with the step in progress at `time_s` (see `_steps_begun`)."""
     l = event_lane(state, w)
     _cut_after(state, l, _steps_begun(state, l, time_s, cause))
 
@@ -192,14 +193,14 @@ def _next_blocks(state, w, r):
 
 @small_jit
 def is_full(state, w):
-    """Whether the first hand-off to worker w waits for blocks that other requests have."""
+    """Whether the first hand-off to worker w waits for KV blocks, as far as `used_blocks` tells."""
     worker = state.workers[w]
     blocks = worker.used_blocks + worker.awaited_blocks
     return worker.head[INBOUND] != NONE and blocks > state.types[worker.type].kv_blocks
 
 
 @kernel_jit
-def _cut_for(state, w, r, time_s, cause):
+def _cut_for_hand_off(state, w, r, time_s, cause):
     """Cut the run of w short for the hand-off r.
 
     The run of an asynchronous engine is cut only if that makes room, as the engine looks for room at the
@@ -232,7 +233,7 @@ def receive_handoffs(state, w, time_s, cause):
     while worker.head[INBOUND] != NONE:
         r = worker.head[INBOUND]
         if not _has_room(state, w, r, time_s):
-            _cut_for(state, w, r, time_s, cause)
+            _cut_for_hand_off(state, w, r, time_s, cause)
             if not _has_room(state, w, r, time_s):
                 worker.awaited_blocks = _hand_off_blocks(state, w, r)
                 return

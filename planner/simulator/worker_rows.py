@@ -32,8 +32,9 @@ ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECO
 # Steps until a worker knows of KV that has arrived, by whether its engine schedules asynchronously: such an
 # engine sends a step to the workers when the step before begins, so it learns of KV later.
 KV_DELAY_STEPS = {False: 1, True: 3}
-REMEMBERED_TOKENS = 20_000  # Tables of step times up to so many tokens are remembered between simulations.
-REMEMBERED_TYPES = 1024  # Tables of so many worker types are remembered.
+# The tables of step times of so many worker types are remembered between simulations, if they are of steps up
+# to so many tokens: 160 kB each, 160 MB in all. Set by hand.
+REMEMBERED_TYPES, REMEMBERED_TOKENS = 1024, 20_000
 # Of workers with equal scores a router takes the one whose type has the smallest of these keys (`_tie_key`).
 TieKey = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
 
@@ -70,11 +71,12 @@ def _type_row(
     """A layout.TYPE (1,) without the offsets of its tables, the tables of its step times, and its key."""
     row = np.zeros(1, dtype=layout.TYPE)
     _fill_type(row, worker_type, policies, llm, longest_tokens)
-    form = worker_type.step_times.compile_for_kernel(most_tokens, worker_type.max_num_seqs)
-    row["form"] = form.code
-    row["numbers"][0, : len(form.numbers)] = form.numbers
-    row["table_width"][0, : len(form.widths)] = form.widths
-    return row, form.tables, _tie_key(worker_type, row, form.tables)
+    # Step times as numbers and tables (Compiled, planner/models/foreign_forms.py).
+    compiled = worker_type.step_times.compile_for_kernel(most_tokens, worker_type.max_num_seqs)
+    row["form"] = compiled.code
+    row["numbers"][0, : len(compiled.numbers)] = compiled.numbers
+    row["table_width"][0, : len(compiled.widths)] = compiled.widths
+    return row, compiled.tables, _tie_key(worker_type, row, compiled.tables)
 
 
 _remembered_type_row = lru_cache(maxsize=REMEMBERED_TYPES)(_type_row)

@@ -1,5 +1,5 @@
-"""A lower bound on what is paid if sizes may change at any moment: the master of
-day/search/any_moment_bound.py.
+"""A lower bound on what is paid if sizes may change at any moment. planner/day/search/any_moment_bound.py
+solves this program, simulates its sizes, and adds a cut where they fail.
 
 Sets   c  pool     k  1, 2, ... workers: "level" (c, k) is up while k or more workers of c are ready
        v  stretch of the day     u  cut: needs (a, b, c, n), of which one at least must be met
@@ -127,7 +127,9 @@ def prices_by_level(day: DayTerms, c: int) -> Floats:
 def cheapest_levels(
     day: DayTerms, cuts: Sequence[Needs], work: LeastPaid, *, gap_frac: float, time_limit_s: float
 ) -> CheapestLevels:
-    """The program above, solved to `gap_frac` or until the time is up."""
+    """The program above, solved to `gap_frac` or until the time is up. `day` has the pools and their prices
+    (pool_sizes.py), `work` what must be paid at least in each stretch (paid_work.py).
+    """
     builder, paid = ProgramBuilder(), _PaidByStretch.unpaid(work)
     prices = [prices_by_level(day, c) for c in range(len(day.pools))]
     # The `least` workers of each pool are always up, so they have no levels.
@@ -140,7 +142,9 @@ def cheapest_levels(
     levels: dict[tuple[int, int], _Level] = {}
     for c, k in sorted(points):
         usd_per_h = float(prices[c][k] - prices[c][k - 1])
-        levels[c, k] = _add_level(builder, paid, _distinct(points[c, k]), day.pools[c].start_s, usd_per_h)
+        levels[c, k] = _add_level(
+            builder, paid, _distinct_times_s(points[c, k]), day.pools[c].start_s, usd_per_h
+        )
     for cut in needed:
         terms: dict[int, float] = {}
         for begin_s, end_s, c, n in cut:  # A column that meets two needs of the cut counts once.
@@ -175,7 +179,7 @@ class _PaidByStretch:
         ends_s = np.append(work.edges_s[1:stretches], math.inf)
         return cls(work.edges_s, ends_s, [{} for _ in range(stretches)])
 
-    def count(self, column: int, from_s: float, to_s: float, usd_per_h: float) -> None:
+    def add_payment(self, column: int, from_s: float, to_s: float, usd_per_h: float) -> None:
         """Count a column as paid between these times."""
         first = max(int(np.searchsorted(self.starts_s, from_s, "right")) - 1, 0)
         for v in range(first, len(self.usd_of)):
@@ -200,14 +204,14 @@ def _add_level(
         comes.append(-1)
         if at_s >= start_s - SAME_S:
             comes[-1] = builder.add_variable(1.0, cost=start_s / HOUR_S * usd_per_h)
-            paid.count(comes[-1], max(before_s - start_s, 0.0), after_s, usd_per_h)
+            paid.add_payment(comes[-1], max(before_s - start_s, 0.0), after_s, usd_per_h)
         length_s = after_s - at_s
         # After the last point nothing is needed, so the level is not up there.
         is_last = i + 1 == len(points_s)
         usd = length_s / HOUR_S * usd_per_h
         up.append(builder.add_variable(0.0 if is_last else 1.0, cost=usd, is_integer=not is_last))
         if not is_last:
-            paid.count(up[-1], at_s, at_s + length_s, usd_per_h)
+            paid.add_payment(up[-1], at_s, at_s + length_s, usd_per_h)
         w_i = {comes[-1]: 1.0} if comes[-1] >= 0 else {}
         builder.add_row({up[-1]: -1.0, up[-2]: 1.0} | w_i, 0.0)  # comes_i
     return _Level(points_s, up, comes)
@@ -231,7 +235,7 @@ def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
     return [*shortest, *dict.fromkeys(several)]
 
 
-def _distinct(times_s: set[float]) -> Floats:
+def _distinct_times_s(times_s: set[float]) -> Floats:
     """Zero and these times in order, without those that differ by rounding alone."""
     ordered = np.array(sorted({0.0, *times_s}))
     return ordered[np.concatenate(([True], np.diff(ordered) > SAME_S))]

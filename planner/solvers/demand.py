@@ -58,6 +58,8 @@ from planner.solvers.required_work import BoundRequests, Deadlines, find_bound_r
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, coarsen_pairs, pair_numbers
 
+# These numbers decide how high the bound comes and how long that takes; others give a bound too. All were set
+# by hand.
 ROUNDS = 12  # Violated rows are added so often at most.
 ENOUGH_FRAC = 0.002  # If no row is violated by more than this share of R, the rounds end.
 # Intervals end at the last arrival of a burst plus these quantiles of w_i, or at the last arrival of all plus
@@ -227,7 +229,7 @@ def _bound_by_rows(
         decoded = pi_prefill[:n] + tokens_frac * tokens_frac * (pi[:n] - pi_prefill[:n])
         return np.where(passed_s >= due.prefill_s, decoded, 0.0)
 
-    group, rows = _slices(pi, most_late), DemandRows([], [], [])
+    group, rows = _price_slices(pi, most_late), DemandRows([], [], [])
     intervals_s: set[tuple[float, float]] = set()
     kept_frac, least = np.ones(len(pi)), 0.0  # 1 - d_i (m,) and R of the last solution.
     for _ in range(ROUNDS):
@@ -246,7 +248,7 @@ def _bound_by_rows(
         _, start_s, end_s = max(violated)
         intervals_s.add((start_s, end_s))
         group = rows.add((start_s, end_s), arrival_s, work_by(end_s), group)
-        solution = _solve(rows, np.bincount(group), most_late, deadline)
+        solution = _solve_rows(rows, np.bincount(group), most_late, deadline)
         if solution is None:
             break
         least, kept_frac = solution[0], solution[1][group]
@@ -289,7 +291,7 @@ class DemandRows:
         return finer
 
 
-def _slices(pi: Floats, most_late: int) -> npt.NDArray[np.int64]:
+def _price_slices(pi: Floats, most_late: int) -> npt.NDArray[np.int64]:
     """The slice (m,) of each request by its price. The dearest requests are those that are given up. So half
     of the slices are for the dearest, twice as many requests as may be given up.
     """
@@ -322,7 +324,7 @@ def _best_start(
     return float(arrival_s[first]), float(excess[first])
 
 
-def _solve(
+def _solve_rows(
     rows: DemandRows, sizes: npt.NDArray[np.int64], most_late: int, deadline: float
 ) -> tuple[float, Floats] | None:
     """R for these rows, and the share (G,) of each group that is not given up; None if the time ended.

@@ -41,7 +41,9 @@ token, lengths at the smallest of the class. `bound` solves the row `demand` in 
 x. `find_promising_fleet` has no x either; the search for mixed fleets (search/mixed/mixed_fleets.py)
 simulates the fleets that it proposes.
 
-The letters of step times (f, a, b, d, e, h; N, D, K) are those of models/latency.py.
+The letters of step times (f, a, b, d, e, h; N, D, K) are those of planner/models/latency.py. A TraceLengths
+(planner/traffic/workload.py) has the U distinct pairs of prompt and output tokens of a trace, and how many
+`requests` have each.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ from planner.traffic.workload import TraceLengths, Workload
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
 # `find_promising_fleet` may end at a fleet whose share is this close to the largest: the shares are guesses.
 PROMISE_GAP_FRAC = 0.01
-# The best batch size of a decode worker is looked for among so many, geometrically from one to all seats.
+# The best batch size of a decode worker is looked for among so many, geometrically from one to all seats. Set
+# by hand: what follows from it is a guess.
 BATCH_SIZES = 64
 Floats = npt.NDArray[np.float64]
 

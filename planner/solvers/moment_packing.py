@@ -80,8 +80,8 @@ def pack_moment(u: Floats, worker_of: Ints, kind_of: Ints) -> BestPacking:
     load_alone = u.max(axis=2)  # (I, J): the load of a worker that holds this request only.
     order = np.argsort(-load_alone.min(axis=0), kind="stable")  # The largest request comes first.
     is_small = workers * requests <= MOST_VARIABLES
-    fewest, fewest_bound = _fewest(u, order, worker_of, kind_of, is_small)
-    least, least_bound = _evenest(u, order, worker_of, kind_of, is_small)
+    fewest, fewest_bound = _pack_on_fewest(u, order, worker_of, kind_of, is_small)
+    least, least_bound = _pack_evenly(u, order, worker_of, kind_of, is_small)
     return BestPacking(fewest, fewest_bound, least, least_bound)
 
 
@@ -93,7 +93,9 @@ def _loads(u: Floats, worker_of: Ints) -> Floats:
     return loads
 
 
-def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[int | None, int]:
+def _pack_on_fewest(
+    u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool
+) -> tuple[int | None, int]:
     """`fewest` and `fewest_bound` of a BestPacking; CP-SAT runs only if the model `is_small`."""
     workers = u.shape[0]
     if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:  # Some request fits no worker even alone.
@@ -133,7 +135,9 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
     return (None, bound) if packing is None else (_used_workers(packing), min(bound, _used_workers(packing)))
 
 
-def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[float, float]:
+def _pack_evenly(
+    u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool
+) -> tuple[float, float]:
     """`least` and `least_bound` of a BestPacking; CP-SAT runs only if the model `is_small`."""
     workers, requests = u.shape[:2]
     # The largest load is at least the mean load, and at least that of the largest request alone.

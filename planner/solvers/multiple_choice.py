@@ -33,7 +33,7 @@ class GroupChoice:
 SOLVER_S = 20.0  # The solver's time limit; instances of a few LLMs take well under a second.
 
 
-def choose(
+def choose_within_limits(
     groups: Sequence[Sequence[GroupChoice]], amounts: Sequence[float]
 ) -> tuple[list[int] | None, float]:
     """The index of the chosen fleet in each group, None if no combination is within the limits; and a lower

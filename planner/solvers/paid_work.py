@@ -179,7 +179,7 @@ def _too_many_late(
 
 
 def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool, is_cached: bool) -> Floats:
-    """pi (`whole`) or pi' of each pair of lengths (U,) [USD]."""
+    """pi (`whole`) or pi' of each pair of prompt and output lengths (U,) [USD]."""
     # Seconds of work x USD/h. The second array of `work_prices`, the prefill's part, is not needed.
     usd_per_h_s, _ = work_prices(options, lengths, whole=whole)
     is_served = np.isfinite(usd_per_h_s)  # By the whole lengths: cached tokens take room in a KV cache too.

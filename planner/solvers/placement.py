@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # OR-tools, which takes 0.4 s to import, is imported where it
     from ortools.sat.python import cp_model
 
 Affinity = Literal["high", "low"]
-MOST_PATTERNS = 50_000  # With more ways to fill a node the placement is refused.
+MOST_PATTERNS = 50_000  # With more ways to fill a node the placement is refused. Set by hand.
 BOUND_TOLERANCE = 1e-6  # CP-SAT's bounds are off by less than this.
 
 
@@ -189,7 +189,7 @@ def place_fleet(
                 f"spread_{q}_{f}"
             )
 
-    pairs = math.prod(_workers(pools, role) for role in ("prefill", "decode"))
+    pairs = math.prod(_count_workers(pools, role) for role in ("prefill", "decode"))
     local_pairs = sum(pattern.local_pairs * z_pf for pattern, _, z_pf in uses)
     objectives = [sum(e.values()), sum(nodes.values()), pairs - local_pairs if pairs else 0, sum(t)]
     solver, bounds, is_optimal = _minimise_in_turn(
@@ -234,30 +234,38 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
     parts: dict[int, list[WorkerPart]] = {}
     topology = fleet.network.topology
     assert topology is not None
-    where = worker_nodes(fleet)
-    for (pool, number), nodes in zip(owners, where, strict=True):
-        kind, stages = pool.type, pool.type.pp * pool.type.dp
+    nodes_of_workers = worker_nodes(fleet)
+    for (pool, number), nodes in zip(owners, nodes_of_workers, strict=True):
+        worker_type, stages = pool.type, pool.type.pp * pool.type.dp
         for i, node in enumerate(nodes):
             first, end = (stages * k // len(nodes) for k in (i, i + 1))
             used = sum(len(part.gpus) for part in parts.get(node, []))
-            gpus = tuple(range(used, used + kind.gpus // len(nodes)))
+            gpus = tuple(range(used, used + worker_type.gpus // len(nodes)))
             # If a TP group spans nodes, a node has only a part of a stage, and is shown with that stage.
             last = max(end, first + 1) - 1
             parts.setdefault(node, []).append(
                 WorkerPart(
-                    pool=pool.name, worker=number, first=first, last=last, pp=kind.pp, gpus=gpus, dp=kind.dp
+                    pool=pool.name,
+                    worker=number,
+                    first=first,
+                    last=last,
+                    pp=worker_type.pp,
+                    gpus=gpus,
+                    dp=worker_type.dp,
                 )
             )
     kinds = {
-        node: pool.type.gpu.base for (pool, _), nodes in zip(owners, where, strict=True) for node in nodes
+        node: pool.type.gpu.base
+        for (pool, _), nodes in zip(owners, nodes_of_workers, strict=True)
+        for node in nodes
     }
     nodes_per_rack = topology.nodes_per_rack or len(kinds)
     rows = tuple(
         PlacedNode(f"{kinds[node]}-{node}", kinds[node], f"rack-{node // nodes_per_rack}", tuple(parts[node]))
         for node in sorted(kinds)
     )
-    prefill_nodes = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "prefill"]
-    decode_nodes = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "decode"]
+    prefill_nodes = [nodes_of_workers[k] for k, (pool, _) in enumerate(owners) if pool.role == "prefill"]
+    decode_nodes = [nodes_of_workers[k] for k, (pool, _) in enumerate(owners) if pool.role == "decode"]
     local_pairs = sum(nodes == others for nodes in prefill_nodes for others in decode_nodes)
     pairs = len(prefill_nodes) * len(decode_nodes)
     return NodePlacement(
@@ -277,7 +285,7 @@ def least_nodes(pools: Sequence[Pool]) -> int:
     return sum(math.ceil(count / per_node[kind]) for kind, count in gpus.items())
 
 
-def _workers(pools: Sequence[Pool], role: str) -> int:
+def _count_workers(pools: Sequence[Pool], role: str) -> int:
     """How many workers all pools of a role have."""
     return sum(pool.count for pool in pools if pool.role == role)
 
@@ -338,7 +346,7 @@ def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
 
 def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
     """Every way to fill a node; with low affinity also the nodes over which a pair is spread."""
-    workers = {role: _workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
+    workers = {role: _count_workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
     patterns: list[_Pattern] = []
     for kind in dict.fromkeys(each.kind for each in slices):
         of_kind = [q for q, each in enumerate(slices) if each.kind == kind]
@@ -349,7 +357,7 @@ def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
         else:
             groups = [(in_pairs, pair_span), ([q for q in of_kind if q not in in_pairs], 1)]
         for group, span in groups:
-            for group_counts in _contents([slices[q] for q in group]):
+            for group_counts in _fillings([slices[q] for q in group]):
                 counts = [0] * len(slices)
                 parts_by_role = {"prefill": 0, "decode": 0, "mixed": 0}
                 for q, count in zip(group, group_counts, strict=True):
@@ -369,7 +377,7 @@ def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
     return patterns
 
 
-def _contents(slices: Sequence[_Slice]) -> Iterator[tuple[int, ...]]:
+def _fillings(slices: Sequence[_Slice]) -> Iterator[tuple[int, ...]]:
     """Every tuple of counts, one for each slice and not all 0, whose parts fit a node together."""
 
     def extend(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -464,16 +472,16 @@ def _number_nodes(
                         worker, part = divmod(dealt[q] + next_part[q] * pattern.span + i, each.span)
                         next_part[q] += 1
                         first = part * each.stages
-                        kind, last = each.pool.type, first + each.stages - 1
+                        worker_type, last = each.pool.type, first + each.stages - 1
                         parts.append(
                             WorkerPart(
                                 pool=each.pool.name,
                                 worker=worker,
                                 first=first,
                                 last=last,
-                                pp=kind.pp,
+                                pp=worker_type.pp,
                                 gpus=gpus,
-                                dp=kind.dp,
+                                dp=worker_type.dp,
                             )
                         )
                     nodes.append(

@@ -2,21 +2,21 @@
 planner/day/search/day_optimum.py proposes sequences with it, simulates them, and adds a cut for each failure.
 
 Sets   t  step of the day, from edge e_t to e_(t+1)     c  pool     u  failure, explained by a cut
-       q  cell of time: between two neighbours of all edges e_t and all e_t - s_c
+       q  cell of time: from one moment to the next, of all edges e_t and all e_t - s_c in order
 Data   l_q  length of a cell [h]                 s_c  start-up of a worker [s]
        p_c  price of a worker [USD/h]            g_c  its GPUs,  S_k  stock of GPUs of kind k
        least_tc, most_c  sizes allowed           G_k  GPUs of a node sold whole,  i_k  an idle GPU [USD/h]
        C_u  set of (t, c), with sizes n^u_tc that failed together in a simulation
        h    the unit of the bill, a second or for instance an hour; a unit that is begun is paid whole
        L    length of the day [h]                a_k  price of a GPU of kind k [USD/h]
-Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: asked for, or ready
+Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: starting, or ready
        m_qk  nodes of kind k                     z_abc workers ready from step a on and paid for b units
        M_k   nodes of kind k that are paid all day, or GPUs where G_k is 1
 
   min   sum_q l_q (sum_c p_c y_qc + sum_k i_k (G_k m_qk - sum_c g_c y_qc))                  (by seconds)
   or    sum_abc h b p_c z_abc  over pools on no whole nodes, the others as by seconds       (by units h)
   or    L sum_k a_k G_k M_k                                                                 (all day)
-  s.t.  asked_qct   y_qc >= x_tc     for t that meets the cell, or begins less than s_c after it
+  s.t.  paid_qct   y_qc >= x_tc     for t that meets the cell, or begins less than s_c after it
         stock_qk    sum_c g_c y_qc <= S_k
         node_qk     G_k m_qk >= sum_c g_c y_qc
         day_qk      G_k M_k >= sum_c g_c y_qc      (all day alone: it takes the place of node_qk)
@@ -414,7 +414,7 @@ def _node_lives(
             yield rented_since_s.pop(), time_s
 
 
-def solve(
+def cheapest_sizes(
     day: DayTerms, cuts: Sequence[Cut] = (), excluded: Sequence[Ints] = (), *, time_limit_s: float = 30.0
 ) -> Sizes:
     """The cheapest sequence that keeps the cuts and is none of the `excluded` ones, each (T, C)."""
@@ -505,7 +505,7 @@ class _DayProgram(ProgramBuilder):
 
 
 def _add_paid_rows(rows: _DayProgram) -> Ints:
-    """Add asked_qct and stock_qk; returns the columns of y (Q, C)."""
+    """Add paid_qct and stock_qk; returns the columns of y (Q, C)."""
     day = rows.day
     paid = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
     for c, pool in enumerate(day.pools):

@@ -25,7 +25,7 @@ class PrefixDemand:
     root is -1.
 
     Every node is also the class of requests that end there (`rate_rps` may be 0). Requests without a
-    stable prefix (search/prefixes/prefix_placing.py) end at a root of 0 tokens and 0 s.
+    stable prefix (planner/search/prefixes/prefix_placing.py) end at a root of 0 tokens and 0 s.
     """
 
     parent: Ints

@@ -19,7 +19,7 @@ a bound above the guess refutes it. The guess is found by bisection, and mu by s
 Search: the duals of the linear program that routes requests to a placement are prices pi_r of replicas. One
 replica is filled anew for the prices at which the others would serve, mu_u = min_r' pi_r' c_ur' / pi_r. Those
 fillings that gain most at these prices are routed, until none gains. Then up to MOST_EMPTIED replicas are
-emptied and filled one by one, and the search goes on from there (`PrefixPrices.search`).
+emptied and filled one by one, and the search goes on from there (`PrefixPrices.search_placements`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from planner.errors import PlannerError
 from planner.files.code_cache import cached_jit
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
+# These numbers decide how near the search and the bound come, and how long that takes; bounds hold with any
+# others too. They were set by hand.
 CELLS = 2000  # The knapsack counts memory in so many cells.
 BISECTIONS = 8  # The guess at the largest load is bisected so often, to 1/256 of the first interval.
 # The climb to the best mu takes at most CLIMB_STEPS steps along a mean of slopes, in which the newest slope
@@ -59,7 +61,7 @@ NOISE = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Routed:
+class RoutedPlacement:
     """A placement x (V, R) with its best routing: rates y (V, R) by class and replica, the loads (R,) in
     seconds of work per second, and the replicas' prices (R,), whose sum is 1.
     """
@@ -199,7 +201,7 @@ class PrefixPrices:
             price_s = np.maximum(price_s + step * scale * average, 0.0)
         return best, best_s
 
-    def best_routing(self, placed: Bools) -> Routed:
+    def best_routing(self, placed: Bools) -> RoutedPlacement:
         """The routing of a placement with the smallest largest load L; of equal ones that with the least
         work. A linear program is solved.
         """
@@ -212,7 +214,7 @@ class PrefixPrices:
         session_s = self.session_s(placed)
         rates_rps = np.zeros(placed.shape)
         if not len(used):
-            return Routed(placed, rates_rps, -session_s, np.full(replicas, 1 / replicas))
+            return RoutedPlacement(placed, rates_rps, -session_s, np.full(replicas, 1 / replicas))
         # Columns: the rate of each class on each replica, class after class, and L at the end.
         rates = len(used) * replicas
         rate, replica = np.arange(rates), np.tile(np.arange(replicas), len(used))
@@ -244,7 +246,7 @@ class PrefixPrices:
         rates_rps[used] = answer.x[:-1].reshape(len(used), replicas)
         load = (cost_s * rates_rps).sum(axis=0) - session_s
         price = np.maximum(-answer.ineqlin.marginals, 0.0)
-        return Routed(placed, rates_rps, load, price / price.sum())
+        return RoutedPlacement(placed, rates_rps, load, price / price.sum())
 
     def fill_replicas(self, placed: Bools, empty: Sequence[int], most_rps: Floats) -> Bools:
         """x (V, R) with the replicas `empty` filled one after another. Each is filled for the work that
@@ -260,7 +262,7 @@ class PrefixPrices:
             cost_s[:, r] = self.cost_s(placed[:, r])
         return placed
 
-    def descend(self, placed: Bools, enough: float, budget: RoutingBudget) -> Routed:
+    def refill_while_better(self, placed: Bools, enough: float, budget: RoutingBudget) -> RoutedPlacement:
         """Fill single replicas anew as long as that gains, at most until the largest load is `enough`."""
         routing = self.best_routing(placed)
         budget.spent += 1
@@ -275,7 +277,7 @@ class PrefixPrices:
                 break
         return routing
 
-    def _promising(self, routing: Routed) -> list[Bools]:
+    def _promising(self, routing: RoutedPlacement) -> list[Bools]:
         """Placements with one replica filled anew that may gain, the most promising first. Any prices of
         replicas bound the largest load of a placement from below. Placements whose bound is no gain are left
         out.
@@ -310,9 +312,9 @@ class PrefixPrices:
             placements[-1][:, r] = column
         return placements
 
-    def search(
-        self, routing: Routed, enough: float, budget: RoutingBudget, rng: np.random.Generator
-    ) -> Routed:
+    def search_placements(
+        self, routing: RoutedPlacement, enough: float, budget: RoutingBudget, rng: np.random.Generator
+    ) -> RoutedPlacement:
         """Empty and refill replicas at random, from `routing` on, until the largest load is `enough` or the
         budget is spent; returns the best placement.
         """
@@ -321,7 +323,9 @@ class PrefixPrices:
             count = int(rng.integers(1, min(MOST_EMPTIED, self.replicas) + 1))
             empty = rng.permutation(self.replicas)[:count].tolist()
             most_rps = self.demand.rate_rps * rng.lognormal(0.0, NOISE, len(self.demand))
-            other = self.descend(self.fill_replicas(current.placed, empty, most_rps), enough, budget)
+            other = self.refill_while_better(
+                self.fill_replicas(current.placed, empty, most_rps), enough, budget
+            )
             if other.largest_load < current.largest_load * (1 + WORSE_FRAC):
                 current = other
             best = min(best, current, key=lambda routed: routed.largest_load)

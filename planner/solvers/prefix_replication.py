@@ -47,7 +47,7 @@ import pulp
 from planner.errors import InputError
 from planner.solvers.backend import run_highs
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
-from planner.solvers.prefix_prices import PrefixPrices, Routed, RoutingBudget
+from planner.solvers.prefix_prices import PrefixPrices, RoutedPlacement, RoutingBudget
 
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
@@ -133,13 +133,13 @@ def replicate_prefixes(
     relaxation = hot_bound(demand, replicas, memory_tokens, sessions)
     empty = np.zeros((len(demand), replicas), bool)
     start = prices.fill_replicas(empty, range(replicas), demand.rate_rps)
-    best = prices.descend(start, relaxation * (1 + gap_frac), budget)
+    best = prices.refill_while_better(start, relaxation * (1 + gap_frac), budget)
     bound = prices.load_bound(relaxation, best.largest_load)
     if len(demand) * replicas <= WHOLE_CELLS:
         best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
         bound = max(bound, proven)
     elif best.largest_load > bound * (1 + gap_frac):
-        best = prices.search(best, bound * (1 + gap_frac), budget, rng)
+        best = prices.search_placements(best, bound * (1 + gap_frac), budget, rng)
         bound = prices.load_bound(bound, best.largest_load)
     return _replication(prices, best, bound)
 
@@ -154,7 +154,9 @@ def replicate_quickly(
     prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
     bound = hot_bound(demand, replicas, memory_tokens, sessions)
     start = prices.fill_replicas(np.zeros((len(demand), replicas), bool), range(replicas), demand.rate_rps)
-    return _replication(prices, prices.descend(start, bound, RoutingBudget(routings, math.inf)), bound)
+    return _replication(
+        prices, prices.refill_while_better(start, bound, RoutingBudget(routings, math.inf)), bound
+    )
 
 
 def polish_replication(
@@ -180,7 +182,7 @@ def polish_replication(
         known_bound = max(known_bound, min(proven, best.largest_load))
     bound = prices.load_bound(known_bound, best.largest_load)
     if best.largest_load > bound * (1 + OPTIMAL_FRAC):
-        best = prices.search(best, bound * (1 + OPTIMAL_FRAC), budget, rng)
+        best = prices.search_placements(best, bound * (1 + OPTIMAL_FRAC), budget, rng)
     replication = _replication(prices, best, bound)
     if replication.largest_load < start.largest_load:
         return replication
@@ -188,7 +190,7 @@ def polish_replication(
     return replace(start, bound=min(bound, start.largest_load), is_optimal=is_optimal)
 
 
-def _replication(prices: PrefixPrices, best: Routed, bound: float) -> Replication:
+def _replication(prices: PrefixPrices, best: RoutedPlacement, bound: float) -> Replication:
     """The placement as a Replication. Rounding may leave the bound above the largest load, which then takes
     its place.
     """
@@ -202,7 +204,9 @@ def _replication(prices: PrefixPrices, best: Routed, bound: float) -> Replicatio
     )
 
 
-def _solve_whole_program(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:
+def _solve_whole_program(
+    prices: PrefixPrices, best: RoutedPlacement, *, time_limit_s: float
+) -> tuple[RoutedPlacement, float]:
     """Solve the program of this module, with the placement `best` as the solver's start. Returns the better
     placement, and a lower bound on L.
     """

@@ -38,7 +38,7 @@ class Interval:
     """
 
     mean: float
-    half: float  # half the width of the mean's interval
+    half: float  # Half the width of the mean's interval.
     least: float
     most: float
 

@@ -21,9 +21,9 @@ Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
         budget        the objective <= B
 
 Several LLMs share stock, power and budget; a reserved GPU may serve another LLM in the next window, for the
-price of a start. The answer is compared with `at_peak`, the cheapest fleet that carries every LLM's peak all
-the time, and with `by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type, which ignores what
-starts cost. schedule_pricing.py solves the model. Rates are kept to one in a million.
+price of a start. The answer is compared with `schedule_at_peak`, the cheapest fleet that carries every LLM's
+peak all the time, and with `schedule_by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type,
+which ignores what starts cost. schedule_pricing.py solves the model. Rates are kept to one in a million.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import numpy.typing as npt
 from planner.domain import COST, POWER, ROUNDING, FleetLimit, Slo
 from planner.errors import Change, InfeasibleError, InputError, PlannerError
 from planner.solvers.backend import minimise
-from planner.solvers.schedule_pricing import Cover, Windows, search
+from planner.solvers.schedule_pricing import Cover, Windows, search_schedule
 from planner.solvers.worker_rule import fit_worker_rule
 from planner.units import HOUR_S
 
@@ -50,7 +50,7 @@ Counts = npt.NDArray[np.int64]
 GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the demand more exactly.
 # The search for the fleet of the peak stops at this gap: it has one window, so it is quick all the same.
 PEAK_GAP_FRAC = 1e-4
-MOST_CELLS = 200_000  # At most so many windows times worker types fit into memory and time.
+MOST_CELLS = 200_000  # More windows times worker types are refused: set by hand, for memory and time.
 MOST_EXCESS = 1e7  # No schedule exceeds a limit by so many GPUs or Watts.
 RATE_FRAC = 1e-6  # Rates and the budget are kept to within this share, as the solver keeps rows.
 
@@ -192,7 +192,7 @@ def schedule(
     """
     _refuse_unsolvable(market, demand)
     deadline = time.monotonic() + time_limit_s
-    # The counts (2 C, T) of `search` are firm workers, then spot workers; its costs are sums over windows.
+    # `search_schedule` has counts (2 C, T) of firm workers, then spot workers, and costs summed over windows.
     windows, count = demand.rate_rps.shape[1], len(market.capacities)
     budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
     unlimited = replace(market, cost_usd_per_h=None)  # The search itself knows the budget.
@@ -203,11 +203,11 @@ def schedule(
             return math.inf
         return float(windows * priced_schedule.cost_usd_per_h)
 
-    bound, best = search(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
+    bound, best = search_schedule(_model(market, demand), cost_of, gap_frac, windows * budget, deadline)
     if bound == math.inf:
         raise _limits_error(market, demand, time_limit_s)
     if bound > windows * budget:  # The error says how much money would do, so the cheapest one is looked for.
-        bound, best = search(_model(market, demand), cost_of, gap_frac, math.inf, deadline)
+        bound, best = search_schedule(_model(market, demand), cost_of, gap_frac, math.inf, deadline)
     if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
     priced_schedule = buy_gpus(market, demand, best[:count], best[count:])
@@ -218,7 +218,7 @@ def schedule(
     )
 
 
-def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Schedule | None:
+def schedule_at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Schedule | None:
     """The cheapest fleet for every LLM's highest rate, kept through all windows; None if it exceeds a
     limit.
     """
@@ -229,7 +229,7 @@ def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Sc
         return None
 
 
-def by_rule(market: Market, demand: Demand) -> Schedule | None:
+def schedule_by_rule(market: Market, demand: Demand) -> Schedule | None:
     """Aladdin's rule: ceil(k5 r + c5) firm workers per window, of the type with the lowest price per request
     for each LLM.
 
@@ -261,9 +261,10 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
     on_demand = np.zeros((len(market.offers), windows), np.int64)
     cost = 0.0
     for g, offer in enumerate(market.offers):
-        each = [capacity.gpu_counts.get(offer.gpu, 0) for capacity in market.capacities]
-        gpus = sum((n * workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
-        spot = sum((n * spot_workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
+        per_worker = np.array(
+            [capacity.gpu_counts.get(offer.gpu, 0) for capacity in market.capacities], np.int64
+        )
+        gpus, spot = per_worker @ workers, per_worker @ spot_workers
         levels = reserved_levels(offer, gpus, int(spot.max()))
         bills = [
             (offer.reserved_usd_per_h or 0.0) * level

@@ -41,6 +41,8 @@ from planner.solvers.backend import Point, Program, minimise, solve_relaxation
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
+# These numbers decide how near bound and schedule come, and how long that takes; both hold with any others
+# too. They were set by hand.
 ROUNDING_ROUNDS = 8  # The relaxation is tightened at most this often.
 ROWS_PER_ROUND = 3  # In each round it gets at most this many rows per LLM and window.
 LEAST_VIOLATION = 1e-3  # A row is added if the solution is farther than this from satisfying it.
@@ -250,7 +252,7 @@ Proposal = tuple[Counts, Counts]
 """Workers (K, T) of all windows or (K, L) of a part, and reserved GPUs (G,)."""
 
 
-def search(
+def search_schedule(
     model: Windows, cost_of: Callable[[Counts], float], gap_frac: float, budget: float, deadline: float
 ) -> tuple[float, Counts | None]:
     """A lower bound, infinite where there is no schedule; and the counts (K, T) of the best schedule found.

@@ -505,7 +505,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
             slo.every_s,
             patience_s=slo.patience_s(judged_span_s(trace)),
         )
-        return simulation is not None and judge(simulation, slo, values=False).holds
+        return simulation is not None and judge(simulation, slo, with_percentiles=False).holds
 
     good, bad = 0.0, 1 + HEADROOM_MOST_FRAC
     if holds(bad):

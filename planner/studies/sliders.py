@@ -123,4 +123,4 @@ def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
         with_its_limits = replace(
             simulation, limits=scaled_slo.limits, counted=counted, violations=violations
         )
-        yield judge(with_its_limits, scaled_slo, values=False)
+        yield judge(with_its_limits, scaled_slo, with_percentiles=False)

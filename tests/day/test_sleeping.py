@@ -22,7 +22,7 @@ from planner.day.search.several_llms_runs import JointRuns, joint_terms
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError
 from planner.simulator.elastic import Span
-from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd, cost_usd, solve
+from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd, cheapest_sizes, cost_usd
 from planner.solvers.whole_nodes import PricedNode
 
 NAME = "meta-llama/Llama-3.1-8B"
@@ -180,5 +180,5 @@ def test_whole_nodes_are_paid_all_day() -> None:
         workers = np.array(sizes, np.int64)[:, None]
         lives = [(0, 1800.0 * t, 1800.0 * (t + 1)) for t, size in enumerate(sizes) for _ in range(size)]
         assert cost_usd(day, workers) == billed_usd(day, lives) == pytest.approx(usd)
-    assert solve(day, [((0, 0, 3),), ((1, 0, 0),)]).usd == pytest.approx(24.0)
-    assert solve(day, [((0, 0, 4),)]).bound_usd == pytest.approx(48.0)
+    assert cheapest_sizes(day, [((0, 0, 3),), ((1, 0, 0),)]).usd == pytest.approx(24.0)
+    assert cheapest_sizes(day, [((0, 0, 4),)]).bound_usd == pytest.approx(48.0)

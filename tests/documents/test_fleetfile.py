@@ -14,7 +14,7 @@ from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Network, Policies
 from planner.models.memory import worker_memory
-from planner.models.older_kernels import on_version
+from planner.models.older_kernels import correct_for_version
 
 ONE = "llm: meta-llama/Llama-3.1-70B\nworkers:\n  - {name: w, gpu: h100-80g, tp: 4, count: 2}\n"
 FIT = {
@@ -51,7 +51,7 @@ def test_the_smallest_file_gets_vllms_defaults(tmp_path: Path) -> None:
         == worker_memory(LLM, gpu, 4, max_num_batched_tokens=2048, max_num_seqs=256).kv_tokens
     )
     kernels = CATALOG.step_latency(LLM, gpu, 4)
-    assert pool.type.latency == on_version(kernels, LLM, gpu, pool.type.engine)
+    assert pool.type.latency == correct_for_version(kernels, LLM, gpu, pool.type.engine)
     assert fleet.policies == Policies()
     assert fleet.network == Network()
 

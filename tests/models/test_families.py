@@ -14,7 +14,7 @@ from planner.documents.catalog import read_catalog
 from planner.errors import ExtrapolationError, InputError
 from planner.importers import StatedSetup
 from planner.importers.splitwise_tables import splitwise_table
-from planner.models.correction import formula_s, step_covariance
+from planner.models.correction import step_covariance, uncorrected_s
 from planner.models.families.corrected import CorrectedSteps, informative_rows
 from planner.models.families.linear_forms import AladdinSteps, DistServeForm, PrebleSteps
 from planner.models.families.rooflines import RooflineSteps
@@ -187,9 +187,9 @@ def test_the_corrected_formula_is_recovered_where_nothing_needs_correcting() -> 
     """Times of the formula itself: coefficients within 3 %, unseen steps within 1 %."""
     X, unseen = np.vstack([both(0), mixed(both(0))]), np.vstack([both(1), mixed(both(1))])
     formula = np.array([0.02, 0.005, 5e-5, 2e-9, 1e-5, 4e-8])
-    model = CorrectedSteps(beyond="extrapolate").fit(X, formula_s(X, formula))
+    model = CorrectedSteps(beyond="extrapolate").fit(X, uncorrected_s(X, formula))
     assert np.array(model.form_.formula_s) == pytest.approx(formula, rel=0.03)
-    assert model.predict(unseen) == pytest.approx(formula_s(unseen, formula), rel=0.01)
+    assert model.predict(unseen) == pytest.approx(uncorrected_s(unseen, formula), rel=0.01)
 
 
 def test_the_correction_follows_what_the_formula_cannot() -> None:

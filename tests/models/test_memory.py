@@ -16,7 +16,7 @@ from planner.models.memory import (
     HIDDEN_BYTES,
     NON_TORCH_BYTES,
     OTHER_GROUP_BYTES,
-    Served,
+    MemorySettings,
     active_weight_bytes,
     fits_memory,
     stage_layers,
@@ -28,7 +28,7 @@ GIB = 2**30
 SMALL = Llm(
     "small", layers=2, hidden=64, heads=8, kv_heads=2, head_dim=8, ffn=128, vocab=1000, context_tokens=512
 )
-HALF = Served(gpu_memory_utilization=0.5)
+HALF = MemorySettings(gpu_memory_utilization=0.5)
 LLAMA_70B = Llm("70B", 80, 8192, 64, 8, 128, 28672, 128256, 131072)
 LLAMA_8B = Llm("8B", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
 QWEN_32B = Llm("32B", 64, 5120, 64, 8, 128, 25600, 151936, 40960)
@@ -43,7 +43,7 @@ def test_breakdown_by_hand() -> None:
     128000 embeddings: 197632 parameters of 2 bytes, halved. Activations of 100 tokens: 2*64 + 3*128/2 = 320
     wide, 2 bytes, 64,000; less than the sampler's, 64 wide and 10*1000 logits of 14. A token's KV: 2 * 2
     layers * 2 heads * 8 * 2 bytes = 128, halved."""
-    m = worker_memory(SMALL, card(10 * GIB), 2, served=HALF, max_num_batched_tokens=100, max_num_seqs=10)
+    m = worker_memory(SMALL, card(10 * GIB), 2, settings=HALF, max_num_batched_tokens=100, max_num_seqs=10)
     assert m.budget_bytes == 5 * GIB
     assert m.weight_bytes == 197632
     assert m.activation_bytes == 100 * 64 * 2 + 140_000
@@ -92,7 +92,7 @@ def test_kv_tokens_agree_with_what_vllm_logs(log: LoggedCache) -> None:
 def test_graphs_are_kept_free_since_they_are_measured() -> None:
     """Releases before 0.21 captured graphs in what gpu_memory_utilization leaves; and they sorted logits."""
     before, since = (
-        worker_memory(LLAMA_8B, card(80 * GIB), 1, served=Served(version))
+        worker_memory(LLAMA_8B, card(80 * GIB), 1, settings=MemorySettings(version))
         for version in ("0.20.1", f"0.{FIRST_WITH_GRAPHS[1]}.0")
     )
     assert since.reserve_bytes - before.reserve_bytes == pytest.approx(32 * GRAPH_BYTES["dense"])
@@ -103,7 +103,7 @@ def test_an_index_needs_a_workspace_of_the_longest_request() -> None:
     """40 keys of 132 bytes for each token of max_model_len: 5.3 GB at a million, a tenth at 100,000."""
     llm = read_catalog().llm("deepseek-ai/DeepSeek-V4-Pro")
     long, short = (
-        worker_memory(llm, card(277 * GIB), 4, served=Served(max_model_len=length)).reserve_bytes
+        worker_memory(llm, card(277 * GIB), 4, settings=MemorySettings(max_model_len=length)).reserve_bytes
         for length in (1_000_000, 100_000)
     )
     assert long - short == pytest.approx(900_000 * 40 * 132)
@@ -127,7 +127,7 @@ def test_the_breakdown_agrees_with_what_vllm_logs(
     """On 80 GB cards at utilisation 0.9: Llama-3-8B from vllm-project/vllm#10511 (2024-12-13; weights 14.96,
     non-torch 1.79, activations 1.26, KV 53.29 of 71.29 GiB; on two GPUs non-torch 3.58), Llama-2-7B from
     kubernetes-sigs/gateway-api-inference-extension#550 (2025-03-21; 7191 blocks). Within 3 %."""
-    found = worker_memory(llm, card(visible_gib * GIB + HIDDEN_BYTES), tp, served=Served("0.6.4"))
+    found = worker_memory(llm, card(visible_gib * GIB + HIDDEN_BYTES), tp, settings=MemorySettings("0.6.4"))
     assert found.weight_bytes / GIB == pytest.approx(weight_gib, abs=0.01)
     assert found.kv_bytes / GIB == pytest.approx(kv_gib, rel=0.03)
 
@@ -192,7 +192,7 @@ def test_a_thousand_rows_to_sample_take_gigabytes() -> None:
         experts_per_token=8,
         kv_dtype_bytes=2.0,
     )
-    found = worker_memory(qwen, card(79.65 * GIB), 4, max_num_seqs=1024, served=Served("0.9.2"))
+    found = worker_memory(qwen, card(79.65 * GIB), 4, max_num_seqs=1024, settings=MemorySettings("0.9.2"))
     assert found.kv_bytes / GIB == pytest.approx(8.11, rel=0.03)
 
 
@@ -254,4 +254,4 @@ def test_tp_must_divide_the_heads(tp: int) -> None:
 
 def test_utilisation_is_a_share() -> None:
     with pytest.raises(InputError, match=r"must be in \(0, 1\]"):
-        worker_memory(SMALL, card(10 * GIB), 1, served=Served(gpu_memory_utilization=90))
+        worker_memory(SMALL, card(10 * GIB), 1, settings=MemorySettings(gpu_memory_utilization=90))

@@ -13,9 +13,9 @@ from planner.documents.fleet_file import fleet_of
 from planner.models.engine import Engine
 from planner.models.older_kernels import (
     captured_tokens,
+    correct_for_version,
     least_large_step_s,
     longer_layer_s,
-    on_version,
     sparse_launches_s,
 )
 
@@ -132,7 +132,7 @@ def test_sparse_attention_of_large_steps_is_launched_outside_graphs_on_every_ver
     """78 layers of GLM-5 at 1.5 ms are 117 ms, on top of a step of 512 tokens."""
     llm, gpu = CATALOG.llm("zai-org/GLM-5-FP8"), CATALOG.gpu("h200-141g")
     kernels = CATALOG.step_latency(llm, gpu, 8)
-    served = on_version(kernels, llm, gpu, vllm("0.33.0"))
+    served = correct_for_version(kernels, llm, gpu, vllm("0.33.0"))
     assert sparse_launches_s(llm, gpu, vllm("0.33.0")) == pytest.approx(0.117)
     assert served.step_s(1024) == pytest.approx(kernels.step_s(512) + 0.117)
     assert served.step_s(8192) == pytest.approx(kernels.step_s(8192))
@@ -147,7 +147,7 @@ def test_compressed_attention_is_launched_so_too_and_behind_a_grace_cpu_for_long
     """61 layers of DeepSeek-V4-Pro at 2.55 or 1.5 ms, beyond the 256 tokens that 128 seats capture."""
     llm, row = CATALOG.llm("deepseek-v4-pro"), CATALOG.gpu(gpu)
     kernels = CATALOG.step_latency(llm, row, 4)
-    served = on_version(kernels, llm, row, vllm("0.21.0"), captured_tokens(128))
+    served = correct_for_version(kernels, llm, row, vllm("0.21.0"), captured_tokens(128))
     assert sparse_launches_s(llm, row, vllm("0.21.0")) == pytest.approx(launches_s)
     assert served.step_s(np.array([257.0, 512.0])) == pytest.approx(kernels.step_s(256) + launches_s)
     assert served.step_s(256) == pytest.approx(kernels.step_s(256))
@@ -166,7 +166,7 @@ def test_steps_of_mixtures_are_filled_up_to_the_size_of_a_graph() -> None:
     """3 tokens take what 4 do, 5 what 8 do, 9 what 16 do, 257 what 272 do."""
     gpu = CATALOG.gpu("h200-141g")
     kernels = CATALOG.step_latency(MINIMAX, gpu, 4)
-    served = on_version(kernels, MINIMAX, gpu, vllm("0.19.0"))
+    served = correct_for_version(kernels, MINIMAX, gpu, vllm("0.19.0"))
     steps = served.step_s(np.array([1.0, 2.0, 3.0, 5.0, 8.0, 9.0, 257.0, 512.0, 8192.0]))
     filled = kernels.step_s(np.array([1.0, 2.0, 4.0, 8.0, 8.0, 16.0, 272.0, 512.0, 8192.0]))
     assert steps == pytest.approx(filled)
@@ -176,7 +176,9 @@ def test_steps_of_other_llms_and_of_other_engines_are_not() -> None:
     gpu, tokens = CATALOG.gpu("h200-141g"), np.array([3.0, 5.0, 257.0])
     for llm, engine in ((LLAMA, vllm("0.19.0")), (MINIMAX, replace(vllm("0.5"), name="sglang"))):
         kernels = CATALOG.step_latency(llm, gpu, 4)
-        assert on_version(kernels, llm, gpu, engine).step_s(tokens) == pytest.approx(kernels.step_s(tokens))
+        assert correct_for_version(kernels, llm, gpu, engine).step_s(tokens) == pytest.approx(
+            kernels.step_s(tokens)
+        )
 
 
 def test_steps_beyond_the_captured_graphs_take_at_least_their_launches() -> None:
@@ -185,7 +187,7 @@ def test_steps_beyond_the_captured_graphs_take_at_least_their_launches() -> None
     """
     gpu = CATALOG.gpu("b200-180g")
     new = CATALOG.step_latency(LLAMA, gpu, 4)
-    old = on_version(new, LLAMA, gpu, vllm("0.17.0"))
+    old = correct_for_version(new, LLAMA, gpu, vllm("0.17.0"))
     assert new.step_s(1024) < 0.116 < new.step_s(16384)
     assert old.step_s(np.array([513.0, 1024.0])) == pytest.approx(0.116)
     small_and_large = np.array([1.0, 512.0, 16384.0])
@@ -201,7 +203,7 @@ def test_ranks_that_share_experts_keep_their_share_of_a_step() -> None:
     """Experts of all ranks take what they took, and a rank's own time the rest of 61 layers at 1.45 ms."""
     gpu, llm = CATALOG.gpu("b200-180g"), CATALOG.llm("deepseek-ai/DeepSeek-V3.1")
     new = CATALOG.step_latency(llm, gpu, 1, ep=True, dp=8)
-    old = on_version(new, llm, gpu, vllm("0.18.0"))
+    old = correct_for_version(new, llm, gpu, vllm("0.18.0"))
     tokens = np.array([513.0, 600.0, 1024.0])
     assert old.joint_at(tokens) == pytest.approx(new.joint_at(tokens))
     assert (old.step_s(tokens) >= 1.45e-3 * llm.layers - 1e-9).all()
@@ -209,4 +211,4 @@ def test_ranks_that_share_experts_keep_their_share_of_a_step() -> None:
 
 def test_step_times_that_somebody_gave_stay_as_they_are() -> None:
     latency = replace(CATALOG.step_latency(MINIMAX, CATALOG.gpu("h200-141g"), 4), kind="steps")
-    assert on_version(latency, MINIMAX, CATALOG.gpu("h200-141g"), vllm("0.11.1")) is latency
+    assert correct_for_version(latency, MINIMAX, CATALOG.gpu("h200-141g"), vllm("0.11.1")) is latency

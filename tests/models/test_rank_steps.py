@@ -40,7 +40,7 @@ def test_no_step_of_all_ranks_is_shorter_than_a_bound_takes_it_for(seed: int) ->
     """Random batches, some of them empty; the step as the kernel has it, by its formula."""
     rng = np.random.default_rng(seed)
     latency, dp = drawn(rng), int(rng.integers(2, 6))
-    taken_for = latency.of_all(dp)
+    taken_for = latency.bound_over_ranks(dp)
     for _ in range(50):
         n = rng.integers(0, rng.choice([3, 50, 4000]), dp).astype(float) * (rng.uniform(size=dp) < 0.8)
         if not n.any():
@@ -58,8 +58,8 @@ def test_even_ranks_take_what_a_bound_takes_them_for() -> None:
     latency = StepLatency(
         (1.0, 9.0), (1.375, 4.375), 0.0, 0.5, 0.0, 0.0, 0.0, "by hand", joint_s=(0.25, 2.25)
     )
-    assert float(latency.of_all(2).step_s(8.0)) == pytest.approx(3.5)
-    assert float(latency.of_all(2).step_s(8.0, decodes=8.0)) == pytest.approx(3.5 + 4 * 0.5)
+    assert float(latency.bound_over_ranks(2).step_s(8.0)) == pytest.approx(3.5)
+    assert float(latency.bound_over_ranks(2).step_s(8.0, decodes=8.0)) == pytest.approx(3.5 + 4 * 0.5)
 
 
 def test_factors_move_both_parts() -> None:

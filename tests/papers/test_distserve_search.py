@@ -26,7 +26,7 @@ from planner.traffic.trace import Trace
 SHARED = Path(__file__).parents[3] / "shared"
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 4, 1.0, "paper", "paper")
 LLM = Llm("paper", layers=4, hidden=4, heads=2, kv_heads=1, head_dim=1, ffn=8, vocab=10, context_tokens=64)
-SETTING = distserve_search.Setting(LLM, Policies(), Network(math.inf), Network(math.inf))
+SETTING = distserve_search.ServingSetting(LLM, Policies(), Network(math.inf), Network(math.inf))
 
 
 def instance(tp: int, pp: int = 1, step_s: float = 1.0) -> WorkerType:
@@ -165,7 +165,7 @@ def test_every_pair_has_the_goodput_that_distserve_found(llm: str, gpus: int) ->
         (type_.tp, type_.pp): type_
         for type_ in benchmark.instances(read_yaml(benchmark.FITS)[llm], shape, gpu, memory=False)
     }
-    setting = distserve_search.Setting(shape, benchmark.POLICIES, benchmark.FREE, benchmark.FREE)
+    setting = distserve_search.ServingSetting(shape, benchmark.POLICIES, benchmark.FREE, benchmark.FREE)
     lengths = benchmark.lengths_of(SHARED / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv")
     assert len(lengths) == 16_519
     ttft_s, tpot_s = benchmark.LIMITS_S[llm]
@@ -206,7 +206,7 @@ def test_opt_175b_gets_at_least_the_papers_own_placement() -> None:
     n, m = (np.clip(rng.lognormal(np.log(k), 0.9, 2000), 4, most) for k, most in ((500, 1500), (135, 500)))
     lengths = Trace("made", np.arange(2000.0), n.astype(np.int64), m.astype(np.int64))
     within = Network(gpu.link_bytes_per_s, is_shared=False)
-    setting = distserve_search.Setting(llm, Policies(), within, within)
+    setting = distserve_search.ServingSetting(llm, Policies(), within, within)
     slo = Slo((Limit("ttft", 0.9, 4.0), Limit("tpot", 0.9, 0.2)))
     whole = distserve_search.steady_rules(slo, poisson_traffic(lengths), seeds=1).whole
     types = {(kind.tp, kind.pp): kind for kind in distserve_search.instance_types(llm, gpu, catalog, nodes=3)}

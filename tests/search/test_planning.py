@@ -521,7 +521,7 @@ def test_shortest_first_is_chosen_where_it_saves_workers(catalog: Catalog) -> No
     other = next(row for row in both.alternatives if row.label == "queue fcfs")
     assert other.objective == pytest.approx(alone.certificate.value)
     replayed = simulate(both.fleet, both.trace, limits=both.slo.limits)
-    assert judge(replayed, both.slo, values=False).holds
+    assert judge(replayed, both.slo, with_percentiles=False).holds
     hint = next(row for row in alone.alternatives if row.label.startswith("queue sjf"))
     assert both.certificate.value - 1e-9 <= hint.objective <= alone.certificate.value + 1e-9
 

@@ -70,7 +70,7 @@ def test_a_race_finds_what_searches_of_each_choice_find(seed: int) -> None:
     assert raced.certificate.value <= min(each.values()) * (1 + 1e-9) <= each["fcfs", "jsq"]
     assert not raced.certificate.level0_exact
     replayed = simulate(raced.fleet, raced.trace, limits=raced.slo.limits)
-    assert judge(replayed, raced.slo, values=False).holds
+    assert judge(replayed, raced.slo, with_percentiles=False).holds
 
 
 @pytest.mark.parametrize("safety", ("none", {"kept_in": 0.9}))

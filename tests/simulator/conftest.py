@@ -15,13 +15,13 @@ from planner.traffic.trace import Trace
 
 @pytest.fixture(autouse=True, scope="package")
 def _nothing_is_left() -> Iterator[None]:
-    results = read_results.results
+    read_simulation = read_results.read_simulation
 
-    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> Simulation:
+    def checked_simulation(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> Simulation:
         check_conservation(state, fleet, len(trace))
-        return results(state, fleet, trace, *rest)
+        return read_simulation(state, fleet, trace, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "results", checked_results)
-        patch.setattr(elastic, "results", checked_results)
+        patch.setattr(replay, "read_simulation", checked_simulation)
+        patch.setattr(elastic, "read_simulation", checked_simulation)
         yield

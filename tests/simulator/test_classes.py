@@ -27,7 +27,7 @@ def in_classes(trace: Trace, seed: int) -> Trace:
 def values_of(slow: Reference, simulation: Simulation, limit: Limit) -> list[float]:
     """The measured values of a limit's class, from the plain simulator."""
     start_s, end_s = simulation.window_s
-    own = [r for r in slow.requests if limit.selector is None or simulation.of_limit(limit)[r.index]]
+    own = [r for r in slow.requests if limit.selector is None or simulation.limited_requests(limit)[r.index]]
     if limit.metric == "tbt":
         return [gap_s for r in own for at_s, gap_s in r.gaps if start_s <= at_s <= end_s]
     inside = [r for r in own if start_s <= r.arrival_s <= end_s]
@@ -62,7 +62,7 @@ def test_lines_of_classes_count_what_the_plain_simulator_gives_to_them(seed: int
     if kept is None:
         assert not verdict.holds
     else:
-        assert judge(kept, slo, values=False).holds == verdict.holds
+        assert judge(kept, slo, with_percentiles=False).holds == verdict.holds
 
 
 def test_requests_that_are_due_first_go_first() -> None:

@@ -133,7 +133,7 @@ def test_stopping_early_in_a_window_never_changes_the_verdict(monkeypatch: pytes
         whole = simulate(fleet, trace, limits=limits, record=True)
         found = simulate_if_kept(fleet, trace, limits, RequestRecords(trace), slo.every_s)
         holds = judge(whole, slo).holds
-        assert holds == (found is not None and judge(found, slo, values=False).holds)
+        assert holds == (found is not None and judge(found, slo, with_percentiles=False).holds)
         over_all = judge(whole, replace(slo, every_s=None)).holds
         assert over_all or not holds  # in every window, so over the whole
         verdicts.append(holds)

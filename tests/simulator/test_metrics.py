@@ -73,7 +73,7 @@ def test_percentiles_of_a_run_equal_those_of_the_plain_simulator(seed: int) -> N
             expected = percentile_s(np.array(values), line.limit.percentile_frac)
             assert line.value_s == pytest.approx(expected, rel=1e-9)
         assert line.holds == slow.keeps(line.limit)
-    assert judge(fast, Slo(limits), values=False).holds == verdict.holds
+    assert judge(fast, Slo(limits), with_percentiles=False).holds == verdict.holds
 
 
 @pytest.mark.parametrize("closed_loop", [0, 4])

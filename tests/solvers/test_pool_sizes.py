@@ -15,6 +15,7 @@ from planner.solvers.pool_sizes import (
     DayTerms,
     PoolTerms,
     billed_usd,
+    cheapest_sizes,
     cost_usd,
     count_paid_workers,
     fill_paid_units,
@@ -23,7 +24,6 @@ from planner.solvers.pool_sizes import (
     most_paid_gpus,
     possible_worker_lives,
     ready_workers_at_no_cost,
-    solve,
     units_usd,
 )
 from planner.solvers.whole_nodes import PricedNode
@@ -76,9 +76,9 @@ def test_a_worker_is_kept_where_that_is_cheaper_than_a_start() -> None:
     """A valley of one hour, starts of an hour and a half: 3 x 2; of two hours 2 x 2 + 2 x 1.5 less 3.5."""
     day, _ = hours(0, 0, 0, 0, 0, start_h=1.5)
     cuts = [((0, 0, 1),), ((2, 0, 1),)]
-    assert solve(day, cuts).usd == pytest.approx(6.0)
+    assert cheapest_sizes(day, cuts).usd == pytest.approx(6.0)
     cuts = [((0, 0, 1),), ((4, 0, 1),)]
-    assert solve(day, cuts).usd == pytest.approx(2 + 2 * 2.5)
+    assert cheapest_sizes(day, cuts).usd == pytest.approx(2 + 2 * 2.5)
 
 
 def test_started_hours_are_paid_whole() -> None:
@@ -86,7 +86,7 @@ def test_started_hours_are_paid_whole() -> None:
     3, given up and started anew 2 + 1; with a start of 10 minutes the first costs 3, the second 2 + 1."""
     day = DayTerms(np.arange(0, 12600, 1800.0), (PoolTerms(600.0, 0, 2, 1.0),), unit_s=3600.0)
     cuts = [((t, 0, 0),) for t in (0, 1, 2, 5)]
-    found = solve(day, cuts)
+    found = cheapest_sizes(day, cuts)
     assert found.usd == pytest.approx(3.0) and found.is_optimal and found.workers is not None
     assert units_usd(day, found.workers) == pytest.approx(3.0)
     assert billed_usd(day, [(0, 0.0, 5400.0), (0, 8400.0, 10800.0)]) == pytest.approx(3.0)
@@ -111,7 +111,7 @@ def test_idle_gpus_of_whole_nodes_are_paid() -> None:
     pool = PoolTerms(0.0, 0, 3, 2.0, 2, "card", NODE)
     day = DayTerms(np.array([0.0, 3600.0, 7200.0]), (pool,))
     assert cost_usd(day, np.array([[1], [2]])) == pytest.approx(3 + 6)
-    assert solve(day, [((0, 0, 0),), ((1, 0, 1),)]).usd == pytest.approx(9)
+    assert cheapest_sizes(day, [((0, 0, 0),), ((1, 0, 1),)]).usd == pytest.approx(9)
     assert billed_usd(day, [(0, 0.0, 7200.0), (0, 3600.0, 7200.0)]) == pytest.approx(9)
 
 
@@ -126,7 +126,9 @@ def test_of_whole_nodes_the_hours_of_a_node_are_paid() -> None:
     assert billed_usd(day, [(0, 0.0, 1800.0)]) == pytest.approx(3.0)
     assert billed_usd(day, [(1, 0.0, 5400.0)] * 3) == pytest.approx(12.0)
     halves = np.array([[1, 0], [1, 0], [0, 0], [0, 0]])
-    assert units_usd(day, halves) == pytest.approx(3.0) == solve(day, [((0, 0, 0),), ((1, 0, 0),)]).usd
+    assert (
+        units_usd(day, halves) == pytest.approx(3.0) == cheapest_sizes(day, [((0, 0, 0),), ((1, 0, 0),)]).usd
+    )
 
 
 def test_nodes_of_two_markets_are_filled_each_by_itself() -> None:
@@ -167,14 +169,14 @@ def test_the_cheapest_of_all_sequences(seed: int) -> None:
         if all(any(workers[t, c] > size for t, c, size in cut) for cut in cuts)
         and is_within_stock(day, workers)
     )
-    found = solve(day, cuts)
+    found = cheapest_sizes(day, cuts)
     if not bills:
         assert found.workers is None and found.bound_usd == math.inf
         return
     assert found.usd == pytest.approx(bills[0][0]) and found.bound_usd <= bills[0][0] * (1 + 1e-9)
     assert found.workers is not None
     assert cost_usd(day, found.workers) == pytest.approx(found.usd)
-    again = solve(day, cuts, [found.workers])
+    again = cheapest_sizes(day, cuts, [found.workers])
     assert again.usd == pytest.approx(bills[1][0]) and again.workers is not None
     assert not np.array_equal(again.workers, found.workers)
 
@@ -194,7 +196,7 @@ def test_whole_units_never_cost_less_than_the_model_says(seed: int) -> None:
         spans += [(0, float(cells_s[a]), float(cells_s[b])) for a, b in zip(begins, ends, strict=True)]
     cuts = [((t, 0, int(size) - 1),) for t, size in enumerate(workers[:, 0]) if size]
     bill = billed_usd(day, spans)
-    assert solve(day, cuts).usd <= bill * (1 + 1e-9)
+    assert cheapest_sizes(day, cuts).usd <= bill * (1 + 1e-9)
     assert units_usd(day, workers) <= bill * (1 + 1e-9)
     assert (fill_paid_units(day, workers) >= workers).all()
     assert units_usd(day, fill_paid_units(day, workers)) == pytest.approx(units_usd(day, workers))
@@ -241,14 +243,14 @@ def test_lives_a_little_longer_than_whole_units_begin_another(seed: int, unit_s:
     sequences = (np.array(sizes)[:, None] for sizes in itertools.product(range(3), repeat=4))
     best = min(cheapest_bill(day, workers) for workers in sequences if (workers >= needed).all())
     assert units_usd(day, needed) == pytest.approx(best, rel=1e-12)
-    sizes = solve(day, [((t, 0, int(size) - 1),) for t, size in enumerate(needed[:, 0]) if size])
+    sizes = cheapest_sizes(day, [((t, 0, int(size) - 1),) for t, size in enumerate(needed[:, 0]) if size])
     assert sizes.usd == pytest.approx(best, rel=1e-9) and sizes.workers is not None
 
 
 def test_a_day_a_little_longer_than_its_units_has_an_optimum() -> None:
     """A worker that is needed all of an hour and 2 ms is paid for two hours."""
     day = DayTerms(np.array([0.0, 3600.002]), (PoolTerms(0.0, 0, 2, 1.0),), unit_s=3600.0)
-    assert solve(day, [((0, 0, 0),)]).usd == pytest.approx(2.0)
+    assert cheapest_sizes(day, [((0, 0, 0),)]).usd == pytest.approx(2.0)
 
 
 def test_bad_terms_end_in_one_line() -> None:

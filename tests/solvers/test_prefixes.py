@@ -216,8 +216,8 @@ def test_search_without_the_mip_comes_near_the_optimum(seed: int) -> None:
     prices = PrefixPrices(demand, 3, memory_tokens, NO_SESSIONS)
     budget = RoutingBudget(200, math.inf)
     start = prices.fill_replicas(np.zeros((10, 3), bool), range(3), demand.rate_rps)
-    found = prices.search(
-        prices.descend(start, 0.0, budget), best.largest_load, budget, np.random.default_rng(0)
+    found = prices.search_placements(
+        prices.refill_while_better(start, 0.0, budget), best.largest_load, budget, np.random.default_rng(0)
     )
     assert best.largest_load * (1 - 1e-6) <= found.largest_load <= 1.02 * best.largest_load
 

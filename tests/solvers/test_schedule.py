@@ -29,12 +29,12 @@ from planner.solvers.reserved_schedule import (
     Market,
     Schedule,
     _model,
-    at_peak,
     buy_gpus,
-    by_rule,
     cost_by_window,
     find_broken_constraint,
     schedule,
+    schedule_at_peak,
+    schedule_by_rule,
 )
 from planner.solvers.schedule_pricing import Cover, SchedulePrices, _divisors, _round_cover
 from planner.traffic.trace import Trace
@@ -214,7 +214,7 @@ def test_the_base_is_reserved_and_the_peak_rented() -> None:
     asked = demand([1, 1, 1, 3])
     found = exactly(market, asked)
     assert found.cost_usd_per_h == pytest.approx(1.1) and found.reserved_gpus.tolist() == [1]
-    peak = at_peak(market, asked)
+    peak = schedule_at_peak(market, asked)
     assert peak is not None and peak.cost_usd_per_h == pytest.approx(1.8)
 
 
@@ -233,7 +233,7 @@ def test_two_llms_take_turns_on_reserved_gpus() -> None:
     market = Market((GpuOffer("g", 1.0, 0.6, stock=2),), tuple(each))
     asked = demand([2, 0], [0, 2])
     found = exactly(market, asked)
-    assert at_peak(market, asked) is None
+    assert schedule_at_peak(market, asked) is None
     assert found.reserved_gpus.tolist() == [2] and found.cost_usd_per_h == pytest.approx(1.2)
 
 
@@ -286,7 +286,7 @@ def test_a_day_beats_peak_and_rule_and_keeps_its_bound(seed: int) -> None:
     assert_keeps_constraints(market, asked, found)
     assert find_broken_constraint(market, asked, found) is None
     assert found.bound_usd_per_h <= found.cost_usd_per_h
-    rule, peak = by_rule(market, asked), at_peak(market, asked)
+    rule, peak = schedule_by_rule(market, asked), schedule_at_peak(market, asked)
     assert rule is not None and peak is not None and find_broken_constraint(market, asked, rule) is None
     assert_keeps_constraints(market, asked, rule)
     assert found.cost_usd_per_h < min(peak.cost_usd_per_h, rule.cost_usd_per_h)
@@ -472,7 +472,7 @@ def test_too_few_owned_gpus_that_nobody_rents_are_named() -> None:
 def test_an_llm_that_sleeps_in_some_hours_has_a_schedule(rates: list[float]) -> None:
     """Aladdin's rule is a line through two rates above 0; with fewer it is what the rate needs."""
     market = Market((GpuOffer("g", 1.0),), (Capacity("llm0", "t", "g", 1, 1.0, start_s=0.0),))
-    rule = by_rule(market, demand(rates))
+    rule = schedule_by_rule(market, demand(rates))
     assert rule is not None and rule.workers.tolist() == [rates]
 
 
@@ -507,7 +507,9 @@ def test_the_report_draws_every_gpu_as_it_is_bought_and_names_the_others() -> No
     )
     asked = demand([2, 4, 4, 8])
     found = exactly(market, asked)
-    answer = ScheduleAnswer(market, asked, found, {"peak": at_peak(market, asked), "linear rule": None}, 0.01)
+    answer = ScheduleAnswer(
+        market, asked, found, {"peak": schedule_at_peak(market, asked), "linear rule": None}, 0.01
+    )
     drawn = {figure.name: figure.chart.to_dict() for figure in figures(answer)}
     assert list(drawn) == ["demand", "gpus-0", "workers-0", "cost", "costs"]
     ways = drawn["gpus-0"]["data"]["values"]

@@ -31,7 +31,9 @@ def test_each_setting_is_the_simulation_of_that_setting(monkeypatch: pytest.Monk
             for k, factor in enumerate(sliders.LIMITS):
                 limits = tuple(replace(limit, limit_s=factor * limit.limit_s) for limit in plan.slo.limits)
                 slo = replace(plan.slo, limits=limits, every_s=None)
-                verdict = judge(simulate(fleet, trace, limits=limits, record=False), slo, values=False)
+                verdict = judge(
+                    simulate(fleet, trace, limits=limits, record=False), slo, with_percentiles=False
+                )
                 assert own.holds[t, s, k] == verdict.holds
                 assert own.kept_frac[t, s, k].tolist() == [line.kept_frac for line in verdict.lines]
     assert own.holds.any() and not own.holds.all()

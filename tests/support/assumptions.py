@@ -172,7 +172,7 @@ def _picked(
 
 def _verdict(problem: Problem, counts: tuple[tuple[Option, int], ...]) -> Verdict:
     simulation = simulate(problem.oracle.fleet(counts), problem.trace, limits=problem.slo.limits)
-    return judge(simulation, problem.slo, values=False)
+    return judge(simulation, problem.slo, with_percentiles=False)
 
 
 def _leads(problem: Problem, option: Option, count: int, *, outputs: bool) -> bool:
@@ -187,7 +187,7 @@ def _leads(problem: Problem, option: Option, count: int, *, outputs: bool) -> bo
         trace = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
         pools = (Pool("pre", "mixed", option.type, count),)
     fleet = Fleet(problem.llm, pools, problem.oracle.policies, NO_LINK)
-    return judge(simulate(fleet, trace, limits=slo.limits), slo, values=False).holds
+    return judge(simulate(fleet, trace, limits=slo.limits), slo, with_percentiles=False).holds
 
 
 def instant(worker: WorkerType, trace: Trace) -> WorkerType:

@@ -96,7 +96,9 @@ def simulated(day: SmallDay, workers: Ints) -> tuple[ElasticRun, float, bool]:
         for pool, size in zip(day.pools, first, strict=True)
     ]
     run = simulate_elastic(day.fleet, day.trace, pools, table, limits=day.slo.limits, record=True)
-    holds = judge(run.simulation, day.slo, values=False).holds and (run.simulation.status != 2).all()
+    holds = (
+        judge(run.simulation, day.slo, with_percentiles=False).holds and (run.simulation.status != 2).all()
+    )
     return run, billed(day, run.spans), bool(holds)
 
 

@@ -101,7 +101,7 @@ def least_that_keep(
     def holds(sizes: Sequence[int]) -> bool:
         candidate, patience_s = fleet.with_counts(sizes), whole_slo.patience_s(judged_span_s(trace))
         run = simulate_if_kept(candidate, trace, whole_slo.limits, requests, patience_s=patience_s)
-        return run is not None and judge(run, whole_slo, values=False).holds
+        return run is not None and judge(run, whole_slo, with_percentiles=False).holds
 
     return least_sizes(holds, prices, least, most)
 

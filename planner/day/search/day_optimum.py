@@ -223,7 +223,7 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
     """The cheapest sequence that may hold and was not simulated; None where there is none or no time."""
     while not search.out_of_time() and not search.is_closed():
         left_s = search.deadline - time.monotonic()
-        solution = pool_sizes.solve(
+        solution = pool_sizes.cheapest_sizes(
             search.terms, search.cuts, search.excluded, time_limit_s=max(left_s, LEAST_SOLVE_S)
         )
         search.bound_usd = max(search.bound_usd, solution.bound_usd)
@@ -451,7 +451,9 @@ def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
         return
     by_second = replace(search.terms, unit_s=0.0)
     left_s = search.deadline - time.monotonic()
-    cheapest = pool_sizes.solve(by_second, search.cuts, time_limit_s=max(left_s, LEAST_SOLVE_S)).workers
+    cheapest = pool_sizes.cheapest_sizes(
+        by_second, search.cuts, time_limit_s=max(left_s, LEAST_SOLVE_S)
+    ).workers
     for each in [workers] if cheapest is None else [workers, cheapest]:
         for drain_s in FILL_DRAINS_S:
             more = pool_sizes.ready_workers_at_no_cost(

@@ -227,7 +227,7 @@ class DayRuns:
         """The bill and the verdict of a simulated day."""
         missed = tuple(missed_windows(run.simulation, self.slo, self.windows_s))
         is_served = bool((run.simulation.status != UNFINISHED).all())
-        holds = not missed and is_served and judge(run.simulation, self.slo, values=False).holds
+        holds = not missed and is_served and judge(run.simulation, self.slo, with_percentiles=False).holds
         lives = [(span.pool, span.requested_s, span.gone_s) for span in run.spans]
         fits = lives_within_stock(self.terms, lives)
         return DayRun(workers, run, billed_usd(self.terms, lives), missed, holds, fits)

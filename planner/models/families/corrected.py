@@ -18,10 +18,10 @@ from scipy.optimize import least_squares
 from planner.errors import InputError
 from planner.models.correction import (
     CorrectedFormula,
-    formula_s,
     in_context_steps,
     step_coordinates,
     step_covariance,
+    uncorrected_s,
 )
 from planner.models.families.step_family import StepFamily
 from planner.models.latency import Array
@@ -67,7 +67,7 @@ class CorrectedSteps(StepFamily):
         coefficients_s = _fitted_coefficients(steps, t)
         chosen = informative_rows(steps, min(self.most_anchors, len(steps)))
         z = step_coordinates(steps[chosen])
-        residuals = np.log(t[chosen] / formula_s(steps[chosen], coefficients_s))
+        residuals = np.log(t[chosen] / uncorrected_s(steps[chosen], coefficients_s))
         # In units of the prior variance: `step_covariance` of a step with itself is 1.
         noise = (self.noise_frac / AMPLITUDE_FRAC) ** 2 * np.eye(len(chosen))
         weights = np.linalg.solve(step_covariance(z, z) + noise, residuals)
@@ -132,7 +132,7 @@ def _fitted_coefficients(X: Array, t: Array) -> Array:
     weight = weight / weight.mean()
 
     def residuals(logs: Array) -> Array:
-        return np.asarray(np.log(formula_s(X, np.exp(logs)) / t) * weight)
+        return np.asarray(np.log(uncorrected_s(X, np.exp(logs)) / t) * weight)
 
     # How far the logarithm of each coefficient may end below and above its start: wide where a cost may be
     # absent, narrow where the start is known to a factor of e or e^2.

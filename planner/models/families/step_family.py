@@ -1,8 +1,9 @@
 """What all families of step times do alike: check X and y, remember the profiled range, and refuse to predict
 beyond it. The columns of X are N, A_p, D, K, P of planner/models/latency.py.
 
-A family predicts seconds. `latency_` is its five-number form where it has one exactly, else None: then
-`planner.models.family_choice` refits that form to the family's predictions and states the error of the refit.
+A family predicts seconds. `latency_` is a StepLatency, the form of planner/models/latency.py, where the
+family has that form exactly, else None: then `planner.models.family_choice` refits it to the family's
+predictions and states the error of the refit.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class VidurForest(StepFamily):
     features.
 
     Times are predicted on a logarithmic scale, because an SLO is missed by a ratio. Vidur searches 27
-    settings of the forest over 10 folds (half a CPU hour for one LLM); here `trees` and the other settings
-    stay as given.
+    settings of the forest over 10 folds (half a CPU hour for one LLM); here `trees` is set by hand, and all
+    else is scikit-learn's default.
     """
 
     def __init__(self, *, trees: int = 60, seed: int = 0, beyond: str = "raise") -> None:

@@ -204,7 +204,7 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
         simulation = _simulate_whole(
             plan.fleet.with_counts(counts), trace, plan.slo, deadline, stop_early=True
         )
-        return simulation is not None and judge(simulation, plan.slo, values=False).holds
+        return simulation is not None and judge(simulation, plan.slo, with_percentiles=False).holds
 
     for i in order:
         fails, holds = 0, counts[i]

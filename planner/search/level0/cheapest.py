@@ -36,7 +36,7 @@ from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective, workers_of
 from planner.search.oracle.stopping import StoppedError
 from planner.solvers.master import FleetLimits, Option, largest_that_fits
-from planner.solvers.multiple_choice import GroupChoice, choose
+from planner.solvers.multiple_choice import GroupChoice, choose_within_limits
 
 Weigh = Callable[[Option], float]  # What one worker of an option adds to a sum that is minimised or limited.
 # The next WAVE questions are chosen among so many of the cheapest corners of one LLM.
@@ -329,7 +329,7 @@ def _choose(
         first = min(columns[0], key=lambda column: column.weight)
         return [first], first.weight
     columns = [_undominated(llm_columns) for llm_columns in columns]
-    indices, bound = choose(columns, [limit.amount for limit in limits])
+    indices, bound = choose_within_limits(columns, [limit.amount for limit in limits])
     if indices is None:
         return None, bound
     return [llm_columns[i] for llm_columns, i in zip(columns, indices, strict=True)], bound

@@ -73,7 +73,7 @@ def judge_whole(trace: Trace, query: SimulationQuery) -> Verdict:
     slo = query.slo
     record = slo.every_s is not None  # Limits per window need every gap between tokens.
     simulation = simulate(query.fleet, trace, limits=slo.limits, record=record, every_s=slo.every_s)
-    return judge(simulation, slo, values=False)
+    return judge(simulation, slo, with_percentiles=False)
 
 
 def keeps_slo(
@@ -101,7 +101,7 @@ def keeps_slo(
     simulation = simulate_if_kept(
         fleet, trace, slo.limits, requests, slo.every_s, patience_s=patience_s, is_prefilled=is_prefilled
     )
-    return simulation is not None and judge(simulation, slo, values=False).holds
+    return simulation is not None and judge(simulation, slo, with_percentiles=False).holds
 
 
 def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:

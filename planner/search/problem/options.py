@@ -33,8 +33,8 @@ from planner.models.kv_offload import is_common
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, lora_slots
-from planner.models.memory import Served, worker_memory
-from planner.models.older_kernels import captured_tokens, on_version
+from planner.models.memory import MemorySettings, worker_memory
+from planner.models.older_kernels import captured_tokens, correct_for_version
 from planner.models.parallelism import add_pipeline
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 from planner.models.spread import INTERVAL_SIGMAS
@@ -288,7 +288,7 @@ class _Split:
         link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
         exchange = Exchange(self.all2all, link_bytes_per_s)
         fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, exchange=exchange)
-        fit = on_version(fit, llm, self.gpu, engines.engine, captured)
+        fit = correct_for_version(fit, llm, self.gpu, engines.engine, captured)
         latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=stages_bytes_per_s)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
         if engines.longer_frac:
@@ -320,7 +320,7 @@ def _types_of_split(
             max_num_batched_tokens=budget,
             max_num_seqs=rows,
             dp=split.dp,
-            served=Served.by(engines.engine),
+            settings=MemorySettings.of_engine(engines.engine),
         )
         use = drafters[drafts].add_to_memory(use, llm, tp)
         kv_tokens = (use if slots is None else slots.add_to_memory(use)).kv_tokens
