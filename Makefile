@@ -10,7 +10,7 @@ INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAI
 # where a machine says that no bytecode is written, every process compiles all that it imports: half of a short one
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan ui test test-peers test-bounds test-weekly test-vllm test-wheel test-browser check audit dist docs bench format clean
+.PHONY: plan ui test test-peers test-bounds test-weekly test-vllm test-wheel test-browser check types audit dist docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -43,8 +43,10 @@ test-weekly: $(VENV)/installed-dev  ## what `make test` and CI leave out: slow t
 check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --jobs 2 types test
+
+types: $(VENV)/installed-dev  ## types; one core, so beside the tests
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 # which of the tests in a browser and on vLLM: "not slow", "slow", or "slow or not slow"
 WHICH ?= not slow
