@@ -34,6 +34,7 @@ WITH_SERVERS = ("browser", "profiling", "runtime", "ui", "with_vllm")
 LONGEST = (
     "search/test_agent_plans.py",
     "commands/test_cli.py",
+    "studies/test_two_routes.py",
     "search/test_losses.py",
     "ui/test_ui.py",
     "search/test_planning.py",
@@ -78,7 +79,6 @@ LONGEST = (
     "manifests/test_manifests_hostile.py",
     "day/test_days.py",
     "simulator/test_offload.py",
-    "search/test_time_limits.py",
     "importers/test_imports.py",
     "day/test_day_bounds.py",
     "runtime/test_validate_sessions.py",

@@ -133,14 +133,13 @@ def test_llms_that_share_a_node_pay_it_once_in_the_bound_too(billing: str) -> No
     whole = question(8)
     whole["fleet"]["sold_as"] = {"l40s-48g": "node"}
     whole["day"] |= {"controllers": "static", "billing": billing}
-    traces = {"chat": traffic(late=False), "code": traffic(late=True)}
+    traces = {"chat": traffic(late=False, minutes=2), "code": traffic(late=True, minutes=2)}
     both = {"chat": STANDING, "code": STANDING}
     answer = fleetplan.day(whole, traces, standing=both, time_limit_s=60).answer
     assert not isinstance(answer, DayAnswer) and answer.optimum is not None
     assert answer.optimum.proved_usd <= answer.optimum.day.usd <= answer.static.usd
-    assert answer.optimum.proved_usd == pytest.approx(
-        answer.optimum.day.usd, rel=0.01
-    )  # One node throughout.
+    # One node throughout; the end of so short a day leaves 2 %.
+    assert answer.optimum.proved_usd == pytest.approx(answer.optimum.day.usd, rel=0.03)
 
 
 def test_with_gpus_enough_the_optimum_is_that_of_each_alone() -> None:

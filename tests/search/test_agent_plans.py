@@ -83,15 +83,16 @@ def test_a_search_that_ends_without_a_fleet_names_limits_that_one_attains(
     plan with the limits that are named is found.
     """
     slo = {"ttft": {"p90": "450 ms"}, "tpot": {"p90": "12 ms"}}
+    short = SMALL | {"traffic": AGENTS | {"duration": "100 s"}}
     with monkeypatch.context() as patch:
         patch.setattr(work_clock, "WORK_S", 0.05)
         with pytest.raises(InfeasibleError, match=r"or relax .*tpot p90 to .* ms, with which") as failed:
-            fleetplan.plan(slo, **SMALL)
+            fleetplan.plan(slo, **short)
     assert not failed.value.is_proved
     (changes,) = failed.value.ways
     enough = {change.limit.split()[0]: {"p90": f"{change.enough} s"} for change in changes}
     assert 12e-3 < next(change.enough for change in changes if change.limit == "tpot p90") < 20e-3
-    relaxed = fleetplan.plan(slo | enough, **SMALL)
+    relaxed = fleetplan.plan(slo | enough, **short)
     assert isinstance(relaxed, PlanResult) and relaxed.plan.verdict.holds
 
 
@@ -145,7 +146,7 @@ def test_engines_of_agents_cache_prefixes_unless_the_question_says_no() -> None:
 def test_a_search_on_paper_that_takes_its_share_goes_on_with_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = SMALL | {"safety": {"kept_in": 0.8}}
+    asked = SMALL | {"safety": {"kept_in": 0.8}, "traffic": AGENTS | {"duration": "60 s"}}
     usual = fleetplan.plan({"turn": {"p90": "12 s"}}, **asked)
     monkeypatch.setattr(certify, "PAPER_TIME_FRAC", 0.0)
     late = fleetplan.plan({"turn": {"p90": "12 s"}}, **asked)
@@ -265,7 +266,7 @@ def test_requests_of_agents_as_a_trace_get_the_router_of_described_agents() -> N
     """Without caches they miss the SLO even on idle workers, so no such fleet is searched. The router's
     settings are fitted before the search, because with the default ones no fleet keeps it.
     """
-    many = {**AGENTS, "duration": "300 s", "agents": {**AGENTS["agents"], "count": 80}}
+    many = {**AGENTS, "duration": "150 s", "agents": {**AGENTS["agents"], "count": 80}}
     question = {**QUESTION, "llm": "llama-3.1-8b", "fleet": {"gpus": ["l40s"]}}
     slo = {"ttft": {"p90": "0.4 s"}}
     described = fleetplan.plan(slo, **{**question, "traffic": many})

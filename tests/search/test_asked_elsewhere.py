@@ -35,7 +35,7 @@ QUESTION = DOCUMENT | {"fleet": {"gpus": ["h100-80g"]}, "safety": {"kept_in": 0.
 
 def planned(folder: Path) -> dict[str, bytes]:
     """The files of a plan for production."""
-    fleetplan.plan(QUESTION, traffic(requests=200), catalog=CATALOG).save(folder)
+    fleetplan.plan(QUESTION, traffic(requests=100), catalog=CATALOG).save(folder)
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 

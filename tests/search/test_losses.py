@@ -136,7 +136,7 @@ def test_spot_is_taken_where_it_is_cheap_and_holds_without_those_that_are_down()
     """At a third of the firm price spot workers win, with spare ones; at the firm price they lose."""
     fleet = {"gpus": {"h100-80g": 64}, "prices": {"h100-80g": {"on_demand": 3.0} | ON_SPOT}}
     task = question(fleet=fleet)
-    found = plan(task, traffic(rate_rps=40.0), CATALOG)
+    found = plan(task, traffic(requests=300, rate_rps=40.0), CATALOG)
     assert any(pool.type.gpu.name == options_name() for pool in found.fleet.pools)
     terms = task.spot["h100-80g"]
     left = tuple(
@@ -152,14 +152,14 @@ def test_spot_is_taken_where_it_is_cheap_and_holds_without_those_that_are_down()
     assert any("leave together" in line for line in sentences(found.certificate.binding))
     assert any("spot market" in line for line in sentences(found.warnings))
     dear = {"gpus": {"h100-80g": 64}, "prices": {"h100-80g": {"on_demand": 1.0} | ON_SPOT}}
-    firm = plan(question(fleet=dear), traffic(rate_rps=40.0), CATALOG)
+    firm = plan(question(fleet=dear), traffic(requests=300, rate_rps=40.0), CATALOG)
     assert {pool.type.gpu.name for pool in firm.fleet.pools} == {"h100-80g"}
 
 
 def test_spot_and_firm_workers_share_one_stock() -> None:
     fleet = {"gpus": {"h100-80g": 7}, "prices": {"h100-80g": {"on_demand": 3.0} | ON_SPOT}}
     with pytest.raises(InfeasibleError, match="stock of h100-80g from 7"):
-        plan(question(fleet=fleet), traffic(rate_rps=40.0), CATALOG)
+        plan(question(fleet=fleet), traffic(requests=300, rate_rps=40.0), CATALOG)
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from metamorphic_pairs import RELATIONS, FleetAnswer, answer, broken
 from random_questions import Question, question
-from shares import some
+from shares import every, some
 from simulations import random_case
 
 from planner.policies import PLANNED_ROUTINGS
@@ -38,7 +38,7 @@ def test_no_order_of_pools_and_no_name_changes_any_time(routing: str) -> None:
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", every(2, SEEDS))
 def test_two_forms_of_a_question_do_not_contradict_each_other(seed: int, relation: str) -> None:
     drawn, first = asked_first(seed)
     difference = broken(drawn, relation, first)[1]

@@ -53,8 +53,8 @@ def test_what_is_owned_comes_off_the_price_of_the_same_fleet() -> None:
 def test_where_all_is_owned_the_fewest_run_and_cost_nothing() -> None:
     """Of 24 owned H100 no more run than would be rented; a GPU that gpus does not name is not rented."""
     task = question(fleet={"gpus": {}, "owned": {"h100-80g": 24}})
-    found = plan(task, traffic(rate_rps=8.0), CATALOG)
-    rented = plan(question(fleet={"gpus": H100}), traffic(rate_rps=8.0), CATALOG)
+    found = plan(task, traffic(requests=300, rate_rps=8.0), CATALOG)
+    rented = plan(question(fleet={"gpus": H100}), traffic(requests=300, rate_rps=8.0), CATALOG)
     assert found.fleet.price_usd_per_h == 0 and found.certificate.value == pytest.approx(0, abs=1e-12)
     assert found.fleet.gpus == owned_of(found) == rented.fleet.gpus
     with pytest.raises(InfeasibleError, match="stock of h100-80g@owned from 4"):

@@ -83,7 +83,7 @@ def options_of(found: Plan, catalog: Catalog, task: PlanQuestion) -> list[Option
     return options
 
 
-@pytest.mark.parametrize("seed", some(range(4), 2))
+@pytest.mark.parametrize("seed", some(range(4), 1))
 @pytest.mark.parametrize(
     "slo",
     [

@@ -61,7 +61,7 @@ def planned(trace: Trace, policies: dict[str, object], **changes: object) -> Pla
 @pytest.mark.parametrize("seed", some(range(3), 1))
 def test_a_race_finds_what_searches_of_each_choice_find(seed: int) -> None:
     """Every queue with every routing, each planned by itself: the cheapest of them is what `any` finds."""
-    trace = bursts(seed)
+    trace = bursts(seed, requests=200)
     each = {
         (queue, routing): planned(trace, {"queue": queue, "routing": routing}).certificate.value
         for queue, routing in itertools.product(PLANNED_QUEUES, ROUTINGS)
@@ -119,7 +119,7 @@ def test_what_policies_are_worth_is_a_difference_of_two_plans() -> None:
 
 def test_in_production_policies_are_raced_in_scenarios() -> None:
     """Never dearer than the plan without a choice, and the fleet that is run has passed its test."""
-    trace = bursts(2)
+    trace = bursts(2, requests=200)
     few = {"safety": {"kept_in": 0.8}}
     plain, raced = planned(trace, {}, **few), planned(trace, {"queue": "any"}, **few)
     of_plain, of_raced = (each.certificate.find_answer("production") for each in (plain, raced))

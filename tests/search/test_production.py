@@ -50,7 +50,7 @@ def searched(seed: int = 0) -> tuple[Problem, FleetSearch]:
 
 @cache
 def planned() -> Plan:
-    return plan(question(**SAFE), traffic(), CATALOG)
+    return plan(question(**SAFE), traffic(requests=300), CATALOG)
 
 
 def every_cheaper(problem: Problem, paper: FleetSearch, below: float) -> list[Counts]:
@@ -387,7 +387,7 @@ def test_every_test_begins_with_a_block(monkeypatch: pytest.MonkeyPatch) -> None
         return decide(test, counts)
 
     monkeypatch.setattr(ScenarioTest, "decide_and_split", noted)
-    plan(question(**SAFE), traffic(3), CATALOG)
+    plan(question(**SAFE), traffic(3, requests=300), CATALOG)
     assert {is_after_loss for is_after_loss, first in begins if first} == {False, True}
     assert all(first % TEST_BLOCK == 0 for _, first in begins)
 

@@ -72,7 +72,7 @@ def test_runs_end_when_they_decide_or_when_there_are_enough() -> None:
 
 def test_a_plan_is_simulated_on_the_draws_that_follow() -> None:
     """Each further draw is the run that `plan simulate --seed` makes of the plan's fleet."""
-    trace = traffic()
+    trace = traffic(requests=300)
     found = plan(question(traffic=SUPERPOSED), trace, CATALOG)
     (repeats,) = found.certificate.repeats
     assert repeats.what == draws.OTHER_DRAWS and repeats.runs >= 2
@@ -92,7 +92,7 @@ def test_a_plan_is_simulated_on_the_draws_that_follow() -> None:
 @pytest.mark.slow
 def test_draws_on_which_a_loss_is_not_survived_say_so() -> None:
     """The figures are of the whole fleet, so alone they would not explain a miss."""
-    found = plan(replace(question(traffic=SUPERPOSED), spare_workers=1), traffic(), CATALOG)
+    found = plan(replace(question(traffic=SUPERPOSED), spare_workers=1), traffic(requests=300), CATALOG)
     (repeats,) = found.certificate.repeats
     assert (
         "other draws of this traffic, with all workers and after the losses it must survive (the figures are "
@@ -101,10 +101,10 @@ def test_draws_on_which_a_loss_is_not_survived_say_so() -> None:
 
 
 def test_a_trace_as_it_is_has_no_other_draws() -> None:
-    found = plan(question(), traffic(), CATALOG)
+    found = plan(question(), traffic(requests=300), CATALOG)
     assert found.certificate.repeats == () and Finding("nothing-drawn") in found.certificate.binding
     with pytest.raises(InputError, match="all 4 draws are the same"):
-        build_problem(question(traffic={"draws": 4}), traffic(), CATALOG)
+        build_problem(question(traffic={"draws": 4}), traffic(requests=300), CATALOG)
 
 
 def test_a_plan_for_several_draws_is_the_cheapest_that_holds_on_each() -> None:
@@ -135,7 +135,7 @@ def test_a_plan_for_several_draws_is_the_cheapest_that_holds_on_each() -> None:
 def test_interruptions_are_a_binomial_number_at_any_time() -> None:
     """Six workers, each down for 120 / (600 + 120) of the time, counted at three times of 4000 histories."""
     terms = Spot(1.0, 6.0, 120.0)
-    found = plan(question(), traffic(), CATALOG)
+    found = plan(question(), traffic(requests=300), CATALOG)
     worker = found.fleet.pools[0].type
     spot = replace(worker, gpu=replace(worker.gpu, name=worker.gpu.name + SPOT))
     fleet = Fleet(found.fleet.llm, (Pool("firm", "mixed", worker, 2), Pool("spot", "mixed", spot, 6)))
@@ -157,7 +157,7 @@ def test_interruptions_are_a_binomial_number_at_any_time() -> None:
 def test_spot_workers_are_interrupted_at_random_and_the_plan_says_what_comes_of_it() -> None:
     """Each is away for 20 s of every 140: all of the histories are simulated, and counted, here as well."""
     task = question(fleet={"gpus": ["h100-80g"], "prices": {"h100-80g": {"reserved": 9.0, **ON_SPOT}}})
-    found = plan(task, traffic(), CATALOG)
+    found = plan(task, traffic(requests=300), CATALOG)
     (repeats,) = found.certificate.repeats
     assert repeats.what.startswith("histories") and f"{repeats.kept} of {repeats.runs} histories" in str(
         sentences(found.certificate.binding)

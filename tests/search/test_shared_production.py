@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from plans import CATALOG
 from questions import LLM, traffic
+from shares import some
 
 from planner.documents.facts import NoneTogether, NotCertified, ProductionShared
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
@@ -260,7 +261,7 @@ def test_without_time_for_production_it_says_so(monkeypatch: pytest.MonkeyPatch)
         assert any(isinstance(said, NotCertified) and said.kept_in is None for said in one.warnings)
 
 
-@pytest.mark.parametrize("work_s", [2.0, 4.0])
+@pytest.mark.parametrize("work_s", some([2.0, 4.0], 1))
 def test_a_search_that_ends_in_the_middle_answers_with_the_fleets_found(
     monkeypatch: pytest.MonkeyPatch, work_s: float
 ) -> None:

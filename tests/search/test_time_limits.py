@@ -16,7 +16,7 @@ from planner.search.evidence import certify, findings
 from planner.search.evidence.plan import Plan
 from planner.search.problem.plan_problem import Conditions
 
-TRACE = traffic(requests=120)
+TRACE = traffic(requests=60)
 ASKED = {
     "production": question(fleet={"gpus": ["h100-80g", "a100-80g"]}, safety={"kept_in": 0.8}),
     "on paper": question(fleet={"gpus": ["h100-80g", "a100-80g"]}),

@@ -37,17 +37,17 @@ def asked() -> PlanQuestion:
 
 @pytest.fixture(scope="module")
 def found(asked: PlanQuestion) -> Plan:
-    return beside_each_gpu(Study(traffic(), CATALOG), asked)
+    return beside_each_gpu(Study(traffic(requests=300), CATALOG), asked)
 
 
 @pytest.mark.slow
 def test_each_answer_is_that_of_a_plan_with_this_gpu_alone(asked: PlanQuestion, found: Plan) -> None:
     """From scratch, with nothing remembered; and the fleet keeps the SLO when it is simulated once more."""
     rows = {row.label: row for row in found.alternatives if row.label.startswith("only ")}
-    requests, _ = requested_traffic(traffic(), asked, seed=0)
+    requests, _ = requested_traffic(traffic(requests=300), asked, seed=0)
     for gpu, names in (("a100-80g", ["a100-80g"]), ("h100-80g", ["h100-80g", "h100-80g@350W"])):
         stock = {name: 64 for name in names}
-        scratch = plan(replace(asked, stock=stock), traffic(), CATALOG)
+        scratch = plan(replace(asked, stock=stock), traffic(requests=300), CATALOG)
         row = rows[f"only {gpu}"]
         assert row.objective == pytest.approx(scratch.certificate.value) and row.is_priced
         assert row.fleet is not None

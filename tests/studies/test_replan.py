@@ -260,7 +260,7 @@ def write(folder: Path, trace: Trace) -> None:
 
 def test_a_plan_is_replanned_by_the_command_and_read_back(tmp_path: Path) -> None:
     """`plan -o`, then `plan replan` twice: the second time the fleet that was written is kept."""
-    write(tmp_path, traffic())
+    write(tmp_path, traffic(requests=300))
     asks = DOCUMENT | {"traffic": {"rate": 8}}
     (tmp_path / "slo.yaml").write_text(yaml.safe_dump(asks))
     (tmp_path / "later.yaml").write_text(yaml.safe_dump(asks | {"traffic": {"rate": 14}}))

@@ -65,11 +65,11 @@ CHANGES = (
 @pytest.mark.parametrize("text", some(CHANGES, 1))
 def test_a_changed_question_has_the_answer_of_a_plan_from_scratch(text: str) -> None:
     """The warm start and remembered simulations change the work, not the value."""
-    study = Study(traffic(), CATALOG)
+    study = Study(traffic(requests=300), CATALOG)
     before = study.answer(question())
     changed = parse_task(change_question(DOCUMENT, text), CATALOG)
     moved = answer_change(study, before, changed, text)
-    scratch = plan(changed, traffic(), CATALOG).certificate
+    scratch = plan(changed, traffic(requests=300), CATALOG).certificate
     assert moved.answer is not None
     assert moved.answer.value == pytest.approx(scratch.value)
     assert moved.answer.is_exact and scratch.level0_exact
@@ -330,7 +330,7 @@ def test_a_bad_change_is_refused(text: str, message: str) -> None:
 def asked(tmp_path: Path) -> list[str]:
     """A question and its trace as files."""
     (tmp_path / "slo.yaml").write_text(yaml.safe_dump(DOCUMENT))
-    trace = traffic()
+    trace = traffic(requests=120)
     columns = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     lines = "".join(f"{a},{n},{m}\n" for a, n, m in rows)

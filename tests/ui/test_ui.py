@@ -416,8 +416,9 @@ def test_a_process_that_answered_does_the_next_job_and_ends_with_the_app(
     monkeypatch.setattr(jobs, "WITH_SPARE", True)
     running = Jobs(Store(tmp_path))
     spare = running._spare
+    path = tmp_path / "short.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n0,10,5\n1,20,5\n2,30,9\n")
     for seed in range(2):
-        path = EXAMPLES / "traces" / "azure-code-sample.csv"
         job = running.start(ANNA, "trace", "trace", request_of(path) | {"seed": seed})
         assert job.process is spare and waited(job).state == "done"
     running.close()
