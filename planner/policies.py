@@ -123,7 +123,13 @@ TARGET_WORDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("k8s", "helm", "kubectl", "eks", "gke", "aks", "openshift"), "kubernetes"),
         **{"docker": "compose", "docker-compose": "compose", "sky": "skypilot", "terraform": "skypilot"},
-        **{"ray": "ray-serve", "nvidia-dynamo": "dynamo", "leaderworkerset": "lws", "systemd": "vllm"},
+        **{
+            "ray": "ray-serve",
+            "nvidia-dynamo": "dynamo",
+            "leaderworkerset": "lws",
+            "systemd": "vllm",
+            "slurm": "vllm",
+        },
     }
 )
 
@@ -132,8 +138,11 @@ def advise_target(word: str, targets: Iterable[str]) -> str:
     """A hint, "did you mean 'kubernetes'? ", with the target most like `word`, and "There are", which begins
     the list of all.
     """
-    helm = "It brings a Helm chart, in chart/. "
-    brings = {"helm": helm, "terraform": "It rents the machines too. "}.get(word.lower(), "")
+    brings = {
+        "helm": "It brings a Helm chart, in chart/. ",
+        "terraform": "It rents the machines too. ",
+        "slurm": "It brings a script for each pool, which srun can start. ",
+    }.get(word.lower(), "")
     hint = did_you_mean(word.lower(), (*TARGET_WORDS, *targets), TARGET_WORDS) + brings
     return f"{hint}There are" if hint else "there are"
 

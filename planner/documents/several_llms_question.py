@@ -114,7 +114,10 @@ def question_of(
         if described is not None and entry.name in traces:
             raise InputError(f"{path}: llms: {entry.name}: traffic: describes its requests; drop its trace")
         own = traces.get(entry.name, entry.trace)
-        sources[entry.name] = own if described is None else draw_requests(described, seed=seed)
+        try:
+            sources[entry.name] = own if described is None else draw_requests(described, seed=seed)
+        except InputError as error:
+            raise InputError(f"{path}: llms: {entry.name}: traffic: {error}") from None
     return _with_traces(entry_list, sources, path, common, catalog, drop_invalid=drop_invalid)
 
 

@@ -153,10 +153,13 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
         if each and each.kept_in is not None
     ]
     paid = planned_usd_per_h if is_plan else total.paid_usd_per_h
+    difference = "the plan" if is_plan else screen.against_text(paid, planned_usd_per_h)
+    if total.name == "with-a-loss" and not is_plan:
+        difference += "; spare: 1 worker in each entry of llms plans for it"
     return Card(
         name,
         f"{usd(paid)}/h",
-        "the plan" if is_plan else screen.against_text(paid, planned_usd_per_h),
+        difference,
         f"{screen.month_text(paid)} per month",
         "",
         f"kept in: {', '.join(kept_texts)}" if kept_texts else "",

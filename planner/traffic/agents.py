@@ -278,7 +278,9 @@ def draw_agents(
         raise InputError(
             f"agents: the system prompt and the repository take {agents.system_tokens} + "
             f"{agents.repository_tokens} tokens, and a context holds {agents.most_tokens} (most_tokens, no "
-            "more than the LLM accepts); name an LLM with a longer context, or give system, repository"
+            "more than the LLM accepts); name an LLM with a longer context, or describe shorter ones, such "
+            f"as traffic: {{agents: {{count: {agents.count}, system: {agents.most_tokens // 4}, repository: "
+            f"{{tokens: {agents.most_tokens // 8}, count: {agents.repositories}}}}}}}"
         )
     drawn, sessions, tasks = _DrawnRequests(), 0, 0
     # All agents begin within the time of one turn.

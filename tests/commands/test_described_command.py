@@ -87,6 +87,10 @@ def test_options_may_ask_about_a_trace(plan: Plan) -> None:
             "plan: --target: no deployment target 'k8s'; did you mean 'kubernetes'?",
         ),
         (
+            [*QUESTION, "--rate", "5", "--task", "chat", "--target", "slurm"],
+            "'slurm'; did you mean 'vllm'? It brings a script for each pool, which srun can start",
+        ),
+        (
             [*QUESTION, "--rate", "5", "--task", "chat", "--tpot-p99", "2"],
             "plan: --tpot-p99: '2' has no unit",
         ),

@@ -134,6 +134,12 @@ def test_one_entry_without_a_trace_takes_all_of_the_common_one(folder: Path) -> 
         ({"coder": SMALL, "b": {**SMALL, "model": "coder"}}, "both.csv", {}, "both take the rows to 'coder'"),
         ({"x": SMALL}, "both.csv", {}, "no row for 'x': its column `model` holds 'coder', 'Meta-Chat'"),
         ({"x": {**SMALL, "model": "y"}}, "own.csv", {}, "model: own.csv has no column `model`"),
+        (
+            {"a": {**SMALL, "traffic": {"agents": {"count": 2, "system": 200_000}, "input": 9, "output": 9}}},
+            None,
+            {},
+            "slo.yaml: llms: a: traffic: agents: the system prompt and the repository take 200000 + 0 tokens",
+        ),
         ({"a": SMALL}, "own.csv", {"slo": {}}, "slo belongs into each entry of llms"),
         ({"a": SMALL}, "own.csv", {"spares": 1}, "unknown key 'spares'"),
         ({"a": SMALL}, "own.csv", {"safety": 0.9}, "slo.yaml: safety: expected none, or a mapping"),

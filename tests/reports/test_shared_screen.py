@@ -79,6 +79,14 @@ def test_the_verdict_says_what_to_buy_for_whom_and_how_far_each_holds() -> None:
     )
 
 
+def test_how_to_plan_for_a_loss_is_said() -> None:
+    """ "Costs the same" was said of other fleets than the plan's, and no way to get them."""
+    both = shared()
+    answers = (*both.answers[:2], AnswerTotal("with-a-loss", 47.84, 47.84))
+    card = shared_screen.cards(replace(both, answers=answers))[2]
+    assert card.difference == "costs the same; spare: 1 worker in each entry of llms plans for it"
+
+
 def test_how_to_plan_for_one_target_is_said_once() -> None:
     """Both LLMs miss their SLO under a router: the headline repeated what to write for each."""
     both = shared()

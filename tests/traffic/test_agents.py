@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 
 from planner.errors import InputError
 from planner.traffic.agents import Agents, Pause, SubAgents, draw_agents
@@ -98,5 +100,9 @@ def test_growth_is_of_the_number_of_agents() -> None:
 
 
 def test_what_is_shared_must_have_room() -> None:
-    with pytest.raises(InputError, match="3200 \\+ 1600 tokens, and a context holds 4800"):
+    """The error only said "or give system, repository", and slo.yaml names neither in its examples."""
+    with pytest.raises(InputError, match="3200 \\+ 1600 tokens, and a context holds 4800") as caught:
         drawn(replace(AGENTS, most_tokens=4800))
+    (written,) = re.findall(r"traffic: (\{agents: .*)$", str(caught.value))
+    agents = yaml.safe_load(written)["agents"]
+    assert agents["system"] + agents["repository"]["tokens"] < 4800
