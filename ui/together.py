@@ -67,7 +67,8 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         name, file = llm_form["name"], file_of(llm_form["trace"])
         if name in question_document["llms"]:
             raise InputError(f"two LLMs are named {name}; give each a name of its own")
-        if trace_by_file.setdefault(file, llm_form["trace"]) != llm_form["trace"]:
+        is_described = llm_form["source"] == question.DESCRIBED
+        if not is_described and trace_by_file.setdefault(file, llm_form["trace"]) != llm_form["trace"]:
             raise InputError(f"two traces are named {file}; upload one of them under another name")
         llm_document = question.document(
             llm_form
@@ -78,9 +79,8 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         own_keys = {
             key: value for key, value in llm_document.items() if key not in several_llms_question.SHARED
         }
-        question_document["llms"][name] = (
-            own_keys | {"trace": file} | ({"model": llm_form["rows"]} if llm_form["rows"] else {})
-        )
+        trace_keys = {"trace": file} | ({"model": llm_form["rows"]} if llm_form["rows"] else {})
+        question_document["llms"][name] = own_keys | ({} if is_described else trace_keys)
         question_document |= {
             key: llm_document[key] for key in several_llms_question.SHARED if key in llm_document
         }
@@ -102,17 +102,18 @@ def form_of_document(
     llm_forms = []
     for entry in parse_entries(written, FILE, catalog):
         where = f"{FILE}: llms: {entry.name}"
-        if entry.trace is None:
+        if entry.trace is None and entry.task.described is None:
             raise InputError(
                 f"{where}: no trace of its own; here each LLM names one, for instance trace: "
-                f"{min(trace_by_file)}"
+                f"{min(trace_by_file)}, or describes its traffic: {{rate: 5, task: chat}}"
             )
-        if entry.trace.name not in trace_by_file:
+        if entry.trace is not None and entry.trace.name not in trace_by_file:
             raise InputError(f"{where}: trace: {entry.trace.name} is not here; upload it, then apply again")
         llm_document = {**entry.own, **shared_keys}
         llm_form = question.form_of_document(llm_document, question.sample_form(catalog), catalog)
+        llm_form |= {"name": entry.name, "rows": entry.model}
         llm_forms.append(
-            llm_form | {"name": entry.name, "rows": entry.model, "trace": trace_by_file[entry.trace.name]}
+            llm_form if entry.trace is None else llm_form | {"trace": trace_by_file[entry.trace.name]}
         )
     # All LLMs have the same values of the inputs in SHARED, so the first one's form gives them.
     kept_inputs = {key: form["shared"][key] for key in ("seed", "time_limit")}

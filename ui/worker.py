@@ -322,10 +322,16 @@ def _together(request: Request, send: Send) -> tuple[Document, Files]:
     """Plans for several LLMs on one stock, as `plan --slo` with `llms:` makes them."""
     catalog, written, traces = _catalog(request), request["question"], request["traces"]
     # The question names traces by their file names; here they get the paths in the store.
-    entries = {name: entry | {"trace": traces[name]} for name, entry in written["llms"].items()}
+    # Described traffic has no trace.
+    entries = {
+        name: entry | ({"trace": traces[name]} if name in traces else {})
+        for name, entry in written["llms"].items()
+    }
     send({"phase": "reading the traces"})
     text = checked_files.to_yaml({**written, "llms": entries}).encode()
-    question = read_as("slo.yaml", text, lambda path: read_question(path, None, catalog))
+    question = read_as(
+        "slo.yaml", text, lambda path: read_question(path, None, catalog, seed=request["seed"])
+    )
     shared = plan(
         question,
         catalog=catalog,

@@ -489,8 +489,9 @@ def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) ->
     """Raise InputError unless there is one LLM, known keys, and either an SLO or a preset of one."""
     if "llms" in document:
         raise InputError(
-            f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
-            "anything else write one of them into a file of its own, with the fleet it may use"
+            f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR`, `plan day` and the page "
+            "Several LLMs of `plan ui` plan together; for anything else write one of them into a file of its "
+            "own, with the fleet it may use"
         )
     refuse_unknown(document, KEYS, where, BELONGS)
     if not isinstance(document.get("llm"), str):

@@ -284,7 +284,7 @@ def test_commands_for_one_llm_say_so(folder: Path, run: Run, command: tuple[str,
     (folder / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
     words = [folder / "fleet.yaml" if word == "FLEET" else word for word in command]
     code, _, err = run(*words, "--slo", EXAMPLE, "--trace", folder / "own.csv")
-    assert code == 1 and "holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans" in err
+    assert code == 1 and "holds several LLMs (llms:), which `plan --slo FILE -o DIR`, `plan day` and" in err
 
 
 def test_options_for_one_llm_are_refused(folder: Path, run: Run) -> None:

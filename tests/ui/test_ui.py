@@ -754,6 +754,11 @@ SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conv
         "robust: {traffic: 10 %}, trace: azure-conversation-sample.csv, policies: {queue: sjf}}}, "
         "limits: {power: 9 kW}, objective: power, safety: none, "
         "fleet: {gpus: {h100-80g: 4}, network: {latency: 1 ms}, pp: [1, 2]}}",
+        # Described traffic was refused: "here each LLM names" a trace, beside which a description is refused.
+        "{llms: {a: {llm: llama-3.1-8b, preset: vidur, traffic: {rate: 6, task: chat}}, "
+        "b: {llm: qwen3-32b, slo: {e2e: {p90: 9 s}}, traffic: {rate: 2, input: 900, output: 50}}, "
+        "c: {llm: llama-3.1-70b, preset: vidur, traffic: {agents: 30, task: coding-agent}}}, "
+        "fleet: {gpus: {h100-80g: 16}}}",
     ],
 )
 def test_a_question_of_several_llms_passes_through_the_inputs_without_loss(text: str) -> None:
@@ -816,6 +821,22 @@ def test_two_llms_are_planned_in_the_app_as_by_the_command(
         str(path.relative_to("out")): path.read_bytes() for path in Path("out").rglob("*") if path.is_file()
     }
     assert written == {name: content for name, content in files.items() if name != "slo.yaml"}
+
+
+@pytest.mark.usefixtures("at_once")
+def test_llms_with_described_traffic_are_planned_together() -> None:
+    """The question of a user's first slo.yaml with `llms:`, whose traffic is described, was refused here."""
+    at = opened("several", "d8" * 16)
+    text = typed(at, "slo.yaml")
+    traffic = {"rate": 2, "input": 200, "output": 20, "duration": "1 min"}
+    entry = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "traffic": traffic}
+    asked = {"llms": {"a": entry, "b": entry}, "fleet": {"gpus": {"l40s-48g": 4}}, "safety": "none"}
+    text.set_value(yaml.safe_dump(asked))
+    at.button(key="apply_yaml").click().run()
+    assert not at.exception and not at.error and at.number_input(key="llm1_input_mean").value == 200
+    at.button(key="several_start").click().run()
+    assert not at.exception and not at.error
+    assert any("for a and b" in str(part.value) for part in at.html if "class=verdict" in str(part.value))
 
 
 @pytest.mark.usefixtures("at_once")

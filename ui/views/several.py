@@ -108,20 +108,7 @@ def _llm_inputs(session: Session, form: Form, k: int, count: int) -> tuple[Form,
     with st.container(border=True):
         name = st.text_input("Name", key=f"{place}_name", max_chars=100, help="Of its folder in the answer.")
         chosen = form | {"name": name.strip(), "llm": inputs.llm_input(session, place)}
-        above = st.container()
-        with st.popover("Another trace"):  # It runs first, because an upload is then chosen.
-            inputs.upload_trace(session, place)
-        with above:
-            chosen["trace"] = inputs.trace_input(session, place)
-        chosen["rate"] = inputs.rate_input(place)
-        with st.expander("More on the traffic"):
-            chosen |= inputs.part_inputs(place)
-            chosen["rows"] = st.text_input(
-                "Its rows, where the trace has a column model",
-                key=f"{place}_rows",
-                placeholder="all rows",
-                help="The value of that column; empty: every row is for this LLM.",
-            )
+        chosen |= _traffic_inputs(session, form, place)
         with st.expander("SLO"):
             chosen |= inputs.slo_inputs(session, place) | inputs.safety_inputs(place)
         with st.expander("Policies and losses"):
@@ -129,6 +116,30 @@ def _llm_inputs(session: Session, form: Form, k: int, count: int) -> tuple[Form,
         st.caption(draw.escaped(question.slo_summary(chosen)))
         wants_removal = count > 1 and st.button("Remove", key=f"{place}_remove", help=f"Plan without {name}")
     return chosen, wants_removal
+
+
+def _traffic_inputs(session: Session, form: Form, place: str) -> Form:
+    """The inputs for an LLM's trace; for its description where slo.yaml has one in place of a trace."""
+    if form["source"] == question.DESCRIBED:
+        st.caption("Described traffic, as in slo.yaml below.")
+        rate_rps = inputs.rate_input(place, is_described=True)
+        with st.expander("More on the traffic"):
+            return inputs.description_inputs(session, place) | {"rate": rate_rps}
+    above = st.container()
+    with st.popover("Another trace"):  # It runs first, because an upload is then chosen.
+        inputs.upload_trace(session, place)
+    with above:
+        chosen: Form = {"trace": inputs.trace_input(session, place)}
+    chosen["rate"] = inputs.rate_input(place)
+    with st.expander("More on the traffic"):
+        chosen |= inputs.part_inputs(place)
+        chosen["rows"] = st.text_input(
+            "Its rows, where the trace has a column model",
+            key=f"{place}_rows",
+            placeholder="all rows",
+            help="The value of that column; empty: every row is for this LLM.",
+        )
+    return chosen
 
 
 def _list_other_requirements(form: Form) -> None:
@@ -160,7 +171,11 @@ def _start_job(session: Session, form: Form) -> None:
         request: dict[str, Any] = session.request(form["llms"][0] | {"seed": form["shared"]["seed"]})
         request |= {
             "question": together.document(form, session.catalog),
-            "traces": {each["name"]: str(store.trace_path(each["trace"])) for each in form["llms"]},
+            "traces": {
+                each["name"]: str(store.trace_path(each["trace"]))
+                for each in form["llms"]
+                if each["source"] != question.DESCRIBED
+            },
             "time_limit_s": float(form["shared"]["time_limit"]),
         }
         job = session.jobs.start(owner, PAGE, "together", request, keep)
