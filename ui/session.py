@@ -75,8 +75,10 @@ class Session:
 
     def traffic_request(self, form: question.Form) -> dict[str, Any]:
         """The request of a job "trace", of the traffic; raises what `question.document` raises."""
-        traffic = question.document(form, self.catalog)["traffic"]
-        return self.request(form) | {"traffic": traffic}
+        document = question.document(form, self.catalog)
+        # What is drawn fits into the LLM's context; a trace is shown as it is, whatever the LLM.
+        llm = {"llm": document["llm"]} if form["source"] == question.DESCRIBED else {}
+        return self.request(form) | {"traffic": document["traffic"]} | llm
 
     def request(self, form: question.Form) -> dict[str, Any]:
         """What all requests have: the trace, None for described traffic, the seed and the catalog."""

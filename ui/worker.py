@@ -74,7 +74,7 @@ from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.studies import fleet_comparison, pareto_frontier, pareto_page, prefix_study, sliders, what_if
 from planner.studies.what_if import Study
-from planner.traffic.described import Description
+from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
@@ -115,6 +115,8 @@ def _trace(request: Request, send: Send) -> tuple[Document, Files]:
     send({"phase": "reading the traffic"})
     catalog, section = _catalog(request), request.get("traffic") or {}
     described = parse_description(Section(section, "slo.yaml: traffic"), catalog.tasks)
+    if described is not None:
+        described = fit_context(described, catalog.served_llm(request["llm"]).context_tokens)
     trace = spread_stamps(_requests(request, described, section), seed=request["seed"])
     send({"phase": f"describing {len(trace):,} requests"})
     traffic_request = RateRequest(None, part=section.get("window") or "whole")

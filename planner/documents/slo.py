@@ -31,7 +31,10 @@ CLASS_KEYS = ("match", "deadline")
 GUARANTEE_KEYS = ("share_frac", "window")
 EACH = "each"  # Under `tenants`: every tenant that has no guarantee of its own.
 # Names that other programs have for our metrics.
-OTHER_NAMES = {"itl": "tbt", "inter_token_latency": "tbt", "latency": "e2e", "time_to_first_token": "ttft"}
+OTHER_NAMES = {
+    **{"itl": "tbt", "inter_token_latency": "tbt", "latency": "e2e", "time_to_first_token": "ttft"},
+    "throughput": "objective: throughput, the most traffic that keeps the SLO",
+}
 OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
 MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")
 DEADLINE_FRAC = 0.99  # A deadline of a class is a limit on E2E at this percentile.

@@ -132,6 +132,13 @@ FOLDER_SERVED = (
     "llm: manifests serve {name}, the folder of its config.json: mount the weights under that path, or write "
     "the model's id on the Hugging Face hub instead"
 )
+# Names of other programs for keys of `traffic` and `limits` -> our names.
+TRAFFIC_NAMES = {
+    **dict.fromkeys(("rps", "qps", "request_rate", "requests_per_second"), "rate"),
+    **dict.fromkeys(("prompt", "prompt_tokens", "input_tokens"), "input"),
+    **dict.fromkeys(("answer", "completion_tokens", "output_tokens"), "output"),
+}
+LIMIT_NAMES = {"budget": "cost", "price": "cost"}
 # Keys that are wrong under `fleet` -> where they belong.
 FLEET_BELONGS = {
     **dict.fromkeys(
@@ -376,12 +383,12 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     _check_one_llm(document, catalog, where)
     preset = _find_preset(document["preset"], catalog, where) if "preset" in document else None
     question = Section.from_document(document, where)
-    traffic = question.subsection("traffic", TRAFFIC_KEYS)
+    traffic = question.subsection("traffic", TRAFFIC_KEYS, elsewhere=TRAFFIC_NAMES)
     parse_log_options(traffic)  # Only to refuse wrong values here: what reads the trace parses them again.
     is_rate_sought = document.get("objective") == "throughput"
     described = parse_description(traffic, catalog.tasks, is_rate_sought=is_rate_sought)
     fleet = _without_any(question.subsection("fleet", FLEET_KEYS, elsewhere=FLEET_BELONGS))
-    limits = question.subsection("limits", LIMIT_KEYS)
+    limits = question.subsection("limits", LIMIT_KEYS, elsewhere=LIMIT_NAMES)
     policies = question.subsection("policies", POLICY_KEYS)
     target, plans_each_target = _parse_target(question)
     window = traffic.get("window")

@@ -140,6 +140,22 @@ def test_another_word_for_a_metric_is_understood() -> None:
         parse_task({"llm": "llama-3.1-8b", "slo": {"itl": {"p95": "1 s"}}}, read_catalog())
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "meant"),
+    [
+        ("traffic", "rps", "rate"),
+        ("traffic", "output_tokens", "output"),
+        ("limits", "budget", "cost"),
+        ("slo", "throughput", "objective: throughput, the most traffic that keeps the SLO"),
+    ],
+)
+def test_another_word_for_a_key_is_understood(section: str, key: str, meant: str) -> None:
+    """ "Did you mean 'draws'?" was said of `traffic: rps`, and nothing of the others."""
+    document = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p95": "1 s"}}, section: {key: 3}}
+    with pytest.raises(InputError, match=f"{section}: unknown key '{key}'; did you mean '{meant}'"):
+        parse_task(document, read_catalog())
+
+
 def test_another_word_for_a_command_is_understood() -> None:
     for word, meant in (("deploy", "manifests"), ("plan", "--slo slo.yaml"), ("models", "catalog llms")):
         result = CliRunner().invoke(app, [word])

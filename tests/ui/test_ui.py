@@ -823,6 +823,14 @@ def test_two_llms_are_planned_in_the_app_as_by_the_command(
     assert written == {name: content for name, content in files.items() if name != "slo.yaml"}
 
 
+def test_described_traffic_is_shown_as_it_is_planned_for() -> None:
+    """The page showed prompts of up to 199,999 tokens for an LLM that takes 131,072, and other requests."""
+    traffic = {"rate": 5, "duration": "1 min", "input": 60_000, "output": 100}
+    request = {"trace": None, "seed": 0, "traffic": traffic, "llm": "qwen3-32b"}
+    summary, _ = worker.JOBS["trace"](request, lambda _: None)
+    assert 30_000 < summary["input_tokens"]["max"] < 40_960
+
+
 @pytest.mark.usefixtures("at_once")
 def test_llms_with_described_traffic_are_planned_together() -> None:
     """The question of a user's first slo.yaml with `llms:`, whose traffic is described, was refused here."""
