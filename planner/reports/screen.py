@@ -31,7 +31,7 @@ from planner.documents.facts import (
     Workers,
 )
 from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, Lost
-from planner.domain import OWNED, Limit, market_of
+from planner.domain import OWNED, SPOT, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import SAME_USD, decided_text, more_text, percent, router_text, sentence
@@ -56,6 +56,10 @@ STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length
 STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}  # Of answers.
 SAME_COST = "costs the same"
+NO_SPOT_BOUGHT = (
+    "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
+    "those that spare: of slo.yaml names; spare: 1 worker plans for the loss of any"
+)
 MOST_WON_OVER = 3  # The headline names no more GPUs over which a roofline won.
 # Of each objective: a fleet that carries more traffic stays as it is, so no more of this is needed.
 NOTHING_EXTRA = {"cost": "no extra cost", "power": "no extra power", "gpus": "no extra GPUs"}
@@ -279,13 +283,16 @@ def cards(plan: Plan) -> list[Card]:
 
 
 def losses_text(plan: Plan) -> str:
-    """Why there is no answer "with a loss" where spot workers come and go: production stands their losses
-    itself. Empty where there is one, or no spot worker.
+    """Why there is no answer "with a loss" where spot workers may be bought: production stands their losses
+    itself. Empty where there is one, or no spot price.
     """
     spot = [each for each in plan.certificate.binding if isinstance(each, SpotSpare)]
     answers = {answer.name for answer in plan.certificate.answers}
-    if not spot or not answers or "with-a-loss" in answers:
+    if not answers or "with-a-loss" in answers:
         return ""
+    if not spot:
+        is_spot_offered = any(market_of(price.gpu) == SPOT for price in plan.prices)
+        return NO_SPOT_BOUGHT if is_spot_offered else ""
     return "production stands losses of spot workers already: " + "; ".join(map(sentence, spot))
 
 

@@ -60,12 +60,16 @@ def test_why_there_is_no_answer_with_a_loss_stands_beside_the_answers(
 def test_a_plan_with_spot_says_why_no_answer_with_a_loss_is_there() -> None:
     spot = SpotSpare("mixed", 4, 1, 0.001, 0.1, 300.0)
 
-    def losses_of(*answers: str) -> str:
+    def losses_of(*answers: str, binding: tuple[SpotSpare, ...] = (spot,), gpu: str = "h100-80g@spot") -> str:
         named = [SimpleNamespace(name=name) for name in answers]
-        plan = SimpleNamespace(certificate=SimpleNamespace(binding=(spot,), answers=named))
+        certificate = SimpleNamespace(binding=binding, answers=named)
+        plan = SimpleNamespace(certificate=certificate, prices=[SimpleNamespace(gpu=gpu)])
         return losses_text(cast(Plan, plan))
 
     said = losses_of("on-paper", "production")
     assert "of 4 spot workers 1 may be down" in said and "production stands losses" in said
     assert not losses_of("on-paper", "production", "with-a-loss")
     assert not losses_of(), "on paper alone there are no answers"
+    # With a spot price but no spot worker in the fleet the screen had no word of a loss.
+    assert "spare: 1 worker plans" in losses_of("on-paper", "production", binding=())
+    assert not losses_of("on-paper", "production", binding=(), gpu="h100-80g")
