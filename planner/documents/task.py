@@ -138,6 +138,7 @@ TRAFFIC_NAMES = {
     **dict.fromkeys(("prompt", "prompt_tokens", "input_tokens"), "input"),
     **dict.fromkeys(("answer", "completion_tokens", "output_tokens"), "output"),
 }
+TRAFFIC_NAMES |= dict.fromkeys(("concurrency", "users"), "agents: NUMBER, each waiting for its answers")
 LIMIT_NAMES = {"budget": "cost", "price": "cost"}
 # Keys that are wrong under `fleet` -> where they belong.
 FLEET_BELONGS = {
@@ -145,6 +146,10 @@ FLEET_BELONGS = {
         ("spot", "reserved", "on_demand"), "prices: {GPU: {on_demand: ..., reserved: ..., spot: ...}}"
     ),
     **dict.fromkeys(("stock", "count", "number", "max"), "gpus: {GPU: NUMBER}"),
+    **dict.fromkeys(
+        ("tp", "tensor_parallel", "tensor_parallel_size"),
+        "tp of a worker in fleet.yaml, which plan simulate takes: a plan chooses its own",
+    ),
     "price": "prices",
     "power": "limits: power",
     "budget": "limits: cost",
@@ -170,7 +175,9 @@ BELONGS = {
     "kept_in": "safety: kept_in",
     "growth": "safety: growth",
     "router": "policies: routing",
-    "controllers": "day: controllers",
+    **dict.fromkeys(
+        ("controllers", "autoscaling", "autoscaler", "autoscale"), "day: controllers, for plan day"
+    ),
 }
 PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
 # Terms by which a provider does not take a GPU back.
@@ -685,6 +692,11 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
         name = catalog.gpu_of_question(str(written_name), where).name
         if name in stock:
             raise InputError(f"{where}: {written_name} is {name}, which is given twice; keep one")
+        if isinstance(count, Mapping):
+            raise InputError(
+                f"{where}: {written_name}: expected a number, or null for no limit, found {count!r}; "
+                f"a price stands under fleet: prices: {{{written_name}: 2 usd/h}}"
+            )
         is_unlimited = count is None or count == "unlimited"
         stock[name] = None if is_unlimited else check_whole_number(count, f"{where}: {written_name}", least=0)
     if not may_be_empty and not any(count is None or count > 0 for count in stock.values()):

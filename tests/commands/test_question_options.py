@@ -126,6 +126,7 @@ def test_agents_ask_a_question_that_can_be_read() -> None:
         ("model", "llm"),
         ("budget", "limits: cost"),
         ("gpu", "fleet: gpus"),
+        ("autoscaling", "day: controllers, for plan day"),
         ("fleets", "fleet"),
     ],
 )
@@ -145,14 +146,24 @@ def test_another_word_for_a_metric_is_understood() -> None:
     [
         ("traffic", "rps", "rate"),
         ("traffic", "output_tokens", "output"),
+        ("traffic", "concurrency", "agents: NUMBER"),
+        ("fleet", "tp", "tp of a worker in fleet.yaml"),
         ("limits", "budget", "cost"),
         ("slo", "throughput", "objective: throughput, the most traffic that keeps the SLO"),
     ],
 )
 def test_another_word_for_a_key_is_understood(section: str, key: str, meant: str) -> None:
-    """ "Did you mean 'draws'?" was said of `traffic: rps`, and nothing of the others."""
+    """ "Did you mean 'draws'?" was said of `traffic: rps`, 'pp' of `fleet: tp`, and nothing of the others."""
     document = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p95": "1 s"}}, section: {key: 3}}
-    with pytest.raises(InputError, match=f"{section}: unknown key '{key}'; did you mean '{meant}'"):
+    with pytest.raises(InputError, match=f"{section}: unknown key '{key}'; did you mean '{meant}"):
+        parse_task(document, read_catalog())
+
+
+def test_a_price_among_the_stock_is_told_its_place() -> None:
+    """The answer was "expected a whole number >= 0, found {'count': 16, ...}"."""
+    gpus = {"h100": {"count": 16, "price": "2 usd/h"}}
+    document = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p95": "1 s"}}, "fleet": {"gpus": gpus}}
+    with pytest.raises(InputError, match=r"a price stands under fleet: prices: \{h100: 2 usd/h\}"):
         parse_task(document, read_catalog())
 
 
