@@ -83,7 +83,10 @@ def plan(
             progress=report,
             adds_robustness=True,
         )
-        return _say_classes_not_compared(simulate_routers_of_each(shared, questions), questions)
+        shared = _say_classes_not_compared(simulate_routers_of_each(shared, questions), questions)
+        prices = dict.fromkeys(price for plan in shared.plans.values() for price in plan.prices)
+        old_prices = old_price_warnings(list(prices), datetime.date.today())
+        return replace(shared, warnings=(*shared.warnings, *clock_warnings(), *old_prices))
 
     if isinstance(slo, SeveralLlmsQuestion):
         return SharedPlanResult(plan_llms(slo, read_catalog(catalog)))

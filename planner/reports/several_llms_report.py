@@ -260,7 +260,9 @@ def answer_rows(plan: SharedPlan) -> Rows:
         rows += [(name, *row) for row in values]
     paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
     for total in plan.answers if len(plan.plans) > 1 else ():
-        lacks = f"no fleet of {listed(total.lacks)} within the limits" if total.lacks else ""
+        lacks = (
+            f"no fleet of {listed(total.lacks)} beside the others within the limits" if total.lacks else ""
+        )
         money = ["-" if total.value is None else show_amount(total.value, plan.unit)]
         if is_by_node:
             money.append("-" if total.paid_usd_per_h is None else show_amount(total.paid_usd_per_h, "USD/h"))

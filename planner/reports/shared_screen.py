@@ -144,7 +144,7 @@ def cards(plan: SharedPlan) -> list[Card]:
 def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Card:
     name, is_plan = screen.NAMES[total.name], total.name == "production"
     if total.value is None or total.paid_usd_per_h is None:
-        why = f"no fleet of {listed(total.lacks)} within the limits was found"
+        why = f"no fleet of {listed(total.lacks)} beside the others was found within the limits"
         return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
     answers = {llm: llm_plan.certificate.find_answer(total.name) for llm, llm_plan in plan.plans.items()}
     kept_texts = [

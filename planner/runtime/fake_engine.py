@@ -205,10 +205,10 @@ class FakeEngine:
     def _step_s(self, chunks: list[tuple[_Request, int]]) -> float:
         """The seconds of a step by the fit.
 
-        A decode is a chunk of one token, the last of its prompt or a later one. All chunks of a request whose
-        prompt is a single token count as prefills.
+        A decode is a chunk of one token, the last of its prompt or a later one, but never the first of all:
+        a prompt of a single token is a prefill.
         """
-        decodes = [r for r, new in chunks if new == 1 and r.computed >= r.prompt_tokens - 1 > 0]
+        decodes = [r for r, new in chunks if new == 1 and r.computed >= max(r.prompt_tokens - 1, 1)]
         prefills = [(r, new) for r, new in chunks if r not in decodes]
         # Each token of a chunk attends to all tokens before it and to itself.
         pairs = sum(new * (2 * r.computed + new + 1) / 2 for r, new in prefills)

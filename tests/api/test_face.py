@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from plans import CATALOG
 from sample_plan import sample_plan
 
 import fleetplan
 from planner import cli
 from planner.api.results import PlanResult, SharedPlanResult
+from planner.documents.facts import OldPrices
 from planner.files import checked_files
 
 EXAMPLES = checked_files.repository_dir("examples")
@@ -293,6 +296,21 @@ def test_several_llms_from_values() -> None:
         fleetplan.plan(llms=llms, trace=both, fleet=STOCK, prove=True)
     with pytest.raises(fleetplan.InputError, match="did you mean 'chat'"):
         fleetplan.plan(llms=llms, trace={"chatt": table()}, fleet=STOCK)
+
+
+def test_old_prices_are_said_of_several_llms_too() -> None:
+    """Only a plan of one LLM warned."""
+    row = CATALOG.provenance["h100-80g"]
+    old = replace(
+        CATALOG, provenance={**CATALOG.provenance, "h100-80g": replace(row, price_date="2020-01-01")}
+    )
+    llms = {name: {"llm": LLM, "slo": PROMISE, "safety": "none"} for name in ("chat", "code")}
+    for question in ({"llm": LLM, "slo": PROMISE, "safety": "none"}, {"llms": llms}):
+        traces = {"chat": table(), "code": table()} if "llms" in question else table()
+        document = {**question, "fleet": {"gpus": {"h100-80g": 8}}}
+        plan = fleetplan.plan(document, traces, catalog=old)
+        warned = plan.shared.warnings if isinstance(plan, SharedPlanResult) else plan.plan.warnings
+        assert [each.gpus for each in warned if isinstance(each, OldPrices)] == [("h100-80g",)]
 
 
 def test_simulate_is_the_command(command: Callable[..., str], tmp_path: Path) -> None:

@@ -141,7 +141,10 @@ def test_cards_are_of_the_answers_and_of_the_llms() -> None:
     paper, made, lossy = shared_screen.cards(shared())
     assert (paper.price, paper.difference) == ("40.00 USD/h", "7.84 USD/h less (-16 %)")
     assert (made.price, made.is_plan) == ("47.84 USD/h", True)
-    assert (lossy.price, lossy.fleet) == ("none", "no fleet of code within the limits was found")
+    assert (lossy.price, lossy.fleet) == (
+        "none",
+        "no fleet of code beside the others was found within the limits",
+    )
     chat, code = shared_screen.llm_cards(shared())
     assert (chat.name, chat.difference.split()[0], code.difference) == (
         "chat",

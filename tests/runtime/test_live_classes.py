@@ -13,6 +13,7 @@ from runtime_fakes import LATENCY, a_body, a_server, fleet_of, post, routed
 
 from planner.domain import Limit, Selector, Slo
 from planner.fleet import Policies
+from planner.models.latency import StepLatency
 from planner.policies import QUEUE
 from planner.runtime.exchange import TENANT_HEADER
 from planner.runtime.fake_engine import FakeEngine, _Request
@@ -117,6 +118,18 @@ def test_an_engine_that_keeps_time_goes_by_priority(by_priority: bool, order: li
         taken.append(requests.index(request))
         engine.running.clear()
     assert taken == order
+
+
+def test_what_follows_a_prompt_of_one_token_is_a_decode() -> None:
+    """All its tokens were prefills, for 6 ms each instead of 1 ms; the simulator has one prefill."""
+    latency = StepLatency((1, 1000), (1e-3, 1e-3), a_s=0, b_s=0, d_s=0, e_s=5e-3, h_s=0, basis="drawn")
+    engine = FakeEngine(latency, kv_tokens=16_000, max_num_seqs=1, max_num_batched_tokens=512, log=None)
+    request = _Request("0", prompt_tokens=1, output_tokens=3, is_transferred=False)
+    steps_s = []
+    for computed in range(3):
+        request.computed = computed
+        steps_s.append(engine._step_s([(request, 1)]))
+    assert steps_s == pytest.approx([6e-3, 1e-3, 1e-3])
 
 
 def test_all_queues_by_priority_are_those_that_vllm_is_told_of() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.documents.certificate import Status
-from planner.documents.facts import AnswerName, Assuming, Binding, Cautioned, OfLlm, OfTraffic
+from planner.documents.facts import AnswerName, Assuming, Binding, OfLlm, Warned
 from planner.domain import FleetLimit
 from planner.fleet import Fleet
 from planner.search.evidence.plan import Plan
@@ -69,7 +69,7 @@ class SharedPlan:
     binding: tuple[Binding, ...]
     in_production: tuple[Binding, ...]
     assumptions: tuple[Assuming, ...]
-    warnings: tuple[Cautioned | OfTraffic | OfLlm, ...]
+    warnings: tuple[Warned | OfLlm, ...]
     rounds: int
     simulations: int
     seed: int
