@@ -58,8 +58,8 @@ class Routed:
 class PrefixReference(Reference):
     """Workers that prefill and decode, in batches of vllm-v1."""
 
-    def __init__(self, fleet: Fleet, trace: Trace) -> None:
-        super().__init__(fleet, trace)
+    def __init__(self, fleet: Fleet, trace: Trace, *, closed_loop: int = 0) -> None:
+        super().__init__(fleet, trace, closed_loop=closed_loop)
         self.policies = fleet.policies
         self.block = trace.prefix_block_tokens
         self.blocks = self.block // BLOCK
