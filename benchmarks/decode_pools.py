@@ -68,7 +68,7 @@ def posed(document: dict[str, Any], trace: Trace, catalog: Catalog) -> Problem:
 def shares_of(problem: Problem) -> list[float]:
     """Of each pool the least count that keeps up, as a multiple of what was taken for the fewest."""
     found = []
-    for option in decode_options(problem.types, problem.priced):
+    for option in decode_options(problem.types, problem.option_objective):
         busy = math.ceil(level0_search.workers_for_backlog_test(problem, option, full_workers))
         if LEAST <= busy <= MOST:
             fewest = level0_search.workers_for_backlog_test(problem, option, fewest_decode_workers)
@@ -78,7 +78,7 @@ def shares_of(problem: Problem) -> list[float]:
 
 def least_that_follows(problem: Problem, option: Option, busy: int) -> int:
     def follows(count: int) -> bool:
-        return problem.oracle.decode_keeps_up_alone([((option, count),)])[0]
+        return problem.oracle.decode_keeps_up_alone(((option, count),))
 
     least = least_that_holds(follows, 1, np.inf, Bounded(option, 1, np.inf, busy))
     assert least is not None

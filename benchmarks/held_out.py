@@ -190,7 +190,7 @@ def kept_in(
     def look(at: int) -> None:
         oracle = problem.oracle.in_scenario(scenarios[numbers[at]])
         for i, counts in enumerate(fleets):
-            kept[i][at] = oracle.holds([counts])[0]
+            kept[i][at] = oracle.holds(counts)
 
     for first in range(0, len(numbers), AT_ONCE):
         part = range(first, min(first + AT_ONCE, len(numbers)))
@@ -356,7 +356,7 @@ def small(seeds: Sequence[int], arguments: argparse.Namespace) -> None:
             with_scenarios(problem, [held_out[i] for i in range(count)], may_miss), found.best
         )
         fleets = list(every_cheaper(problem, found, objective(made.best) * (1 - CHEAPER)))
-        held = [counts for counts in fleets if problem.oracle.holds([counts])[0]]
+        held = [counts for counts in fleets if problem.oracle.holds(counts)]
         missed = {i: asked.oracle.missed_count(counts, count) for i, counts in enumerate(held)}
         best = min(missed, key=lambda i: (missed[i], objective(held[i])), default=None)
         others = "-"

@@ -130,7 +130,7 @@ def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
     for counts in sorted(fleets, key=objective):
         if objective(counts) >= beyond.value * (1 - 1e-9):
             break
-        if again.oracle.holds([counts])[0]:
+        if again.oracle.holds(counts):
             optimum = counts
             break
     return Answer(

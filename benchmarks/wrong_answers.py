@@ -356,7 +356,7 @@ def scan(problem: Problem, below: float) -> tuple[float, int]:
     with ThreadPoolExecutor() as threads:
         for wave in _waves(fleets):
             simulated += len(wave)
-            answers = threads.map(lambda counts: problem.oracle.holds([counts])[0], wave)
+            answers = threads.map(lambda counts: problem.oracle.holds(counts), wave)
             for counts, holds in zip(wave, answers, strict=True):
                 if holds:
                     return objective(counts), simulated

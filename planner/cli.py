@@ -63,7 +63,7 @@ from planner.errors import InputError, PlannerError
 from planner.files.scarce_resources import missing_resource
 from planner.files.standard_streams import fill_standard_streams, keep_native_prints_off_stdout
 from planner.policies import ROUTERS_OF
-from planner.search.oracle.stopping import USUAL_LIMIT_S
+from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
 LONGEST_MESSAGE_CHARS = 2000  # Of a longer error the middle is left out: it quotes a value that fills a file.

@@ -27,7 +27,7 @@ from planner.errors import CatalogError, InputError
 from planner.files.checked_files import is_path
 from planner.files.document_values import read_share
 from planner.fleet import Policies
-from planner.search.oracle.stopping import USUAL_LIMIT_S
+from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, quantity, shortest_digits, show_s
 from ui.store import SAMPLES

@@ -99,7 +99,7 @@ def fewest() -> None:
             pool = Pool("mixed", "mixed", kind, count)
             result = run(llm, pool, trace, routing, pinning)
             if value_s(result, "ttft", 0.99) <= TTFT_S or count == MOST:
-                plan = pinning.expected((pool,))(pool)
+                plan = pinning.with_session_hits((pool,))(pool)
                 planned = f", {100 * plan.hit_frac:.1f} % planned" if routing == PINNED else ""
                 show(f"{routing} {count}", result, planned)
                 break
@@ -110,7 +110,7 @@ def fewest() -> None:
 def conversations(path: Path) -> None:
     llm, trace = "llama-3.1-70b", read_trace(path, seed=0)
     pool, pinning = Pool("mixed", "mixed", worker(llm, "h100-80g", 8, budget=2048), 8), Pinning(trace)
-    plan = pinning.expected((pool,))(pool)
+    plan = pinning.with_session_hits((pool,))(pool)
     print(
         f"{path.name}: 8 workers; pinned prefixes hold {100 * plan.stable_hit_frac:.1f} % of the input tokens"
     )
@@ -126,7 +126,7 @@ def hits(path: Path) -> None:
     for llm, tp, counts in SIZES:
         for count in counts:
             pool = Pool("mixed", "mixed", worker(llm, "h100-80g", tp, budget=2048), count)
-            plan = pinning.expected((pool,))(pool)
+            plan = pinning.with_session_hits((pool,))(pool)
             found = run(llm, pool, trace, PINNED, pinning).token_hit_frac or 0.0
             print(
                 f"  {llm}, {count:2} of {tp} H100: {100 * plan.hit_frac:.1f} %, {100 * found:.1f} % "

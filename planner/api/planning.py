@@ -24,15 +24,8 @@ from planner.search.evidence import certify, written_plan
 from planner.search.evidence.findings import clock_warnings, old_price_warnings
 from planner.search.evidence.long_traces import is_too_long, plan_by_parts
 from planner.search.evidence.plan import Plan
-from planner.search.oracle.stopping import USUAL_LIMIT_S
-from planner.search.oracle.work_clock import is_over, now_s, time_limit
-from planner.search.problem.plan_problem import (
-    Conditions,
-    OnPaper,
-    Watch,
-    ignore_paper_answer,
-    ignore_progress,
-)
+from planner.search.oracle.work_clock import USUAL_LIMIT_S, is_over, now_s, time_limit
+from planner.search.problem.plan_problem import Conditions, OnPaper, Watch, report_nothing
 from planner.search.several.several_llms import plan_together
 from planner.search.several.shared_plan import SharedPlan
 from planner.studies import what_if
@@ -124,8 +117,8 @@ def answer_question(
     *,
     explain: bool = False,
     prove: bool = False,
-    watch: Watch = ignore_progress,
-    on_paper: OnPaper = ignore_paper_answer,
+    watch: Watch = report_nothing,
+    on_paper: OnPaper = report_nothing,
 ) -> PlanResult:
     """The plan that answers `question` on the trace of `study`.
 
@@ -176,8 +169,8 @@ def plan_question(
     task: PlanQuestion,
     *,
     prove: bool = False,
-    watch: Watch = ignore_progress,
-    on_paper: OnPaper = ignore_paper_answer,
+    watch: Watch = report_nothing,
+    on_paper: OnPaper = report_nothing,
 ) -> Plan:
     """The plan for one more question about the trace of a study.
 
@@ -221,8 +214,8 @@ def beside_each_gpu(
     task: PlanQuestion,
     *,
     prove: bool = False,
-    watch: Watch = ignore_progress,
-    on_paper: OnPaper = ignore_paper_answer,
+    watch: Watch = report_nothing,
+    on_paper: OnPaper = report_nothing,
 ) -> Plan:
     """The plan, beside the best fleet of each GPU type alone.
 

@@ -29,7 +29,7 @@ from planner.slo_metrics import latency_columns
 from planner.studies import fleet_comparison as comparisons
 from planner.studies import operator_times, routing_moments, tenants
 from planner.studies import seeds as many_seeds
-from planner.studies.fleet_standing import scenarios_for
+from planner.studies.fleet_safety import scenarios_for
 from planner.studies.seeds import SeedRun
 from planner.traffic.classes import check_classes, check_judged_classes
 from planner.traffic.scaling import RateRequest

@@ -174,7 +174,7 @@ class ReplanResult(Result):
     @property
     def keeps(self) -> bool:
         """Whether the running fleet holds and stays."""
-        return self.answer.keeps
+        return self.answer.keeps_running
 
     @property
     def fleet(self) -> Fleet:

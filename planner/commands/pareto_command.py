@@ -13,7 +13,7 @@ from planner.commands import shared_options
 from planner.commands.command_output import Progress, at_work, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_lines, print_rows
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
-from planner.search.oracle.stopping import USUAL_LIMIT_S
+from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 from planner.units import quantity
 

@@ -15,7 +15,7 @@ from planner.commands.printed_tables import print_json, print_lines, print_rows,
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
 from planner.errors import InputError
-from planner.search.oracle.stopping import USUAL_LIMIT_S
+from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.units import HOUR_S, counted, quantity, show_s
 
 MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.

@@ -145,7 +145,7 @@ def _look_once(
     document = result.to_dict()
     if out is not None:
         contents = {"watch.json": json.dumps(document, indent=2, allow_nan=False) + "\n"}
-        if result.replan is not None and not result.replan.keeps:
+        if result.replan is not None and not result.replan.keeps_running:
             contents[NEW_FLEET] = checked_files.to_yaml(fleet_document(result.replan.best.fleet))
         contents |= monitoring.watch_files(expected.written.fleet.llm.name)
         # An older fleet is removed where this look wrote none.

@@ -14,7 +14,7 @@ from planner.commands.command_output import Progress, at_work, read_requests
 from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
-from planner.search.oracle.stopping import USUAL_LIMIT_S
+from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.units import in_unit, show_percent, show_s
 
 if TYPE_CHECKING:

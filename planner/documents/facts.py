@@ -708,7 +708,7 @@ class OthersLeave:
     left: tuple[Remainder, ...]
 
 
-Shortcut = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "link", "raced"]
+PruningRule = Literal["more-mixed", "more-decode", "leads", "follows", "seats", "link", "raced"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -733,7 +733,7 @@ class Assumed:
     It was false in `failed` of `compared` comparisons on this traffic; `tested` has our own tests of it.
     """
 
-    name: Shortcut
+    name: PruningRule
     failed: int
     compared: int
     tested: tuple[Tested, ...]

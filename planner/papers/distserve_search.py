@@ -288,10 +288,6 @@ def free_counts(
         ((option, n),) = counts
         return rules.prefill.carries(prefill_alone(setting, option.type, n), rate_rps)
 
-    def for_each(test: Callable[[Counts], bool]) -> Callable[[Sequence[Counts]], list[bool]]:
-        """A test of one fleet as a test of several, which the search needs."""
-        return lambda fleets: [test(counts) for counts in fleets]
-
     # The search of planner/search/level0, without limits. It keeps the best fleet that is offered (`best`).
     search = Search(FleetLimits(stock={}))
     counts: Counts = tuple((_option(pool.role, pool.type), pool.count) for pool in start.pools)
@@ -308,7 +304,7 @@ def free_counts(
     # Each option with its least and its largest count.
     bounded_prefills = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
     bounded_decodes = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
-    tests = PairSimulations(for_each(holds), for_each(prefill_holds))
+    tests = PairSimulations(holds, prefill_holds)
 
     def out_of_time() -> bool:
         return False  # No time limit ends this search.

@@ -93,7 +93,7 @@ _ASSUMPTIONS: dict[facts.Granted, str] = {
     "bounds-add-up": "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
 }
 # What the search takes for granted instead of simulating (search/level0/pruning_rules.py).
-_PRUNING_RULES: dict[facts.Shortcut, str] = {
+_PRUNING_RULES: dict[facts.PruningRule, str] = {
     "more-mixed": "one mixed pool: what holds with n workers holds with n + 1",
     "more-decode": "beside the same prefill pool, what holds with d decode workers holds with d + 1",
     "leads": "a prefill pool that misses TTFT with unlimited decode misses it beside any decode pool",

@@ -2,7 +2,7 @@
 
 Every variant is simulated to the end on the same requests, so all differences come from the variants. With an
 SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
-(fleet_standing.py). The cost per million output tokens is the bill over the time that the traffic lasts, as
+(fleet_safety.py). The cost per million output tokens is the bill over the time that the traffic lasts, as
 in a plan (`served_s`), divided by the output tokens of the finished requests. If the backlog grows, or there
 is no SLO to tell, the bill is counted to the last token.
 """
@@ -37,7 +37,7 @@ from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS, verdict_word
-from planner.studies.fleet_standing import FleetStanding, measure_standing
+from planner.studies.fleet_safety import FleetSafety, measure_safety
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S, show_s
 
@@ -70,7 +70,7 @@ class VariantRow:
     billed_s: float
     output_tokens: int
     # How far the variant is from missing the SLO; None without an SLO, and where no scenario was simulated.
-    standing: FleetStanding | None = None
+    safety: FleetSafety | None = None
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
@@ -98,7 +98,7 @@ class VariantRow:
             "verdict": verdict_word(slo["holds"], slo["is_judged"]) if slo else None,
             "attainment_frac": slo.get("attainment_frac"),
             "steady": {True: "yes", False: "no", None: None}[slo.get("is_steady")],
-            **self._standing_cells(),
+            **self._safety_cells(),
             **{
                 f"{metric}_{name}_s": (summary[f"{metric}_s"] or {}).get(name)
                 for metric in METRICS
@@ -113,12 +113,10 @@ class VariantRow:
             "preemptions": summary["preemptions"],
         }
 
-    def _standing_cells(self) -> dict[str, Any]:
+    def _safety_cells(self) -> dict[str, Any]:
         """In how many scenarios the SLO is kept, the headroom, and the limits that are missed first."""
-        standing = self.standing
-        kept_in, measured = (
-            (None, None) if standing is None else (standing.kept_in, standing.measured_headroom)
-        )
+        safety = self.safety
+        kept_in, measured = (None, None) if safety is None else (safety.kept_in, safety.measured_headroom)
         headroom = None if measured is None else measured.headroom
         missed_first: tuple[Limit, ...] = ()
         if measured is not None and headroom is not None:
@@ -202,14 +200,14 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
     for metric in CHARTED_METRICS:
         limits_s = [limit.limit_s for limit in limits if limit.metric == metric]
         curves[metric] = cumulative_curve(simulated.simulation, metric, limits_s)
-    standing = None if slo is None else measure_standing(variant.fleet, requests, slo, scenarios)
+    safety = None if slo is None else measure_safety(variant.fleet, requests, slo, scenarios)
     simulation, verdict = simulated.simulation, simulated.verdict
     is_steady = verdict is not None and verdict.is_steady
     billed_s = (
         served_s(requests, simulation) if is_steady else simulation.end_s - float(simulation.arrival_s[0])
     )
     tokens = int(simulation.output_tokens.sum(where=simulation.status == FINISHED))
-    return VariantRow(variant, simulated.summary(), curves, billed_s, tokens, standing)
+    return VariantRow(variant, simulated.summary(), curves, billed_s, tokens, safety)
 
 
 def render_comparison(comparison: FleetComparison) -> dict[str, str]:
@@ -294,9 +292,9 @@ def comparison_summary(comparison: FleetComparison) -> str:
         return f"None of {len(rows)} variants keeps the SLO."
     best = min(holding, key=_by_price)
     cheapest_text = f"the cheapest is {best.variant.name}, {_price_text(best)}."
-    if not any(row.standing is not None and row.standing.kept_in is not None for row in rows):
+    if not any(row.safety is not None and row.safety.kept_in is not None for row in rows):
         return f"{len(holding)} of {len(rows)} keep the SLO; {cheapest_text}"
-    safe = [row for row in holding if row.standing is not None and row.standing.is_kept_in_enough]
+    safe = [row for row in holding if row.safety is not None and row.safety.is_kept_in_enough]
     summary = f"{len(holding)} of {len(rows)} keep the SLO on this traffic; {cheapest_text}"
     if not safe:
         return f"{summary} None keeps it in enough scenarios."

@@ -77,8 +77,8 @@ def operator_rows(times: tuple[OperatorTime, ...]) -> list[dict[str, Any]]:
 
 def _check_terms(pool: Pool) -> None:
     """Refuse a pool whose step times are not a sum of operators."""
-    kind = pool.type
-    other = "step times of another program" if kind.form else "drafts" if kind.speculation else ""
+    worker = pool.type
+    other = "step times of another program" if worker.form else "drafts" if worker.speculation else ""
     if other:
         raise InputError(
             f"operators: pool {pool.name} has {other}, which are not a sum of operators; "
@@ -119,7 +119,7 @@ def _pool_rows(
     pool: Pool, runs: npt.NDArray[np.void], inside_s: Floats, chunks: _ChunkSums
 ) -> list[OperatorTime]:
     """The operators of one pool over its runs of equal steps (R,), of which `inside_s` (R,) count."""
-    kind, latency = pool.type, pool.type.latency
+    worker, latency = pool.type, pool.type.latency
     # A run that crosses an edge of the window counts with the share of its steps inside.
     steps = runs["steps"] * inside_s / run_seconds(runs)
     decodes = runs["decodes"].astype(float)
@@ -130,14 +130,16 @@ def _pool_rows(
     )
     later_kv_tokens = decodes * (runs["steps"] - 1) / 2  # The mean over the run's steps of what comes later.
     kv_tokens = np.where(decodes > 0, np.maximum(first_kv_tokens, 0.0) + later_kv_tokens, 0.0)
-    wide_s = np.asarray(latency.step_s(tokens)) - latency.h_s
+    # f(N) of the docstring. It has the experts' time for the worker's own tokens; where ranks share experts,
+    # they compute the tokens of all ranks.
+    layers_s = np.asarray(latency.step_s(tokens)) - latency.h_s
     own_experts_s = experts_s = np.zeros(len(runs))
     if latency.joint_s:
-        own_experts_s, experts_s = latency.joint_at(tokens), latency.joint_at(kind.dp * tokens)
+        own_experts_s, experts_s = latency.joint_at(tokens), latency.joint_at(worker.dp * tokens)
     mixed_s = latency.m_s * (chunks.prefills > 0)  # Steps with prefills read KV tokens more slowly.
     terms: list[tuple[str, Floats, Floats, str]] = [
-        ("dense layers", wide_s - own_experts_s, tokens, "tokens"),
-        ("experts", experts_s, kind.dp * tokens, "tokens"),
+        ("dense layers", layers_s - own_experts_s, tokens, "tokens"),
+        ("experts", experts_s, worker.dp * tokens, "tokens"),
         (
             "prefill attention",
             latency.a_s * chunks.pairs + latency.e_s * chunks.prefills,
@@ -154,7 +156,7 @@ def _pool_rows(
     busy_s = rest_s = float(inside_s.sum())
     rows = []
     for name, step_s, size, unit in terms:
-        term_s = float((step_s * steps).sum()) / kind.pp  # Each of pp stages takes so much of a step.
+        term_s = float((step_s * steps).sum()) / worker.pp  # Each of pp stages takes so much of a step.
         rest_s -= term_s
         if term_s > 0:
             has_input = steps * (size > 0)

@@ -46,6 +46,7 @@ from planner.studies.what_if import (
 from planner.units import finite_or_none
 
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
+# Numbers for which no reason is given are set by hand.
 CORNER_FRAC = 1e-3  # A bisected limit in seconds is this exact.
 RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulates other requests.
 # A fleet must also carry the rates that are this far below a bisected corner of rates.
@@ -273,7 +274,7 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
 
         def keeps(limit_s: float) -> bool:
             slo = at(limit_s).slo
-            if not replace(oracle, slo=slo).holds([counts])[0]:
+            if not replace(oracle, slo=slo).holds(counts):
                 return False
             # A plan for production must also pass the test in scenarios that its search did not see.
             return test is None or is_test_passed(test.with_slo(slo).decide(counts), test.safety)

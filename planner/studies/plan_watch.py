@@ -44,6 +44,7 @@ from planner.traffic.trace import Trace, judged_span_s
 
 Floats = npt.NDArray[np.float64]
 
+# Numbers for which no reason is given are set by hand.
 WINDOW_S = 60.0  # A window of the plan's traffic, as deployments are sampled once a minute.
 LEVEL_WINDOWS = 10  # The windows whose mean is one level.
 TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.

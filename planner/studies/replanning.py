@@ -62,8 +62,8 @@ MOST_REQUESTS = 8_000_000
 # However long or short the trace is, at least and at most this many vectors are simulated.
 FEWEST_TRIES = 24
 MOST_TRIES = 400
-# The costs of starting and of stopping a worker, where a user gives none. A start that costs something keeps
-# what runs where another fleet is hardly cheaper.
+# The costs of starting and of stopping a worker, where a user gives none, set by hand. A start that costs
+# something keeps what runs where another fleet is hardly cheaper.
 USUAL_START_USD = 1.0
 USUAL_STOP_USD = 0.0
 
@@ -112,13 +112,13 @@ class Way:
 class Replan:
     """The cheapest change in `best`, and other ways to compare it with.
 
-    `keeps` says that the running fleet holds and stays. `is_exhausted` says that no cheaper count vector of
-    these `options` is left to try. Of the cheaper vectors `assumed` were dropped because a larger fleet
-    fails; the others were simulated and fail. `scratch` is the answer of a plan that ignores what runs.
+    `keeps_running` says that the running fleet holds and stays. `is_exhausted` says that no cheaper count
+    vector of these `options` is left to try. Of the cheaper vectors `assumed` were dropped because a larger
+    fleet fails; the others were simulated and fail. `scratch` is the answer of a plan that ignores what runs.
     """
 
     best: Way
-    keeps: bool
+    keeps_running: bool
     moves: tuple[Move, ...]
     ways: tuple[Way, ...]
     verdict: Verdict
@@ -169,7 +169,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     lost_moves = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
         best=model.tested_way("the smallest change that pays", best, is_holding=True),
-        keeps=bool((best == n0).all()) and gone == 0,
+        keeps_running=bool((best == n0).all()) and gone == 0,
         moves=(
             *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
             *lost_moves,
@@ -231,7 +231,7 @@ class _ReplanModel:
         production. A fleet that is picked because it passes is tested twice, as it may have passed by luck.
         """
         counts = self.fleet_counts(n)
-        holds = self.oracle.holds([counts])[0]
+        holds = self.oracle.holds(counts)
         if self.test is None or not holds:
             return holds
         kept_in = self.test.decide_picked(counts)[1] if is_picked else self.test.decide(counts)
@@ -337,7 +337,7 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
         else:
             moved = replace(pool.type, gpu=gpu)
             worker = types.get(moved.name) or moved  # A running type need not be one that is searched.
-            running.append((option_of(pool.role, worker, problem.priced), pool.count))
+            running.append((option_of(pool.role, worker, problem.option_objective), pool.count))
     return list(owned_first(problem, tuple(running))), gone
 
 
@@ -475,7 +475,7 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
 def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
     """What `plan replan --json` prints; `drift` is null if the running fleet's traffic is not known."""
     return {
-        "keeps": answer.keeps,
+        "keeps": answer.keeps_running,
         "horizon_h": answer.terms.horizon_h,
         "fleet": describe(answer.best.fleet),
         "moves": [

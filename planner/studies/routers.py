@@ -121,12 +121,12 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
     routers and possible fleets are alike.
     """
     keeping = {each.target for each in plan.certificate.routers if each.keeps}
-    targets_by_kind: dict[object, list[str]] = {}
+    alike: dict[object, list[str]] = {}  # By the target's routers, and by which fleets it can run.
     for name in manifests.TARGETS:
         if name not in keeping:
-            kind = ROUTERS_OF[name], *(name in names for names in (ONE_KIND, ONLY_PAIRS, ONE_POOL))
-            targets_by_kind.setdefault(kind, []).append(name)
-    rows = tuple(_plan_for_targets(names, planned_for) for names in targets_by_kind.values())
+            key = ROUTERS_OF[name], *(name in names for names in (ONE_KIND, ONLY_PAIRS, ONE_POOL))
+            alike.setdefault(key, []).append(name)
+    rows = tuple(_plan_for_targets(names, planned_for) for names in alike.values())
     return replace(plan, certificate=replace(plan.certificate, for_targets=rows))
 
 

@@ -161,23 +161,24 @@ class _WorkerCapacity:
     @classmethod
     def of_pool(cls, pool: Pool, slo: Slo | None) -> _WorkerCapacity:
         """The capacity of a worker of this pool, under the tightest limits of the SLO."""
-        kind = pool.type.as_one
-        # The weights by which this routing scores a worker, without decodes and with them.
-        token_s = TIES_BY.weights(kind, False)[0]
-        _, decode_s, context_token_s, _ = TIES_BY.weights(kind, True)
+        worker = pool.type.as_one  # Data-parallel ranks together count as one worker.
+        # What the estimates of a router (policies.TIES_BY) take for a prompt token, for a decode and for a
+        # token of its context.
+        token_s = TIES_BY.weights(worker, False)[0]
+        _, decode_s, context_token_s, _ = TIES_BY.weights(worker, True)
         step_limit_s = _tightest_s(slo, ("tbt", "tpot")) if pool.role != "prefill" else None
         prompt_limit_s = _tightest_s(slo, ("ttft",)) if pool.role != "decode" else None
         if step_limit_s is not None:
-            idle_s = float(kind.latency.step_s(1, decodes=1)) - decode_s
+            idle_s = float(worker.latency.step_s(1, decodes=1)) - decode_s
             if step_limit_s <= idle_s:
                 raise InputError(
-                    f"explain-routing: a step of {kind.name} takes {show_s(idle_s)} without requests, "
+                    f"explain-routing: a step of {worker.name} takes {show_s(idle_s)} without requests, "
                     f"more than the limit of {show_s(step_limit_s)} per token; relax it, or leave the SLO out"
                 )
             step_limit_s -= idle_s
         return cls(
-            kv_blocks=kind.kv_tokens // KV_BLOCK_TOKENS,
-            seats=kind.max_num_seqs,
+            kv_blocks=worker.kv_tokens // KV_BLOCK_TOKENS,
+            seats=worker.max_num_seqs,
             decode_s=decode_s,
             token_s=token_s,
             context_token_s=context_token_s,

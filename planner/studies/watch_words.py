@@ -234,7 +234,7 @@ def replan_sentence(replanned: Replan, running: Fleet) -> str:
     # A fleet with GPUs that are no longer in stock cannot be kept, so there is no such way and no price.
     staying = next((way for way in replanned.ways if way.label == "keep what runs"), None)
     now = "" if staying is None else f" (now {usd(staying.cost_usd_per_h)} per hour)"
-    if replanned.keeps:
+    if replanned.keeps_running:
         return (
             f"replanning on this traffic would keep {describe(running)}, {usd(best.cost_usd_per_h)} per hour"
         )

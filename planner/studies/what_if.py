@@ -39,9 +39,8 @@ from planner.search.mixed.router_fit import fit_router
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.headroom import find_headroom
-from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.traffic_request import TrafficRequest, further_traffic, requested_traffic
-from planner.search.oracle.work_clock import ended_by, now_s, time_limit, work_limit_s
+from planner.search.oracle.work_clock import USUAL_LIMIT_S, ended_by, now_s, time_limit, work_limit_s
 from planner.search.problem import plan_problem
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
@@ -54,7 +53,7 @@ from planner.traffic.trace import Trace
 from planner.units import HOUR_S, finite_or_none, show_s
 
 BY_FRAC = 0.1  # The questions of `sensitivity` differ by this share unless the user names another.
-PACE_MOVE_S = 0.010  # Limits on the time between tokens are moved by this much.
+PACE_MOVE_S = 0.010  # Limits on the time between tokens are moved by this much (`_limit_move_s`).
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -299,7 +298,7 @@ class ChangedQuestion:
         """
         if not self.kept or self.answer is None or self.task.safety is None:
             return False
-        return self.value_now * self.answer.problem.same_value < self.answer.value
+        return self.value_now * self.answer.problem.same_value_factor < self.answer.value
 
 
 def answer_change(
@@ -344,13 +343,6 @@ def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | 
     return replace(fleet, pools=pools_now, network=problem.task.network)
 
 
-def is_kept(problem: plan_problem.Problem, fleet: Fleet) -> bool:
-    """Whether the workers of a fleet keep the SLO under some allowed policies; see
-    `find_keeping_policies`.
-    """
-    return find_keeping_policies(problem, fleet) is not None
-
-
 def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
     """The first policies with which a fleet's workers are within the limits and keep the SLO: on every draw
     and rate of the question, and after the losses that must be survived. None if there are no such policies.
@@ -372,7 +364,7 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
             # A search would fit the parameters of the router to the fleet (mixed/router_fit.py).
             router_fit = fit_router(oracle, counts)
             oracle = plan_problem.with_policies(production_problem, router_fit).oracle
-        if oracle.holds([counts])[0]:
+        if oracle.holds(counts):
             return oracle.policies
     return None
 

@@ -58,7 +58,7 @@ def test_a_fleet_within_the_limits_that_only_a_search_beyond_them_finds_is_the_a
 
     monkeypatch.setattr(best_fleet, "_search", blind)
     seen = search(problem)
-    assert problem.allows(seen.best) and problem.oracle.holds([seen.best])[0]
+    assert problem.allows(seen.best) and problem.oracle.holds(seen.best)
     with pytest.raises(InfeasibleError) as caught:
         search(with_stock(problem, 0))
     assert caught.value.ways

@@ -145,6 +145,6 @@ def test_decode_pools_alone_go_by_the_largest_of_several_ttft_limits(monkeypatch
     for largest_s in (2.0, 1.0):
         slo = Slo((Limit("ttft", 0.99, largest_s), Limit("ttft", 0.5, 1.0)))
         oracle = Oracle(LLM, traffic(requests=5), slo, Network(), Policies())
-        oracle.decode_keeps_up_alone([((Option("decode", worker, 1.0), 1),)])
+        oracle.decode_keeps_up_alone(((Option("decode", worker, 1.0), 1),))
     loose, strict = judged
     assert is_looser(loose, strict) and not is_looser(strict, loose)

@@ -153,7 +153,7 @@ def no_cheaper_fleet_holds(seed: int) -> bool:
         oracle = with_policies(problem, asked).oracle
         for what, those in (("bound", cheaper), ("floor", hopeless), ("link", apart)):
             for counts in those:
-                assert not oracle.holds([counts])[0], f"{what}, instance {seed}, {policies}, {counts}"
+                assert not oracle.holds(counts), f"{what}, instance {seed}, {policies}, {counts}"
     return bool(cheaper)
 
 

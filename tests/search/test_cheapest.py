@@ -39,10 +39,10 @@ class Truth:
     corners: tuple[tuple[int, ...], ...]
     asked: list[tuple[int, ...]]
 
-    def holds(self, fleets: Sequence[Counts]) -> list[bool]:
-        vectors = [tuple(count for _, count in counts) for counts in fleets]
-        self.asked += vectors
-        return [self.reaches(vector) for vector in vectors]
+    def holds(self, counts: Counts) -> bool:
+        vector = tuple(count for _, count in counts)
+        self.asked.append(vector)
+        return self.reaches(vector)
 
     def reaches(self, vector: tuple[int, ...]) -> bool:
         return any(all(a <= b for a, b in zip(corner, vector, strict=True)) for corner in self.corners)
@@ -245,7 +245,7 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
 
     def asked(busy: int | None, least: int, most: int, likely: int = 1) -> list[int]:
         search = Search(FleetLimits({}))
-        pool = DesignPool(Bounded(option, 1, math.inf, likely, busy), search, lambda fleets: [True])
+        pool = DesignPool(Bounded(option, 1, math.inf, likely, busy), search, lambda counts: True)
         found = questions_until_known(pool, least, most)
         assert pool.learned.least_holding == (least if least <= most else math.inf)
         return found
@@ -264,7 +264,7 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
 
 def test_counts_that_are_taken_to_fail_are_not_asked_about_and_not_called_simulated() -> None:
     option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
-    pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [fleets[0][0][1] >= 40])
+    pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda counts: counts[0][1] >= 40)
     pool.assume_few_fail()
     record_why_not(pool.item, search)
     assert reason_text(search.refuted[option.name]).endswith("not simulated")
@@ -276,7 +276,7 @@ def test_counts_that_are_taken_to_fail_are_not_asked_about_and_not_called_simula
 
 def test_what_was_simulated_is_not_taken_to_fail() -> None:
     option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
-    pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [True])
+    pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda counts: True)
     pool.learned.least_holding = 20
     pool.assume_few_fail()
     assert pool.least == 1 and pruning_rules.SEATS not in search.assumed

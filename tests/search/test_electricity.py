@@ -57,7 +57,7 @@ def test_the_bound_is_below_every_fleet_that_holds() -> None:
         for vector in itertools.product(range(5), repeat=len(options))
         if any(vector)
         for counts in [tuple((o, n) for o, n in zip(options, vector, strict=True) if n)]
-        if problem.allows(counts) and problem.oracle.holds([counts])[0]
+        if problem.allows(counts) and problem.oracle.holds(counts)
     )
     assert lower <= cheapest + 1e-9 and objective_paid(problem, found.best) <= cheapest + 1e-9
     assert objective_paid(problem, found.best) == pytest.approx(found.value)

@@ -131,8 +131,8 @@ def test_what_holding_every_hour_costs_is_what_holds_in_each() -> None:
     assert workers.count > fleet.workers
     hourly = replace(oracle, slo=replace(slo, every_s=3600.0))
     ((option, _),) = oracle.counts(fleet)
-    assert hourly.holds([((option, workers.count),)]) == [True]
-    assert hourly.holds([((option, workers.count - 1),)]) == [False]
+    assert hourly.holds(((option, workers.count),))
+    assert not hourly.holds(((option, workers.count - 1),))
     paid, planned = found.holding_usd_per_h, found.planned_usd_per_h
     assert paid == bill_fleet(oracle.fleet(((option, workers.count),))).usd_per_h
     assert planned is not None and f"for {paid - planned:,.2f} USD/h more" in sentence(found)

@@ -51,7 +51,7 @@ def gpus_and_usd(counts: Counts) -> tuple[int, float]:
 
 
 def those_that_hold(problem: Problem, fleets: Iterable[Counts]) -> list[Counts]:
-    return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds([counts])[0]]
+    return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds(counts)]
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))

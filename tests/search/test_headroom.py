@@ -14,8 +14,8 @@ def at_shares_of(gaps: list[tuple[float, float]], requests: int) -> Any:
     """A fleet that misses the SLO at shares within these gaps."""
 
     def at_share(frac: float) -> tuple[Any, Any]:
-        holds = not any(low <= frac <= high for low, high in gaps)
-        oracle = SimpleNamespace(trace=range(requests), holds=lambda _: [holds], failing_loss=lambda _: None)
+        is_kept = not any(low <= frac <= high for low, high in gaps)
+        oracle = SimpleNamespace(trace=range(requests), holds=lambda _: is_kept, failing_loss=lambda _: None)
         return oracle, ()
 
     return at_share

@@ -280,12 +280,12 @@ def test_most_traffic_within_the_limits() -> None:
     problem = build_problem(beyond, traffic(rate_rps=4.0), CATALOG)
     for worker in problem.types:
         mixed = ((Option("mixed", worker, 1.0), 4 // worker.gpus),)
-        assert not problem.oracle.holds([mixed])[0]
+        assert not problem.oracle.holds(mixed)
     for p, d in itertools.product(problem.types, repeat=2):
         for n_p in range(1, 4):
             n_d = (4 - n_p * p.gpus) // d.gpus
             pair = ((Option("prefill", p, 1.0), n_p), (Option("decode", d, 1.0), n_d))
-            assert n_d < 1 or not problem.oracle.holds([pair])[0]
+            assert n_d < 1 or not problem.oracle.holds(pair)
 
 
 def test_cost_per_million_tokens_by_hand() -> None:

@@ -39,7 +39,7 @@ def test_finds_the_cheapest_fleet_of_any_mix(seed: int, optimum: float) -> None:
     found = search_mixed_fleets(problem, level0)
     assert found.best is not None and level0.search.value > found.value
     assert found.value == pytest.approx(optimum, abs=0.005)
-    assert replace(problem.oracle, answers=Answers()).holds([found.best])[0]
+    assert replace(problem.oracle, answers=Answers()).holds(found.best)
 
 
 def test_filled_fleets_cost_less_and_take_no_further_worker_of_their_last_type() -> None:
@@ -99,9 +99,9 @@ def test_looks_around_the_best_fleet_where_more_workers_hurt() -> None:
         def __init__(self) -> None:
             self.verdicts: dict[tuple[tuple[str, int], ...], bool] = {}
 
-        def holds(self, fleets: list[Counts]) -> list[bool]:
-            self.verdicts |= {names_of(counts): counts[0][1] in (2, 4) for counts in fleets}
-            return [counts[0][1] in (2, 4) for counts in fleets]
+        def holds(self, counts: Counts) -> bool:
+            self.verdicts[names_of(counts)] = counts[0][1] in (2, 4)
+            return counts[0][1] in (2, 4)
 
     best = improve_nearby(((option, 4),), FleetLimits({}), Odd(), lambda: True)  # type: ignore[arg-type]
     assert best == ((option, 2),)

@@ -45,12 +45,12 @@ def fleets_that_hold(rate_rps: float) -> int:
     """How many fleets of level 0 with as many GPUs keep the SLO in enough scenarios that a search sees."""
     problem = with_search_scenarios(build_problem(task_at_rate(TASK, TRACE, rate_rps, 0), TRACE, CATALOG))
     fleets = [((Option("mixed", worker, 1.0), MOST // worker.gpus),) for worker in problem.types]
-    held = sum(problem.oracle.holds([fleet])[0] for fleet in fleets)
+    held = sum(problem.oracle.holds(fleet) for fleet in fleets)
     for prefill, decode in itertools.product(problem.types, repeat=2):
         for n in range(1, MOST):
             if (m := (MOST - n * prefill.gpus) // decode.gpus) >= 1:
                 pair = ((Option("prefill", prefill, 1.0), n), (Option("decode", decode, 1.0), m))
-                held += problem.oracle.holds([pair])[0]
+                held += problem.oracle.holds(pair)
     return held
 
 

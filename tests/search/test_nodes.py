@@ -68,7 +68,7 @@ def that_hold(problem: Problem, fleets: Iterator[Counts] | list[Counts]) -> list
         for counts in fleets
         if by_hand(counts) <= budget * (1 + 1e-9)
         and limits.first_exceeded([(option.type, count) for option, count in counts]) is None
-        and problem.oracle.holds([counts])[0]
+        and problem.oracle.holds(counts)
     ]
 
 

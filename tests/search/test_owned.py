@@ -106,7 +106,7 @@ def test_the_bound_is_below_every_fleet_that_holds(owned: int) -> None:
         if any(vector)
         for counts in [tuple((o, n) for o, n in zip(options, vector, strict=True) if n)]
         if problem.limits.first_exceeded([(o.type, n) for o, n in counts]) is None
-        and problem.oracle.holds([counts])[0]
+        and problem.oracle.holds(counts)
     )
     assert lower <= cheapest + 1e-3 and objective_paid(problem, found.best) <= cheapest + 1e-9
 
@@ -118,7 +118,7 @@ def test_owned_first_changes_no_machine_and_stays_within_the_stock() -> None:
     bought = owned_first(problem, ((Option("mixed", worker, worker.price_usd_per_h), 6),))
     assert [(o.type.gpu.name, n) for o, n in bought] == [("h100-80g@owned", 2), ("h100-80g", 4)]
     assert owned_first(problem, bought) == bought
-    assert problem.oracle.holds([bought]) == problem.oracle.holds([((bought[1][0], 6),)])
+    assert problem.oracle.holds(bought) == problem.oracle.holds(((bought[1][0], 6),))
 
 
 WIDE = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
@@ -194,10 +194,10 @@ def test_a_fleet_that_stands_a_loss_costs_no_more_than_any_near_production() -> 
     stand = [
         objective_paid(problem, counts)
         for counts in near
-        if objective_paid(problem, counts) < below and problem.allows(counts) and lossy.holds([counts])[0]
+        if objective_paid(problem, counts) < below and problem.allows(counts) and lossy.holds(counts)
     ]
     assert stand and objective_paid(problem, made.with_loss) <= min(stand) + 1e-9
-    assert lossy.holds([made.with_loss])[0]
+    assert lossy.holds(made.with_loss)
 
 
 def test_workers_on_idle_rented_gpus_are_no_workers_more() -> None:
@@ -206,5 +206,5 @@ def test_workers_on_idle_rented_gpus_are_no_workers_more() -> None:
     problem = build_problem(question(fleet=fleet), traffic(), CATALOG)
     worker = next(w for w in problem.types if w.gpu.name == "h100-80g" and w.tp == 2)
     assert worker.gpu.is_sold_whole and worker.gpu.gpus_per_node == 8
-    bought = owned_first(problem, ((option_of("mixed", worker, problem.priced), 4),))
+    bought = owned_first(problem, ((option_of("mixed", worker, problem.option_objective), 4),))
     assert [(o.type.gpu.name, n) for o, n in bought] == [("h100-80g", 4)]

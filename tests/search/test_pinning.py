@@ -71,9 +71,12 @@ def test_forty_large_prefixes_take_four_workers_pinned_and_five_with_lru(
     """Four workers have room for ten prefixes each. LRU lets some of them go: more than 1 % of the prompts
     are then computed whole, which takes longer than 400 ms even on an idle worker."""
     option = Option("mixed", worker, 1.0)
-    assert oracle(trace, "pinned-prefix").holds([((option, 4),), ((option, 3),)]) == [True, False]
+    pinned = oracle(trace, "pinned-prefix")
+    assert pinned.holds(((option, 4),)) and not pinned.holds(((option, 3),))
     for routing in ("prefix-affinity", "min-ttft", "cache-aware"):
-        assert oracle(trace, routing).holds([((option, 4),), ((option, 5),)]) == [False, True]
+        assert not oracle(trace, routing).holds(((option, 4),)) and oracle(trace, routing).holds(
+            ((option, 5),)
+        )
 
 
 def test_planned_hits_are_the_simulated_ones(trace: Trace, worker: WorkerType) -> None:
@@ -128,7 +131,7 @@ def test_what_sessions_hit_beside_the_pins_is_planned_too(worker: WorkerType, kv
     policies = Policies(routing="pinned-prefix", prefix_cache=True)
     found = simulate(Fleet(LLM, pools, policies, pinned=pinning.pinned_prefixes(pools)), trace)
     assert found.cached_tokens is not None
-    expected = pinning.expected(pools)
+    expected = pinning.with_session_hits(pools)
     planned = [expected(pool).hit_frac for pool in pools]
     for hit_frac, workers in zip(planned, ((0, 1), (2,)), strict=True):
         own = np.isin(found.prefill_worker, workers)
@@ -155,7 +158,7 @@ def test_on_mooncakes_traces_hits_are_planned_within_three_points(name: str) -> 
         found = simulate(
             Fleet(LLM, pools, policies, pinned=pinning.pinned_prefixes(pools)), trace
         ).token_hit_frac
-        assert pinning.expected(pools)(pools[0]).hit_frac == pytest.approx(found, abs=0.03)
+        assert pinning.with_session_hits(pools)(pools[0]).hit_frac == pytest.approx(found, abs=0.03)
 
 
 def test_workers_of_pools_are_counted_through(trace: Trace, worker: WorkerType) -> None:
@@ -197,7 +200,7 @@ def test_a_polished_placement_is_another_answer(trace: Trace, worker: WorkerType
     pools, pinning = asked.fleet(counts).pools, asked.pinning
     assert pinning is not None
     quick, known = asked.fleet(counts).pinned, asked.simulations
-    assert asked.holds([counts]) == [True]
+    assert asked.holds(counts)
     (placements,) = pinning.polish(pools).values()
     loads = [each.replication.largest_load for each in (placements.best, placements.quick)]
     assert placements.is_better and loads[0] < 0.99 * loads[1]
@@ -205,12 +208,12 @@ def test_a_polished_placement_is_another_answer(trace: Trace, worker: WorkerType
     assert asked.fleet(counts).pinned == quick
     pinning.use(pools)
     assert asked.fleet(counts).pinned != quick
-    assert asked.holds([counts]) == [True] and asked.simulations == known + 2
+    assert asked.holds(counts) and asked.simulations == known + 2
     slower = ((Option("mixed", replace(worker, latency=worker.latency.with_longer_steps(0.1)), 1.0), 4),)
     assert asked.fleet(slower).pinned == asked.fleet(counts).pinned
     pinning.use(pools, is_polished=False)
     assert asked.fleet(counts).pinned == quick
-    assert asked.holds([counts]) == [True] and asked.simulations == known + 2
+    assert asked.holds(counts) and asked.simulations == known + 2
 
 
 def test_a_fleet_with_a_worker_fewer_holds_where_its_pins_are_placed_best(
@@ -224,9 +227,9 @@ def test_a_fleet_with_a_worker_fewer_holds_where_its_pins_are_placed_best(
     problem: Any = SimpleNamespace(oracle=asked, allows=lambda counts: True, deadline=np.inf)
     six = ((Option("mixed", worker, 1.0), 6),)
     pools = asked.fleet(((six[0][0], 5),)).pools
-    monkeypatch.setattr(Oracle, "holds", lambda self, fleets: [False for _ in fleets])
+    monkeypatch.setattr(Oracle, "holds", lambda self, counts: False)
     assert find_lighter_fleet(problem, six) is None and not pinning.uses_polished(pools)
-    monkeypatch.setattr(Oracle, "holds", lambda self, fleets: [self.places_polished(f) for f in fleets])
+    monkeypatch.setattr(Oracle, "holds", lambda self, counts: self.places_polished(counts))
     assert find_lighter_fleet(problem, six) == ((six[0][0], 5),) and pinning.uses_polished(pools)
 
 
@@ -243,7 +246,7 @@ def test_production_has_pins_where_they_cost_less(
         pinning = None if name == "lru" else Pinning
         oracle = SimpleNamespace(pinning=pinning, policies=Policies())
         problem = SimpleNamespace(
-            name=name, task=task, oracle=oracle, progress=lambda _: None, same_value=SAME_PRICE
+            name=name, task=task, oracle=oracle, progress=lambda _: None, same_value_factor=SAME_PRICE
         )
         return problem, SimpleNamespace(value=4.0)
 

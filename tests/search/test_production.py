@@ -74,7 +74,7 @@ def test_no_cheaper_fleet_misses_as_few_futures(seed: int) -> None:
     asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
     assert best is not None and asked.oracle.missed_count(best, 99) <= asked.oracle.may_miss
     for counts in every_cheaper(problem, paper, objective(best) * (1 - 1e-6)):
-        assert not asked.oracle.holds([counts])[0], counts
+        assert not asked.oracle.holds(counts), counts
 
 
 def test_fleets_that_a_search_took_for_refuted_are_not_remembered_as_failures() -> None:
@@ -228,7 +228,7 @@ def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not()
     far = [((prefill, 2), (decode, 20 + more)) for more in range(6)]
     most = asked.oracle.may_miss + 2
     assert all(asked.oracle.missed_count(counts, most) > most for counts in far)
-    assert all(asked.oracle.as_written().holds(far)) and objective(far[0]) > objective(made.best)
+    assert all(map(asked.oracle.as_written().holds, far)) and objective(far[0]) > objective(made.best)
     asked.oracle.verdicts.update({names_of(counts): False for counts in (*far, made.best)})
     dear = tuple((option, 20 * count) for option, count in made.best)
     assert _find_near_feasible(asked, paper, dear) == [made.best]

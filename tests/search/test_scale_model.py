@@ -59,10 +59,10 @@ def test_one_worker_in_so_many_is_simulated_on_one_request_in_so_many() -> None:
     assert len(model.oracle.trace) == pytest.approx(len(problem.trace) / many, abs=1)
     as_many = replace(model.oracle, downscale=1)
     for workers in range(count // 2, 2 * count):
-        assert model.oracle.holds([((option, workers),)]) == as_many.holds([((option, workers // many),)])
+        assert model.oracle.holds(((option, workers),)) == as_many.holds(((option, workers // many),))
     lossy, as_many_left = replace(model.oracle, spare_workers=2), replace(as_many, spare_workers=0)
-    assert lossy.holds([((option, count),)]) == as_many_left.holds([((option, (count - 2) // many),)])
-    assert model.oracle.holds([((option, many - 1),)]) == [False]  # fewer than one of them
+    assert lossy.holds(((option, count),)) == as_many_left.holds(((option, (count - 2) // many),))
+    assert not model.oracle.holds(((option, many - 1),))  # fewer than one of them
 
 
 def test_futures_of_a_model_are_those_of_the_question_with_fewer_users() -> None:
@@ -85,9 +85,9 @@ def test_other_ways_to_draw_futures_have_fewer_users_too(traffic_line: dict[str,
     """A faster clock, and blocks of a trace at its own rate: the requests are drawn, then one in so many."""
     task = large(traffic=traffic_line)
     problem = replace(searched()[0], task=task)
-    assert problem.searched is not None
-    all_of_it = replace(problem.searched, task=task).draw_requests(1)
-    few = replace(problem.searched.thinned(4), task=task).draw_requests(1)
+    assert problem.search_scenarios is not None
+    all_of_it = replace(problem.search_scenarios, task=task).draw_requests(1)
+    few = replace(problem.search_scenarios.thinned(4), task=task).draw_requests(1)
     assert len(few) == pytest.approx(len(all_of_it) / 4, abs=1)
     assert set(few.arrival_s) <= set(all_of_it.arrival_s)
 

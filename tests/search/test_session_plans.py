@@ -259,7 +259,7 @@ def test_a_pool_of_prefill_is_not_judged_without_decode() -> None:
     problem = session_instance(188)
     best, value = answer(problem)
     assert best is not None and [option.role for option, _ in best] == ["prefill", "decode"]
-    assert not problem.oracle.prefill_meets_ttft_alone([best[:1]])[0] and problem.oracle.holds([best])[0]
+    assert not problem.oracle.prefill_meets_ttft_alone(best[:1]) and problem.oracle.holds(best)
     assert cheapest(problem) == pytest.approx(value)
 
 

@@ -132,7 +132,7 @@ def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both(
                 is_worse = any(v <= value and a <= gpus[0] and h <= gpus[1] for v, a, h in rows)
                 if is_worse or not problem.allows(fleet):
                     continue
-                if paper.oracle.holds([fleet])[0] and problem.oracle.holds([fleet])[0]:
+                if paper.oracle.holds(fleet) and problem.oracle.holds(fleet):
                     rows.append((value, gpus[0], gpus[1]))
         held.append(rows)
     least = min(
@@ -166,7 +166,7 @@ def test_prefill_pools_that_miss_ttft_alone_are_tried_in_pairs(monkeypatch: pyte
 
     def choose_with_a_wrong_rule(*args: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(Oracle, "prefill_meets_ttft_alone", lambda self, fleets: [False] * len(fleets))
+            patch.setattr(Oracle, "prefill_meets_ttft_alone", lambda self, counts: False)
             return choose(*args)
 
     monkeypatch.setattr(shared_production, "_choose_fleets", choose_with_a_wrong_rule)

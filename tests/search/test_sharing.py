@@ -93,7 +93,7 @@ def every_fleet(part: LlmQuestion, limits: FleetLimits) -> Floats:
         for counts in itertools.product(*ranges):
             fleet = tuple(zip(shape, counts, strict=True))
             is_within = limits.first_exceeded([(option.type, n) for option, n in fleet]) is None
-            if is_within and problem.oracle.holds([fleet])[0]:
+            if is_within and problem.oracle.holds(fleet):
                 uses = [
                     sum(limits.use_per_worker(name, o.type) * n for o, n in fleet)
                     for name, _ in limits.rows()

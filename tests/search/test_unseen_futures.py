@@ -28,7 +28,7 @@ class Outcomes:
 
     def in_scenario(self, number: int) -> Any:
         self.asked.append(number)
-        return SimpleNamespace(holds=lambda _: [self.kept[number]])
+        return SimpleNamespace(holds=lambda _: self.kept[number])
 
 
 def one_by_one(kept: list[bool], most: int) -> tuple[int, int]:

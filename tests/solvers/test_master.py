@@ -216,7 +216,7 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         {gpu.name: (None if rng.random() < 0.7 else int(rng.integers(4, 12))) for gpu in gpus}
     )
 
-    def holds_one(counts: tuple[tuple[Option, int], ...]) -> bool:
+    def holds(counts: tuple[tuple[Option, int], ...]) -> bool:
         if len(counts) == 1:
             return counts[0][1] >= threshold[counts[0][0].name]
         (p, n_p), (d, n_d) = counts
@@ -228,7 +228,7 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
         return [
             counts
             for counts in (*one, *two)
-            if holds_one(counts) and limits.first_exceeded([(o.type, n) for o, n in counts]) is None
+            if holds(counts) and limits.first_exceeded([(o.type, n) for o, n in counts]) is None
         ]
 
     search = Search(limits)
@@ -238,14 +238,11 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
             busy = int(rng.integers(1, 20)) if item.option.role == "decode" else None
             bounded[name] = replace(item, likely=int(rng.integers(1, 20)), busy=busy)
 
-    def holds(fleets: object) -> list[bool]:
-        return [holds_one(counts) for counts in fleets]  # type: ignore[attr-defined]
+    def leads(counts: tuple[tuple[Option, int], ...]) -> bool:
+        return counts[0][1] >= lead[counts[0][0].name]
 
-    def leads(fleets: object) -> list[bool]:
-        return [counts[0][1] >= lead[counts[0][0].name] for counts in fleets]  # type: ignore[attr-defined]
-
-    def follows(fleets: object) -> list[bool]:
-        return [counts[0][1] >= least_d[counts[0][0].name] for counts in fleets]  # type: ignore[attr-defined]
+    def follows(counts: tuple[tuple[Option, int], ...]) -> bool:
+        return counts[0][1] >= least_d[counts[0][0].name]
 
     search_one_pool([bounded[o.name] for o in mixed], holds, search, lambda: False)
     for compare in (operator.eq, operator.ne):  # pairs of one GPU type, then of two
@@ -260,7 +257,7 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
     best = min((objective(counts) for counts in allowed_counts()), default=np.inf)
     assert search.value == pytest.approx(best)
     if search.best is not None:
-        assert holds_one(search.best)
+        assert holds(search.best)
         assert limits.first_exceeded([(o.type, n) for o, n in search.best]) is None
 
 
@@ -271,8 +268,9 @@ def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_kno
     prefill, cheap = option("prefill", 1.0), option("decode", 1.0)
     dear = option("decode", 100.0, gpu=replace(GPU, name="dear", base="dear"))
 
-    def holds(fleets: object) -> list[bool]:
-        return [d is dear or n_p == 4 for (_, n_p), (d, _) in fleets]  # type: ignore[attr-defined]
+    def holds(counts: tuple[tuple[Option, int], ...]) -> bool:
+        (_, n_p), (d, _) = counts
+        return d is dear or n_p == 4
 
     search = Search(FleetLimits({}))
     front, *back = (Bounded(each, 1, np.inf) for each in (prefill, cheap, dear))
@@ -284,9 +282,9 @@ def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
     """Nothing ever holds: the count that the refutation names is one that was asked for."""
     asked: set[int] = set()
 
-    def never(fleets: object) -> list[bool]:
-        asked.update(counts[0][1] for counts in fleets)  # type: ignore[attr-defined]
-        return [False for _ in fleets]  # type: ignore[attr-defined]
+    def never(counts: tuple[tuple[Option, int], ...]) -> bool:
+        asked.add(counts[0][1])
+        return False
 
     mixed = option("mixed", 1.0)
     search = Search(FleetLimits({"g": None}))

@@ -72,7 +72,7 @@ def test_what_runs_for_production_is_not_sold_for_what_holds_on_paper(study: Stu
     found = replan(study, safe, made.fleet, ReplanTerms(1000.0, 0.0, 0.0))
     assert found.best.cost_usd_per_h > on_paper.value
     oracle = with_search_scenarios(study.problem_of(safe)).oracle
-    assert oracle.holds([oracle.counts(found.best.fleet)])[0]
+    assert oracle.holds(oracle.counts(found.best.fleet))
     told = replan_document(found, None)
     for way in told["ways"]:
         assert 0.8 * way["scenario_count"] < way["kept"] <= way["scenario_count"]
@@ -110,7 +110,7 @@ def cheapest_by_trying(
             start_usd * max(k - k0, 0) + stop_usd * max(k0 - k, 0) for k, k0 in zip(n, old, strict=True)
         )
         if total < best * (1 - 1e-9):
-            if problem.oracle.holds([tuple(zip(options, n, strict=True))])[0]:
+            if problem.oracle.holds(tuple(zip(options, n, strict=True))):
                 best = total
     return best
 
@@ -135,10 +135,10 @@ def test_no_other_counts_are_cheaper(
 def test_what_holds_is_kept_where_moving_is_dear(study: Study, running: Fleet) -> None:
     """At half the traffic a smaller fleet is cheaper, but an hour's saving does not pay for stopping."""
     found = replan(study, at(4.0), running, ReplanTerms(1.0, 1000.0, 1000.0))
-    assert found.keeps and found.best.migration_usd == 0.0
+    assert found.keeps_running and found.best.migration_usd == 0.0
     assert all(move.before == move.after for move in found.moves)
     cheap = replan(study, at(4.0), running, ReplanTerms(1000.0, 0.0, 0.0))
-    assert not cheap.keeps and cheap.best.cost_usd_per_h < bill_fleet(running).usd_per_h
+    assert not cheap.keeps_running and cheap.best.cost_usd_per_h < bill_fleet(running).usd_per_h
 
 
 def test_what_a_search_keeps_and_the_test_does_not_is_not_kept() -> None:
@@ -148,7 +148,7 @@ def test_what_a_search_keeps_and_the_test_does_not_is_not_kept() -> None:
     results: list[tuple[int, Literal["fails", "holds"], bool]] = [(27, "fails", False), (47, "holds", True)]
     for kept, decision, holds in results:
         kept_in = KeptIn(kept, 49, 0.85, 0.95, decision)
-        oracle = SimpleNamespace(holds=lambda fleets: [True] * len(fleets))
+        oracle = SimpleNamespace(holds=lambda counts: True)
         test = SimpleNamespace(decide=lambda _, kept_in=kept_in: kept_in, safety=Safety())
         change = SimpleNamespace(oracle=oracle, test=test, fleet_counts=lambda n: n)
         assert _ReplanModel.holds(change, np.array([6]), is_picked=False) is holds  # type: ignore[arg-type]
@@ -164,7 +164,7 @@ def test_too_few_scenarios_are_not_a_limit_that_is_missed() -> None:
 
 def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:
     found = replan(study, at(30.0), running, ReplanTerms(1.0, 1000.0, 1000.0))
-    assert not found.keeps and found.running_verdict is not None and not found.running_verdict.holds
+    assert not found.keeps_running and found.running_verdict is not None and not found.running_verdict.holds
     assert found.verdict.holds
 
 
@@ -174,7 +174,7 @@ def test_workers_of_a_gpu_out_of_stock_are_stopped(study: Study) -> None:
     assert {pool.type.gpu.name for pool in running.pools} == {"a100-80g", "h100-80g"}
     task = replace(question(fleet={"gpus": ["h100-80g"]}), rate_rps=8.0)
     found = replan(study, task, running, ReplanTerms(24.0, 1.0, 5.0))
-    assert not found.keeps and found.running_verdict is None
+    assert not found.keeps_running and found.running_verdict is None
     assert {pool.type.gpu.name for pool in found.best.fleet.pools} == {"h100-80g"}
     stopped = sum(max(move.before - move.after, 0) for move in found.moves)
     started = sum(max(move.after - move.before, 0) for move in found.moves)
@@ -192,7 +192,7 @@ def test_what_is_owned_is_never_stopped_to_save(study: Study, running: Fleet) ->
     fleet = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 64)}
     task = replace(question(fleet=fleet), rate_rps=2.0)
     found = replan(study, task, running, ReplanTerms(24.0, 1.0, 0.0))
-    assert found.keeps and found.best.total_usd == 0 and found.best.fleet.gpus == running.gpus
+    assert found.keeps_running and found.best.total_usd == 0 and found.best.fleet.gpus == running.gpus
     assert all(move.before == move.after for move in found.moves)
     few = {"gpus": ["a100-80g", "h100-80g"], "owned": dict.fromkeys(rows, 4)}
     task = replace(question(fleet=few), rate_rps=2.0)

@@ -348,7 +348,7 @@ def test_the_fleet_of_a_new_search_is_written_beside_the_alerts(
 
         def changed(*words: Any, keeps: bool = keeps, **named: Any) -> Any:
             found = search(*words, **named)
-            return replace(found, keeps=keeps, best=replace(found.best, fleet=more))
+            return replace(found, keeps_running=keeps, best=replace(found.best, fleet=more))
 
         monkeypatch.setattr(watch_api, "replan", changed)
         run(str(folder), "--prometheus", file, "--slo", str(slo), "--once", "-o", str(files))

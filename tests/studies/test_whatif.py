@@ -406,7 +406,7 @@ def test_a_price_that_slo_yaml_leaves_out_is_the_catalogs() -> None:
 
 def test_a_cheaper_fleet_of_before_is_not_said_to_hold_beside_a_dearer_plan() -> None:
     """23.92 USD/h before, "still holds", and a plan of 31.92: it held in the search's scenarios alone."""
-    answer = cast(Any, SimpleNamespace(value=31.92, problem=SimpleNamespace(same_value=1 + 1e-9)))
+    answer = cast(Any, SimpleNamespace(value=31.92, problem=SimpleNamespace(same_value_factor=1 + 1e-9)))
     tested, on_paper = question(), question(safety="none")
     moved = ChangedQuestion(
         "traffic.rate=10", replace(tested, safety=Safety(0.9)), True, answer, "", "", 23.92

@@ -328,7 +328,7 @@ def _undercut(
 
 
 def _any_holds(oracles: Iterable[Oracle], counts: Counts) -> bool:
-    return any(oracle.holds([counts])[0] for oracle in oracles)
+    return any(oracle.holds(counts) for oracle in oracles)
 
 
 def _relaxed(question: Question, error: InfeasibleError) -> list[str]:

@@ -95,7 +95,7 @@ def measure(question: Question, most: int, rng: np.random.Generator) -> dict[str
                 kept["A3" + suffix] = holds & leads[:, None]
                 kept["A4" + suffix] = holds & (_none_beyond(leads) | ~leads)[:, None]
         alone = replace(problem.oracle, spare_workers=0, spare_nodes=0, spot={})
-        follows = np.array(alone.decode_keeps_up_alone([((back, d),) for d in range(1, most + 1)]))
+        follows = np.array([alone.decode_keeps_up_alone(((back, d),)) for d in range(1, most + 1)])
         tallies["A7"].count(np.repeat(~follows[None, :], most, axis=0), ~holds)
         kept["A7"] = holds & follows[None, :]
         for name in ("all", *NAMES):

@@ -158,7 +158,7 @@ def replanned(asked: TwoRoutes) -> list[str]:
             "replan at no cost", free.best.cost_usd_per_h, lambda: bill_fleet(made.fleet).usd_per_h
         )
     dear = replan(asked.study(), asked.task(), made.fleet, ReplanTerms(1.0, 5.0, 5.0))
-    if not dear.keeps:
+    if not dear.keeps_running:
         wrong.append(f"replan: the plan's own fleet is not kept: {dear.best.fleet}")
     return wrong
 

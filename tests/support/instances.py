@@ -138,10 +138,10 @@ def is_monotone(problem: Problem) -> bool:
     verdicts: dict[tuple[str, ...], dict[tuple[int, ...], bool]] = {}
     for counts in fleets_of_level0(problem):
         names, numbers = tuple(o.name for o, _ in counts), tuple(n for _, n in counts)
-        verdicts.setdefault(names, {})[numbers] = problem.oracle.holds([counts])[0]
+        verdicts.setdefault(names, {})[numbers] = problem.oracle.holds(counts)
         prefill, count = counts[0]
         if prefill.role == "prefill":
-            leads = problem.oracle.prefill_meets_ttft_alone([((prefill, count),)])[0]
+            leads = problem.oracle.prefill_meets_ttft_alone(((prefill, count),))
             verdicts.setdefault((prefill.name,), {})[count,] = leads
     return not any(
         holds and not larger_holds and all(a <= b for a, b in zip(numbers, larger, strict=True))

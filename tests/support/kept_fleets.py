@@ -48,11 +48,13 @@ def check_kept(seed: int) -> KeptReport | None:
     problem = instance(seed)
     problem = replace(
         problem,
-        searched=Scenarios(problem.task, problem.trace, seed, SEARCHED, SCENARIOS, len(problem.trace)),
+        search_scenarios=Scenarios(
+            problem.task, problem.trace, seed, SEARCHED, SCENARIOS, len(problem.trace)
+        ),
     )
     brute = with_search_scenarios(problem).oracle
     fleets = sorted((each for each in fleets_of_level0(problem) if is_within(problem, each)), key=objective)
-    true_value = next((objective(each) for each in fleets if brute.holds([each])[0]), math.inf)
+    true_value = next((objective(each) for each in fleets if brute.holds(each)), math.inf)
     problem = replace(problem, oracle=replace(problem.oracle))
     level0 = search_level0(problem)
     if level0.search.best is None:

@@ -42,7 +42,7 @@ from planner.errors import InputError, PlannerError
 from planner.files.checked_files import package_text, repository_dir
 from planner.reports import drawing
 from planner.search.evidence import long_traces
-from planner.search.oracle.stopping import USUAL_LIMIT_S
+from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.search.production import kept_policies
 from planner.simulator.replay import simulate
 from planner.studies.watch_words import WHAT

@@ -97,7 +97,7 @@ def test_pinned_prefixes_hit_as_planned(tmp_path: Path, say: Callable[[str], Non
     fleet = Fleet(
         catalog.llm(str(TINY)), (pool,), policies, Network(1e9), pinned=pinning.pinned_prefixes((pool,))
     )
-    planned_frac = pinning.expected((pool,))(pool).hit_frac
+    planned_frac = pinning.with_session_hits((pool,))(pool).hit_frac
     simulation, placed = simulate(fleet, trace), pinning.placed(pool, 2)
     room, leaves = placed.replication.session_tokens.tolist(), leaves_of(trace, placed)
     every_s = find_keep_alive(trace, simulation, pool, 0, room, leaves).every_s

@@ -13,11 +13,13 @@ from planner.search.level0.level0_search import Level0
 from planner.search.level0.one_pool import least_that_holds
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, largest_below, objective
-from planner.search.problem.options import breaks_gaps
+from planner.search.problem.options import breaks_gaps, hardware
 from planner.search.problem.owned_first import objective_paid, owned_first
 from planner.search.problem.plan_problem import Problem, on_all_draws
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option
+
+# The numbers below are set by hand.
 
 # Fleets of one GPU type are searched up to this many times the plan's value. Nobody would take a dearer one.
 ALONE_TIMES = 4.0
@@ -73,7 +75,7 @@ def find_alternatives(
             continue
         if counts is None or not problem.allows(counts):
             rows.append(Alternative(label, None, math.inf, (Remarked("not-searched"),)))
-        elif oracle.holds([counts])[0]:
+        elif oracle.holds(counts):
             rows.append(Alternative(label, oracle.fleet(counts), objective_paid(problem, counts)))
         else:
             fails = Remarked("fails-on-other-draw")
@@ -154,7 +156,7 @@ def _cheapest_mixed(
 
     def check_holds(option: Option, count: int) -> bool:
         nonlocal simulations_left
-        answer = oracle.holds([((option, count),)])[0]
+        answer = oracle.holds(((option, count),))
         simulations_left -= 1 if answer else FAILED_SHARE
         if not answer:
             most_failed[option.name] = max(most_failed[option.name], count)
@@ -180,7 +182,7 @@ def _cheapest_mixed(
         counts = ((mixed[0], count),)
         ceiling = objective(counts)
     # The first option of each worker size. Later entries of a dict replace earlier ones, hence `reversed`.
-    one_per_size = {(o.type.tp, o.type.pp, o.type.dp): o for o in reversed(ordered)}.values()
+    one_per_size = {hardware(option): option for option in reversed(ordered)}.values()
     # No pool costs less than its least count, nor less than the best fleet of an exhausted search.
     # The counts that failed are too small.
     least = min(objective(((option, most_failed[option.name] + 1),)) for option in options)

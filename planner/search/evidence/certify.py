@@ -29,9 +29,8 @@ from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_price
 from planner.search.mixed.infeasible import far_beyond, with_relaxation
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.traffic_request import TrafficRequest
-from planner.search.oracle.work_clock import now_s, time_limit, wall_deadline_s
+from planner.search.oracle.work_clock import USUAL_LIMIT_S, now_s, time_limit, wall_deadline_s
 from planner.search.prefixes.keep_alive import with_keep_alive
 from planner.search.prefixes.prefix_placing import PoolPrefixes, pool_prefixes
 from planner.search.problem import draws
@@ -118,8 +117,8 @@ def _plan(
     if task.objective == "throughput":  # The rate is found first; then the cheapest fleet for it.
         if task.safety is not None:
             return _plan_most_traffic(task, trace, catalog, seed, conditions)
-        until = _share_of_time(conditions, RATE_TIME_FRAC)
-        throughput, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until)
+        for_rate = _share_of_time(conditions, RATE_TIME_FRAC)
+        throughput, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=for_rate)
         task = task_at_rate(task, trace, throughput.rate_rps, seed)
         start = [fleet]
         conditions = name_rate_in_messages(_with_least_time(conditions), throughput.rate_rps)
@@ -400,7 +399,7 @@ def _pool_prefixes(
         oracle.trace,
         time_limit_s=min(left_s, MOST_PREFIXES_S),
         rng=np.random.default_rng(seed),
-        pinned=None if oracle.pinning is None else oracle.pinning.expected(fleet.pools),
+        pinned=None if oracle.pinning is None else oracle.pinning.with_session_hits(fleet.pools),
     )
     return prefixes if oracle.pinning is None else with_keep_alive(prefixes, fleet, simulation, oracle.trace)
 

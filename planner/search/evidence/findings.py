@@ -54,6 +54,8 @@ from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 
+# Numbers for which no reason is given are set by hand.
+
 # A measured window shorter than so many mean E2E times is called short: the fleet may not have come to its
 # steady state.
 FEW_RESIDENCES = 20
@@ -168,11 +170,8 @@ def price_pinned_replicas(
     if not pinned or not lru or not clock.allows("pinned-replicas"):
         return ()
     (problem, best), (lru_problem, lru_best) = best_of(pinned), best_of(lru)
-    pinning, fleet, lru_fleet = (
-        problem.oracle.pinning,
-        problem.oracle.fleet(best.best),
-        lru_problem.oracle.fleet(lru_best.best),
-    )
+    fleet, lru_fleet = problem.oracle.fleet(best.best), lru_problem.oracle.fleet(lru_best.best)
+    pinning = problem.oracle.pinning
     assert pinning is not None
     return (
         facts.PinnedReplicas(
@@ -272,9 +271,7 @@ def _price_shortest_first(
     if not clock.allows("shortest-first"):
         return ()
     other = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
-    fewer = (
-        without_spare_workers(best.best, other.oracle) if other.oracle.holds([best.best])[0] else best.best
-    )
+    fewer = without_spare_workers(best.best, other.oracle) if other.oracle.holds(best.best) else best.best
     value = objective_paid(problem, fewer)
     if objective(fewer) >= best.value:
         return ()
@@ -413,7 +410,7 @@ def price_insurance(
     # The robust fleet is simulated on the expected traffic, with the robust plan's policies.
     as_expected = on_all_draws(with_policies(expected_problem, problem.oracle.policies))
     counts = counts_of(robust, expected_best.level0.options)  # None if it has no such options.
-    robust_holds = counts is not None and as_expected.oracle.holds([counts])[0]
+    robust_holds = counts is not None and as_expected.oracle.holds(counts)
     if counts is not None and robust_holds and robust_value < value:
         cheapest, value = as_expected.oracle.fleet(counts), robust_value
     row = Alternative("not insured: step times and traffic as expected", cheapest, value)
@@ -565,7 +562,7 @@ def price_holding_hours(
         return tuple((option, count) for (option, _), count in zip(best, counts, strict=True))
 
     def holds(counts: tuple[int, ...]) -> bool:
-        return problem.allows(with_counts(counts)) and oracle.holds([with_counts(counts)])[0]
+        return problem.allows(with_counts(counts)) and oracle.holds(with_counts(counts))
 
     needed = least_in_proportion(planned, HOUR_FACTOR, holds)
     paid_usd_per_h = bill_fleet(oracle.fleet(best)).usd_per_h
@@ -689,10 +686,10 @@ def one_trace_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
     """A warning if scenarios are redrawn from a trace that says little of other traffic: it is short, or the
     lengths in its quarters lie far apart.
     """
-    if problem.searched is None or problem.task.described is not None:
+    if problem.search_scenarios is None or problem.task.described is not None:
         return ()
     growth_frac = 0.0 if problem.task.safety is None else problem.task.safety.growth_frac
-    trace = problem.searched.trace
+    trace = problem.search_scenarios.trace
     is_short, (prompts_frac, outputs_frac) = trace.duration_s < SHORT_TRACE_S, quarters_apart(trace)
     if not (is_short or prompts_frac or outputs_frac):
         return ()

@@ -40,7 +40,7 @@ from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers, Oracle, request_effort
 from planner.search.oracle.headroom import find_headroom, most_that_holds, with_traffic
-from planner.search.oracle.stopping import StoppedError
+from planner.search.oracle.work_clock import StoppedError
 from planner.search.prefixes.pinning import Pinning
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Problem, with_search_scenarios
@@ -49,6 +49,8 @@ from planner.simulator.slo_verdict import Verdict
 from planner.traffic.prefixes import with_longer_prompts
 
 Value = TypeVar("Value")
+
+# All numbers here are set by hand.
 
 # The simulations of all parts but "traffic" may have BUDGET_REQUESTS requests and BUDGET_TIMES those of the
 # trace, which takes less than a CPU second.
@@ -99,7 +101,7 @@ class _RobustnessSearch:
         as_written = problem.oracle.as_written()
         scenarios = self._scenario_count()
         # Drawing the scenarios takes time, so none are drawn if the time is over.
-        tested = None if problem.out_of_time() else problem.tested
+        tested = None if problem.out_of_time() else problem.test_scenarios
         self.oracles = [as_written]
         if tested is not None:
             self.oracles = [as_written.in_scenario(tested[i]) for i in range(scenarios)]
@@ -126,7 +128,7 @@ class _RobustnessSearch:
 
     def _scenario_count(self) -> int:
         """The number of scenarios that leave enough budget for the other parts; 1 without `safety`."""
-        if self.problem.tested is None:
+        if self.problem.test_scenarios is None:
             return 1
         # The part "workers" may take half of the budget, hence the second factor 2.
         per_scenario = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace) * self._agents_effort()
@@ -208,18 +210,20 @@ class _RobustnessSearch:
             return None
         # The headroom is that on the traffic as written. `with_traffic` adds other draws and losses, so a
         # fleet with enough headroom may still fail there.
-        if headroom.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
+        if headroom.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds(self.best):
             return MoreTraffic(False)
-        if safety is None or problem.searched is None or problem.tested is None:
+        if safety is None or problem.search_scenarios is None or problem.test_scenarios is None:
             return MoreTraffic(True)
         requests = (1 + MORE_FRAC) * len(problem.trace)
-        scenarios = problem.searched.count + LEAST_TEST_SCENARIOS
+        scenarios = problem.search_scenarios.count + LEAST_TEST_SCENARIOS
         if scenarios * requests * self._agents_effort() > MORE_REQUESTS:
             return None
         # The search's scenarios come first, because they are fewer than the test's, and a fleet that fails in
         # them needs no test.
-        grown = with_search_scenarios(replace(problem, searched=problem.searched.with_more(MORE_FRAC)))
-        oracle, count = replace(grown.oracle, until=problem.deadline), problem.searched.count
+        grown = with_search_scenarios(
+            replace(problem, search_scenarios=problem.search_scenarios.with_more(MORE_FRAC))
+        )
+        oracle, count = replace(grown.oracle, until=problem.deadline), problem.search_scenarios.count
         missed = oracle.missed_count(self.best, count)
         self.simulations += oracle.simulations
         if missed > oracle.may_miss:
@@ -227,7 +231,7 @@ class _RobustnessSearch:
                 False, kept=count - missed, scenario_count=count, asked_frac=safety.kept_in_frac
             )
         test = ScenarioTest(
-            problem.oracle, problem.tested.with_more(MORE_FRAC), safety, 0, problem.out_of_time
+            problem.oracle, problem.test_scenarios.with_more(MORE_FRAC), safety, 0, problem.out_of_time
         )
         kept_in = test.decide(self.best)
         self._stop_in_time()
@@ -242,10 +246,10 @@ class _RobustnessSearch:
 
     def _find_headroom(self) -> tuple[HeadroomFact, ...]:
         """The headroom of the fleet, which a plan for production has computed already."""
-        end = find_headroom(self.problem.oracle, self.best, before_each=self._stop_in_time)
+        measured = find_headroom(self.problem.oracle, self.best, before_each=self._stop_in_time)
         return (
-            HeadroomFact("traffic", end.headroom.traffic_frac, end.by_traffic),
-            HeadroomFact("steps", end.headroom.steps_frac, end.by_steps),
+            HeadroomFact("traffic", measured.headroom.traffic_frac, measured.by_traffic),
+            HeadroomFact("steps", measured.headroom.steps_frac, measured.by_steps),
         )
 
     def _find_losses(self) -> tuple[Lost, ...]:

@@ -34,12 +34,13 @@ from planner.search.level0.designs import Design, DesignPool, DesignQuery, Desig
 from planner.search.level0.one_pool import WAVE
 from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective, workers_of
-from planner.search.oracle.stopping import StoppedError
+from planner.search.oracle.work_clock import StoppedError
 from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, choose_within_limits
 
 Weigh = Callable[[Option], float]  # What one worker of an option adds to a sum that is minimised or limited.
-# The next WAVE questions are chosen among so many of the cheapest corners of one LLM.
+# The next WAVE questions are chosen among so many of the cheapest corners of one LLM, several of which may
+# belong to one design. Set by hand.
 MOST_LOOKED_AT = 4 * WAVE
 
 
@@ -202,10 +203,10 @@ class _Table:
         self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
         self.terms: dict[DesignPool, DesignTerms] = {}
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
-            uses = tuple(limit.use(pool.item.option) for limit in limits)
-            rows = zip(self.amounts, uses, strict=True)
-            most = min((math.floor(amount / use) for amount, use in rows if use > 0), default=math.inf)
             option = pool.item.option
+            uses = tuple(limit.use(option) for limit in limits)
+            by_limit = zip(self.amounts, uses, strict=True)
+            most = min((math.floor(amount / use) for amount, use in by_limit if use > 0), default=math.inf)
             self.terms[pool] = DesignTerms(weigh(option) if weigh else option.objective, uses, most)
         self.leaping = False
         # The version of each design, and `leaping`, for which its columns were made.
@@ -301,10 +302,10 @@ class _Table:
             most = min(terms.most, largest_below(option, ceiling, others))
         else:
             most = min(terms.most, count_below(terms.weight, ceiling, other_weight))
-        rows = zip(self.amounts, terms.uses, other_uses, self.totals, strict=True)
+        by_limit = zip(self.amounts, terms.uses, other_uses, self.totals, strict=True)
         # Limits with a `total` need a bisection, so they come last, when the other limits have lowered the
         # count.
-        for amount, use, other_use, total in sorted(rows, key=lambda row: row[-1] is not None):
+        for amount, use, other_use, total in sorted(by_limit, key=lambda terms: terms[-1] is not None):
             if total is None and use > 0:
                 most = min(most, math.floor((amount - other_use) / use + ROUNDING))
             elif total is not None and 0 < (most := min(most, terms.most)) < math.inf:

@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from planner.documents import facts
-from planner.documents.facts import Shortcut
+from planner.documents.facts import PruningRule
 from planner.search.level0 import pruning_rules
 from planner.search.level0.one_pool import Bounded, Holds, Learned, Search, by_bound, least_that_holds
 from planner.search.oracle.fleet_counts import Counts, Verdicts, objective
 
+# The numbers below decide which counts are simulated first, and no answer. They are set by hand.
 LEAP_FACTOR = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
 # The first stride away from the guess `likely`, which is seldom exact, is the guess over this number.
 FIRST_STRIDE_PARTS = 8
@@ -69,7 +70,7 @@ class DesignPool:
     """
 
     def __init__(
-        self, item: Bounded, search: Search, alone: Holds | None = None, assumption: Shortcut | None = None
+        self, item: Bounded, search: Search, alone: Holds | None = None, assumption: PruningRule | None = None
     ):
         self.item, self.search, self.alone, self.assumption = item, search, alone, assumption
         self.learned = search.learned.setdefault(item.option.name, Learned(item.least - 1))
@@ -139,7 +140,7 @@ class PoolQuestion:
 
     def simulate(self) -> None:
         assert self.pool.alone is not None
-        self.answer = self.pool.alone([((self.pool.item.option, self.count),)])[0]
+        self.answer = self.pool.alone(((self.pool.item.option, self.count),))
 
     def record_answer(self) -> None:
         pool, learned, name = self.pool, self.pool.learned, self.pool.item.option.name
@@ -189,7 +190,7 @@ class Design:
             return True
         if count <= self.failed.get(row, 0):
             return False
-        answer = self.holds([self.counts(vector)])[0]
+        answer = self.holds(self.counts(vector))
         self.learn(vector, holds=answer)
         return answer
 

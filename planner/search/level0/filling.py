@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from planner.domain import COST, ROUNDING
 from planner.fleet import Role
-from planner.search.oracle.fleet_counts import FEWER_FRAC, objective, own_drafts
+from planner.search.oracle.fleet_counts import TIE_BREAK_FRAC, drafter_with_cache, objective
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import PricedNode, node_of
 
+# The first four numbers bound time and memory, and are set by hand.
 MOST_CANDIDATES = 4_000  # At most so many fleets are listed.
 BATCH_COMBINATIONS = 2_000  # So many combinations of options are filled at once.
 MOST_SUBSETS = 20_000  # So many combinations are made, and looked at, at once: a few MB.
@@ -29,7 +30,7 @@ MOST_COUNTS = 12  # At most so many counts of an option are combined with those 
 NONE = -1  # The number of the filler option's role, of its drafts and of its kind.
 
 Ints = npt.NDArray[np.int64]
-Vectors = npt.NDArray[np.int32]
+CountArray = npt.NDArray[np.int32]
 
 
 def list_filled_fleets(
@@ -38,12 +39,12 @@ def list_filled_fleets(
     value: float,
     most_types: int,
     kinds: Sequence[Hashable] | None = None,
-) -> Vectors:
+) -> CountArray:
     """Fleets, as workers per option (C, J), of up to `most_types` options, below `value`, to which no worker
     can be added. With `kinds`, one for each option, no fleet has two options of one kind. If there are more
     than MOST_CANDIDATES, only those of the first options are listed.
     """
-    fleets: list[Vectors] = []
+    fleets: list[CountArray] = []
     count, table = 0, _Table(options, limits, value, kinds)
     possible = [j for j, option in enumerate(options) if objective([(option, 1)]) < value]
     combinations = map(table.select_open, _combinations(possible, most_types, len(options)))
@@ -135,7 +136,7 @@ class _Table:
         self.gpus = np.array([*(float(option.type.gpus) for option in options), 0.0])
         self.price_usd_per_h = np.array([*(option.type.price_usd_per_h for option in options), 0.0])
         self.roles = np.array([*(get_args(Role).index(option.role) for option in options), NONE])
-        drafts = [own_drafts(option.type) for option in options]
+        drafts = [drafter_with_cache(option.type) for option in options]
         distinct = [*dict.fromkeys(drafts)]
         self.drafts = np.array([*(distinct.index(each) for each in drafts), NONE])
         self.rows = [
@@ -251,7 +252,7 @@ class _Table:
             return np.asarray(by_gpu)
         has_nodes = (self.objective_nodes.of[chosen] >= 0).any(axis=1)
         idle = self.objective_nodes.idle_usd_per_h(chosen, counts * self.gpus[chosen])
-        return np.asarray(np.where(has_nodes, by_gpu * (1 + FEWER_FRAC) + idle, by_gpu))
+        return np.asarray(np.where(has_nodes, by_gpu * (1 + TIE_BREAK_FRAC) + idle, by_gpu))
 
     def _can_serve(self, chosen: Ints) -> npt.NDArray[np.bool_]:
         """Whether each combination can serve: it has prefill and decode workers or neither, and all of these

@@ -22,7 +22,7 @@ from planner.search.level0.walk import note_cheaper, walk
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT
-from planner.search.oracle.stopping import StoppedError
+from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem import link
 from planner.search.problem.options import (
     Hardware,
@@ -42,10 +42,10 @@ from planner.units import counted
 
 WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level 0 may cost, in requests.
 # Most cheaper fleets are far too small and fail early. Until some are simulated, each is taken to cost what a
-# simulation of the search did, divided by this.
+# simulation of the search did, divided by this. Set by hand.
 FAR_SOONER = 8
-# An option whose full step is nearly as long as the tightest limit on gaps (`breaks_gaps`) needs about so
-# many times the guessed workers.
+# An option whose full step is nearly as long as the tightest limit on gaps (`breaks_gaps`) is taken to need
+# so many times the guessed workers. Set by hand.
 GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
 # With more requests than SEATS_REQUESTS a decode pool is assumed to fail (pruning_rules.SEATS) if it has less
@@ -88,7 +88,10 @@ class _SearchSpace:
     @classmethod
     def of(cls, problem: Problem) -> _SearchSpace:
         mixed, prefill, decode = (
-            [problem.with_tie_break(option) for option in make_options(problem.types, problem.priced)]
+            [
+                problem.with_tie_break(option)
+                for option in make_options(problem.types, problem.option_objective)
+            ]
             for make_options in (mixed_options, prefill_options, decode_options)
         )
         if problem.task.deploy in ONLY_PAIRS:
@@ -184,24 +187,22 @@ def likely_fleet(problem: Problem) -> Counts | None:
     return ((mixed[0].option, mixed[0].likely),) if mixed else None
 
 
-def _with_reports(problem: Problem, search: Search, simulate: Holds, *, is_half: bool = False) -> Holds:
+def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alone: bool = False) -> Holds:
     """The function `simulate` with reports of progress, and with a StoppedError in place of a simulation that
-    would begin after the time is over. With `is_half` it simulates one pool of a pair, which is no fleet.
+    would begin after the time is over. With `pool_alone` it simulates one pool of a pair, which is no fleet.
     """
 
-    def simulate_in_time(fleets: Sequence[Counts]) -> list[bool]:
-        answers: list[bool] = []
-        for counts in fleets:
-            if problem.out_of_time():
-                raise StoppedError
-            answers += simulate([counts])
+    def simulate_in_time(counts: Counts) -> bool:
+        if problem.out_of_time():
+            raise StoppedError
+        is_kept = simulate(counts)
         best = problem.without_tie_break(search.value) if search.best is not None else None
-        # The best fleet so far is reported. Fleets that hold just now have not been offered to `search` yet.
-        holding = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
+        # The best fleet so far is reported. A fleet that holds just now has not been offered to `search` yet.
+        holding = [counts] if is_kept and not pool_alone else []
         holding += [] if search.best is None else [search.best]
         fleet = partial(problem.oracle.fleet, min(holding, key=objective)) if holding else None
         problem.watch(SearchProgress(best, problem.lower or None, problem.oracle.simulations, fleet))
-        return answers
+        return is_kept
 
     return simulate_in_time
 
@@ -220,8 +221,8 @@ def _search_pairs(
     if not problem.trace.after.size:
         simulations = PairSimulations(
             simulations.holds,
-            _with_reports(problem, search, oracle.prefill_meets_ttft_alone, is_half=True),
-            _with_reports(problem, search, oracle.decode_keeps_up_alone, is_half=True),
+            _with_reports(problem, search, oracle.prefill_meets_ttft_alone, pool_alone=True),
+            _with_reports(problem, search, oracle.decode_keeps_up_alone, pool_alone=True),
         )
 
     def allowed(prefill: Option, decode: Option) -> bool:
@@ -296,7 +297,7 @@ def _offer_known(
             continue  # The question has no such workers.
         roles = sorted(option.role for option, _ in counts)
         is_of_level0 = roles in (["mixed"], ["prefill"], ["decode"], ["decode", "prefill"])
-        if is_of_level0 and problem.allows(counts) and holds([counts])[0]:
+        if is_of_level0 and problem.allows(counts) and holds(counts):
             search.offer(counts)
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from planner.documents import facts
-from planner.documents.facts import Reason, Shortcut
+from planner.documents.facts import PruningRule, Reason
 from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
 from planner.search.oracle.deterministic_parallel import run_wave
@@ -27,13 +27,15 @@ from planner.solvers.master import FleetLimits, Option
 
 Item = TypeVar("Item")
 
-Holds = Callable[[Sequence[Counts]], list[bool]]
-"""Simulates fleets, in parallel where it can, and returns which of them keep the SLO."""
+Holds = Callable[[Counts], bool]
+"""Simulates a fleet and returns whether it keeps the SLO."""
 
 WAVE = 4
 """So many searches run in parallel and are compared with the same incumbent. The number is fixed, so that
 answers do not depend on the number of cores.
 """
+
+# The numbers below are set by hand.
 
 # The price of `first_incumbent` grows by this factor until an option holds. A count without a limit begins at
 # its guess times this factor.
@@ -45,7 +47,8 @@ _TOO_MANY = 64  # `Bounded.too_many` is so many times the least or the likely co
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """An option with a proved least count and the most that stock, power and budget allow.
+    """An option (a worker type in a role) with a proved least count and the most that stock, power and budget
+    allow.
 
     The search begins at a guess, on which no conclusion rests: `likely` for any pool, `busy` for a decode
     pool: the workers that keep up when every seat is taken, which is often the right count. Fewer than `few`
@@ -99,7 +102,7 @@ class Search:
     learned: dict[str, Learned] = field(default_factory=dict)
     is_exhausted: bool = True
     is_exact: bool = False
-    assumed: set[Shortcut] = field(default_factory=set)
+    assumed: set[PruningRule] = field(default_factory=set)
     cheaper: int | None = None
     cheaper_simulated: int = 0
     counted: tuple[float, float] | None = None
@@ -135,7 +138,7 @@ def first_incumbent(
             count = int(min(item.most, largest_below(option, value), item.too_many))
             if count < item.least or count <= search.most_failed.get(name, 0):
                 return  # This count is known to fail.
-            if holds([((option, count),)])[0]:
+            if holds(((option, count),)):
                 holding[name] = ((option, count),)
             else:
                 search.most_failed[name] = count
@@ -186,7 +189,7 @@ def search_one_pool(
             search.assumed.add(pruning_rules.MORE_MIXED)
             least_holding = search.least_holding.get(name, math.inf)
             least = least_that_holds(
-                lambda n: holds([((option, n),)])[0], start, most, item, least_holding=least_holding
+                lambda n: holds(((option, n),)), start, most, item, least_holding=least_holding
             )
             if least is None or least > most:
                 simulated = int(most) if math.isfinite(most) else item.too_many

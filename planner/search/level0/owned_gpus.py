@@ -41,7 +41,7 @@ def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
     rented = [(option, count) for option, count in best if row_of(option.type.gpu.name) not in owned_rows]
     if rented and on_owned and not problem.out_of_time():
         fleets.append(without_needless_workers(owned_first(problem, (*rented, *on_owned)), problem))
-    return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds([counts])[0]]
+    return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds(counts)]
 
 
 def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
@@ -108,7 +108,7 @@ def without_needless_workers(counts: Counts, problem: Problem) -> Counts:
         while holding - failed > 1 and not problem.out_of_time():
             fleet_counts[option] = (failed + holding) // 2
             fleet = tuple((other, count) for other, count in fleet_counts.items() if count)
-            if fleet and problem.oracle.holds([fleet])[0]:
+            if fleet and problem.oracle.holds(fleet):
                 holding = fleet_counts[option]
             else:
                 failed = fleet_counts[option]

@@ -12,32 +12,32 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from planner.documents.facts import Assumed, Shortcut, Tested
+from planner.documents.facts import Assumed, PruningRule, Tested
 from planner.search.oracle.fleet_counts import Verdicts
 
-MORE_MIXED: Shortcut = "more-mixed"
+MORE_MIXED: PruningRule = "more-mixed"
 """One mixed pool: what holds with n workers holds with n + 1."""
 
-MORE_DECODE: Shortcut = "more-decode"
+MORE_DECODE: PruningRule = "more-decode"
 """Beside the same prefill pool, what holds with d decode workers holds with d + 1."""
 
-PREFILL_ALONE: Shortcut = "leads"
+PREFILL_ALONE: PruningRule = "leads"
 """A prefill pool that misses TTFT with unlimited decode misses it beside any decode pool."""
 
-DECODE_ALONE: Shortcut = "follows"
+DECODE_ALONE: PruningRule = "follows"
 """A decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool."""
 
-SEATS: Shortcut = "seats"
+SEATS: PruningRule = "seats"
 """A decode pool has a growing backlog if it has less than 0.8 (`level0_search.FEW_FRAC`) of the workers that
 could just make all tokens at their best batch size (`master.fewest_decode_workers`).
 """
 
-LINK: Shortcut = "link"
+LINK: PruningRule = "link"
 """A prefill pool and a decode pool fail if the link between them cannot transfer all KV blocks in the order
 of the prefills. The rule assumes that no hand-off overtakes an earlier one that waits for room.
 """
 
-POLICY_RACE: Shortcut = "raced"
+POLICY_RACE: PruningRule = "raced"
 """If no cheaper fleet near the best one holds with some policies, no cheaper fleet at all holds with them
 (mixed/policy_search.py).
 """
@@ -45,7 +45,7 @@ POLICY_RACE: Shortcut = "raced"
 # How often each rule was wrong, of how many comparisons. Measured with routing jsq and queues in order of
 # arrival; questions of the rows with `least_requests` had 1,000 to 5,000 requests. An empty row says that the
 # rule was not measured.
-IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
+IN_TESTS: Mapping[PruningRule, tuple[Tested, ...]] = {
     MORE_MIXED: (Tested(11, 511, most_requests=400), Tested(0, 135, least_requests=400)),
     MORE_DECODE: (Tested(9, 511, most_requests=400), Tested(0, 135, least_requests=400)),
     PREFILL_ALONE: (Tested(0, 646),),
@@ -56,13 +56,13 @@ IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
 }
 
 
-def with_counts(assumed: Iterable[Shortcut], verdicts: Verdicts) -> tuple[Assumed, ...]:
+def with_counts(assumed: Iterable[PruningRule], verdicts: Verdicts) -> tuple[Assumed, ...]:
     """Each rule that was used, with how often it was wrong on this traffic and in tests."""
     counts = _count_contradictions(verdicts)
     return tuple(Assumed(name, *counts[name], tested) for name, tested in IN_TESTS.items() if name in assumed)
 
 
-def _count_contradictions(verdicts: Verdicts) -> dict[Shortcut, tuple[int, int]]:
+def _count_contradictions(verdicts: Verdicts) -> dict[PruningRule, tuple[int, int]]:
     """(failures, comparisons) of each rule among the fleets that were simulated on this traffic.
 
     A comparison is a fleet that holds and the same fleet with more workers in its last pool, which is the
@@ -73,7 +73,7 @@ def _count_contradictions(verdicts: Verdicts) -> dict[Shortcut, tuple[int, int]]
     for fleet, holds in verdicts.items():
         if len(fleet) <= 2:
             rows[(*fleet[:-1], fleet[-1][0])].append((fleet[-1][1], holds))
-    counts_of_rule: dict[Shortcut, tuple[int, int]] = {name: (0, 0) for name in IN_TESTS}
+    counts_of_rule: dict[PruningRule, tuple[int, int]] = {name: (0, 0) for name in IN_TESTS}
     for row, answers in rows.items():
         name = MORE_MIXED if len(row) == 1 else MORE_DECODE
         failed, tested = counts_of_rule[name]

@@ -155,7 +155,7 @@ def walk(
         # `holding` is bound now, because the next wave has a list of its own. Simulations of a wave may end
         # in any order, so the fleets that hold are sorted before they are offered.
         def simulate(counts: fleet_counts.Counts, holding: list[fleet_counts.Counts] = holding) -> None:
-            if holds([counts])[0]:
+            if holds(counts):
                 holding.append(counts)
 
         run_wave([partial(simulate, counts) for counts in wave])

@@ -31,7 +31,7 @@ WORKERS_PER_AGENT = (1.0, 2.0, 0.5)
 # these shares of a prompt. Half of a coding agent's prompt is the system prompt that all agents share, and
 # nine tenths are its own earlier turns: a router that follows only its own turns spreads agents evenly.
 THRESHOLDS_FRAC = (0.65, 0.8, 0.9)
-MOST_TYPES = 4  # Fleets are simulated of so many ways to split the LLM over GPUs, the fastest ones.
+MOST_TYPES = 4  # Of the ways to split the LLM over GPUs the fastest so many are simulated. Set by hand.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def _router_settings(policies: Policies) -> list[Policies]:
 
 
 def _candidates(problem: Problem) -> Iterator[Counts]:
-    """Fleets of the fastest worker types. Of each way to split the LLM over GPUs it takes the type with the
-    largest steps and, where gaps between tokens are limited, the type with the smallest.
+    """Fleets of the fastest worker types: of each way to split the LLM over GPUs the type with the largest
+    steps and, where gaps between tokens are limited, the type with the smallest.
     """
     description = problem.task.described
     assert description is not None and description.agents is not None
@@ -126,18 +126,18 @@ def _out_of_reach(problem: Problem, near: list[NearFleet]) -> InfeasibleError:
         else f"{100 * line.deciding_frac:.4g} % within the limit on {line.limit.name}, the rest never served"
         for line in missed
     ]
-    asked = [f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed]
+    limits = [f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed]
     if misses_attainment:
         attained.append(f"{100 * nearest.verdict.attainment_frac:.4g} % of requests that keep all limits")
-        asked.append(f"attainment {100 * (problem.slo.attainment_frac or 1.0):g} %")
-    slo_text, best = " and ".join(asked), " and ".join(attained)
+        limits.append(f"attainment {100 * (problem.slo.attainment_frac or 1.0):g} %")
+    slo_text, best = " and ".join(limits), " and ".join(attained)
     relaxed_s = {
         line.limit.name: rounded_up(line.deciding_s) for line in missed if math.isfinite(line.deciding_s)
     }
     is_kept = (
         bool(allowed and missed)
         and len(relaxed_s) == len(missed)
-        and with_limits(nearest.problem, relaxed_s).oracle.holds([nearest.counts])[0]
+        and with_limits(nearest.problem, relaxed_s).oracle.holds(nearest.counts)
     )
     enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
     help_ = f"relax {enough}, with which a fleet was found" if is_kept else "relax the SLO"

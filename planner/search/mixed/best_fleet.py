@@ -24,8 +24,7 @@ from planner.search.mixed.infeasible import find_wider_fleets, infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
-from planner.search.oracle.stopping import in_time
-from planner.search.oracle.work_clock import now_s
+from planner.search.oracle.work_clock import in_time, now_s
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.solvers.master import Option
@@ -49,8 +48,9 @@ class FleetSearch:
 
 @dataclass(frozen=True, slots=True)
 class NoFleet:
-    """No fleet was found: the error that says so, how the search of level 0 ended, and whether every fleet of
-    any mix of worker types was simulated. `wider` are fleets that keep the SLO and exceed the limits.
+    """No fleet was found: the error that says so, the state in which the search of level 0 ended, and whether
+    every fleet of any mix of worker types was simulated. `wider` are fleets that keep the SLO and exceed the
+    limits.
     """
 
     error: InfeasibleError
@@ -198,7 +198,7 @@ def _find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: b
 def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:
     """The cheapest answer; of equally cheap ones the first with the engines' default queue, if any."""
     least = min(result.value for _, result in answers)
-    equal = [answer for answer in answers if answer[1].value <= least * answer[0].same_value]
+    equal = [answer for answer in answers if answer[1].value <= least * answer[0].same_value_factor]
     return min(equal, key=lambda answer: answer[0].oracle.policies.queue != Policies().queue)
 
 
@@ -208,19 +208,19 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
     """
     search = level0.search
     assert search.best is not None
-    named = {option.name: option for option in level0.options}
+    by_name = {option.name: option for option in level0.options}
     pools = []
     for option, count in search.best:
         uncapped = _uncapped(option, level0)
         if uncapped is not None:
             name = f"{option.role} {replace(option.type, gpu=uncapped).name}"
-            option = named.get(name, option)
+            option = by_name.get(name, option)
         pools.append((option, count))
     counts = tuple(pools)
     costs_as_much = abs(objective(counts) - search.value) <= ROUNDING * search.value
     if counts == search.best or not costs_as_much:
         return
-    if problem.allows(counts) and problem.oracle.holds([counts])[0]:
+    if problem.allows(counts) and problem.oracle.holds(counts):
         search.best = counts
 
 

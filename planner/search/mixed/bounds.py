@@ -21,6 +21,7 @@ from planner.solvers.master import Option, TrafficLoad
 from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 from planner.traffic.workload import to_classes
 
+# All three are set by hand.
 BOUND_TIME_FRAC = 0.25  # The bound may take this share of the time that is left: the search needs the rest.
 SHADOW_S = 20.0  # The time limit for the shadow prices of all limits together.
 SOLVER_FRAC = 1e-6  # Rounding errors of the solver may put the bound above a fleet's value by this share.
@@ -34,7 +35,8 @@ def lower_bound(problem: Problem) -> float | None:
     a percentile allows it, a fleet may reject that request. Computing the bound takes at most BOUND_TIME_FRAC
     of the time that is left; if that runs out, the bound is lower.
     """
-    options, burst_bound = _all_envelopes(problem), 0.0
+    options = _all_envelopes(problem)
+    burst_bound = 0.0
     deadline = wall_deadline_s(problem.deadline, BOUND_TIME_FRAC)
     # `demand_bound` is about bursts, in which it counts the work of single requests. With prefix caches that
     # work is not known: it depends on which requests came before.
@@ -93,10 +95,13 @@ def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
 
 def _all_envelopes(problem: Problem) -> list[Option]:
     """The options of the bound: `envelopes` of every worker type that holds the weights, in every role."""
-    priced = problem.priced
     types = (*problem.types, *(worker for item in problem.left_out for worker in item.workers))
     return envelopes(
-        [*mixed_options(types, priced), *prefill_options(types, priced), *decode_options(types, priced)]
+        [
+            option
+            for options_of in (mixed_options, prefill_options, decode_options)
+            for option in options_of(types, problem.option_objective)
+        ]
     )
 
 

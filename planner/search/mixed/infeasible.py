@@ -33,6 +33,7 @@ from planner.solvers.required_work import compute_slo_work
 from planner.solvers.whole_nodes import enough_for
 from planner.units import HOURS_PER_MONTH, show_s
 
+# Numbers for which no measurement is named are set by hand.
 RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # These multiples of the least possible limit are tried in turn.
 RELAX_S = 20.0  # The search for a relaxation that works ends after so long, on the search's clock.
 
@@ -206,10 +207,9 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
         cached = [policies for policies in choices if policies.prefix_cache]
         choices = (*choices, *(fit_router(with_policies(problem, each).oracle, fleet) for each in cached))
         for policies in choices:
-            query = with_policies(lifted, policies)
-            simulated = query.oracle.fleet(fleet)
-            _, verdict = query.oracle.simulate_and_judge(
-                simulated, record=any(limit.metric_row.is_of_gaps for limit, _, _ in floors)
+            oracle = with_policies(lifted, policies).oracle
+            _, verdict = oracle.simulate_and_judge(
+                oracle.fleet(fleet), record=any(limit.metric_row.is_of_gaps for limit, _, _ in floors)
             )
             attained_s = {line.limit.name: line.deciding_s for line in verdict.lines}
             if not verdict.holds:
@@ -220,7 +220,7 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
                 if math.isfinite(attained_s[limit.name])
             }
             wider = with_policies(with_limits(problem, relaxed_s), policies)
-            if len(relaxed_s) == len(floors) and wider.oracle.holds([fleet])[0]:
+            if len(relaxed_s) == len(floors) and wider.oracle.holds(fleet):
                 relaxations.append(relaxed_s)
     return min(relaxations, key=lambda each: sum(map(math.log, each.values())), default={})
 
@@ -247,8 +247,9 @@ def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> 
     for more in RELAXED:
         relaxed_s = {limit.name: rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors}
         wider = replace(with_limits(problem, relaxed_s), deadline=deadline)
-        query = [with_policies(wider, policies) for policies in problem.task.policy_choices()]
-        if any(search_level0(each, any_will_do=True).search.best is not None for each in query):
+        choices = problem.task.policy_choices()
+        searches = (search_level0(with_policies(wider, each), any_will_do=True).search for each in choices)
+        if any(search.best is not None for search in searches):
             return relaxed_s
         if wider.out_of_time():
             break

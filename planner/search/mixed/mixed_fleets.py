@@ -1,7 +1,8 @@
 """The search after level 0: fleets with several worker types in one pool.
 
-The master problem (solvers/master.py) proposes fleets. A fleet that fails is cut: no later proposal may have
-at most as many workers of every option. The best fleet is then improved by exchanging workers.
+The master problem (solvers/master.py), an integer program over counts of options, proposes fleets; the
+simulator decides whether they hold. A fleet that fails is cut: no later proposal may have at most as many
+workers of every option. The best fleet is then improved by exchanging workers.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from planner.domain import ROUNDING
-from planner.search.level0.level0_search import WALK_EFFORT, Level0
+from planner.search.level0.level0_search import GAPS_HANDICAP, WALK_EFFORT, Level0
 from planner.search.level0.one_pool import least_that_holds
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixtures import improve_mixture, improve_nearby
@@ -28,6 +30,8 @@ from planner.solvers.master import Option, busy_workers, find_promising_fleet
 from planner.solvers.required_work import guess_slo_work
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser_lengths
+
+# Numbers for which no measurement is named are set by hand: they bound the time of a search.
 
 # If a fleet that holds is known, the master proposes cheaper ones. At most CHEAPER_PROPOSALS of them are
 # simulated, with CHEAPER_REQUESTS requests together. The search ends at a proposal that is expected to serve
@@ -56,11 +60,10 @@ REFINE_EFFORT = 300_000
 USUAL_RATIO = 1.5
 # Before that, fleets are searched that have one engine setting per role and hardware, with this effort
 # [requests]. In this first search a worker whose full step breaks a limit on gaps is expected to carry
-# BREAKS_GAPS_RATIO times less traffic than its work alone says, because by work alone the largest steps look
+# GAPS_HANDICAP times less traffic than its work alone says, because by work alone the largest steps look
 # best. Azure's code trace with Llama-3.1-70B on A100 and H100 costs 39.04 USD/h then, after 10 simulated
 # fleets, and 47.84 without this search.
 ONE_SETTING_EFFORT = 100_000
-BREAKS_GAPS_RATIO = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def search_mixed_fleets(
             is_hopeless = True
             break
         fleet = tuple(zip(options, counts, strict=True))
-        if oracle.holds([fleet])[0]:
+        if oracle.holds(fleet):
             if best is None:
                 proposals = 0  # The first fleet that holds: from now on the limits for a cheaper one count.
             smallest = owned_first(problem, without_spare_workers(fleet, oracle))
@@ -164,7 +167,7 @@ def cheapest_known(
     best, value = level0.search.best, level0.search.value
     for counts in (*([] if best is None else [owned_first(problem, best)]), *candidates):
         is_cheaper = problem.allows(counts) and objective(counts) < value * (1 - ROUNDING)
-        if is_cheaper and problem.oracle.holds([counts])[0]:
+        if is_cheaper and problem.oracle.holds(counts):
             best, value = counts, objective(counts)
     return best, value
 
@@ -178,14 +181,12 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
     shares = _shares_by_work(problem, level0, beyond_stock, options)
     best_so_far = problem.best_in_words(objective(best))
     problem.progress(Stage("fleets of up to four worker types", "mixed fleets", best_so_far))
-    less_where_late = {}
+    with_handicap = {}
     for option in options:
         breaks_limit, _ = _rank_by_gaps(problem, option)
-        less_where_late[option.name] = shares[option.name] / (BREAKS_GAPS_RATIO if breaks_limit else 1)
+        with_handicap[option.name] = shares[option.name] / (GAPS_HANDICAP if breaks_limit else 1)
     may_go_on = _within_effort(problem, ONE_SETTING_EFFORT)
-    best = improve_mixture(
-        best, options, less_where_late, problem.limits, oracle, may_go_on, one_setting=True
-    )
+    best = improve_mixture(best, options, with_handicap, problem.limits, oracle, may_go_on, one_setting=True)
     may_go_on = _within_effort(problem, REFINE_EFFORT)
     best = improve_mixture(best, options, shares, problem.limits, oracle, may_go_on)
     return improve_nearby(best, problem.limits, oracle, _within_effort(problem, REFINE_EFFORT))
@@ -241,7 +242,7 @@ def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -
     for counts in sorted(fleets, key=objective):  # The first that holds is the cheapest.
         if problem.out_of_time() or effort_spent() - before > budget:
             return best, False
-        if oracle.holds([counts])[0]:
+        if oracle.holds(counts):
             return counts, True
     return best, True
 
@@ -262,7 +263,7 @@ def _exchange_workers(
             if key in failed or not problem.allows(fleet):
                 continue
             tries -= 1
-            if oracle.holds([fleet])[0]:
+            if oracle.holds(fleet):
                 best = without_spare_workers(fleet, oracle)
                 break
             failed.add(key)
@@ -305,12 +306,12 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
     least_counts: dict[str, int] = {}
     for alike in by_hardware(option for option in level0.options if option.role == "mixed").values():
         most = limits.most_workers(alike[0].type)
-        if any(o.name in search.least_holding for o in alike) or not 1 <= most < math.inf:
+        if any(option.name in search.least_holding for option in alike) or not 1 <= most < math.inf:
             continue  # A count that holds is known, or there is no stock at all, or no limit on it.
         if largest_below(alike[0], search.value) <= most:
             continue  # Its price, not its stock, is what rules it out.
         least = math.inf
-        for option in sorted(alike, key=lambda o: _rank_by_gaps(problem, o)):
+        for option in sorted(alike, key=partial(_rank_by_gaps, problem)):
             if problem.out_of_time():
                 return least_counts
             unlimited = replace(level0.bounded[option.name], most=math.inf)
@@ -323,7 +324,7 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
 
 def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
     """A function from a count to whether so many workers of the option alone hold."""
-    return lambda count: oracle.holds([((option, count),)])[0]
+    return lambda count: oracle.holds(((option, count),))
 
 
 def best_settings(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int]) -> list[Option]:
@@ -357,8 +358,8 @@ def _rank_by_gaps(problem: Problem, option: Option) -> tuple[bool, int]:
     """A key that sorts options: those whose full step keeps the tightest limit on gaps come first, and among
     these the larger token budgets.
     """
-    is_late = option.role == "mixed" and breaks_gaps(option.type, problem.slo, mean=True)
-    return is_late, -option.type.max_num_batched_tokens
+    breaks_limit = option.role == "mixed" and breaks_gaps(option.type, problem.slo, mean=True)
+    return breaks_limit, -option.type.max_num_batched_tokens
 
 
 def expected_share(option: Option, level0: Level0, beyond_stock: Mapping[str, int]) -> float:

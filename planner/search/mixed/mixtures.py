@@ -23,11 +23,13 @@ import numpy.typing as npt
 
 from planner.domain import ROUNDING
 from planner.fleet import Role
-from planner.search.level0.filling import Vectors, list_filled_fleets
+from planner.search.level0.filling import CountArray, list_filled_fleets
 from planner.search.oracle import fleet_counts
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.problem.options import by_hardware, hardware
 from planner.solvers.master import FleetLimits, Option
+
+# All numbers here are set by hand.
 
 # Fleets of up to FIRST_TYPES worker types are searched first, and then those of up to MOST_TYPES.
 FIRST_TYPES, MOST_TYPES = 3, 4
@@ -64,7 +66,7 @@ def improve_mixture(
     options = _promising_first(best, options, shares)
     places = [position.get(option.name, len(position)) for option in options]  # In the order of pools.
     learned = np.array([shares[option.name] for option in options])
-    failed: list[Vectors] = []
+    failed: list[CountArray] = []
     kinds = [(option.role, hardware(option)) for option in options] if one_setting else None
     most_types = FIRST_TYPES
     while may_go_on():
@@ -75,8 +77,8 @@ def improve_mixture(
             value /= fleet_counts.SAME_PRICE
         candidates = list_filled_fleets(options, limits, value, most_types, kinds)
 
-        def holds(vector: Vectors) -> bool:
-            return oracle.holds([_counts(vector, options, places)])[0]
+        def holds(vector: CountArray) -> bool:
+            return oracle.holds(_counts(vector, options, places))
 
         best_fleet = _first_that_holds(options, candidates, learned, failed, holds, may_go_on)
         if best_fleet is None and most_types < MOST_TYPES:
@@ -106,7 +108,7 @@ def _promising_first(
     return list(dict.fromkeys(ordered))
 
 
-def _counts(vector: Vectors, options: Sequence[Option], places: Sequence[int]) -> fleet_counts.Counts:
+def _counts(vector: CountArray, options: Sequence[Option], places: Sequence[int]) -> fleet_counts.Counts:
     """The fleet with these counts (J,) of the options, its pools by their `places`; options with count 0 are
     left out.
     """
@@ -116,12 +118,12 @@ def _counts(vector: Vectors, options: Sequence[Option], places: Sequence[int]) -
 
 def _first_that_holds(
     options: Sequence[Option],
-    candidates: Vectors,
+    candidates: CountArray,
     learned: Shares,
-    failed: list[Vectors],
-    holds: Callable[[Vectors], bool],
+    failed: list[CountArray],
+    holds: Callable[[CountArray], bool],
     may_go_on: Callable[[], bool],
-) -> Vectors | None:
+) -> CountArray | None:
     """Of the candidates (C, J), simulated from the highest estimate down, the first that holds. Every
     simulation updates `learned` (J,), the shares of the traffic that one worker serves, and `failed`, the
     fleets that failed.
@@ -139,7 +141,7 @@ def _first_that_holds(
         chosen = int(np.argmax(estimates))
         if estimates[chosen] < LEAST_SHARE:
             return None
-        vector: Vectors = candidates[chosen]
+        vector: CountArray = candidates[chosen]
         is_kept = holds(vector)
         _learn(learned, alike, vector, float(estimates[chosen]), holds=is_kept)
         if is_kept:
@@ -154,7 +156,7 @@ class CandidateFleets:
     has a few of many options, so this takes much less time than whole rows.
     """
 
-    def __init__(self, options: Sequence[Option], counts: Vectors) -> None:
+    def __init__(self, options: Sequence[Option], counts: CountArray) -> None:
         roles = get_args(Role)
         self.fleets = len(counts)
         self.fleet, self.option = np.nonzero(counts)
@@ -173,14 +175,14 @@ class CandidateFleets:
         mixed, prefill, decode = served.reshape(self.fleets, roles).T
         return np.asarray(mixed + np.minimum(prefill, decode))
 
-    def exceed(self, vector: Vectors) -> npt.NDArray[np.bool_]:
+    def exceed(self, vector: CountArray) -> npt.NDArray[np.bool_]:
         """Whether each fleet (C,) has more workers of some option than the fleet `vector` (J,)."""
         is_more = self.count > vector[self.option]
         return np.bincount(self.fleet[is_more], minlength=self.fleets) > 0
 
 
 def _learn(
-    learned: Shares, alike: npt.NDArray[np.bool_], vector: Vectors, estimate: float, *, holds: bool
+    learned: Shares, alike: npt.NDArray[np.bool_], vector: CountArray, estimate: float, *, holds: bool
 ) -> None:
     """Correct the shares (J,) by one simulation: whether the fleet `vector` holds. `alike` (J, J) marks
     options of the same role and hardware.
@@ -201,7 +203,7 @@ def improve_nearby(
     More workers can hurt, so a neighbour may hold although a fleet with more workers fails. The dearest
     neighbours are simulated first. From one that holds the search goes on.
     """
-    simulated: set[fleet_counts.Named] = set()
+    simulated: set[fleet_counts.NamedCounts] = set()
     while True:
         value = fleet_counts.objective(best)
         neighbours = []
@@ -221,7 +223,7 @@ def improve_nearby(
             if not may_go_on():
                 return best
             simulated.add(fleet_counts.names_of(counts))
-            if oracle.holds([counts])[0]:
+            if oracle.holds(counts):
                 best = counts
                 break
         else:

@@ -38,7 +38,7 @@ from planner.search.oracle.fleet_counts import (
     objective,
 )
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
-from planner.search.oracle.stopping import StoppedError
+from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.idle_limits import requests_to_judge, unreachable
 from planner.search.problem.options import OBJECTIVE_UNITS, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
@@ -46,7 +46,8 @@ from planner.simulator.policy_checks import check_policies
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 
-RACE_EFFORT_FRAC = 1.0  # A race may simulate this share of what the searches before it have simulated.
+# These limits bound the time of a race, and are set by hand. Besides, its effort is at most that of the
+# searches before.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
 NEAR_TYPES = 3  # Fleets of this many other worker types are raced (`near_fleets`).
 MOST_CUT = 8  # Where no fleet is within the limits, so many of those nearest to them are raced.
@@ -81,7 +82,7 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     """Whether the best fleet holds on a draw of the traffic."""
     # The oracle has simulated the best fleet on its own draws, and it held.
     is_known = any(draw is own_draw for own_draw in oracle.draws)
-    return is_known or replace(oracle, trace=draw, draws=()).holds([best])[0]
+    return is_known or replace(oracle, trace=draw, draws=()).holds(best)
 
 
 def _search_each_choice(
@@ -175,7 +176,7 @@ def _race_within_limits(
     """
     options = every_option(problem)
     known = [counts for fleet in start if (counts := counts_of(fleet, options)) and problem.allows(counts)]
-    effort = RACE_EFFORT_FRAC * sum(each.oracle.effort() for each, _ in failures)
+    effort = float(sum(each.oracle.effort() for each, _ in failures))
     for chosen, failure in failures:
         wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
         near = [*known, *(each for counts in wider for each in _cut_to_limits(problem, counts))]
@@ -186,11 +187,11 @@ def _race_within_limits(
         if not gains:
             continue
         assert gains[0].best is not None
-        first = with_policies(chosen, gains[0].policies)
+        with_winner = with_policies(chosen, gains[0].policies)
         problem.progress(f"policies: {label_of(chosen, gains[0].policies)}")
-        result, _ = search_or_explain(first, [first.oracle.fleet(gains[0].best)], walks=False)
+        result, _ = search_or_explain(with_winner, [with_winner.oracle.fleet(gains[0].best)], walks=False)
         if isinstance(result, FleetSearch):
-            return [(first, result)]
+            return [(with_winner, result)]
     return []
 
 
@@ -199,7 +200,7 @@ def every_option(problem: Problem) -> list[Option]:
     return [
         problem.with_tie_break(option)
         for of_role in (mixed_options, prefill_options, decode_options)
-        for option in of_role(problem.types, problem.priced)
+        for option in of_role(problem.types, problem.option_objective)
     ]
 
 
@@ -274,7 +275,7 @@ def _search_if_best_holds(problem: Problem, best: Counts) -> FleetSearch | None:
     """
     try:
         for counts in dict.fromkeys((best, as_many_at_this_price(best))):
-            if problem.allows(counts) and problem.oracle.holds([counts])[0]:
+            if problem.allows(counts) and problem.oracle.holds(counts):
                 return search(problem, [problem.oracle.fleet(counts)], walks=False)
     except (InfeasibleError, StoppedError):  # The time was over.
         pass
@@ -314,7 +315,7 @@ def race_policies(
     if not changes:
         return answers
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
-    effort = RACE_EFFORT_FRAC * sum(each.oracle.effort() for each, _ in answers)
+    effort = float(sum(each.oracle.effort() for each, _ in answers))
     saves_nothing: list[str] = []
     not_simulated: list[str] = []
     for _ in range(MOST_ROUNDS):
@@ -331,14 +332,14 @@ def race_policies(
         gain_facts += gains_of(chosen, best.best, gains)
         if not gains:
             break
-        first = with_policies(chosen, gains[0].policies)
+        with_winner = with_policies(chosen, gains[0].policies)
         problem.progress(f"policies: {label_of(chosen, gains[0].policies)}")
         assert gains[0].best is not None
         try:
-            search_result = search(first, [first.oracle.fleet(gains[0].best)], walks=False)
+            search_result = search(with_winner, [with_winner.oracle.fleet(gains[0].best)], walks=False)
         except InfeasibleError:  # For instance because the time ended before the race's fleet was simulated.
             break
-        answers.append((first, search_result))
+        answers.append((with_winner, search_result))
         # The winner sets the policy of one axis, such as the queue. The next round changes all other axes.
         changes = [each.change for each in raced if each.change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
@@ -435,7 +436,7 @@ def _race_one(
         for counts in near:
             if best is not None and objective(counts) >= objective(best):
                 continue
-            if oracle.holds([counts])[0]:
+            if oracle.holds(counts):
                 smaller = without_spare_workers(counts, oracle)
                 if best is None or objective(smaller) < objective(best):
                     best = smaller
@@ -470,7 +471,7 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
 
 
 def gains_of(
-    problem: Problem, best: Counts, gains: Sequence[RacedPolicy], kind: facts.AnswerName = "on-paper"
+    problem: Problem, best: Counts, gains: Sequence[RacedPolicy], answer: facts.AnswerName = "on-paper"
 ) -> list[facts.PolicyGains]:
     """What each policy saves, in the unit of the objective. With the objective "gpus", a policy that only
     takes cheaper GPUs saves nothing.
@@ -478,7 +479,7 @@ def gains_of(
     unit, value = OBJECTIVE_UNITS[problem.task.objective], problem.without_tie_break(objective(best))
     in_unit = [problem.without_tie_break(each.value) for each in gains]
     return [
-        facts.PolicyGains(label_of(problem, each.policies), least, value - least, unit, kind)
+        facts.PolicyGains(label_of(problem, each.policies), least, value - least, unit, answer)
         for each, least in zip(gains, in_unit, strict=True)
         if least < value
     ]

@@ -20,8 +20,7 @@ from planner.fleet import Fleet, Pool
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.stopping import in_time
-from planner.search.oracle.work_clock import wall_deadline_s
+from planner.search.oracle.work_clock import in_time, wall_deadline_s
 from planner.search.prefixes.pinning import PolishedPins
 from planner.search.problem.plan_problem import Problem
 
@@ -82,7 +81,7 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
         if not _polish_finds_better(problem, pools):
             continue
         pinning.use(pools)  # Stays in use until it is taken back; the oracle remembers each by itself.
-        if oracle.holds([fewer])[0]:
+        if oracle.holds(fewer):
             return fewer
         pinning.use(pools, is_polished=False)
     return None
@@ -100,7 +99,7 @@ def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] 
         return False
     before = _nearness_to_missing(oracle, counts)
     pinning.use(pools)
-    if oracle.holds([counts])[0] and _nearness_to_missing(oracle, counts) < before and is_kept():
+    if oracle.holds(counts) and _nearness_to_missing(oracle, counts) < before and is_kept():
         return True
     pinning.use(pools, is_polished=False)
     return False

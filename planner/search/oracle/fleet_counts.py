@@ -1,4 +1,8 @@
-"""The form in which searches handle a fleet, counts of options, and its value in the objective."""
+"""The form in which searches handle a fleet, and its value in the objective, which a search minimises.
+
+A fleet is counts of options. An option (solvers/master.py) is a worker type in a role, with what one worker
+adds to the objective, and the node on which it runs if nodes are sold whole.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,22 @@ from planner.solvers.whole_nodes import idle_usd_per_h
 
 Counts = tuple[tuple[Option, int], ...]
 """A fleet: each option with its count of workers."""
-Named = tuple[tuple[str, int], ...]
-"""A fleet by the names of its options."""
-Verdicts = Mapping[Named, bool]
+NamedCounts = tuple[tuple[str, int], ...]
+"""A fleet by the names of its options, which is a key without prices."""
+Verdicts = Mapping[NamedCounts, bool]
 """Fleets that were simulated, and whether they keep the SLO."""
 
 
-def names_of(counts: Counts) -> Named:
-    """The fleet by the names of its options, which is a key without prices."""
+def names_of(counts: Counts) -> NamedCounts:
     return tuple((option.name, count) for option, count in counts)
 
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
     """A fleet as counts of these options; None if one of its pools is not among them."""
-    return counts_named(
-        [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running_pools], options
-    )
+    names = [
+        (f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running_pools
+    ]  # As `Option.name`.
+    return counts_named(names, options)
 
 
 def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) -> Counts | None:
@@ -40,7 +44,9 @@ def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) ->
 
 
 def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) -> Counts:
-    """The fleet with its pools in the order of `options`, so that one fleet has one name everywhere."""
+    """The fleet with its pools in the order of `options`, so that one fleet has one name everywhere; options
+    that are not among these come last.
+    """
     position = {option.name: i for i, option in enumerate(options)}
     pools = [(option, count) for option, count in counts if count]
     return tuple(sorted(pools, key=lambda pool: position.get(pool[0].name, len(position))))
@@ -55,9 +61,9 @@ def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool
 
 
 # If nodes are sold whole, this share of the price of the GPUs in use is added to the objective. It breaks
-# ties: of two fleets on the same nodes the one that uses fewer GPUs is better.
-FEWER_FRAC = 1e-6
-SAME_PRICE = 1 + 2 * FEWER_FRAC  # Fleets whose values differ by a smaller factor have equal prices.
+# ties: of two fleets on the same nodes the one that uses fewer GPUs is better. No price differs by so little.
+TIE_BREAK_FRAC = 1e-6
+SAME_PRICE = 1 + 2 * TIE_BREAK_FRAC  # Fleets whose values differ by a smaller factor have equal prices.
 
 
 def has_several_types(counts: Iterable[tuple[Option, int]]) -> bool:
@@ -89,24 +95,26 @@ def objective_by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
 
 
 def objective(counts: Iterable[tuple[Option, int]]) -> float:
-    """The value that a search minimises: the sum over workers, plus the price of idle GPUs if nodes are sold
-    whole. More workers never have a lower value.
+    """The value of a fleet: the sum over its workers, plus the price of idle GPUs if nodes are sold whole.
+    More workers never have a lower value.
     """
     total, gpus_of_nodes = 0.0, []
     for option, count in counts:
         total += option.objective * count
         if option.node is not None and count:
             gpus_of_nodes.append((option.node, option.type.gpus * count))
-    return total * (1 + FEWER_FRAC) + idle_usd_per_h(gpus_of_nodes) if gpus_of_nodes else total
+    return total * (1 + TIE_BREAK_FRAC) + idle_usd_per_h(gpus_of_nodes) if gpus_of_nodes else total
 
 
 def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Floats:
-    """The `objective` (n,) of fleets with `n_p` (n,) workers of p and `n_d` (n,) of d, all counts above 0."""
+    """The `objective` (n,) of fleets with `n_p` (n,) workers of the prefill option p and `n_d` (n,) of the
+    decode option d, all counts above 0.
+    """
     total = n_p * p.objective + n_d * d.objective
     if p.node is None and d.node is None:
         return total
     idle = idle_usd_per_h([(p.node, n_p * p.type.gpus), (d.node, n_d * d.type.gpus)])
-    return total * (1 + FEWER_FRAC) + idle
+    return total * (1 + TIE_BREAK_FRAC) + idle
 
 
 def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
@@ -133,7 +141,7 @@ def count_below(worker_value: float, value: float, fixed: float = 0.0) -> float:
     return math.ceil((value * (1 - ROUNDING) - fixed) / worker_value) - 1
 
 
-def own_drafts(worker: WorkerType) -> Speculation | None:
+def drafter_with_cache(worker: WorkerType) -> Speculation | None:
     """The worker's speculative decoding if its drafter has a KV cache beside the LLM's, else None."""
     speculation = worker.speculation
     return speculation if speculation is not None and speculation.drafter_key is not None else None
@@ -144,7 +152,7 @@ def may_hand_over(workers: Iterable[WorkerType]) -> bool:
 
     The KV of a drafter's layers is handed over too, so all of them must draft alike.
     """
-    return len({own_drafts(worker) for worker in workers}) <= 1
+    return len({drafter_with_cache(worker) for worker in workers}) <= 1
 
 
 def has_whole_pairs(options: Iterable[Option]) -> bool:

@@ -27,12 +27,18 @@ from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.oracle import deterministic_parallel
-from planner.search.oracle.fleet_counts import Counts, Named, can_serve, has_whole_pairs, names_of, objective
+from planner.search.oracle.fleet_counts import (
+    Counts,
+    NamedCounts,
+    can_serve,
+    has_whole_pairs,
+    names_of,
+    objective,
+)
 from planner.search.oracle.resuming import AnswerFile
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import MOST_REUSED_REQUESTS, QueryRunner, SimulationQuery
-from planner.search.oracle.stopping import StoppedError
-from planner.search.oracle.work_clock import is_over
+from planner.search.oracle.work_clock import StoppedError, is_over
 from planner.search.prefixes.pinning import Pinning
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
@@ -58,12 +64,13 @@ BLOCKS_PER_EFFORT = 22
 RANKS_EFFORT = 7
 DRAFTS_EFFORT = 8
 
-POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
+POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}  # In plan.yaml, by role.
 
-SPOT_RISK_FRAC = 0.001  # The share of time in which more spot workers may be down than a fleet provides for.
+# More spot workers than a fleet provides for may be down in this share of the time. Set by hand.
+SPOT_RISK_FRAC = 0.001
 
 # If fleets may miss this many scenarios or more, to refute a fleet takes many whole simulations. Then
-# `prefill_meets_ttft_alone`, which is cheaper, simulates scenarios too.
+# `prefill_meets_ttft_alone`, which is cheaper, simulates scenarios too. Set by hand.
 MANY_MISSED = 4
 
 
@@ -128,10 +135,10 @@ class Answers:
                 if remembered is not None:
                     deterministic_parallel.charge_effort(query, None)  # A cached answer is charged as well.
                     return remembered
-                if (answered := self._in_progress.get(query)) is None:
-                    self._in_progress[query] = ended = threading.Event()
+                if (other_ended := self._in_progress.get(query)) is None:
+                    self._in_progress[query] = own_ended = threading.Event()
                     break
-            answered.wait()
+            other_ended.wait()
         try:
             holds = simulate_key()
             with self._lock:
@@ -139,7 +146,7 @@ class Answers:
         finally:
             with self._lock:
                 del self._in_progress[query]
-            ended.set()
+            own_ended.set()
         return holds
 
     def look_up(self, key: Hashable, slo: Slo) -> bool | None:
@@ -172,7 +179,7 @@ def is_looser(slo: Slo, other: Slo) -> bool:
 
 @dataclass(slots=True)
 class Oracle:
-    """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
+    """Answers whether fleets hold: a fleet holds if its simulation on `trace` keeps `slo`.
 
     With `draws` it must keep the SLO on each of them too, and in all but `may_miss` of `scenarios`.
     `verdicts` holds whether each fleet held that was simulated so far, by the names and counts of its
@@ -213,7 +220,7 @@ class Oracle:
     scenario: Scenario | None = None
     downscale: int = 1
     until: float = math.inf
-    verdicts: dict[Named, bool] = field(default_factory=dict, init=False)
+    verdicts: dict[NamedCounts, bool] = field(default_factory=dict, init=False)
     _queried: set[Hashable] = field(default_factory=set, init=False)  # Keys of cached simulations.
     _whole_runs: int = field(default=0, init=False)  # Simulations to the end of the trace, never cached.
     _effort: int = field(default=0, init=False)  # Of cached simulations, in requests of ordinary fleets.
@@ -296,12 +303,11 @@ class Oracle:
         """Whether a fleet must hold without some of its workers."""
         return bool(self.spare_workers or self.spare_nodes or self.spot)
 
-    def holds(self, fleets: Sequence[Counts]) -> list[bool]:
-        """Whether fleets keep the SLO, after any loss that must be survived."""
-        answers = [self._survives_all(counts) for counts in fleets]
-        for counts, answer in zip(fleets, answers, strict=True):
-            deterministic_parallel.remember_answer(self.verdicts, names_of(counts), answer)
-        return answers
+    def holds(self, counts: Counts) -> bool:
+        """Whether a fleet keeps the SLO, after any loss that must be survived."""
+        answer = self._survives_all(counts)
+        deterministic_parallel.remember_answer(self.verdicts, names_of(counts), answer)
+        return answer
 
     def _survives_all(self, counts: Counts) -> bool:
         """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets;
@@ -363,27 +369,30 @@ class Oracle:
                     return oracle, remaining
         return None
 
-    def prefill_meets_ttft_alone(self, fleets: Sequence[Counts]) -> list[bool]:
-        """Whether prefill pools keep the limits on TTFT if every request ends with its first token. Each
-        fleet is one pool: ((option, count),).
+    def prefill_meets_ttft_alone(self, counts: Counts) -> bool:
+        """Whether a prefill pool, ((option, count),), keeps the limits on TTFT if every request ends with its
+        first token.
 
         Queues that sort by length still sort by the whole output. We assume that hand-offs can only delay a
         prefill pool (search/level0/pruning_rules.py). The assumption is false for sessions, because answers
         that take no time bring the next requests earlier. If MANY_MISSED or more scenarios may be missed, a
         pool also fails if it misses TTFT in each of the first `may_miss` + 1 scenarios.
         """
-        return [
-            self._prefill_meets_enough(option, self._simulated_count(option, count))
-            for ((option, count),) in fleets
-        ]
+        ((option, count),) = counts
+        count = self._simulated_count(option, count)
+        hardest = self._in_scenarios[: self.may_miss + 1]
+        if MANY_MISSED <= self.may_miss < len(hardest) and not any(
+            oracle._prefill_alone(option, count) for oracle in hardest
+        ):
+            return False
+        return self._prefill_alone(option, count)
 
-    def decode_keeps_up_alone(self, fleets: Sequence[Counts]) -> list[bool]:
-        """Whether decode pools pass the backlog test if every prompt is prefilled when it arrives. Each fleet
-        is one pool: ((option, count),).
+    def decode_keeps_up_alone(self, counts: Counts) -> bool:
+        """Whether a decode pool, ((option, count),), passes the backlog test (`slo_verdict.Verdict`) if every
+        prompt is prefilled when it arrives.
         """
-        return [
-            self._decode_alone(option, self._simulated_count(option, count)) for ((option, count),) in fleets
-        ]
+        ((option, count),) = counts
+        return self._decode_alone(option, self._simulated_count(option, count))
 
     def _simulated_count(self, option: Option, count: int) -> int:
         """The number of workers with which a pool is simulated after its largest loss."""
@@ -542,15 +551,6 @@ class Oracle:
             [Pool(option.role, option.role, option.type, count) for option, count in counts if count > 0]
         )
 
-    def _prefill_meets_enough(self, option: Option, count: int) -> bool:
-        """Whether `count` prefill workers, those left after a loss, pass `prefill_meets_ttft_alone`."""
-        hardest = self._in_scenarios[: self.may_miss + 1]
-        if not MANY_MISSED <= self.may_miss < len(hardest):
-            return self._prefill_alone(option, count)
-        if not any(oracle._prefill_alone(option, count) for oracle in hardest):
-            return False
-        return self._prefill_alone(option, count)
-
     def _prefill_alone(self, option: Option, count: int) -> bool:
         """Whether the pool keeps the limits on TTFT on this oracle's traffic, if requests end with their
         first tokens: so the workers are simulated as mixed ones without decodes.
@@ -562,6 +562,7 @@ class Oracle:
 
         def fleet() -> Fleet:
             pools = (Pool("pre", "mixed", option.type, count),)
+            # A prefill pool has more room for pinned prefixes than a mixed one, so its own are used.
             as_prefill = (replace(pools[0], role="prefill"),)
             pinned = () if self.pinning is None else self.pinning.pinned_prefixes(as_prefill)
             return Fleet(self.llm, pools, self._pair_policies, self.network, pinned=pinned)
@@ -595,6 +596,7 @@ class Oracle:
             if (lora := option.type.lora) is not None:
                 instant = replace(instant, lora=lora.without_cost())
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
+            # There is one prefill worker, so no choice for a router, and no prefill work for caches to save.
             policies = replace(self._pair_policies, prefix_cache=False, kv_offload=None, routing="jsq")
             return Fleet(self.llm, pools, policies, NO_LINK)
 
@@ -659,7 +661,7 @@ def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
     for option in options:
         while counts[option.name] > 0:
             fewer = tuple((other, counts[other.name] - (other is option)) for other, _ in fleet)
-            if not oracle.holds([fewer])[0]:
+            if not oracle.holds(fewer):
                 break
             counts[option.name] -= 1
     return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Headroom
 from planner.domain import Limit
-from planner.search.oracle.deterministic_parallel import run_wave
+from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers, MeasuredHeadroom, Oracle
 from planner.traffic.scaling import sped_up
@@ -35,10 +35,6 @@ def find_headroom(
     query = (*oracle.question_key(), oracle.slo, losses, counts, oracle.places_polished(counts))
     if query in known:
         return known[query]
-    headroom: dict[str, tuple[float, tuple[Limit, ...]]] = {}
-
-    def bisect(strain: str, at_share: Callable[[float], tuple[Oracle, Counts]]) -> None:
-        headroom[strain] = most_that_holds(at_share, least_frac)
 
     def more_traffic(frac: float) -> tuple[Oracle, Counts]:
         before_each()
@@ -48,8 +44,9 @@ def find_headroom(
         before_each()
         return as_written, _with_steps(counts, frac)
 
-    run_wave([lambda: bisect("traffic", more_traffic), lambda: bisect("steps", longer_steps)])
-    (traffic, by_traffic), (steps, by_steps) = headroom["traffic"], headroom["steps"]
+    (traffic, by_traffic), (steps, by_steps) = run_each(
+        lambda at_share: most_that_holds(at_share, least_frac), (more_traffic, longer_steps)
+    )
     known[query] = MeasuredHeadroom(Headroom(steps, traffic), by_traffic, by_steps)
     return known[query]
 
@@ -57,9 +54,8 @@ def find_headroom(
 def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
     """Whether a fleet holds with this share more traffic, and also with steps longer by this share."""
     as_written = oracle.as_written()
-    return (
-        with_traffic(as_written, more_frac).holds([counts])[0]
-        and as_written.holds([_with_steps(counts, more_frac)])[0]
+    return with_traffic(as_written, more_frac).holds(counts) and as_written.holds(
+        _with_steps(counts, more_frac)
     )
 
 
@@ -76,7 +72,7 @@ def most_that_holds(
         if frac <= least_frac:
             return True
         oracle, counts = at_share(frac)
-        return oracle.holds([counts])[0]
+        return oracle.holds(counts)
 
     kept_frac = failed_frac = HEADROOM_MOST_FRAC
     if not holds(failed_frac):

@@ -8,6 +8,7 @@ requests had to be simulated until that was clear.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -182,6 +183,7 @@ _sent: weakref.WeakKeyDictionary[Any, tuple[Crew, Any, str]] = weakref.WeakKeyDi
 # One lock for each traffic, so that two threads do not send the same one.
 _sending: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()  # It guards the variables of this module.
+_numbers = itertools.count(1)
 
 
 def _send_trace(crew: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
@@ -204,19 +206,9 @@ def _send_once(crew: Crew, traffic: Any, send: Callable[[], Any]) -> tuple[Any, 
     with lock:
         sent_to, reference, name = _sent.get(traffic, (None, None, ""))
         if sent_to is not crew:
-            name = f"{id(crew)} {id(traffic)} {_next_number()}"
+            name = f"{id(crew)} {id(traffic)} {next(_numbers)}"
             _sent[traffic] = crew, reference, name = crew, send(), name
         return reference, name
-
-
-_numbers_given = 0
-
-
-def _next_number() -> int:
-    global _numbers_given
-    with _lock:
-        _numbers_given += 1
-        return _numbers_given
 
 
 def _draw_in_worker(scenarios: Scenarios, number: int) -> Trace:

@@ -18,7 +18,7 @@ from planner.units import show_s
 
 # An interval of traffic (`task.robust`) is sampled at so many rates that they have about
 # MOST_REQUESTS_OF_RATES together, but at no fewer than FEWEST_RATES, its ends included, and no more than
-# MOST_RATES.
+# MOST_RATES. All three are set by hand.
 MOST_REQUESTS_OF_RATES = 1_000_000
 FEWEST_RATES = 5
 MOST_RATES = 41

@@ -2,7 +2,8 @@
 
 All deadlines of a search are times on this clock and not on the wall clock. Therefore a question has one
 answer, byte for byte, on an idle or a busy machine with any number of cores. The time limit on the wall clock
-is a safety net: once it is reached, every deadline has passed, and the answer says so.
+is a safety net: once it is reached, every deadline has passed, and the answer says so. Past a deadline the
+oracle raises StoppedError, and the function that began the search catches it.
 
 The clock does not count the work of solvers between simulations. Each solver has a limit on the wall clock,
 far longer than it usually needs.
@@ -12,18 +13,42 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeVar
 
 from planner.search.oracle import deterministic_parallel
-from planner.search.oracle.stopping import USUAL_LIMIT_S, WORK_S
 
+USUAL_LIMIT_S = 600.0
+"""The default time limit of a question on the wall clock. It is a safety net: usually WORK_S ends a
+search.
+"""
+WORK_S = 120.0
+"""The default time limit of a question on the search's clock, on which all of its simulations take place one
+after another.
+"""
 EFFORT_S = 1.2e-6
 """Seconds per simulated request of an ordinary fleet on the reference machine: between the 1.0 and 1.3 us
 that were measured over the plans of benchmarks/plans.py.
 """
+
+
+Result = TypeVar("Result")
+Otherwise = TypeVar("Otherwise")
+
+
+class StoppedError(Exception):
+    """The time is over, so no further simulation may begin."""
+
+
+def in_time(find: Callable[[], Result], otherwise: Otherwise) -> Result | Otherwise:
+    """What `find` returns, or `otherwise` if a StoppedError ends it."""
+    try:
+        return find()
+    except StoppedError:
+        return otherwise
 
 
 @dataclass(slots=True)

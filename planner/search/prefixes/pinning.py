@@ -62,7 +62,9 @@ class PolishedPins:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pinning:
-    """Places the stable prefixes of `trace`, and caches each placement."""
+    """Places the stable prefixes of `trace`, and caches each placement. `use` decides, for all simulations
+    from then on, whether the quick placement of some pools is simulated or their polished one.
+    """
 
     trace: Trace
     _traffic: dict[tuple[WorkerType, str], StableTraffic] = field(default_factory=dict, init=False)
@@ -78,6 +80,7 @@ class Pinning:
         first = 0
         for pool in pools:
             if pool.role != "decode" and pool.count:
+                # A worker's leaves are its longest placed prefixes, which hold all shorter ones.
                 for r, leaves in enumerate(leaves_of(self.trace, self.placed(pool, workers))):
                     for leaf in leaves:
                         holders.setdefault(leaf.block_ids, []).append(first + r)
@@ -87,7 +90,7 @@ class Pinning:
             for ids, holding_workers in holders.items()
         )
 
-    def expected(self, pools: Sequence[Pool]) -> Callable[[Pool], PrefixPlan]:
+    def with_session_hits(self, pools: Sequence[Pool]) -> Callable[[Pool], PrefixPlan]:
         """A function that returns the placement of each of these pools, with the hits of sessions that a
         quick replay of the trace estimates (prefix_replay.py).
         """
@@ -96,13 +99,13 @@ class Pinning:
         hits = replayed_hits(self.trace, pools, rooms, self.pinned_prefixes(pools))
         hit_frac = {pool.name: hit for pool, hit in zip(pools, hits, strict=True)}
 
-        def with_session_hits(pool: Pool) -> PrefixPlan:
+        def placed_with_hits(pool: Pool) -> PrefixPlan:
             plan = self.placed(pool, workers)
             # The replay counts all hits, also those of pinned prefixes, whose separate estimate may be
             # larger.
             return replace(plan, session_hit_frac=max(hit_frac[pool.name] - plan.stable_hit_frac, 0.0))
 
-        return with_session_hits
+        return placed_with_hits
 
     def hit_frac(self, fleet: Fleet) -> float:
         """The share of input tokens that hit pinned prefixes: the mean over the workers that prefill. Hits of
@@ -175,9 +178,9 @@ class Pinning:
         """The polished placement of these workers if it is in use, else None. Workers that differ only in
         their step times count as the same: a scenario with longer steps keeps the placement.
         """
-        type_, *counts = key
-        for (used_type, *used_counts), plan in self._used.items():
-            if used_counts == counts and replace(type_, latency=used_type.latency) == used_type:
+        worker, *counts = key
+        for (used_worker, *used_counts), plan in self._used.items():
+            if used_counts == counts and replace(worker, latency=used_worker.latency) == used_worker:
                 return plan
         return None
 

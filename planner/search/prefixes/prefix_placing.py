@@ -34,7 +34,9 @@ from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.traffic.workload import prefix_sharing
 
 PrefillSeconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
+"""Seconds (n,) to prefill `tokens` (n,) tokens that come after `start` (n,) others of their prompt."""
 
+# All constants here are set by hand.
 # A prefix is stable if it is used in at least STABLE_PARTS of TRACE_PARTS equal parts of the trace's time.
 # Two parts may lack it, because traces often begin or end with little traffic.
 TRACE_PARTS = 10

@@ -23,7 +23,7 @@ from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace
 
-MOST_REQUESTS = 50_000  # Only so many requests are replayed, because every placement of prefixes is.
+MOST_REQUESTS = 50_000  # Of a longer trace the first so many requests are replayed, to bound the time.
 BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that prompts make progress.
 
 
@@ -33,13 +33,13 @@ class _QueuedWorker:
     empty at `free_s`.
 
     A prompt takes `token_s` for each token that misses the cache, and `attention_pair_s` for each pair of
-    such a token with itself or one before it. That time is multiplied by `slower`, because decodes run at the
-    same time. A decode yields a token every `token_gap_s`.
+    such a token with itself or one before it. That time is multiplied by `slowdown`, because decodes run at
+    the same time. A decode yields a token every `token_gap_s`.
     """
 
     token_s: float
     attention_pair_s: float
-    slower: float
+    slowdown: float
     token_gap_s: float
     blocks: int
     pinned: set[int] = field(default_factory=set)
@@ -55,7 +55,7 @@ class _QueuedWorker:
             heapq.heappop(self.ends_s)
         return max(self.free_s - time_s, 0.0) + self.token_s * len(self.ends_s)
 
-    def match(self, path: Sequence[int], pinned_count: int) -> int:
+    def count_matched(self, path: Sequence[int], pinned_count: int) -> int:
         """How many of a prompt's first blocks this worker has, at least the first `pinned_count`, which are
         pinned here.
         """
@@ -64,11 +64,11 @@ class _QueuedWorker:
                 return i
         return len(path)
 
-    def take(self, path: Sequence[int], hit: int, tokens: int, outputs: int, time_s: float) -> None:
+    def queue_prompt(self, path: Sequence[int], hit: int, tokens: int, outputs: int, time_s: float) -> None:
         """Queue a prompt of `tokens` tokens, the first `hit` of them cached, and cache its blocks."""
         missed = tokens - hit
         seconds = self.token_s * missed + self.attention_pair_s * missed * (hit + (missed + 1) / 2)
-        self.free_s = max(self.free_s, time_s) + self.slower * seconds
+        self.free_s = max(self.free_s, time_s) + self.slowdown * seconds
         heapq.heappush(self.ends_s, self.free_s + outputs * self.token_gap_s)
         for block in reversed(path):
             if block not in self.pinned:
@@ -108,11 +108,11 @@ def replayed_hits(
             if pinned_blocks[w] == most:
                 worker = workers[w]
                 # The last token of a prompt is always computed.
-                hit = min(worker.match(path, most) * part.prefix_block_tokens, tokens - 1)
+                hit = min(worker.count_matched(path, most) * part.prefix_block_tokens, tokens - 1)
                 seconds = worker.wait_s(time_s) + worker.token_s * (tokens - hit)
                 if seconds < best_s:
                     best, best_s, best_hit = w, seconds, hit
-        workers[best].take(path, best_hit, tokens, outputs, time_s)
+        workers[best].queue_prompt(path, best_hit, tokens, outputs, time_s)
         sent[pool_of[best]] += tokens
         hits[pool_of[best]] += best_hit
     return [hit / max(tokens, 1) for hit, tokens in zip(hits, sent, strict=True)]
@@ -120,26 +120,25 @@ def replayed_hits(
 
 def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _QueuedWorker:
     """An idle worker of this pool, if `workers` workers of all pools share the prompts."""
-    kind = pool.type
-    share, gap_s = 0.0, 0.0
+    worker, decode_frac, gap_s = pool.type, 0.0, 0.0
     if pool.role == "mixed":
-        # The decodes' share is the time that whole requests need beyond their prefills, over all workers.
-        decodes_s = _work_s(trace, kind, "mixed") - _work_s(trace, kind, "prefill")
-        share = min(decodes_s / trace.duration_s / workers, BUSY_FRAC)
-        context = room.sequences * float(trace.input_tokens.mean())
-        gap_s = float(kind.latency.step_s(tokens=room.sequences, decodes=room.sequences, kv_tokens=context))
+        # Decodes take the time that whole requests need beyond their prefills, divided among all workers.
+        decodes_s = _work_s(trace, worker, "mixed") - _work_s(trace, worker, "prefill")
+        decode_frac = min(decodes_s / trace.duration_s / workers, BUSY_FRAC)
+        decodes, kv_tokens = room.sequences, room.sequences * float(trace.input_tokens.mean())
+        gap_s = float(worker.latency.step_s(tokens=decodes, decodes=decodes, kv_tokens=kv_tokens))
     return _QueuedWorker(
-        token_s=cheapest_token_s(kind.latency, kind.max_num_batched_tokens),
-        attention_pair_s=kind.latency.a_s,
-        slower=1 / (1 - share),
+        token_s=cheapest_token_s(worker.latency, worker.max_num_batched_tokens),
+        attention_pair_s=worker.latency.a_s,
+        slowdown=1 / (1 - decode_frac),
         token_gap_s=gap_s,
         blocks=room.lru_tokens // trace.prefix_block_tokens,
     )
 
 
-def _work_s(trace: Trace, kind: WorkerType, role: Role) -> float:
+def _work_s(trace: Trace, worker: WorkerType, role: Role) -> float:
     """The least seconds for which all requests keep workers of this type busy in this role."""
-    option = Option(role, kind, objective=0.0)  # The work does not depend on the objective.
+    option = Option(role, worker, objective=0.0)  # The work does not depend on the objective.
     return float(least_seconds(option, trace.input_tokens, trace.output_tokens).sum())
 
 

@@ -35,9 +35,9 @@ from planner.units import show_s
 # --max-num-batched-tokens of the worker to which a relative SLO refers.
 REFERENCE_BATCHED_TOKENS = 8192
 # Described requests that are longer than the LLM accepts are cut. If more than this share are cut, the
-# traffic is not what was described.
+# traffic is not what was described. Set by hand.
 MOST_CUT_FRAC = 0.01
-MORE_STAGES = (2, 4)  # Pipeline stages that are tried if the LLM fits on no worker of one stage.
+MORE_STAGES = (2, 4)  # Numbers of pipeline stages that are tried if the LLM fits on no worker of one stage.
 MOST_REASONS = 4  # An error message has so many reasons: the last ones, which are of workers with most GPUs.
 
 
@@ -98,7 +98,7 @@ def build_problem(
     InputError, and InfeasibleError for what no number of workers can mend.
     """
     llm = catalog.served_llm(task.llm)
-    check_images(llm, trace)  # Both raise InputError.
+    check_images(llm, trace)  # This check and the next raise InputError.
     check_adapters(task.lora, trace, prefix_cache=task.policies.prefix_cache)
     conditions, request = conditions or Conditions(), request or TrafficRequest.of(trace, task, seed=seed)
     requests, draws = request.requests, request.further
@@ -133,9 +133,9 @@ def build_problem(
         spot=spot,
         answers=conditions.answers,
     )
-    searched, tested = None, None
+    search_scenarios, test_scenarios = None, None
     if task.safety is not None:
-        searched, tested = scenarios_of(task, trace, seed, len(requests))
+        search_scenarios, test_scenarios = scenarios_of(task, trace, seed, len(requests))
     problem = Problem(
         task=task,
         llm=llm,
@@ -156,8 +156,8 @@ def build_problem(
         progress=conditions.progress,
         watch=conditions.watch,
         draws=draws,
-        searched=searched,
-        tested=tested,
+        search_scenarios=search_scenarios,
+        test_scenarios=test_scenarios,
     )
     if out_of_reach:
         raise OutOfReachError(problem, out_of_reach)
@@ -184,8 +184,8 @@ def _workers(
     more pipeline stages are tried. Raises InfeasibleError if none of those does either.
     """
     left_out: tuple[LeftOut, ...] = ()
-    leaves_stages_open = task.stages == (1,)
-    for stages in (task.stages, MORE_STAGES) if leaves_stages_open else (task.stages,):
+    is_default = task.stages == (1,)
+    for stages in (task.stages, MORE_STAGES) if is_default else (task.stages,):
         engines = replace(Engines.of(task), stages=stages)
         types, others = worker_types(llm, gpus, catalog, longest_tokens, engines)
         left_out += others

@@ -34,7 +34,7 @@ from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 
 # The runs of one kind simulate about RUN_REQUESTS in all, but are between RUNS_LEAST and RUNS_MOST. Requests
-# are counted, not seconds, so that a plan does not depend on the machine.
+# are counted, not seconds, so that a plan does not depend on the machine. Set by hand.
 RUN_REQUESTS = 1_500_000
 RUNS_LEAST = 3
 RUNS_MOST = 100
@@ -66,7 +66,7 @@ def simulate_other_draws(
         # No other simulation has this traffic, so a cache of its own keeps the common one small.
         oracle = replace(with_seed.oracle, trace=requests, draws=(), answers=Answers())
         verdict = oracle.simulate_and_judge(oracle.fleet(best), record=True)[1]
-        is_kept = verdict.holds and (not oracle.has_losses or oracle.holds([best])[0])
+        is_kept = verdict.holds and (not oracle.has_losses or oracle.holds(best))
         return is_kept, verdict
 
     repeats = run_until_decided(OTHER_DRAWS, run, _most_runs(problem), goes_on)

@@ -55,25 +55,25 @@ def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Float
 
 def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     """The limit's percentile [s] if every request had an idle worker of this type; 0 if that is not known."""
-    n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
+    inputs, requests = lengths.input_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
-    ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)
-    gaps = output - 1
-    decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
+    ttft_s = idle_prefill_s(worker, inputs, lengths.shared_tokens)
+    gaps = lengths.output_tokens - 1
+    decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (inputs + (gaps + 1) / 2)
     if worker.speculation is not None:
-        decoding_s = _drafted_s(worker, n, gaps)
+        decoding_s = _drafted_s(worker, inputs, gaps)
     is_decoded = gaps > 0
     if limit.metric_row.is_of_tasks:
         return 0.0  # Which requests make a task is not among the lengths.
     if not limit.metric_row.is_of_gaps:
-        values_s = limit.metric_row.values_s(_idle_times(n, output, ttft_s, decoding_s))
-        is_counted = is_decoded if limit.metric_row.is_of_decodes else np.ones(len(n), bool)
+        values_s = limit.metric_row.values_s(_idle_times(inputs, lengths.output_tokens, ttft_s, decoding_s))
+        is_counted = is_decoded if limit.metric_row.is_of_decodes else np.ones(len(inputs), bool)
         return percentile_s(values_s[is_counted], percentile_frac, requests[is_counted])
-    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[is_decoded] + 1)
+    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=inputs[is_decoded] + 1)
     if worker.speculation is not None:
         if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
             return 0.0  # Tokens of one step leave together, so the gap of this percentile is 0.
-        first_gap_s = _drafted_s(worker, n, np.ones_like(n))[is_decoded]
+        first_gap_s = _drafted_s(worker, inputs, np.ones_like(inputs))[is_decoded]
     return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[is_decoded])
 
 
@@ -191,15 +191,15 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
         # Both lengths are packed into one integer of 64 bits, whose distinct values are found several times
         # as fast as distinct rows.
         codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
-        n, output, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
+        inputs, outputs, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
     else:
         rows, requests = np.unique(
             np.stack([*columns, shared_tokens[is_measured]], axis=1), axis=0, return_counts=True
         )
-        n, output, shared = rows.T
+        inputs, outputs, shared = rows.T
     return Judged(
-        input_tokens=n.astype(float),
-        output_tokens=output.astype(float),
+        input_tokens=inputs.astype(float),
+        output_tokens=outputs.astype(float),
         shared_tokens=shared.astype(float),
         requests=requests.astype(float),
         is_cached=shared_tokens is not None,
@@ -227,10 +227,12 @@ def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], judged_requests: 
     judged_tasks = judged_requests.of_tasks
     if judged_tasks is None:
         return 0.0
-    n, gaps = judged_tasks.input_tokens, judged_tasks.output_tokens - 1
+    inputs, gaps = judged_tasks.input_tokens, judged_tasks.output_tokens - 1
     latencies = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
-    decoding_s = np.min([_decoding_s(*latency, n, gaps, judged_requests) for latency in latencies], axis=0)
-    ttft_s = np.min([_least_ttft_s(worker, n, judged_tasks.shared_tokens) for worker in types], axis=0)
+    decoding_s = np.min(
+        [_decoding_s(*latency, inputs, gaps, judged_requests) for latency in latencies], axis=0
+    )
+    ttft_s = np.min([_least_ttft_s(worker, inputs, judged_tasks.shared_tokens) for worker in types], axis=0)
     e2e_s = ttft_s + decoding_s
     tasks = judged_tasks.tasks
     path_s = e2e_s if limit.metric == "task_served" else tasks.turn_s(e2e_s)
@@ -248,21 +250,27 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged
         values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
         return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
 
-    n, gaps = judged_requests.input_tokens, judged_requests.output_tokens - 1
+    inputs, gaps = judged_requests.input_tokens, judged_requests.output_tokens - 1
     latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
     if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
             return 0.0  # A step yields several tokens, so all gaps up to this percentile may be 0.
         first_gap = np.minimum(gaps, 1.0)
         first_s = np.min(
-            [_decoding_s(*latency, n, first_gap, judged_requests) for latency in latencies], axis=0
+            [_decoding_s(*latency, inputs, first_gap, judged_requests) for latency in latencies], axis=0
         )
         return float(first_s[gaps > 0].min()) if judged_requests.has_gaps and (gaps > 0).any() else 0.0
     if limit.metric_row.is_of_tasks:
         return _least_of_tasks(limit, types, judged_requests)
-    decoding_s = np.min([_decoding_s(*latency, n, gaps, judged_requests) for latency in latencies], axis=0)
-    ttft_s = np.min([_least_ttft_s(worker, n, judged_requests.shared_tokens) for worker in types], axis=0)
-    values_s = limit.metric_row.values_s(_idle_times(n, judged_requests.output_tokens, ttft_s, decoding_s))
+    decoding_s = np.min(
+        [_decoding_s(*latency, inputs, gaps, judged_requests) for latency in latencies], axis=0
+    )
+    ttft_s = np.min(
+        [_least_ttft_s(worker, inputs, judged_requests.shared_tokens) for worker in types], axis=0
+    )
+    values_s = limit.metric_row.values_s(
+        _idle_times(inputs, judged_requests.output_tokens, ttft_s, decoding_s)
+    )
     if not limit.metric_row.is_of_decodes:
         return percentile(values_s, judged_requests.requests, judged_requests.judged_on_some)
     is_decoded = gaps > 0

@@ -26,14 +26,9 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
     trace, bandwidth = problem.trace, problem.task.network.bandwidth_bytes_per_s
     if problem.task.network.topology is not None:  # With a topology there is no single link.
         return None
-    everyone = np.ones(len(trace), bool)
-    needs = [
-        (
-            everyone,
-            int(np.ceil(problem.slo_work.whole_frac * len(trace) - ROUNDING)),
-            problem.slo_work.whole_s,
-        )
-    ]
+    work = problem.slo_work
+    whole_count = int(np.ceil(work.whole_frac * len(trace) - ROUNDING))
+    needs = [(np.ones(len(trace), bool), whole_count, work.whole_s)]
     if tested := find_backlog_deadlines(problem.slo, trace):
         last = tested.arrives(trace)
         until_s = tested.window_s[1] - tested.window_s[0] + tested.prefill_s + tested.gap_s
@@ -53,11 +48,8 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     any of the last tenth. It is an assumption that the link transfers in the order of the prefills
     (pruning_rules.LINK).
     """
-    trace, network, tested = (
-        problem.trace,
-        problem.task.network,
-        find_backlog_deadlines(problem.slo, problem.trace),
-    )
+    trace, network = problem.trace, problem.task.network
+    tested = find_backlog_deadlines(problem.slo, trace)
     limits = [each for each in problem.slo.limits if each.metric == "ttft" and each.selector is None]
     if not network.is_shared or network.topology is not None or tested is None or not limits:
         return None

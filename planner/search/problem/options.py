@@ -38,7 +38,7 @@ from planner.models.older_kernels import captured_tokens, correct_for_version
 from planner.models.parallelism import add_pipeline
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 from planner.models.spread import INTERVAL_SIGMAS
-from planner.search.oracle.fleet_counts import own_drafts
+from planner.search.oracle.fleet_counts import drafter_with_cache
 from planner.solvers.master import Option
 from planner.solvers.whole_nodes import PricedNode, node_of
 
@@ -382,7 +382,7 @@ def objective_of_worker(worker: WorkerType, objective: str) -> float:
 
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
     """A worker type in a role. With the objective "cost" the option has its node, so that idle GPUs of whole
-    nodes are paid. With "cost-by-gpu", for LLMs that share nodes (`Problem.priced`), they cost nothing.
+    nodes are paid. With "cost-by-gpu" they cost nothing: LLMs share nodes (`Problem.option_objective`).
     """
     node = node_of(worker.gpu) if objective == "cost" else None
     return Option(role, worker, objective_of_worker(worker, objective), node)
@@ -397,8 +397,8 @@ def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
         return option
     gpus_per_usd_h = PRICE_TIE_FRAC / dearest_usd_per_h
     gpu, node = option.type.gpu, node_of(option.type.gpu)
-    # `fleet_counts.objective` adds a tie-break (FEWER_FRAC) to fleets that have a node. A GPU that is sold
-    # singly counts as a node of one GPU, so that all fleets have the tie-break and stay comparable.
+    # `fleet_counts.objective` adds TIE_BREAK_FRAC to fleets that have a node. A GPU that is sold singly is a
+    # node of one GPU here, so that all fleets have the tie-break and stay comparable.
     node = node or PricedNode(gpu.name, 1, gpu.price_usd_per_h, 0.0)
     return replace(
         option,
@@ -438,7 +438,7 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
     """
     with_most_seats: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
-        key = (*split_of(worker), worker.max_num_batched_tokens, own_drafts(worker))
+        key = (*split_of(worker), worker.max_num_batched_tokens, drafter_with_cache(worker))
         if key not in with_most_seats or worker.max_num_seqs > with_most_seats[key].max_num_seqs:
             with_most_seats[key] = worker
     return [option_of("prefill", worker, objective) for worker in with_most_seats.values()]

@@ -67,7 +67,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
         bought[kind] = [(_on_gpu(option, gpus[name], problem), count) for name, count in each if count]
     counts_owned = tuple(pool for kind in pools_by_kind for pool in bought[kind])
     # Under "cost-by-gpu" idle GPUs of a node cost nothing, so no worker is cheaper on them.
-    return _on_idle_gpus(problem, counts_owned, gpus) if problem.priced == "cost" else counts_owned
+    return _on_idle_gpus(problem, counts_owned, gpus) if problem.option_objective == "cost" else counts_owned
 
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
@@ -118,7 +118,7 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
     """
     if problem.task.objective == "gpus":
         return float(sum(option.type.gpus * count for option, count in counts))
-    if problem.priced == "cost":
+    if problem.option_objective == "cost":
         return paid_whole_usd_per_h(counts)
     return objective(counts) - _tie_break_usd_per_h(problem, counts)
 
@@ -155,5 +155,5 @@ def _kind(option: Option) -> WorkerKind:
 
 
 def _on_gpu(option: Option, gpu: Gpu, problem: Problem) -> Option:
-    on_gpu = option_of(option.role, replace(option.type, gpu=gpu), problem.priced)
+    on_gpu = option_of(option.role, replace(option.type, gpu=gpu), problem.option_objective)
     return problem.with_tie_break(on_gpu)

@@ -30,8 +30,8 @@ Progress = Callable[[str], None]
 """Shows a line of text to a person: what the search does now."""
 
 
-def report_nothing(_: str) -> None:
-    """A progress reporter that reports nothing."""
+def report_nothing(*_: object) -> None:
+    """A reporter that reports nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,8 @@ Watch = Callable[[SearchProgress], None]
 """Is called with a SearchProgress after every simulation, in the thread that ran it."""
 
 
-def ignore_progress(_: SearchProgress) -> None:
-    """A `Watch` that does nothing."""
-
-
 OnPaper = Callable[["Problem", Fleet], None]
 """Is called with a problem and its cheapest fleet on paper, before production is searched."""
-
-
-def ignore_paper_answer(_problem: Problem, _fleet: Fleet) -> None:
-    """An `OnPaper` that does nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,10 +63,10 @@ class Conditions:
 
     deadline: float = math.inf
     progress: Progress = report_nothing
-    watch: Watch = ignore_progress
+    watch: Watch = report_nothing
     answers: Answers = field(default_factory=Answers)
-    by_gpu: bool = False  # Only GPUs in use cost: idle ones of a node are charged to other LLMs.
-    on_paper: OnPaper = ignore_paper_answer
+    by_gpu: bool = False  # Only GPUs in use cost; idle ones of a node are shared with other LLMs.
+    on_paper: OnPaper = report_nothing
     adds_robustness: bool = False  # More traffic and fewer workers are simulated too (robustness.py).
 
 
@@ -87,11 +79,10 @@ class Problem:
     task: PlanQuestion
     llm: Llm
     slo: Slo
-    # The reference worker of a relative SLO, by which `slo` is in seconds.
-    slo_reference: SloInSeconds | None
+    slo_reference: SloInSeconds | None  # The worker by whose idle times a relative SLO became seconds.
     trace: Trace
     traffic_note: str
-    longest_tokens: int
+    longest_tokens: int  # Prompt and output of the longest request.
     lengths: TraceLengths
     hits: PrefixHits | None  # None if the question offers no prefix caches.
     gpus: tuple[Gpu, ...]
@@ -104,8 +95,9 @@ class Problem:
     progress: Progress
     watch: Watch
     draws: tuple[Trace, ...] = ()  # Further traffic on which the SLO must be kept.
-    searched: Scenarios | None = None  # Those in which production is searched; None without `safety`.
-    tested: Scenarios | None = None  # Those in which its fleet is tested; None without `safety`.
+    # The scenarios in which production is searched and tested; None without `safety`.
+    search_scenarios: Scenarios | None = None
+    test_scenarios: Scenarios | None = None
     # A lower bound on the value of every fleet; None if no fleet can be within the limits.
     lower: float | None = 0.0
 
@@ -114,7 +106,7 @@ class Problem:
         return is_within(self.limits, counts)
 
     @property
-    def priced(self) -> str:
+    def option_objective(self) -> str:
         """The objective's name for `option_of`: with `limits.by_gpu` idle GPUs of nodes cost nothing."""
         is_by_gpu = self.task.objective == "cost" and self.limits.by_gpu
         return "cost-by-gpu" if is_by_gpu else self.task.objective
@@ -127,7 +119,7 @@ class Problem:
         return gpus_then_price(option, dearest_usd_per_h)
 
     @property
-    def same_value(self) -> float:
+    def same_value_factor(self) -> float:
         """The factor below which two values count as equal."""
         return 1 + 2 * ROUNDING if self.task.objective == "gpus" else SAME_PRICE
 
@@ -194,10 +186,12 @@ def on_all_draws(problem: Problem) -> Problem:
 
 def with_search_scenarios(problem: Problem) -> Problem:
     """The same problem in the scenarios that a search sees; the problem itself without `safety`."""
-    if problem.task.safety is None or problem.searched is None:
+    if problem.task.safety is None or problem.search_scenarios is None:
         return problem
-    count = problem.searched.count
-    scenarios = [problem.searched[i] for i in range(count)]  # `Scenarios` draws each when it is asked for.
+    count = problem.search_scenarios.count
+    scenarios = [
+        problem.search_scenarios[i] for i in range(count)
+    ]  # `Scenarios` draws each when it is asked for.
     return with_scenarios(problem, scenarios, problem.task.safety.most_missed(count))
 
 

@@ -39,13 +39,13 @@ from planner.search.oracle.fleet_counts import (
     objective,
 )
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.stopping import in_time
+from planner.search.oracle.work_clock import in_time
 from planner.search.problem.owned_first import owned_first, workers_by_kind
 from planner.search.problem.plan_problem import Problem, refuted_below, with_effort_limit, with_scenarios
 from planner.solvers.master import Option
 
 # The workers of a kind (owned_first.py) grow to at most this many times their number on paper. A fleet that
-# then still misses too many scenarios is taken to do so with any number.
+# then still misses too many scenarios is taken to do so with any number. Set by hand.
 MOST_GROWTH = 16
 # A search may simulate as many requests as SEARCH_FLEETS fleets have in all of its scenarios, within the
 # least and the most below, which take about 4 and 10 CPU seconds.
@@ -61,7 +61,7 @@ LEAST_PRICE_STEP = 1e-9
 FAR_ABOVE_PAPER = 1.5
 # Growing other designs may simulate so many requests, about 5 CPU seconds.
 OTHER_DESIGNS_EFFORT = 4_000_000
-# A search begins with so many more of the hardest scenarios than a fleet may miss.
+# A search begins with so many more of the hardest scenarios than a fleet may miss. Set by hand.
 HARDEST_SCENARIOS = 4
 
 
@@ -162,7 +162,7 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     hard_problem = with_scenarios(problem, hard_scenarios, oracle.may_miss)
     kept_fleets = [] if best is None else [best]
     grown_designs = [{option for option, _ in best or ()}]
-    likely_fleets = _likely_fleet_of_each_kind(problem, paper)
+    likely_fleets = _likely_fleet_of_each_gpu_and_tp(problem, paper)
     best_mixed_pool, _ = paper.level0.mixed
     best_of_one_gpu, _ = paper.level0.one_gpu
     for start in (paper.best, best_mixed_pool, best_of_one_gpu, *likely_fleets):
@@ -185,17 +185,16 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     return kept_fleets
 
 
-def _likely_fleet_of_each_kind(problem: Problem, paper: FleetSearch) -> list[Counts]:
+def _likely_fleet_of_each_gpu_and_tp(problem: Problem, paper: FleetSearch) -> list[Counts]:
     """Of every GPU type and degree of tensor parallelism the mixed pool that is cheapest by the workers that
     its work likely takes, where the limits allow it.
     """
     likely: dict[tuple[str, int], Counts] = {}
     for bounded in paper.level0.with_role("mixed"):
         fleet = owned_first(problem, ((bounded.option, bounded.likely),))
-        worker = bounded.option.type
-        kind = worker.gpu.name, worker.tp
-        if problem.allows(fleet) and (kind not in likely or objective(fleet) < objective(likely[kind])):
-            likely[kind] = fleet
+        key = bounded.option.type.gpu.name, bounded.option.type.tp
+        if problem.allows(fleet) and (key not in likely or objective(fleet) < objective(likely[key])):
+            likely[key] = fleet
     return sorted(likely.values(), key=objective)
 
 
@@ -215,7 +214,7 @@ def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], 
 
 
 def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
-    """Whether a fleet is `best` itself or costs more than `best`."""
+    """Whether a fleet is `best` itself or costs more. Another fleet at the same price may replace `best`."""
     return names_of(fleet) == names_of(best) or objective(fleet) > objective(best) * (1 + ROUNDING)
 
 
@@ -311,7 +310,7 @@ def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> l
 
     def keeps(i: int) -> bool:
         oracle.stop_in_time()
-        return oracle.scenario_oracle(i).holds([counts])[0]
+        return oracle.scenario_oracle(i).holds(counts)
 
     return [i for i, is_kept in zip(numbers, run_each(keeps, numbers), strict=True) if is_kept]
 

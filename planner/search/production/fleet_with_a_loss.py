@@ -13,9 +13,9 @@ from planner.documents.facts import KeptIn
 from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.mixed.mixed_fleets import best_settings
-from planner.search.oracle.fleet_counts import Counts, Named, in_order, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, NamedCounts, in_order, names_of, objective
 from planner.search.oracle.scenarios import next_block
-from planner.search.oracle.stopping import in_time
+from planner.search.oracle.work_clock import in_time
 from planner.search.problem.options import hardware
 from planner.search.problem.owned_first import merge_kinds, one_more, owned_first
 from planner.search.problem.plan_problem import Problem, with_scenarios
@@ -24,7 +24,8 @@ from planner.search.production.like_price import feasible_fleets
 from planner.search.production.scenario_test import FleetTrial, is_test_passed
 from planner.traffic.scaling import SAME_FRAC
 
-# The limits below bound the time of a plan.
+# The limits below bound the time of a plan. They are set by hand. Workers of one kind do the same work, on
+# owned or rented GPUs (problem/owned_first.py).
 
 # A fleet with a loss is searched for in this many scenarios more than it may miss.
 LOSS_SCENARIOS = 2 * cheapest_kept.HARDEST_SCENARIOS
@@ -33,9 +34,9 @@ LOSS_SEARCH_REQUESTS = cheapest_kept.LEAST_SEARCH_REQUESTS / 2
 # At most this many fleets with a loss are tested. The scenarios that one misses join the search for the next.
 MOST_LOSS_TESTS = 2
 # The neighbours of production that are looked at for a fleet with a loss have up to MOST_WORKERS_CHANGED
-# workers more or fewer of each of up to MOST_MACHINES_CHANGED machines.
+# workers more or fewer of each of up to MOST_KINDS_CHANGED kinds.
 MOST_WORKERS_CHANGED = 2
-MOST_MACHINES_CHANGED = 4
+MOST_KINDS_CHANGED = 4
 # Fleets with other worker types have up to this many workers of another type beside a pool of production.
 MOST_OTHER_WORKERS = 2
 MOST_OTHER_FLEETS = 4  # At most so many fleets with other worker types are simulated.
@@ -63,11 +64,11 @@ def find_fleet_with_a_loss(
 
     The cheapest fleet found is tested as production is, in scenarios that no search has seen, each after the
     loss of any one worker. If it fails, these scenarios join the search. Production with one more worker of
-    each machine may be taken without passing, because after any loss all workers of production are left. It
+    each kind may be taken without passing, because after any loss all workers of production are left. It
     is the answer where MOST_LOSS_TESTS cheaper fleets fail.
 
     If a scale model was searched, in which one worker stands for many, the answer is production with one more
-    worker of each machine.
+    worker of each kind.
     """
     scenario_problem = production.searched_problem
     more = one_more(scenario_problem, production.best)
@@ -77,7 +78,7 @@ def find_fleet_with_a_loss(
             return None, None
         return FleetWithALoss(more, test.count_kept(more, test.side_scenarios), None), more
     scenarios, first_lossy = scenario_problem.oracle.scenarios, None
-    failed = set[Named]()  # The fleets that failed their test.
+    failed = set[NamedCounts]()  # The fleets that failed their test.
     for attempt in range(MOST_LOSS_TESTS + 1):
         may_miss = test.safety.most_missed(len(scenarios))
         hard = with_scenarios(scenario_problem, scenarios[: may_miss + LOSS_SCENARIOS], may_miss)
@@ -106,12 +107,12 @@ def find_fleet_with_a_loss(
 
 
 def cheaper_with_one_more(trial: FleetTrial, found: FleetWithALoss | None) -> FleetWithALoss | None:
-    """Production with one more worker of each machine, if that costs less than `found`, which was searched
+    """Production with one more worker of each kind, if that costs less than `found`, which was searched
     for another production fleet, and passes its test; otherwise `found`.
     """
     problem, more = trial.searched_problem, one_more(trial.searched_problem, trial.best)
     most = math.inf if found is None else objective(found.counts)
-    may_cost_less = objective(more) * problem.same_value < most
+    may_cost_less = objective(more) * problem.same_value_factor < most
     if problem.oracle.downscale > 1 or not problem.allows(more) or not may_cost_less:
         return found
     test = trial.test.after_a_loss()
@@ -132,7 +133,7 @@ def _find_lossy_fleet(
     """The cheapest fleet found that keeps the SLO in enough scenarios of `lossy` after the loss of any one
     worker.
 
-    Production with one more worker of each machine survives any loss. We look for cheaper fleets in this
+    Production with one more worker of each kind survives any loss. We look for cheaper fleets in this
     order: fewer workers on owned GPUs that idle, and known fleets; one worker type per pool; a few workers
     more or fewer than production; a few workers of other types beside production.
 
@@ -144,7 +145,7 @@ def _find_lossy_fleet(
     strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)  # The hardest come first in `lossy`.
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
     # No fleet that survives a loss is cheaper than production, so one at its price is the cheapest.
-    if cheapest is None or objective(cheapest) > least * lossy.same_value:
+    if cheapest is None or objective(cheapest) > least * lossy.same_value_factor:
         for lossy_problem in (strict, lossy):
             cheapest = cheapest_kept.find_cheaper_kept(
                 lossy_problem,
@@ -162,23 +163,23 @@ def _find_lossy_fleet(
 def _cheapest_n_plus_one(
     lossy: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
 ) -> Counts | None:
-    """The cheapest of these fleets that survives a loss: production with one more worker of each machine;
+    """The cheapest of these fleets that survives a loss: production with one more worker of each kind;
     that fleet with idle owned GPUs put to use, as few as suffice; the fleet on paper with one more worker of
-    each machine; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
+    each kind; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
     """
     lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
     more = one_more(scenario_problem, best)
     candidates = [more] if scenario_problem.allows(more) else []
     filled = with_idle(scenario_problem, paper.level0, more)
     uses_idle = sorted(names_of(filled)) != sorted(names_of(more))
-    if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds([filled])[0]:
+    if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds(filled):
         candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
     below = min(map(objective, candidates), default=math.inf)
     cheapest = sorted(feasible_fleets(scenario_problem, paper.level0.options), key=objective)
     likely = [each for each in cheapest if objective(each) > objective(best) * (1 + SAME_FRAC)]
     for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
         is_open = objective(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
-        if is_open and lossy.oracle.holds([counts])[0]:
+        if is_open and lossy.oracle.holds(counts):
             candidates.append(counts)
     return min(candidates, key=objective, default=None)
 
@@ -186,16 +187,16 @@ def _cheapest_n_plus_one(
 def _cheapest_neighbour(
     lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
 ) -> Counts | None:
-    """The cheapest fleet found that survives a loss and has, of each machine, up to MOST_WORKERS_CHANGED
-    workers more or fewer than production. Owned GPUs that production leaves idle are machines too.
+    """The cheapest fleet found that survives a loss and has, of each kind, up to MOST_WORKERS_CHANGED
+    workers more or fewer than production. Workers on owned GPUs that production leaves idle are kinds too.
 
     Of the fleets that cost less than `cheapest` we simulate a largest one, to which no other of them adds
     workers. If it fails, all fleets that are smaller in every pool fail too.
     """
     lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
-    machines = merge_kinds(best)
+    pools = merge_kinds(best)
     idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
-    counted_pools = [*machines, *idle[: max(MOST_MACHINES_CHANGED - len(machines), 0)]]
+    counted_pools = [*pools, *idle[: max(MOST_KINDS_CHANGED - len(pools), 0)]]
     options = [option for option, _ in counted_pools]
     ranges = [
         range(max(count - MOST_WORKERS_CHANGED, 0), count + MOST_WORKERS_CHANGED + 1)
@@ -212,10 +213,10 @@ def _cheapest_neighbour(
         if not fleets:
             break
         vector = min(_largest_vectors([*fleets]), key=lambda vector: objective(fleets[vector]))
-        if lossy.oracle.holds([fleets[vector]])[0]:
+        if lossy.oracle.holds(fleets[vector]):
             cheapest = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
         else:
-            # Every smaller fleet fails too, so only those stay that have more of some machine.
+            # Every smaller fleet fails too, so only those stay that have more of some kind.
             fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
     return cheapest
 
@@ -264,6 +265,6 @@ def _cheapest_with_other_types(
     for counts in sorted(fleets, key=objective)[:MOST_OTHER_FLEETS]:
         if lossy.out_of_time():
             break
-        if lossy.oracle.holds([counts])[0]:
+        if lossy.oracle.holds(counts):
             return counts
     return cheapest

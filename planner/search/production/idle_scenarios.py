@@ -33,9 +33,9 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
     """The limit that idle workers miss in most scenarios. None if they miss limits in no more of the search's
     scenarios than a fleet may miss, and for tasks without `safety`.
     """
-    if problem.task.safety is None or problem.searched is None:
+    if problem.task.safety is None or problem.search_scenarios is None:
         return None
-    scenarios = [problem.searched[i] for i in range(problem.searched.count)]
+    scenarios = [problem.search_scenarios[i] for i in range(problem.search_scenarios.count)]
     allowed = problem.task.safety.most_missed(len(scenarios))
     tight_slo = replace(
         problem.slo,
@@ -89,12 +89,12 @@ def judge_traffic(problem: Problem, trace: Trace) -> Judged:
 
 
 def _unreachable_limits(
-    problem: Problem, slo: Slo, z: tuple[float, float], requests: Judged
+    problem: Problem, slo: Slo, sigmas: tuple[float, float], requests: Judged
 ) -> UnreachableLimits:
-    """The limits that no idle worker keeps for these requests, with prefill and decode steps that are `z`
-    standard deviations above their medians.
+    """The limits that no idle worker keeps for these requests, with (prefill, decode) steps that are `sigmas`
+    standard deviations of their spread above their medians.
     """
-    return unreachable(slo, [slowed_by_spread(worker, *z) for worker in problem.types], requests)
+    return unreachable(slo, [slowed_by_spread(worker, *sigmas) for worker in problem.types], requests)
 
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:

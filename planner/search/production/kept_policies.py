@@ -18,7 +18,6 @@ from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search
 from planner.search.mixed.policy_search import (
-    RACE_EFFORT_FRAC,
     RacedPolicy,
     cheapest_first,
     gains_of,
@@ -28,7 +27,7 @@ from planner.search.mixed.policy_search import (
     with_usual_queue,
 )
 from planner.search.oracle.fleet_counts import Counts, as_many_at_this_price, counts_of, objective
-from planner.search.oracle.stopping import StoppedError
+from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.plan_problem import Problem, with_policies, with_search_scenarios
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits
 from planner.search.production.production_fleet import find_production_fleet
@@ -37,12 +36,13 @@ from planner.search.production.scenario_test import FleetTrial
 from planner.search.production.three_answers import Production, production_or_paper, with_answers
 
 # After the race production is searched with at most so many policies, the most promising first. Each such
-# search takes about as long as the first one.
+# search takes about as long as the first one. Both numbers are set by hand.
 MOST_SEARCHED = 2
 # The race may simulate so many times as many requests as the search on paper.
 RACE_EFFORTS = 2
 
 Searched = tuple[Problem, FleetSearch]
+"""A problem under one choice of policies, and its search on paper."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +139,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
         for problem, search in searched
         if problem is not chosen
         and problem.oracle.pinning is None
-        and search.value <= paper.value * problem.same_value
+        and search.value <= paper.value * problem.same_value_factor
     ][:MOST_SEARCHED]
     if pinned and chosen.oracle.pinning is None:
         others.append(best_of(pinned))
@@ -184,7 +184,7 @@ def _plan_with_others(searched: Sequence[Searched]) -> _Tested | None:
         return min(tested, key=lambda each: each.value)
     if len(chosen.trace) > FULL_REQUESTS:  # Scenarios of so many requests take too long.
         return None
-    effort = RACE_EFFORT_FRAC * max(RACE_EFFORTS * chosen.oracle.effort(), LEAST_SEARCH_REQUESTS)
+    effort = max(RACE_EFFORTS * chosen.oracle.effort(), LEAST_SEARCH_REQUESTS)
     near = list(dict.fromkeys(fill_limits(chosen, paper.best, k) for k in range(len(paper.best))))
     try:
         scenario_problem = with_search_scenarios(chosen)
@@ -218,7 +218,7 @@ def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tes
     best, oracle = production.trial.best, with_search_scenarios(usual).oracle
     try:
         fleets = [each for each in (best, as_many_at_this_price(best)) if usual.allows(each)]
-        counts = next((each for each in fleets if oracle.holds([each])[0]), None)
+        counts = next((each for each in fleets if oracle.holds(each)), None)
     except StoppedError:
         return production
     if counts is None:
@@ -226,7 +226,9 @@ def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tes
     same = [each for each in searched if each[0].oracle.policies == usual.oracle.policies]
     paper = same[0] if same else _search_from(production.searched[1], usual, counts)
     tested = None if paper is None else _plan_and_test(paper)
-    return production if tested is None or tested.value > production.value * usual.same_value else tested
+    return (
+        production if tested is None or tested.value > production.value * usual.same_value_factor else tested
+    )
 
 
 def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
@@ -237,7 +239,7 @@ def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy],
     if best.trial.searched_problem.oracle.downscale > 1:
         return [], ("the others, as the question is large",)
     scenario_problem = with_search_scenarios(problem)
-    most = RACE_EFFORT_FRAC * max(effort, LEAST_SEARCH_REQUESTS)
+    most = max(effort, LEAST_SEARCH_REQUESTS)
     try:
         raced, left_out, _ = race(
             scenario_problem, best.trial.best, paper.level0, problem.task.policies.raced_changes, most

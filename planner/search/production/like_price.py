@@ -1,4 +1,6 @@
-"""Fleets of like price: which are cheaper than that, and which of them has the most headroom."""
+"""Fleets whose prices are nearly the same: which fleets are cheaper than that, and which of those at one
+price has the most headroom (oracle/headroom.py: how much more traffic, or how much longer steps, it bears).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from functools import partial
 
 from planner.search.oracle.fleet_counts import Counts, counts_named, names_of, objective, objective_by_gpu
 from planner.search.oracle.headroom import find_headroom, holds_with
-from planner.search.oracle.stopping import in_time
+from planner.search.oracle.work_clock import in_time
 from planner.search.problem.bill import paid_whole_usd_per_h
 from planner.search.problem.options import hardware
 from planner.search.problem.owned_first import objective_paid
@@ -19,10 +21,11 @@ from planner.traffic.scaling import SAME_FRAC
 # Fleets whose prices differ by at most this share count as equally expensive: step times are known less well
 # than that, so the fleet with more headroom is worth more than the difference.
 LIKE_PRICE_FRAC = 0.01
-MOST_LIKE_PRICE = 16  # So many fleets of like price are compared by headroom,
-LIKE_PRICE_EFFORT = 1_000_000  # with this much simulation effort, in requests.
+# At most so many fleets of like price are compared by headroom, with at most this effort [requests].
+MOST_LIKE_PRICE = 16
+LIKE_PRICE_EFFORT = 1_000_000
 # Another fleet of like price is preferred if its headroom is larger by this factor. Less is not worth the
-# simulations in all scenarios.
+# simulations in all scenarios. All of these are set by hand.
 MORE_HEADROOM = 1.1
 
 
@@ -55,16 +58,16 @@ def _search_most_headroom(problem: Problem, options: Sequence[Option], best: Cou
         return best
     problem = with_effort_limit(problem, LIKE_PRICE_EFFORT)
     headroom = find_headroom(problem.oracle, best).headroom
-    most_frac, ever_more = min(headroom.traffic_frac, headroom.steps_frac), list[Counts]()
+    most_frac, with_more = min(headroom.traffic_frac, headroom.steps_frac), list[Counts]()
     for counts in itertools.islice(_fleets_of_like_price(problem, options, best), MOST_LIKE_PRICE):
-        least_frac = most_frac * MORE_HEADROOM + SAME_FRAC
+        least_frac = most_frac * MORE_HEADROOM + SAME_FRAC  # Above `most_frac` also where that is 0.
         if problem.out_of_time() or not holds_with(problem.oracle, counts, least_frac):
             continue
         headroom = find_headroom(problem.oracle, counts, least_frac=least_frac).headroom
-        ever_more.append(counts)
+        with_more.append(counts)
         most_frac = min(headroom.traffic_frac, headroom.steps_frac)
     # Each has more headroom than the one before, so the last one that keeps enough scenarios has the most.
-    return next((counts for counts in reversed(ever_more) if problem.oracle.holds([counts])[0]), best)
+    return next((counts for counts in reversed(with_more) if problem.oracle.holds(counts)), best)
 
 
 def _fleets_of_like_price(problem: Problem, options: Sequence[Option], best: Counts) -> Iterator[Counts]:

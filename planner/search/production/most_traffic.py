@@ -23,15 +23,16 @@ from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_search import MOST_ROUNDS, cheapest_first, every_option, race_near
 from planner.search.oracle.fleet_counts import counts_of
-from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
-from planner.search.oracle.work_clock import ended_by, is_over
+from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
 from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.stages import Message
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits, with_search_limit
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
+
+# The numbers below are set by hand.
 
 # On paper the refuted rate is at most this share above the highest rate that is sustained.
 RATE_STEP_FRAC = 0.01

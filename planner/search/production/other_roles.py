@@ -40,16 +40,16 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
         return []
     options = {(option.role, hardware(option)): option for option in best_settings(problem, paper.level0, {})}
     options |= {(option.role, hardware(option)): option for option, _ in best}
-    machines: Counter[Hardware] = Counter()
+    workers_on: Counter[Hardware] = Counter()
     for option, count in best:
-        machines[hardware(option)] += count
+        workers_on[hardware(option)] += count
     before = dict(best)
 
     def changed_count(counts: Counts) -> int:
         after = dict(counts)
         return sum(abs(after.get(option, 0) - before.get(option, 0)) for option in {*after, *before})
 
-    fleets = [in_order(workers, paper.level0.options) for workers in _assignments(options, machines)]
+    fleets = [in_order(workers, paper.level0.options) for workers in _assignments(options, workers_on)]
     cheaper = [
         counts
         for counts in fleets
@@ -60,18 +60,18 @@ def fleets_of_other_roles(problem: Problem, paper: FleetSearch, best: Counts, be
 
 
 def _assignments(
-    options: Mapping[tuple[Role, Hardware], Option], machines: Mapping[Hardware, int]
+    options: Mapping[tuple[Role, Hardware], Option], workers_on: Mapping[Hardware, int]
 ) -> Iterator[list[tuple[Option, int]]]:
     """Every way to give roles to at most the given number of workers of each GPU type and tensor parallelism,
     as options with their counts; none if there are more than MOST_WAYS.
     """
 
-    def of_one(machine: Hardware, most: int) -> list[list[tuple[Option, int]]]:
-        possible = [options[role, machine] for role in ROLES if (role, machine) in options]
+    def of_one(gpus: Hardware, most: int) -> list[list[tuple[Option, int]]]:
+        possible = [options[role, gpus] for role in ROLES if (role, gpus) in options]
         every_count = itertools.product(range(most + 1), repeat=len(possible))
         return [list(zip(possible, each, strict=True)) for each in every_count if sum(each) <= most]
 
-    every = [of_one(machine, most) for machine, most in machines.items()]
+    every = [of_one(gpus, most) for gpus, most in workers_on.items()]
     if math.prod(map(len, every)) > MOST_WAYS:
         return iter(())
     return (list(itertools.chain(*ways)) for ways in itertools.product(*every))

@@ -28,7 +28,7 @@ from planner.search.oracle.fleet_counts import (
     objective,
 )
 from planner.search.oracle.scenarios import next_block
-from planner.search.oracle.stopping import in_time
+from planner.search.oracle.work_clock import in_time
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import (
@@ -52,7 +52,7 @@ from planner.search.production.scenario_test import (
 )
 from planner.units import in_unit
 
-# The limits below bound the time of a plan.
+# The limits below bound the time of a plan. They are set by hand.
 
 # At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
 MOST_TESTS = 4
@@ -91,7 +91,7 @@ def _find_production_fleet(
     safety, scenario_problem = problem.task.safety, _in_search_scenarios(model, problem.deadline)
     first = 0  # The first scenario of the next test: those of earlier tests have joined the search.
     trial: FleetTrial | None = None
-    assert safety is not None and problem.tested is not None and model.tested is not None
+    assert safety is not None and problem.test_scenarios is not None and model.test_scenarios is not None
     scenarios = scenario_problem.oracle.scenarios
     stage = f"production: the cheapest fleet that keeps the SLO in most of {len(scenarios)} scenarios"
     # With a long trace the test takes longer than anything else, and may not end in time.
@@ -109,7 +109,7 @@ def _find_production_fleet(
             raise unreachable_share_error(scenario_problem, paper)
         problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
         best = with_most_headroom(scenario_problem, paper.level0.options, least) if is_searched else least
-        test = ScenarioTest(problem.oracle, problem.tested, safety, first, problem.out_of_time)
+        test = ScenarioTest(problem.oracle, problem.test_scenarios, safety, first, problem.out_of_time)
         full_size = restore_full_size(problem, scenario_problem)
         trial = FleetTrial(best, test.decide(best), full_size, test, scenario_problem)
         # A cheaper fleet may pass only in the first round: later fleets have grown because cheaper ones
@@ -123,7 +123,7 @@ def _find_production_fleet(
         if trial.is_passed or attempt + 1 == MOST_TESTS or problem.out_of_time():
             break
         best, kept_in = trial.best, trial.kept_in
-        scenarios = (*scenarios, *(model.tested[first + i] for i in range(kept_in.scenario_count)))
+        scenarios = (*scenarios, *(model.test_scenarios[first + i] for i in range(kept_in.scenario_count)))
         scenario_problem = with_scenarios(model, scenarios, safety.most_missed(len(scenarios)))
         unused_owned = owned_beside(scenario_problem, paper.level0, best)
         scenario_problem, least = in_time(
@@ -192,7 +192,7 @@ def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
         fleets = fleets_of_other_roles(problem, paper, trial.best, below)
         in_the_time = itertools.takewhile(lambda _: not problem.out_of_time(), fleets)
         kept_fleets = (
-            counts for counts in in_the_time if in_time(partial(problem.oracle.holds, [counts]), [False])[0]
+            counts for counts in in_the_time if in_time(partial(problem.oracle.holds, counts), False)
         )
         passing = _first_passing(trial, kept_fleets)
         if passing is None:
@@ -243,7 +243,7 @@ def with_fewest_workers(trial: FleetTrial) -> FleetTrial:
         for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
             fewer = add_workers(best, -step, [k])
             is_last = best[k][1] <= step  # Each pool keeps a worker.
-            if is_last or not in_time(partial(oracle.holds, [fewer]), [False])[0]:
+            if is_last or not in_time(partial(oracle.holds, fewer), False):
                 continue
             smaller = trial.retest(fewer)
             if smaller.is_passed:
@@ -271,10 +271,10 @@ def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet
     counts = counts_of(fleet, paper.level0.options)
     if not counts:
         return None
-    assert problem.task.safety is not None and problem.tested is not None
+    assert problem.task.safety is not None and problem.test_scenarios is not None
     problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
     scenario_problem = _in_search_scenarios(problem, problem.deadline)
-    test = ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
+    test = ScenarioTest(problem.oracle, problem.test_scenarios, problem.task.safety, 0, problem.out_of_time)
     return pick_fleet_and_test(scenario_problem, paper, counts, test)
 
 
@@ -298,19 +298,19 @@ def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Cou
     cheaper = [counts for counts in fleets if counts and paper.value < objective(counts) < below]
     as_written = scenario_problem.oracle.as_written()
     near_feasible: list[Counts] = []
-    machines_listed = set[tuple[tuple[str, Hashable, int], ...]]()
+    listed = set[tuple[tuple[str, Hashable, int], ...]]()
     for counts in sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEAR_CHECKED]:
         if scenario_problem.out_of_time():
             break
-        machines = tuple((option.role, hardware(option), count) for option, count in counts)
-        if machines in machines_listed:
+        on_hardware = tuple((option.role, hardware(option), count) for option, count in counts)
+        if on_hardware in listed:
             continue  # The list has a fleet that differs in engine settings alone.
         is_near = (
             scenario_problem.allows(counts) and scenario_problem.oracle.missed_count(counts, most) <= most
         )
-        if is_near and as_written.holds([counts])[0]:
+        if is_near and as_written.holds(counts):
             near_feasible.append(counts)
-            machines_listed.add(machines)
+            listed.add(on_hardware)
     return sorted(near_feasible, key=objective)[:MOST_NEAR_FEASIBLE]
 
 

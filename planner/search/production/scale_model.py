@@ -42,7 +42,7 @@ def build_scale_model(problem: Problem, paper: Counts) -> Problem:
     if downscale < 2 or len(problem.trace) <= FULL_REQUESTS or has_shared_work or problem.draws:
         return problem
     # Whatever asks for production has scenarios to search in and others to test in.
-    assert problem.searched is not None and problem.tested is not None
+    assert problem.search_scenarios is not None and problem.test_scenarios is not None
     # Only what is simulated shrinks, traffic here and workers in the oracle: `problem.trace` stays, because
     # answers and reports are about the whole.
     return replace(
@@ -52,8 +52,8 @@ def build_scale_model(problem: Problem, paper: Counts) -> Problem:
             trace=thin_trace(problem.trace, downscale, np.random.default_rng(MODEL_SEED)),
             downscale=downscale,
         ),
-        searched=problem.searched.thinned(downscale),
-        tested=problem.tested.thinned(downscale),
+        search_scenarios=problem.search_scenarios.thinned(downscale),
+        test_scenarios=problem.test_scenarios.thinned(downscale),
     )
 
 
@@ -62,7 +62,9 @@ def restore_full_size(problem: Problem, modelled: Problem) -> Problem:
     if modelled.oracle.downscale == problem.oracle.downscale:
         return modelled
     # The same scenarios of the search and of the test, by their numbers, not thinned.
-    full_by_kind = {each.kind: each for each in (problem.searched, problem.tested) if each is not None}
+    full_by_kind = {
+        each.kind: each for each in (problem.search_scenarios, problem.test_scenarios) if each is not None
+    }
     scenarios = [full_by_kind[each.source.kind][each.number] for each in modelled.oracle.scenarios]
     # The next search has the deadline of the model's search.
     full_size = replace(problem, oracle=replace(problem.oracle, until=modelled.oracle.until))

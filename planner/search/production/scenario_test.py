@@ -18,7 +18,7 @@ from planner.domain import ROUNDING, Slo
 from planner.fleet import Fleet, Policies
 from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import run_each
-from planner.search.oracle.fleet_counts import Counts, Named, names_of
+from planner.search.oracle.fleet_counts import Counts, NamedCounts, names_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import TEST_BLOCK, Scenario, Scenarios
 from planner.search.problem.plan_problem import Problem
@@ -60,7 +60,7 @@ class ScenarioTest:
     first: int
     out_of_time: Callable[[], bool]
     is_after_loss: bool = False
-    refused: dict[Named, KeptIn] = field(default_factory=dict)
+    refused: dict[NamedCounts, KeptIn] = field(default_factory=dict)
 
     @property
     def side_scenarios(self) -> int:
@@ -160,20 +160,21 @@ class ScenarioTest:
         """Whether the fleet keeps the SLO in each of these scenarios."""
 
         def is_kept(number: int) -> bool:
-            return self.oracle.in_scenario(self.scenarios[self.first + number]).holds([counts])[0]
+            return self.oracle.in_scenario(self.scenarios[self.first + number]).holds(counts)
 
         return run_each(is_kept, numbers)
 
     def _kept_in(self, kept: int, number: int) -> KeptIn:
         """The fact that `kept` of `number` scenarios are kept, with the decision of Wald's test."""
-        share = self.safety.kept_in_frac
-        few, most = share - TEST_BELOW_FRAC, share + TEST_ABOVE_FRAC * (1 - share)
+        required_frac = self.safety.kept_in_frac
+        lower_frac = required_frac - TEST_BELOW_FRAC
+        upper_frac = required_frac + TEST_ABOVE_FRAC * (1 - required_frac)
         return KeptIn(
             kept,
             scenario_count=number,
-            least_frac=few,
-            most_frac=most,
-            decision=decision(kept, number, few, most),
+            least_frac=lower_frac,
+            most_frac=upper_frac,
+            decision=decision(kept, number, lower_frac, upper_frac),
             after_loss=self.is_after_loss,
         )
 
@@ -182,9 +183,9 @@ def untimed_test(problem: Problem) -> ScenarioTest | None:
     """The test of fleets of this problem from its first scenario on, however long it takes; None for a
     question on paper.
     """
-    if problem.task.safety is None or problem.tested is None:
+    if problem.task.safety is None or problem.test_scenarios is None:
         return None
-    return ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, lambda: False)
+    return ScenarioTest(problem.oracle, problem.test_scenarios, problem.task.safety, 0, lambda: False)
 
 
 def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
@@ -230,7 +231,7 @@ class FleetTrial:
         the SLO in as many of the search's scenarios as a search requires. The returned count is that of the
         first check that fails.
         """
-        test, scenarios = self.test.with_policies(policies), self.searched_problem.searched
+        test, scenarios = self.test.with_policies(policies), self.searched_problem.search_scenarios
         counts = test.oracle.counts(fleet)
         kept_in = test.decide(counts)
         if scenarios is None or not is_test_passed(kept_in, test.safety):

@@ -17,7 +17,7 @@ from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, ob
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.scenarios import drawn_by
-from planner.search.oracle.stopping import StoppedError
+from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem, with_search_scenarios
@@ -133,11 +133,11 @@ def _with_share_on_paper(why: WhyOnPaper, kept_in: facts.KeptIn | None) -> WhyOn
 
 def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) -> Production:
     """The cheapest fleet on paper, with how many scenarios it keeps, if no production fleet was found."""
-    assert problem.searched is not None and problem.task.safety is not None
-    test = ScenarioTest(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
+    assert problem.search_scenarios is not None and problem.task.safety is not None
+    test = ScenarioTest(problem.oracle, problem.search_scenarios, problem.task.safety, 0, problem.out_of_time)
     # The scenarios of a large problem would be drawn at full size for this count alone, so it takes fewer.
     is_small = build_scale_model(problem, paper.best) is problem
-    kept_in = test.count_kept(paper.best, problem.searched.count if is_small else test.side_scenarios)
+    kept_in = test.count_kept(paper.best, problem.search_scenarios.count if is_small else test.side_scenarios)
     on_paper = _with_headroom(_answer(problem, "on-paper", paper.best, kept_in), problem, paper.best)
     answers = (on_paper, facts.Answered("production", (), None, None, None))
     scenarios = _scenarios_fact(problem, paper.best, with_search_scenarios(problem).oracle)
@@ -150,11 +150,11 @@ def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTr
     These are the scenarios in which production was searched. Beside a scale model they are the first ones of
     the test, because the search's scenarios at full size would have to be drawn for this count alone.
     """
-    assert problem.searched is not None
+    assert problem.search_scenarios is not None
     if trial.searched_problem.oracle.downscale > 1:
         return trial.test.count_kept(paper.best, trial.test.side_scenarios)
-    return replace(trial.test, scenarios=problem.searched, first=0).count_kept(
-        paper.best, problem.searched.count
+    return replace(trial.test, scenarios=problem.search_scenarios, first=0).count_kept(
+        paper.best, problem.search_scenarios.count
     )
 
 
@@ -165,12 +165,12 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
     If it costs less, it is reduced to the workers that it needs for the test. If it costs the same it keeps
     all, since the nodes on which they run are paid for anyway.
     """
-    same_value = trial.problem.same_value
-    if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * same_value:
+    same_value_factor = trial.problem.same_value_factor
+    if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * same_value_factor:
         return trial
     if names_of(lossy_fleet) == names_of(trial.best):
         return trial
-    costs_less = objective(lossy_fleet) * same_value < objective(trial.best)
+    costs_less = objective(lossy_fleet) * same_value_factor < objective(trial.best)
     preferred = replace(trial.retest(lossy_fleet), cheaper=trial.cheaper)
     if not preferred.is_passed:
         return trial
@@ -212,11 +212,14 @@ def _with_headroom(answer: facts.Answered, problem: Problem, counts: Counts) -> 
             raise StoppedError
 
     try:
-        end = find_headroom(problem.oracle, counts, before_each=stop_in_time)
+        measured = find_headroom(problem.oracle, counts, before_each=stop_in_time)
     except StoppedError:
         return answer
     return replace(
-        answer, headroom=end.headroom, breaks_by_traffic=end.by_traffic, breaks_by_steps=end.by_steps
+        answer,
+        headroom=measured.headroom,
+        breaks_by_traffic=measured.by_traffic,
+        breaks_by_steps=measured.by_steps,
     )
 
 
@@ -235,12 +238,12 @@ def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.S
     """The fact that says how the scenarios were drawn and how many the search, whose oracle is `searched`,
     saw.
     """
-    assert problem.task.safety is not None and problem.searched is not None
-    trace = problem.searched.trace
-    way = drawn_by(problem.task, trace)
+    assert problem.task.safety is not None and problem.search_scenarios is not None
+    trace = problem.search_scenarios.trace
+    source = drawn_by(problem.task, trace)
     return facts.ScenariosDrawn(
-        way,
-        block_s(trace) if way == "blocks" else 0.0,
+        source,
+        block_s(trace) if source == "blocks" else 0.0,
         problem.task.safety.growth_frac,
         all(option.type.latency.spread is not None for option, _ in best),
         len(searched.scenarios),

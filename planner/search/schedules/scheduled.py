@@ -6,6 +6,9 @@ window misses the SLO, firm workers are added, of the type that is cheapest for 
 schedule in which it lies and, if it misses it again, in the one before too. (Firm workers are those that are
 not on spot GPUs.) In the end each added worker that no window needs is removed. The bill is for the GPUs that
 workers had in the simulation: the cheapest number of reserved GPUs, on-demand GPUs above it, and spot GPUs.
+
+Numbers: c of a worker type of the market (C of them), g of a GPU (G), t of a window of the schedule (T), m of
+an LLM, v of a window of its SLO.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ MORE_FRAC = 0.1
 # A spot worker is warned this long before it is taken away, as AWS does.
 NOTICE_S = 120.0
 # A spot worker that was taken away is replaced within this time.
-REPLACE_WITHIN_S = 60.0
+REPLACE_WITHIN_S = 60.0  # Set by hand.
 # A window that is still missed after this many repairs is left as it is.
 MOST_WINDOW_REPAIRS = 3
 # A window ends this long before the next one begins, so that it lies in one window of the schedule.
@@ -118,7 +121,8 @@ def simulate_schedule(
     the time is up. Raises InputError if a fleet does not match the worker of the market for which it stands.
     """
     _check_fleets(market, demand, served)
-    deadline, firm = time.monotonic() + time_limit_s, schedule.workers.copy()
+    deadline = time.monotonic() + time_limit_s
+    firm = schedule.workers.copy()
     first = _simulate(market, demand, firm, schedule.spot_workers, served)
     runs = first
     failed: dict[tuple[int, int], int] = {}
@@ -214,10 +218,12 @@ class _LlmRun:
     pools: tuple[_ScheduledPool, ...]
 
 
-def _pools_of(market: Market, firm: Counts, spot: Counts, each: ScheduledLlm) -> Iterator[_ScheduledPool]:
-    """The pools of an LLM. Their GPUs have the names under which the market's stock counts them."""
+def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> Iterator[_ScheduledPool]:
+    """The pools of an LLM with these firm and spot workers (C, T). Their GPUs have the names under which the
+    market's stock counts them.
+    """
     for counts, is_spot in ((firm, False), (spot, True)):
-        for c, unit in each.units.items():
+        for c, unit in llm.units.items():
             capacity = market.capacities[c]
             offers = {offer.gpu: offer for offer, _ in market.offers_of(capacity)}
             for pool in unit.pools if counts[c].any() else ():

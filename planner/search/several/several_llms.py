@@ -28,8 +28,7 @@ from planner.search.evidence.plan import Plan
 from planner.search.mixed.best_fleet import best_of
 from planner.search.mixed.bounds import checked_bound
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.stopping import USUAL_LIMIT_S
-from planner.search.oracle.work_clock import is_over, time_limit
+from planner.search.oracle.work_clock import USUAL_LIMIT_S, is_over, time_limit
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least

@@ -16,7 +16,7 @@ from planner.documents.safety import safety_kept
 from planner.domain import ROUNDING
 from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.stopping import in_time
+from planner.search.oracle.work_clock import in_time
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, owned_first
 from planner.search.problem.plan_problem import Problem, with_scenarios

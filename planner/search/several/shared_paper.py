@@ -118,7 +118,8 @@ def _plan_shared(
     then each LLM searched within what the others leave.
     """
     searched = [[(on_all_draws(problem), best) for problem, best in each] for each in alone]
-    until, rows = slice_of(deadline, 1), shared_limits(limits)
+    until = slice_of(deadline, 1)
+    rows = shared_limits(limits)
     _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
     llms = [
         [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
@@ -203,7 +204,9 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
     fleets, or if the fleets of level 0 fit together too.
     """
     best = [best_of(searched)[1] for searched in alone]
-    level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
+    level0 = [
+        min((result.level0.search for _, result in each), key=lambda search: search.value) for each in alone
+    ]
     least = sum(search.value for search in level0)
     is_exact = all(search.level0.search.is_exhausted for each in alone for _, search in each)
     # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
@@ -259,7 +262,7 @@ def _simulate_all_cheaper(
             for counts in cheaper_fleets(mixed, pairs, search, ceiling):
                 if is_over(deadline) or effort + effort_spent() - before > WALK_EFFORT:
                     return False
-                problem.oracle.holds([counts])
+                problem.oracle.holds(counts)
             feasible = {fleet: True for fleet, holds in problem.oracle.verdicts.items() if holds}
             learn_from([design for design in llms[i] if design.llm_problem is problem], feasible)
             effort += effort_spent() - before

@@ -31,8 +31,7 @@ from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, has_several_types, names_of, objective
 from planner.search.oracle.scenarios import next_block
-from planner.search.oracle.stopping import in_time
-from planner.search.oracle.work_clock import EFFORT_S, is_over, now_s
+from planner.search.oracle.work_clock import EFFORT_S, in_time, is_over, now_s
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import (
     Problem,

@@ -23,7 +23,7 @@ MOST_REQUESTS = 300_000  # Scenarios of a longer trace would take minutes, so th
 
 
 @dataclass(frozen=True, slots=True)
-class FleetStanding:
+class FleetSafety:
     """How safe a fleet is. `kept_in` is the result of the test of production, None without scenarios, and
     `is_kept_in_enough` says whether the fleet passes it. `measured_headroom` is None if the fleet misses the
     SLO on the given traffic.
@@ -34,14 +34,15 @@ class FleetStanding:
     is_kept_in_enough: bool = False
 
 
-def measure_standing(
+def measure_safety(
     fleet: Fleet, requests: Trace, slo: Slo, scenarios: Scenarios | None
-) -> FleetStanding | None:
+) -> FleetSafety | None:
     """Simulate a fleet on `requests`, whose rate and part are already chosen, and in `scenarios` if given.
 
     The result is None with more than MOST_REQUESTS requests, and for a fleet with disturbances or pinned
     prefixes, because scenarios have neither.
     """
+    # Disturbances (workers that stop for a time) and pins are of workers and prefixes of this trace alone.
     if len(requests) > MOST_REQUESTS or fleet.disturbances or fleet.pinned:
         return None
     oracle = Oracle(fleet.llm, requests, slo, fleet.network, fleet.policies)
@@ -52,8 +53,8 @@ def measure_standing(
         test = ScenarioTest(oracle, scenarios, safety, first=0, out_of_time=lambda: False)
         kept_in = test.decide(counts)
         is_kept = is_test_passed(kept_in, safety)
-    measured_headroom = find_headroom(oracle, counts) if oracle.holds([counts])[0] else None
-    return FleetStanding(kept_in, measured_headroom, is_kept)
+    measured_headroom = find_headroom(oracle, counts) if oracle.holds(counts) else None
+    return FleetSafety(kept_in, measured_headroom, is_kept)
 
 
 def scenarios_for(task: PlanQuestion, trace: Trace, seed: int) -> Scenarios | None:
