@@ -228,7 +228,7 @@ def print_joint_answer(answer: JointAnswer) -> None:
     print_lines(several_llms_day_page.standing_line(answer), *several_llms_day_page.proof_lines(answer))
     head, rows = several_llms_day_page.joint_table(answer)
     print_table(head, rows, "controllers")
-    for name, one in answer.each.items():
+    for name, one in answer.by_llm.items():
         for line in (
             *(one.question.start_notes if one.question.sleep_level else ()),
             *day_page.settings_lines(one),

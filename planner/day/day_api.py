@@ -42,11 +42,11 @@ from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
 # Without `most` a pool may grow to this many times its size in the fleet that stands all day, and by at least
-# this many workers: after a burst, more workers must serve what waited while they started.
+# this many workers: after a burst, more workers must serve what waited while they started. Set by hand.
 MOST_WORKERS_FACTOR, FEWEST_EXTRA_WORKERS = 2, 2
 # AWS takes a spot worker away after a notice of this length; other clouds give 30 s.
 NOTICE_S = 120.0
-# Shares of the time limit for planning the fleet that stands all day, and for its alternatives.
+# Shares of the time limit for planning the fleet that stands all day, and for its alternatives, set by hand.
 STATIC_SHARE, ALTERNATIVES_SHARE = 0.4, 0.2
 SHORTEST_LIMIT_S = 1.0  # Every search gets at least this long, even after the time limit.
 # The origin of fleets that `day` plans, for the reader of its answer.
@@ -138,7 +138,7 @@ class JointDayResult(Result):
                 "missed": part.missed_windows,
             }
             for row in self.answer.rows
-            for llm, part in zip(self.answer.each, row.parts, strict=True)
+            for llm, part in zip(self.answer.by_llm, row.parts, strict=True)
         ]
         return pd.DataFrame(rows)
 

@@ -25,7 +25,7 @@ from planner.search.evidence.alternatives import find_alternatives
 from planner.studies.per_gpu import gpu_types
 from planner.studies.what_if import Study, StudyAnswer
 
-MOST_FLEETS = 4  # Each fleet's day takes as long as the first one's.
+MOST_FLEETS = 4  # Set by hand: each fleet's day takes as long as the first one's.
 LEAST_TIME_S = 1.0  # A search or a day gets at least this long, even if the deadline is nearer.
 QUEUE_AXIS = "queue"
 # Labels of the fleet whose alternatives are compared: planned for this day, or given with --fleet.

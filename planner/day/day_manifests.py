@@ -16,25 +16,25 @@ def controller_manifests(answer: DayAnswer, row: ControllerDay | None = None) ->
 
     manifests/README.md says which targets have none, and why.
     """
-    winner, fleet = row or answer.winner, answer.question.fleet
+    day, fleet = row or answer.winner, answer.question.fleet
     # Only the optimum has neither: it is a fixed sequence of sizes, and no controller runs it.
-    assert winner.chosen is not None and winner.knowledge is not None
+    assert day.chosen is not None and day.knowledge is not None
     trace = answer.question.trace
     longest_tokens = int((trace.input_tokens + trace.output_tokens).max())
     files: dict[str, str] = {}
     refused: list[str] = []
-    for target in autoscaling.PAIRS.get(winner.name, {}):
+    names, sizes = [pool.name for pool in fleet.pools], [pool.count for pool in fleet.pools]
+    for target in autoscaling.PAIRS.get(day.name, {}):
         try:
-            names, sizes = zip(*((pool.name, pool.count) for pool in fleet.pools), strict=True)
-            scaler = autoscaling.autoscaler_of(winner.chosen, winner.knowledge, names, sizes)
+            scaler = autoscaling.autoscaler_of(day.chosen, day.knowledge, names, sizes)
             scaler_files = autoscaling.render(fleet, longest_tokens, target, scaler)
         except InputError as error:
             refused.append(f"- {target}: {error}")
             continue
         files |= {f"manifests/{target}/{path}": text for path, text in scaler_files.items()}
     if refused or not files:
-        why = "\n".join(refused) or f"Nothing here runs {winner.name}."
-        files["manifests/README.md"] = f"# Targets without a manifest of {winner.name}\n\n{why}\n"
+        why = "\n".join(refused) or f"Nothing here runs {day.name}."
+        files["manifests/README.md"] = f"# Targets without a manifest of {day.name}\n\n{why}\n"
     return files
 
 

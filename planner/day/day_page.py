@@ -295,7 +295,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
         "step_s": question.step_s,
         "train_frac": question.train_frac,
         "requests": len(answer.judged),
-        "hours": answer.judged.duration_s / 3600,
+        "hours": answer.judged.duration_s / HOUR_S,
         "standing_usd_per_h": standing_usd_per_h(answer),
         "winner": answer.winner.name,
         "pools": [
@@ -304,13 +304,13 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
                 "role": pool.role,
                 "worker": pool.type.name,
                 "static": pool.count,
-                "least": each.least,
-                "most": each.most,
-                "start_s": each.start_s,
-                "warm": each.warm,
-                "warm_start_s": each.warm_start_s,
+                "least": bounds.least,
+                "most": bounds.most,
+                "start_s": bounds.start_s,
+                "warm": bounds.warm,
+                "warm_start_s": bounds.warm_start_s,
             }
-            for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+            for pool, bounds in zip(question.fleet.pools, question.pools, strict=True)
         ],
         "controllers": [_controller_json(answer, row) for row in answer.rows],
         "optimum": None
@@ -338,7 +338,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
         else {
             "rates_rps": answer.capacity.rates_rps.tolist(),
             "sizes": answer.capacity.sizes.tolist(),
-            "made": answer.capacity.made,
+            "made": answer.capacity.how_made,
         },
         "fleets": [asdict(each) for each in answer.fleets],
         "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
@@ -546,10 +546,10 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     """Start-up, billing, windows, and where the table of capacity comes from."""
     question = answer.question
     lines = [
-        f"{pool.name}: {pool.type.name}, {each.least} to {each.most} workers, ready {each.start_s:.0f} s "
-        "after they are asked for and paid from then on"
-        + (f"; {each.warm} at a time after {each.warm_start_s:.0f} s" if each.warm else "")
-        for pool, each in zip(question.fleet.pools, question.pools, strict=True)
+        f"{pool.name}: {pool.type.name}, {bounds.least} to {bounds.most} workers, ready "
+        f"{bounds.start_s:.0f} s after they are asked for and paid from then on"
+        + (f"; {bounds.warm} at a time after {bounds.warm_start_s:.0f} s" if bounds.warm else "")
+        for pool, bounds in zip(question.fleet.pools, question.pools, strict=True)
     ]
     lines += [
         f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
@@ -575,5 +575,5 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     lines.append(standing_line(answer).removesuffix("."))
     lines.append("simulated on this traffic with median step times: no scenarios, no margin for them")
     if answer.capacity is not None:
-        lines.append(f"capacity: {answer.capacity.made}")
+        lines.append(f"capacity: {answer.capacity.how_made}")
     return lines

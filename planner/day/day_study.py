@@ -52,6 +52,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
 ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
+# The values below were set by hand.
 BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
@@ -343,9 +344,9 @@ class DayInputs:
     miss_terms: MissTerms
     left_s: float
 
-    def knowledge_of(self, each: ChosenController) -> Knowledge:
+    def knowledge_of(self, chosen: ChosenController) -> Knowledge:
         """What a controller may know."""
-        return knowledge_of(each, self.knowledge, self.question.trace)
+        return knowledge_of(chosen, self.knowledge, self.question.trace)
 
 
 def _run_controllers(
@@ -360,21 +361,23 @@ def _run_controllers(
             rows.append(_run_controller(inputs_now, each, progress))
         return rows
     progress(f"{', '.join(each.row.name for each in chosen)}: the day")
+    rows = []
     sent = executors.run_items(_run_to_send, chosen, shared=inputs)
-    return [
-        (row and replace(row, chosen=replace(each, **settings), knowledge=inputs.knowledge_of(each)), why_not)
-        for each, (row, settings, why_not) in zip(chosen, sent, strict=True)
-    ]
+    for each, (row, settings, why_not) in zip(chosen, sent, strict=True):
+        if row is not None:
+            row = replace(row, chosen=replace(each, **settings), knowledge=inputs.knowledge_of(each))
+        rows.append((row, why_not))
+    return rows
 
 
 def _run_to_send(
-    inputs: DayInputs, each: ChosenController
+    inputs: DayInputs, chosen: ChosenController
 ) -> tuple[ControllerDay | None, dict[str, Any], str]:
     """What a worker process sends back: the day or None, the tuned settings, and the reason for a None.
 
     The day comes without the controller and the knowledge, which the caller has already.
     """
-    row, why_not = _run_controller(inputs, each, report_nothing)
+    row, why_not = _run_controller(inputs, chosen, report_nothing)
     if row is None or row.chosen is None:
         return row, {}, why_not
     settings = {"settings": row.chosen.settings, "by_role": row.chosen.by_role}
@@ -382,18 +385,18 @@ def _run_to_send(
 
 
 def _run_controller(
-    inputs: DayInputs, each: ChosenController, progress: Progress
+    inputs: DayInputs, chosen: ChosenController, progress: Progress
 ) -> tuple[ControllerDay | None, str]:
     """The day of one controller, tuned first if there is traffic to train on; else None and the reason."""
     try:
-        tuned, settings_count = each, 1
+        tuned, settings_count = chosen, 1
         if inputs.train is not None:
             training_question = replace(inputs.question, trace=inputs.train)
             deadline = time.monotonic() + inputs.left_s
             tuned, settings_count = tune_controller(
-                training_question, each, inputs.knowledge, inputs.miss_terms, deadline, progress
+                training_question, chosen, inputs.knowledge, inputs.miss_terms, deadline, progress
             )
-        row = simulate_controller(inputs.question, tuned, inputs.knowledge_of(each))
+        row = simulate_controller(inputs.question, tuned, inputs.knowledge_of(chosen))
         return replace(row, settings_count=settings_count), ""
     except InputError as error:
         return None, str(error)

@@ -74,10 +74,10 @@ class JointDay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointOptimum:
-    """The optimum of all LLMs, with the fields of `day_study.Optimum`; `each` has the part of every LLM."""
+    """The optimum of all LLMs, with the fields of `day_study.Optimum`; `parts` has that of every LLM."""
 
     day: JointDay
-    each: tuple[Optimum, ...]
+    parts: tuple[Optimum, ...]
     bound_usd: float
     proved_usd: float
     status: str
@@ -87,12 +87,12 @@ class JointOptimum:
 class JointAnswer:
     """The days of all controllers in `rows`, that of the fleets that stand all day first.
 
-    `each` has the answer of every LLM by its name; the winner in each is the controller that is best for all
-    LLMs together. `no_optimum` is the reason why there is no optimum. `left_out` are controllers with the
+    `by_llm` has the answer of every LLM by its name; the winner in each is the controller that is best for
+    all LLMs together. `no_optimum` is the reason why there is no optimum. `left_out` are controllers with the
     reason why they could not run.
     """
 
-    each: Mapping[str, DayAnswer]
+    by_llm: Mapping[str, DayAnswer]
     rows: tuple[JointDay, ...]
     optimum: JointOptimum | None
     no_optimum: str
@@ -109,7 +109,7 @@ class JointAnswer:
     @property
     def winner(self) -> JointDay:
         """The best day, in which missed windows of each LLM count as they do for that LLM."""
-        questions = [answer.question for answer in self.each.values()]
+        questions = [answer.question for answer in self.by_llm.values()]
         return _best_row(self.rows, questions)
 
     def regret_usd(self, row: JointDay) -> float | None:
@@ -188,7 +188,7 @@ def study_day_together(
             question=llm_questions[llm_index],
             judged=later,
             rows=own_rows,
-            optimum=None if best_day is None else best_day.each[llm_index],
+            optimum=None if best_day is None else best_day.parts[llm_index],
             no_optimum=no_optimum,
             capacity=knowledge_by_llm[llm_index].capacity,
             left_out=tuple(left_out),
@@ -197,7 +197,7 @@ def study_day_together(
         )
     warnings = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.warnings))
     return JointAnswer(
-        each=answers,
+        by_llm=answers,
         rows=tuple(rows),
         optimum=best_day,
         no_optimum=no_optimum,
@@ -248,7 +248,7 @@ def _run_controllers(
 def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:
     """The questions with no more GPUs than the optimum pays for; their days begin with its sizes."""
     limited = []
-    for question, part in zip(judged, optimum.each, strict=True):
+    for question, part in zip(judged, optimum.parts, strict=True):
         run = part.day.run
         initial_sizes = [
             sum(span.pool == p and span.ready_s <= 0 for span in run.spans)

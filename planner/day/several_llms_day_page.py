@@ -23,7 +23,7 @@ def render_days(answer: JointAnswer) -> dict[str, str]:
     """The files that `plan day -o DIR` writes: path relative to DIR -> content."""
     answer_json = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
     files = {"day.html": _html(answer), "day.json": answer_json}
-    for name, llm_answer in answer.each.items():
+    for name, llm_answer in answer.by_llm.items():
         own = {key: text for key, text in day_page.render_day(llm_answer).items() if key.endswith(".csv")}
         if not llm_answer.question.sleep_level:  # Manifests start pods; none let engines sleep.
             own |= controller_manifests(llm_answer)
@@ -36,7 +36,7 @@ def joint_recommendation(answer: JointAnswer) -> str:
     best, regret = answer.winner, answer.regret_usd(answer.winner)
     windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     above = day_page.above_text(regret, None if answer.optimum is None else answer.optimum.day.usd)
-    return f"{best.name} {windows} of {counted(len(answer.each), 'LLM')} and costs {usd(best.usd)}{above}."
+    return f"{best.name} {windows} of {counted(len(answer.by_llm), 'LLM')} and costs {usd(best.usd)}{above}."
 
 
 def proof_lines(answer: JointAnswer) -> list[str]:
@@ -53,10 +53,10 @@ def proof_lines(answer: JointAnswer) -> list[str]:
 
 def standing_line(answer: JointAnswer) -> str:
     """The price per hour of all fleets that stand all day, as `plan` has it, and where they come from."""
-    questions = [one.question for one in answer.each.values()]
+    questions = [one.question for one in answer.by_llm.values()]
     pools = [pool for question in questions for pool in question.fleet.pools]
     rate_usd_per_h = paid_usd_per_h((pool.type, pool.count) for pool in pools)
-    fleets = "; ".join(f"{name}: {describe(one.question.fleet)}" for name, one in answer.each.items())
+    fleets = "; ".join(f"{name}: {describe(one.question.fleet)}" for name, one in answer.by_llm.items())
     note = f"; {questions[0].fleet_note}" if questions[0].fleet_note else ""
     return f"All workers all day (static): {fleets}; {usd(rate_usd_per_h)} per hour in all{note}."
 
@@ -69,7 +69,7 @@ PAID_ALL_DAY = (
 
 def shared_lines(answer: JointAnswer) -> list[str]:
     """How GPUs are billed where they are paid all day, and what sleeping takes; else empty."""
-    question = next(iter(answer.each.values())).question
+    question = next(iter(answer.by_llm.values())).question
     lines = [PAID_ALL_DAY] if question.is_paid_all_day else []
     if answer.on_least_gpus and answer.optimum is not None:
         missed = ", ".join(f"{row.name} {row.missed_windows}" for row in answer.on_least_gpus)
@@ -92,7 +92,7 @@ def joint_table(answer: JointAnswer) -> Rows:
     It has the totals over all LLMs, then what each LLM would cost on nodes that it shares with no other, and
     how many windows it misses.
     """
-    names = list(answer.each)
+    names = list(answer.by_llm)
     head = (
         "Controller",
         "USD",
@@ -141,9 +141,9 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
                 "windows": row.windows,
                 "missed": row.missed_windows,
                 "regret_usd": answer.regret_usd(row),
-                "usd_by_llm": {llm: part.usd for llm, part in zip(answer.each, row.parts, strict=True)},
+                "usd_by_llm": {llm: part.usd for llm, part in zip(answer.by_llm, row.parts, strict=True)},
                 "missed_by_llm": {
-                    llm: part.missed_windows for llm, part in zip(answer.each, row.parts, strict=True)
+                    llm: part.missed_windows for llm, part in zip(answer.by_llm, row.parts, strict=True)
                 },
             }
             for row in answer.rows
@@ -158,7 +158,7 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
             "proved_usd": optimum.proved_usd,
         },
         "missed_on_least_gpus": {row.name: row.missed_windows for row in answer.on_least_gpus},
-        "llms": {name: day_page.to_json(one) for name, one in answer.each.items()},
+        "llms": {name: day_page.to_json(one) for name, one in answer.by_llm.items()},
         "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
         "warnings": list(answer.warnings),
     }
@@ -183,7 +183,7 @@ def _html(answer: JointAnswer) -> str:
         for gpu, count in answer.stock.items()
     ]
     parts = [
-        f"<header><p class=eyebrow>A day of {escape(', '.join(answer.each))}</p>",
+        f"<header><p class=eyebrow>A day of {escape(', '.join(answer.by_llm))}</p>",
         f"<h1>{escape(joint_recommendation(answer))}</h1>",
         f"<p class=lead>{escape(' '.join(proof_lines(answer)))}</p></header>",
         bullets(answer.warnings) if answer.warnings else "",
@@ -191,7 +191,7 @@ def _html(answer: JointAnswer) -> str:
         section("Controllers", table(head, table_rows, caption="Controllers", numeric=(1,))),
         section("Costs", drawn(costs)),
     ]
-    for name, one in answer.each.items():
+    for name, one in answer.by_llm.items():
         # All charts share one page, so the names of figures contain their LLM.
         own = [
             Figure(f"{name}-{figure.name}", figure.chart, f"{name}: {figure.caption}")

@@ -30,16 +30,16 @@ def sleeping_questions(
         for question in questions.values()
         for pool in question.fleet.pools
     )
-    row = facts.find_sleep_level(level)
-    place = "host memory" if row.keeps_weights else storage
-    basis = f"weights from {place}, {'measured' if row.is_measured else 'estimated'}"
-    sleep_notes = tuple(sleep_lines(questions, row))
+    sleep_level = facts.find_sleep_level(level)
+    place = "host memory" if sleep_level.keeps_weights else storage
+    basis = f"weights from {place}, {'measured' if sleep_level.is_measured else 'estimated'}"
+    sleep_notes = tuple(sleep_lines(questions, sleep_level))
 
     def sleeping(question: DayQuestion) -> DayQuestion:
         llm, pools, notes = question.fleet.llm, [], []
-        for pool, each in zip(question.fleet.pools, question.pools, strict=True):
+        for pool, bounds in zip(question.fleet.pools, question.pools, strict=True):
             wake_s = facts.wake_s(llm, pool.type, level, storage)
-            pools.append(replace(each, start_s=longest_s + wake_s, warm=0))
+            pools.append(replace(bounds, start_s=longest_s + wake_s, warm=0))
             notes.append(
                 f"{pool.name} wakes from level {level} in {wake_s:.1f} s ({basis}), after at most "
                 f"{longest_s:.1f} s in which another worker falls asleep"
@@ -51,11 +51,11 @@ def sleeping_questions(
     return {name: sleeping(question) for name, question in questions.items()}
 
 
-def sleep_lines(questions: Mapping[str, DayQuestion], row: SleepLevel) -> list[str]:
+def sleep_lines(questions: Mapping[str, DayQuestion], sleep_level: SleepLevel) -> list[str]:
     """What sleeping takes: memory of the host and of each GPU, and someone who calls the engines."""
     lines, host_bytes = list[str](), dict[str, float]()
     # A level that drops the weights keeps nothing in host memory.
-    for question in questions.values() if row.keeps_weights else ():
+    for question in questions.values() if sleep_level.keeps_weights else ():
         for pool in question.fleet.pools:
             gpu = pool.type.gpu
             workers = max(int(gpu.gpus_per_node) // pool.type.gpus, 1)
@@ -66,8 +66,8 @@ def sleep_lines(questions: Mapping[str, DayQuestion], row: SleepLevel) -> list[s
         for gpu, size_bytes in host_bytes.items()
     ]
     lines.append(
-        f"a sleeping engine keeps about {row.kept_gpu_bytes / 1e9:.1f} GB of each of its GPUs, which KV "
-        "caches must leave free; that is not simulated"
+        f"a sleeping engine keeps about {sleep_level.kept_gpu_bytes / 1e9:.1f} GB of each of its GPUs, which "
+        "KV caches must leave free; that is not simulated"
     )
     lines.append("no manifests are written, as theirs start pods: call /sleep and /wake_up of the engines")
     return lines

@@ -98,7 +98,7 @@ def test_the_optimum_is_no_dearer_than_the_cheapest_days_of_each_llm(found: Join
     """
     answer = found.answer
     assert answer.optimum is not None
-    questions = [each.question for each in answer.each.values()]
+    questions = [each.question for each in answer.by_llm.values()]
     terms = joint_terms([terms_of(each) for each in questions], answer.stock, questions[0].step_s)
     best = answer.optimum.day
     dear = replace(best, parts=(replace(best.parts[0], usd=99.0), *best.parts[1:]))

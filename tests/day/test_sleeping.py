@@ -92,7 +92,7 @@ def test_no_timetable_is_below_the_proved_bound() -> None:
         runs, rng = joint_days(seed), np.random.default_rng(seed)
         for _ in range(6):
             spans, holds = list[Span](), True
-            for own in runs.each:
+            for own in runs.llm_runs:
                 times_s = np.unique([0.0, *rng.uniform(0, float(own.terms.edges_s[-1]), 3)])
                 day = own.simulate_timetable(times_s, rng.integers(1, 3, (len(times_s), 1)))
                 spans += day.run.spans
@@ -135,7 +135,7 @@ def test_a_day_of_llms_that_sleep(tmp_path: Path) -> None:
     assert isinstance(result, JointDayResult)
     answer, optimum = result.answer, result.answer.optimum
     assert optimum is not None and optimum.day.keeps
-    for one in answer.each.values():
+    for one in answer.by_llm.values():
         assert one.question.pools[0].start_s == pytest.approx(0.2 + 16.06 / 10.9 + 16.06 / 10, rel=0.01)
     for row in (*answer.rows, optimum.day):
         usd_per_h = row.most_gpus["l40s-48g"] * GPU_USD_PER_H

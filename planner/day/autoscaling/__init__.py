@@ -109,7 +109,7 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
     if refusal := find_refusal(autoscaler.controller, target):
         raise InputError(refusal)
     if autoscaler.controller == "static":
-        fleet = at_beginning(fleet, autoscaler)
+        fleet = fleet_at_beginning(fleet, autoscaler)
         return manifests.render(fleet, max_model_len, target).files
     if sglang_engine.serves(fleet):
         raise InputError(f"{autoscaler.controller}: reads the metrics of vLLM, and the plan counts on SGLang")
@@ -121,7 +121,7 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
     scale_targets = find_scale_targets(fleet, target, autoscaler)
     if autoscaler.controller == "knative" and target == "kserve":
         # Knative's services replace all files of the target, and Knative routes by itself.
-        files, readme = {}, _without(readme, "kserve")
+        files, readme = {}, _drop_section(readme, "kserve")
     else:
         files = scalable_pools.scale_pools(files, target, scale_targets, fleet, max_model_len, autoscaler)
     written = _write_beside_target(fleet, max_model_len, target, autoscaler, scale_targets)
@@ -131,7 +131,7 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
     return {"README.md": readme + _write_readme(target, autoscaler, scale_targets, written), **files}
 
 
-def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
+def fleet_at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     """The fleet with the counts that the controller begins with; InputError if it has other pools."""
     with_all_pools(fleet, autoscaler)  # Only for its InputError.
     sizes = {pool.name: pool.size for pool in autoscaler.pools}
@@ -207,7 +207,7 @@ def _write_readme(
     return "\n".join(lines) + "\n"
 
 
-def _without(readme: str, heading: str) -> str:
+def _drop_section(readme: str, heading: str) -> str:
     """The README without the section of this heading."""
     first, *sections = readme.split("\n## ")
     others = [section for section in sections if section.split("\n", 1)[0] != heading]

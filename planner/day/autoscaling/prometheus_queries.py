@@ -39,7 +39,7 @@ ENDED = "vllm:request_success_total"
 PROMPT_TOKENS, OUTPUT_TOKENS = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
 FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # Rises with PROMPT_TOKENS, by one per prompt.
 RATE_S = 60  # Rates are means over a minute, which holds several scrapes.
-# A rule has a term for each of its edges, and Prometheus reads the whole expression each time.
+# Set by hand: a rule has a term for each of its edges, and Prometheus reads the whole expression each time.
 MOST_STEPS = 200
 # A caller may make an Autoscaler without some parameters; plans give all. Defaults are those of the settings.
 _USUAL: dict[str, ControllerSettings] = {

@@ -110,6 +110,7 @@ def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
     A request takes `out` steps, so each step computes n / out prompts in the mean.
     """
     out = max(load.output_tokens, 1.0)
+    # The seconds that prompts add to a step, per sequence of the batch.
     prompts_s = engine.ttft_s(load.input_tokens) / out
     per_sequence_s = engine.itl_s(1, load.context_tokens) - engine.decode_s + prompts_s
     batch = _largest_batch(engine, load.context_tokens, itl_s, per_sequence_s)
@@ -160,7 +161,7 @@ class DynamoSla:
         assert knowledge.tpot_s is not None
         sizes = list(self.current)
         for role in dict.fromkeys(knowledge.roles):
-            pools = knowledge.with_role(role)
+            pools = knowledge.pools_of_role(role)
             worker_rps = []
             for i in pools:
                 engine = knowledge.engines[i]

@@ -24,12 +24,12 @@ DECODE: Role = "decode"
 class CapacityTable:
     """The least pool sizes `sizes` (R, P) that keep the SLO at steady rates `rates_rps` (R,).
 
-    Rates rise, and no size falls from one rate to the next. `made` says in words which traffic was simulated.
+    Rates rise, and no size falls from one rate to the next. `how_made` says which traffic was simulated.
     """
 
     rates_rps: Floats
     sizes: Ints
-    made: str
+    how_made: str
 
     def __post_init__(self) -> None:
         rates, sizes = self.rates_rps, self.sizes
@@ -182,7 +182,7 @@ class Knowledge:
             )
         object.__setattr__(self, "front", tuple(i for i, role in enumerate(self.roles) if role != DECODE))
 
-    def with_role(self, role: Role) -> tuple[int, ...]:
+    def pools_of_role(self, role: Role) -> tuple[int, ...]:
         """The numbers of the pools of a role."""
         return tuple(i for i, each in enumerate(self.roles) if each == role)
 
@@ -207,7 +207,7 @@ class Knowledge:
         bounded = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)
         ]
-        prefill, decode = self.with_role(PREFILL), self.with_role(DECODE)
+        prefill, decode = self.pools_of_role(PREFILL), self.pools_of_role(DECODE)
         if prefill and decode and any(bounded[i] for i in (*prefill, *decode)):
             for side in (prefill, decode):
                 if not any(bounded[i] for i in side):

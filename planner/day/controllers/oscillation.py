@@ -33,13 +33,13 @@ def find_oscillations(
     Each decision that shrinks a pool while workers of an earlier growth still start counts once.
     """
     per_pool = []
-    for pool, within_s in enumerate(start_s):
+    for pool, pool_start_s in enumerate(start_s):
         changes = np.flatnonzero(np.diff(decided_sizes[:, pool])) + 1
         grown: list[tuple[float, int]] = []  # When the pool grew, and how many of these workers still start.
         times, first_s, given_up = 0, float("nan"), 0
         for k in changes.tolist():
             now_s, change = float(decision_s[k]), int(decided_sizes[k, pool] - decided_sizes[k - 1, pool])
-            grown = [(at_s, starting) for at_s, starting in grown if now_s - at_s < within_s]
+            grown = [(at_s, starting) for at_s, starting in grown if now_s - at_s < pool_start_s]
             if change > 0:
                 grown.append((now_s, change))
                 continue

@@ -166,7 +166,7 @@ class Wva(HpaFollowed):
 
     def _change_by_one(self, reading: MetricsReading, role: Role, sizes: list[int]) -> None:
         """Change the size of one pool of this role by one worker, or leave all as they are."""
-        pools = self.knowledge.with_role(role)
+        pools = self.knowledge.pools_of_role(role)
         # Requests in limbo wait because no pool has a worker; the cheapest pool gets one for them.
         if any(self.knowledge.limbo_of(reading, i) for i in pools) and not any(sizes[i] for i in pools):
             sizes[min(pools, key=self.knowledge.price_of)] = 1

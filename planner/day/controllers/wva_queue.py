@@ -225,7 +225,7 @@ class WvaQueue(HpaFollowed):
             return wanted
         prompt, answer = (max(round(each), 1) for each in self.lengths)
         for role in dict.fromkeys(self.knowledge.roles):
-            pools = self.knowledge.with_role(role)
+            pools = self.knowledge.pools_of_role(role)
             worker_rps = {i: self._carried_rps_of(i, prompt, answer) for i in pools}
             # As in the original one pool changes, the one that carries a request at the lowest price.
             best = min(

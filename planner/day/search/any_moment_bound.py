@@ -1,7 +1,7 @@
 """Bounds the cost of a day for controllers that know all traffic and change sizes at any moment.
 
-A need is (a, b, pool, n): at some moment from a to b more than n workers of the pool must be ready. A cut is
-a set of needs of which at least one must be met. Cuts are found by simulation: with at most n workers from a
+A need is (a, b, c, n): at some moment from a to b [s] more than n workers of pool c must be ready. A cut is a
+set of needs of which at least one must be met. Cuts are found by simulation: with at most n workers from a
 to b, for all needs of the cut, and the most workers of every pool at all other times, a window is missed. If
 more workers, and less earlier work, never hurt (day_optimum.MORE), a controller that meets none of the needs
 misses the window too. So each cut holds for every controller that keeps the SLO, at whatever moments it acts.
@@ -34,7 +34,8 @@ from planner.simulator.slo_verdict import missed_windows
 from planner.solvers.any_moment import LevelStretches, Need, Needs, cheapest_levels, shortest_needs
 from planner.solvers.pool_sizes import Cut
 
-# LAG_FRAC, STEP_FRAC and EXACT_FRAC are shares of the length of a window of the SLO.
+# The constants were set by hand, where no other reason is given. LAG_FRAC, STEP_FRAC and EXACT_FRAC are
+# shares of the length of a window of the SLO.
 # The sizes from this long before a window on decide whether it is missed. A longer time changed no bound by
 # more than 0.1 % on the five days on which it was tried.
 LAG_FRAC = 0.5
@@ -220,6 +221,7 @@ def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: fl
         return (first, (points[since], end_s, c, n)) if since < end else (first,)
 
     def fails(until: int, back: int) -> bool:
+        """Whether the window is missed if the second stretch begins `back` points before the end."""
         return slices.misses(window, needs(until, end - back))
 
     cuts: list[Needs] = []
@@ -261,8 +263,8 @@ def _unmet(slices: _Slices, window: int, lives: LevelStretches) -> list[Need]:
     for c, pool in enumerate(slices.runs.terms.pools):
         ready = [
             (begin_s - slices.exact_s, end_s + slices.exact_s)
-            for (each, _), stretches in lives.items()
-            if each == c
+            for (pool_number, _), stretches in lives.items()
+            if pool_number == c
             for begin_s, end_s in stretches
         ]
         moments = sorted({from_s, to_s, *(t for stretch in ready for t in stretch if from_s < t < to_s)})

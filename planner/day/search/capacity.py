@@ -23,6 +23,7 @@ from planner.traffic.scaling import rescale, select_window
 from planner.traffic.trace import Trace, judged_span_s
 from planner.units import show_s
 
+# All values were set by hand.
 SAMPLE = "busiest 10 min"
 RUNGS = 12  # Rates of the table, equally spaced. A rate between two has the sizes of the higher one.
 ABOVE_FRAC = 0.3  # The highest rate of the table is this share above the highest rate of the traffic.
@@ -58,6 +59,7 @@ def capacity_table(
 
 
 def slo_text(slo: Slo) -> str:
+    """The limits of the SLO in a line."""
     return ", ".join(f"{limit.name} <= {show_s(limit.limit_s)}" for limit in slo.limits)
 
 
@@ -70,9 +72,9 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     host_step_s, host_sequence_s = (
         sum(part) for part in zip(*(each.per_step_s(worker.tp) for each in worker.host), strict=True)
     )
-    full = worker.max_num_batched_tokens
-    first_s, full_s = (float(worker.latency.prefill_s(n, full)) for n in (1, full))
-    token_s = (full_s - first_s) / max(full - 1, 1)
+    full_tokens = worker.max_num_batched_tokens
+    first_s, full_s = (float(worker.latency.prefill_s(n, full_tokens)) for n in (1, full_tokens))
+    token_s = (full_s - first_s) / max(full_tokens - 1, 1)
     sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
     sequence_s = (together_s - alone_s) / max(sequences - 1, 1)

@@ -1,7 +1,7 @@
 """Simulates a day with sizes that the search for the optimum proposes (planner/day/search/day_optimum.py).
 
 The simulations show which windows of the SLO fail with these sizes. A step is here a stretch of the day with
-the same sizes, not an engine's step.
+the same sizes, not an engine's step. Arrays of sizes are (T, P): a row per step, a column per pool.
 
 A whole day is simulated with a timetable of sizes. A slice of the day shows more cheaply that the sizes in
 some steps make a window fail. The slice begins some time before the first of these steps, with every pool at
@@ -24,7 +24,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.simulator.counted_limits import judged_windows_s
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_in_windows
-from planner.simulator.simulation import STATUS
+from planner.simulator.layout import UNFINISHED
 from planner.simulator.slo_verdict import judge, missed_windows
 from planner.simulator.timetable import Timetable
 from planner.solvers.master import Option, gpu_usd_per_h, paid_usd_per_h
@@ -44,7 +44,6 @@ RUN_IN_S = 60.0
 REACH_S = 10.0
 MOST_REACH_S = 120.0
 
-UNFINISHED = STATUS.index("unfinished")  # A request that was accepted and has not ended.
 EDGE_S = 1e-6  # Edges of windows and steps nearer than this are the same one, computed in two ways.
 
 
@@ -92,8 +91,8 @@ class DayRuns:
         pools: Sequence[ElasticPool],
         terms: DayTerms | None = None,
     ):
-        for pool, each in zip(fleet.pools, pools, strict=True):
-            if each.interruptions_per_h > 0:
+        for pool, bounds in zip(fleet.pools, pools, strict=True):
+            if bounds.interruptions_per_h > 0:
                 raise InputError(
                     f"pool {pool.name}: the optimum knows the future, and interruptions of spot workers are "
                     "drawn by chance; leave the price of spot out"
@@ -147,12 +146,12 @@ class DayRuns:
         pools = list(zip(self.fleet.pools, self.given_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
         # For a lower bound the cheapest price and the fastest start of all pools that can prefill are taken.
-        prefilling = [(pool, each) for pool, each in pools if pool.role != "decode"]
-        starts_s = [each.start_s for _, each in prefilling]
-        starts_s += [each.warm_start_s for _, each in prefilling if each.warm]
+        prefilling = [(pool, bounds) for pool, bounds in pools if pool.role != "decode"]
+        starts_s = [bounds.start_s for _, bounds in prefilling]
+        starts_s += [bounds.warm_start_s for _, bounds in prefilling if bounds.warm]
         usd_per_h_of = gpu_usd_per_h if shares_nodes else paid_usd_per_h
         least_workers = LeastWorkers(
-            usd_per_h=usd_per_h_of((pool.type, each.least) for pool, each in pools),
+            usd_per_h=usd_per_h_of((pool.type, bounds.least) for pool, bounds in pools),
             prefill_usd_per_h=min(usd_per_h_of([(pool.type, 1)]) for pool, _ in prefilling),
             start_s=min(starts_s),
         )
@@ -275,14 +274,14 @@ def day_terms(
         edges_s = np.append(np.arange(steps) * step_s, last_s)
     terms = [
         PoolTerms(
-            start_s=_with_equal_starts(each).start_s,
-            least=each.least,
-            most=each.most,
+            start_s=_with_equal_starts(bounds).start_s,
+            least=bounds.least,
+            most=bounds.most,
             usd_per_h=pool.type.price_usd_per_h,
             gpus=pool.type.gpus,
             gpu=pool.type.gpu.name,
             node=node_of(pool.type.gpu),
         )
-        for pool, each in zip(fleet.pools, pools, strict=True)
+        for pool, bounds in zip(fleet.pools, pools, strict=True)
     ]
     return DayTerms(edges_s, tuple(terms), unit_s, stock or {}, is_paid_all_day)

@@ -1,6 +1,6 @@
 """A cheaper timetable than the optimum's: its changes moved from the edges of the grid to any moment.
 
-A timetable is a list of lives for each (pool, k): stretches in which the k-th worker of the pool is ready.
+A timetable is a list of lives for each (pool c, k): stretches in which the pool's k-th worker is ready.
 The search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
 
     repair    While a window fails, a life begins earlier, ends later or is added. Of these changes the one
@@ -36,7 +36,7 @@ Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
 Lives = dict[tuple[int, int], list[Life]]
 
-# GROW_FRAC to LASTS_FRAC are shares of the length of a window.
+# The constants were set by hand. GROW_FRAC to LASTS_FRAC are shares of the length of a window.
 GROW_FRAC = 1 / 30  # A repair lengthens a life by this or by three times as much.
 NEW_LIFE_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this far apart.
 EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
@@ -52,6 +52,9 @@ MOST_WORK = 25_000_000
 MOST_SLICES_PER_WINDOW = 300
 SAFE_EXCESS = -0.02  # A window with this `excess` is safe: a repair gains nothing by making it smaller.
 LEAST_LATE_FRAC = 1e-3  # `excess` divides by the share of requests that may be late, or by this if that is 0.
+LEAST_SAVED_FRAC = 1e-6  # A round of shortening that saves a smaller share of the cost is the last one.
+# Excesses and costs [USD] that differ by less differ by rounding.
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,18 +203,18 @@ class _LifeSearch:
         if part is None:  # No request arrives, so none is late.
             return -1.0
         self.work_left -= part.requests + SLICE_WORK
-        shares = [
+        verdicts = [
             (in_windows(part.run.simulation, k, part.bounds_s)[0], limit.percentile_frac)
             for k, limit in enumerate(runs.slo.limits)
         ]
         if (attained_frac := runs.slo.attainment_frac) is not None:
-            window_of = attained_in_windows(part.run.simulation, runs.slo, part.bounds_s)[0]
-            shares.append((window_of, attained_frac))
+            attained = attained_in_windows(part.run.simulation, runs.slo, part.bounds_s)[0]
+            verdicts.append((attained, attained_frac))
         excess = -1.0
-        for verdict, frac in shares:
-            above = (frac - verdict.kept_frac) / max(1 - frac, LEAST_LATE_FRAC)
+        for verdict, needed_frac in verdicts:
+            above = (needed_frac - verdict.kept_frac) / max(1 - needed_frac, LEAST_LATE_FRAC)
             # Shares of few requests are rounded, so the verdict decides on which side of 0 the excess is.
-            excess = max(excess, min(above, -1e-9) if verdict.holds else max(above, 1e-9))
+            excess = max(excess, min(above, -ROUNDING) if verdict.holds else max(above, ROUNDING))
         return excess
 
     def repaired(self, lives: Lives) -> Lives:
@@ -225,14 +228,17 @@ class _LifeSearch:
                 usd, best, best_gain = self.usd(lives), None, 0.0
                 for changed in self._longer(lives, window):
                     saved = excess - max(self.excess(changed, window), SAFE_EXCESS)
-                    saved_per_usd = saved / max(self.usd(changed) - usd, 1e-9)
+                    saved_per_usd = saved / max(self.usd(changed) - usd, ROUNDING)
                     if saved > 1e-12 and saved_per_usd > best_gain:  # More than a rounding error.
                         best, best_gain = changed, saved_per_usd
                 lives = best or self._one_worker_more(lives, window)
         return lives
 
     def _longer(self, lives: Lives, window: int) -> Iterator[Lives]:
-        """The lives with one change near a window: one begins earlier, one ends later, or one is new."""
+        """The lives with one change near a window: one begins earlier, one ends later, or one is new.
+
+        A life is near if it begins or ends from two new lives before the window to one after it.
+        """
         start_s, end_s = self.windows_s[window : window + 2]
         grow_s, new_s = GROW_FRAC * self.window_s, NEW_LIFE_FRAC * self.window_s
         near_s = start_s - 2 * new_s, end_s + new_s
@@ -297,7 +303,7 @@ class _LifeSearch:
                         lives = self._shorter(lives, key, i, is_end=is_end)
                     lives = self._with_pause(lives, key, i)
                     i += 1
-            if self.usd(lives) > before_usd * (1 - 1e-6):
+            if self.usd(lives) > before_usd * (1 - LEAST_SAVED_FRAC):
                 break
         return lives
 

@@ -26,13 +26,13 @@ Ints = npt.NDArray[np.int64]
 MOST_EARLIER_FRAC = 0.05
 
 
-def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: float) -> DayTerms:
+def joint_terms(llm_terms: Sequence[DayTerms], stock: Mapping[str, int], step_s: float) -> DayTerms:
     """The terms of the master problem with the pools of all LLMs, on one grid of `step_s` to the end of the
     shortest traffic.
 
     Raises InputError if the traffic of one LLM ends much earlier than that of another (MOST_EARLIER_FRAC).
     """
-    ends_s = [float(terms.edges_s[-1]) for terms in each]
+    ends_s = [float(terms.edges_s[-1]) for terms in llm_terms]
     first_s, last_s = min(ends_s), max(ends_s)
     if last_s - first_s > max(step_s, MOST_EARLIER_FRAC * last_s):
         raise InputError(
@@ -42,20 +42,20 @@ def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: floa
     # Less a rounding error, so that a whole number of steps gets no further step.
     steps = max(int(np.ceil(first_s / step_s - 1e-9)), 1)
     edges_s = np.append(np.arange(steps) * step_s, first_s)
-    pools = tuple(pool for terms in each for pool in terms.pools)
-    return DayTerms(edges_s, pools, each[0].unit_s, dict(stock), each[0].is_paid_all_day)
+    pools = tuple(pool for terms in llm_terms for pool in terms.pools)
+    return DayTerms(edges_s, pools, llm_terms[0].unit_s, dict(stock), llm_terms[0].is_paid_all_day)
 
 
 class JointRuns:
-    """Simulates the days of several LLMs with sizes (T, P) of all their pools.
+    """Simulates the days of several LLMs with sizes (T, P) of all their pools, in T steps.
 
-    `each` has the runs of every LLM by itself, on the grid of `terms`. They have no stock, because the LLMs
-    share the stock of `terms`. `columns` are the columns of each LLM's pools.
+    `llm_runs` has the runs of every LLM by itself, on the grid of `terms`. They have no stock, because the
+    LLMs share the stock of `terms`. `columns` are the columns of each LLM's pools.
     """
 
-    def __init__(self, each: Sequence[DayRuns], terms: DayTerms):
+    def __init__(self, llm_runs: Sequence[DayRuns], terms: DayTerms):
         self.terms = terms
-        self.each = tuple(
+        self.llm_runs = tuple(
             DayRuns(
                 runs.fleet,
                 runs.trace,
@@ -63,16 +63,18 @@ class JointRuns:
                 runs.given_pools,
                 replace(runs.terms, edges_s=terms.edges_s, stock={}),
             )
-            for runs in each
+            for runs in llm_runs
         )
-        ends = np.cumsum([len(runs.fleet.pools) for runs in each]).tolist()
-        self.columns = [range(end - len(runs.fleet.pools), end) for runs, end in zip(each, ends, strict=True)]
+        counts = [len(runs.fleet.pools) for runs in llm_runs]
+        self.columns = [
+            range(end - count, end) for count, end in zip(counts, np.cumsum(counts).tolist(), strict=True)
+        ]
         # For each window the number of its LLM, and its number among the windows of this LLM.
         self._llm_and_window = [
-            (llm, own) for llm, runs in enumerate(each) for own in range(runs.window_count)
+            (llm, own) for llm, runs in enumerate(llm_runs) for own in range(runs.window_count)
         ]
         # For each LLM the number of its first window.
-        self._first_window = [0, *np.cumsum([runs.window_count for runs in each[:-1]]).tolist()]
+        self._first_window = [0, *np.cumsum([runs.window_count for runs in llm_runs[:-1]]).tolist()]
 
     @property
     def window_count(self) -> int:
@@ -80,15 +82,15 @@ class JointRuns:
 
     @property
     def request_count(self) -> int:
-        return sum(runs.request_count for runs in self.each)
+        return sum(runs.request_count for runs in self.llm_runs)
 
     def own_steps(self, window: int) -> range:
         llm, own_window = self._llm_and_window[window]
-        return self.each[llm].own_steps(own_window)
+        return self.llm_runs[llm].own_steps(own_window)
 
     def later_steps(self, window: int) -> range:
         llm, own_window = self._llm_and_window[window]
-        return self.each[llm].later_steps(own_window)
+        return self.llm_runs[llm].later_steps(own_window)
 
     def pools_of(self, window: int) -> range:
         return self.columns[self._llm_and_window[window][0]]
@@ -104,10 +106,10 @@ class JointRuns:
         busiest window takes, for the whole day. The bound at single moments is not known for the sum, so its
         arrays are empty.
         """
-        each_llm = [runs.least_paid(shares_nodes=True) for runs in self.each]
+        each_llm = [runs.least_paid(shares_nodes=True) for runs in self.llm_runs]
         least_usd_per_h = paid_usd_per_h(
             (pool.type, given.least)
-            for runs in self.each
+            for runs in self.llm_runs
             for pool, given in zip(runs.fleet.pools, runs.given_pools, strict=True)
         )
         least_usd = least_usd_per_h * float(self.terms.edges_s[-1]) / HOUR_S * (1 - ROUNDING)
@@ -126,16 +128,16 @@ class JointRuns:
 
     def simulate_day(self, workers: Ints) -> DayRun:
         parts = [
-            runs.simulate_day(np.ascontiguousarray(workers[:, own.start : own.stop]))
-            for runs, own in zip(self.each, self.columns, strict=True)
+            runs.simulate_day(np.ascontiguousarray(workers[:, columns.start : columns.stop]))
+            for runs, columns in zip(self.llm_runs, self.columns, strict=True)
         ]
         lives = [
-            (own.start + span.pool, span.requested_s, span.gone_s)
-            for part, own in zip(parts, self.columns, strict=True)
+            (columns.start + span.pool, span.requested_s, span.gone_s)
+            for part, columns in zip(parts, self.columns, strict=True)
             for span in part.run.spans
         ]
         numbered = zip(self._first_window, parts, strict=True)
-        missed = [first + own for first, part in numbered for own in part.missed]
+        missed = [first + window for first, part in numbered for window in part.missed]
         return DayRun(
             workers,
             run=parts[0].run,
@@ -148,15 +150,15 @@ class JointRuns:
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
         llm, own_window = self._llm_and_window[window]
-        own = self.columns[llm]
-        own_workers = np.ascontiguousarray(workers[:, own.start : own.stop])
-        return self.each[llm].misses_window(own_workers, own_window, first)
+        columns = self.columns[llm]
+        own_workers = np.ascontiguousarray(workers[:, columns.start : columns.stop])
+        return self.llm_runs[llm].misses_window(own_workers, own_window, first)
 
 
 def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
     """The most USD per second that a window needs: of one LLM, or of all LLMs if they have it in common."""
     # For each LLM the USD per second of each window. Edges are rounded so that equal ones are found equal.
-    rates: list[dict[tuple[float, float], float]] = [
+    llm_rates: list[dict[tuple[float, float], float]] = [
         {
             (round(begin_s, 6), round(end_s, 6)): float(usd) / (end_s - begin_s)
             for begin_s, end_s, usd in zip(
@@ -165,6 +167,6 @@ def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
         }
         for llm in each_llm
     ]
-    common = set.intersection(*(set(each) for each in rates))
-    alone = [rate for each in rates for rate in each.values()]
-    return max([*alone, *(sum(each[window] for each in rates) for window in common)], default=0.0)
+    common = set.intersection(*(set(rates) for rates in llm_rates))
+    alone = [rate for rates in llm_rates for rate in rates.values()]
+    return max([*alone, *(sum(rates[window] for rates in llm_rates) for window in common)], default=0.0)

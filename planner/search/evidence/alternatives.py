@@ -10,7 +10,7 @@ from functools import partial
 from planner.documents.certificate import Alternative
 from planner.documents.facts import NoneUpTo, Note, Remarked
 from planner.search.level0.level0_search import Level0
-from planner.search.level0.one_pool import least_that_holds
+from planner.search.level0.one_pool import PRICE_GROWTH, least_that_holds
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, largest_below, objective
 from planner.search.problem.options import breaks_gaps, hardware
@@ -32,9 +32,6 @@ ALONE_LEAST_SIMULATIONS = 2
 
 # A simulation that fails counts as this share of one that holds, because it stops early.
 FAILED_SHARE = 0.2
-
-# The price up to which options are simulated grows by this factor until one holds.
-_PRICE_STEP = 1.3
 
 ONE_GPU = "one GPU type only"
 
@@ -186,8 +183,8 @@ def _cheapest_mixed(
     # No pool costs less than its least count, nor less than the best fleet of an exhausted search.
     # The counts that failed are too small.
     least = min(objective(((option, most_failed[option.name] + 1),)) for option in options)
-    price = max(least, search.value if search.is_exhausted else 0.0) * _PRICE_STEP
-    while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
+    price = max(least, search.value if search.is_exhausted else 0.0) * PRICE_GROWTH
+    while counts is None and price < PRICE_GROWTH * ceiling and not has_stopped():
         # At the last price, the ceiling, all options are simulated.
         for option in one_per_size if price < ceiling else ordered:
             if has_stopped():
@@ -196,7 +193,7 @@ def _cheapest_mixed(
                 counts = ((option, count),)
                 ceiling = objective(counts)
                 break
-        price *= _PRICE_STEP
+        price *= PRICE_GROWTH
     for option in ordered if counts else ():
         if not (count := most_below(option, ceiling)):
             continue

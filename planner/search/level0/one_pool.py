@@ -37,9 +37,9 @@ answers do not depend on the number of cores.
 
 # The numbers below are set by hand.
 
-# The price of `first_incumbent` grows by this factor until an option holds. A count without a limit begins at
-# its guess times this factor.
-_PRICE_GROWTH = 1.3
+# The price up to which options are simulated grows by this factor until one holds. A count without a limit
+# begins at its guess times this factor.
+PRICE_GROWTH = 1.3
 _COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
 _NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
 _TOO_MANY = 64  # `Bounded.too_many` is so many times the least or the likely count.
@@ -154,12 +154,12 @@ def first_incumbent(
 
     failed = min((item.least_objective for item in available), default=0.0)
     likely_value = min((objective(((item.option, item.likely),)) for item in available), default=0.0)
-    value = _PRICE_GROWTH * max(failed, likely_value)
+    value = PRICE_GROWTH * max(failed, likely_value)
     highest = max((objective(((item.option, item.too_many),)) for item in available), default=0.0)
     while 0 < value <= highest and not any_holds_below(value):
         if out_of_time():
             return
-        failed, value = value, _PRICE_GROWTH * value
+        failed, value = value, PRICE_GROWTH * value
     while search.value > _NEAR * failed > 0 and math.isfinite(search.value) and not out_of_time():
         middle = math.sqrt(failed * search.value)  # The geometric mean of the two prices.
         if not any_holds_below(middle):
@@ -245,7 +245,7 @@ def least_that_holds(
         if holding <= failed or not holds(holding):
             return None
     else:
-        holding = max(failed + 1, math.ceil(_PRICE_GROWTH * item.likely))
+        holding = max(failed + 1, math.ceil(PRICE_GROWTH * item.likely))
         while not holds(holding):
             if holding >= item.too_many:
                 return None
