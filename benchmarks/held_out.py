@@ -42,7 +42,8 @@ from planner.search.oracle.deterministic_parallel import run_wave
 from planner.search.oracle.fleet_counts import Counts, may_hand_over, objective
 from planner.search.oracle.scenarios import Scenarios, drawn_by
 from planner.search.oracle.traffic_request import requested_traffic
-from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios
+from planner.search.problem.build_problem import SearchInputs
+from planner.search.problem.plan_problem import Problem, with_scenarios
 from planner.search.production.cheapest_kept import find_cheaper_kept, grow_until_kept
 from planner.search.production.three_answers import Production, plan_production
 from planner.simulator.slo_verdict import in_windows, windows_s
@@ -141,7 +142,7 @@ def interval(kept: int, count: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def answered(asked: PlanQuestion, trace: Trace, catalog: Catalog) -> tuple[Problem, FleetSearch, Production]:
-    problem, found = best_of(search_llm(asked, trace, catalog, seed=0, conditions=Conditions()))
+    problem, found = best_of(search_llm(SearchInputs(asked, trace, catalog)))
     made = plan_production(problem, found)
     assert made is not None  # there is no time limit
     return problem, found, made

@@ -23,7 +23,7 @@ from planner.search.evidence.findings import few_keep_all_warnings, list_warning
 from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.bill import bill_fleet
-from planner.search.problem.build_problem import build_problem
+from planner.search.problem.build_problem import SearchInputs, build_problem
 from planner.search.problem.idle_limits import requests_to_judge, unreachable
 from planner.search.problem.link import link_too_slow
 from planner.simulator import judge, simulate
@@ -293,8 +293,9 @@ def test_what_there_is_no_time_to_simulate_is_not_claimed() -> None:
     trace = some_traffic()
     problem = build_problem(task, trace, CATALOG)
     searched = search_policies(replace(problem, lower=lower_bound(problem)))
-    calm = certify_plan(searched, trace, CATALOG)
-    hurried = certify_plan(searched, trace, CATALOG, deadline=-math.inf)
+    inputs = SearchInputs(task, trace, CATALOG)
+    calm = certify_plan(searched, inputs)
+    hurried = certify_plan(searched, inputs, deadline=-math.inf)
     assert calm.certificate.neighbours and not hurried.certificate.neighbours
     assert calm.verdict == hurried.verdict and calm.certificate.bound == hurried.certificate.bound
     assert not any("used up" in line for line in sentences(calm.warnings))

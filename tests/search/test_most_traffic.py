@@ -15,14 +15,14 @@ from planner.errors import InfeasibleError
 from planner.reports.words import throughput_line
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
-from planner.search.problem.build_problem import build_problem
+from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Conditions, with_search_scenarios
 from planner.search.production.most_traffic import (
     KEPT_STEP_FRAC,
     RateClimb,
+    at_rate,
     find_most_kept_traffic,
     find_most_traffic,
-    task_at_rate,
 )
 from planner.solvers.master import Option
 
@@ -34,6 +34,7 @@ TASK = question(
     safety={"kept_in": 0.9},
 )
 TRACE = traffic(requests=300, rate_rps=4.0)
+INPUTS = SearchInputs(TASK, TRACE, CATALOG)
 
 
 @cache
@@ -43,7 +44,7 @@ def planned() -> Plan:
 
 def fleets_that_hold(rate_rps: float) -> int:
     """How many fleets of level 0 with as many GPUs keep the SLO in enough scenarios that a search sees."""
-    problem = with_search_scenarios(build_problem(task_at_rate(TASK, TRACE, rate_rps, 0), TRACE, CATALOG))
+    problem = with_search_scenarios(at_rate(INPUTS, rate_rps).problem())
     fleets = [((Option("mixed", worker, 1.0), MOST // worker.gpus),) for worker in problem.types]
     held = sum(problem.oracle.holds(fleet) for fleet in fleets)
     for prefill, decode in itertools.product(problem.types, repeat=2):
@@ -55,8 +56,8 @@ def fleets_that_hold(rate_rps: float) -> int:
 
 
 def test_at_the_refuted_rate_no_fleet_keeps_enough_futures() -> None:
-    on_paper, best = find_most_traffic(TASK, TRACE, CATALOG, seed=0, conditions=Conditions())
-    kept = find_most_kept_traffic(TASK, TRACE, CATALOG, on_paper, best, seed=0, conditions=Conditions())
+    on_paper, best = find_most_traffic(INPUTS)
+    kept = find_most_kept_traffic(INPUTS, on_paper, best)
     assert kept is not None and on_paper.refuted_rps is not None
     found = kept[0]
     assert found.refuted_rps is not None

@@ -11,8 +11,9 @@ from questions import question, traffic
 from planner.search.evidence.certify import search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import hardware
-from planner.search.problem.plan_problem import Conditions, Problem
+from planner.search.problem.plan_problem import Problem
 from planner.search.production.like_price import below_like_price
 from planner.search.production.other_roles import MOST_WORKERS, fleets_of_other_roles
 
@@ -22,7 +23,7 @@ def searched() -> tuple[Problem, FleetSearch]:
     """A question with one GPU type, answered on paper."""
     fleet = {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}
     one_gpu = question(safety={"kept_in": 0.9}, fleet=fleet)
-    return best_of(search_llm(one_gpu, traffic(0), CATALOG, seed=0, conditions=Conditions()))
+    return best_of(search_llm(SearchInputs(one_gpu, traffic(0), CATALOG)))
 
 
 def a_fleet(prefill: int, decode: int) -> Counts:

@@ -21,10 +21,10 @@ from planner.search.mixed import infeasible
 from planner.search.mixed.best_fleet import best_of, search
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.mixed_fleets import MixedFleets
-from planner.search.problem.build_problem import build_problem
+from planner.search.problem.build_problem import SearchInputs, build_problem
 from planner.search.problem.options import option_of
 from planner.search.problem.owned_first import objective_paid, owned_first, paid_at_least
-from planner.search.problem.plan_problem import Conditions, Problem
+from planner.search.problem.plan_problem import Problem
 from planner.search.production.production_fleet import find_production_fleet
 from planner.search.production.three_answers import with_answers
 from planner.solvers.master import Option
@@ -174,7 +174,7 @@ def test_a_fleet_that_stands_a_loss_costs_no_more_than_any_near_production() -> 
     slo = {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}}
     task = question(fleet=fleet, slo=slo, safety={"kept_in": 0.9})
     asked = traffic(1, requests=300, rate_rps=40.0)
-    problem, paper = best_of(search_llm(task, asked, CATALOG, seed=0, conditions=Conditions()))
+    problem, paper = best_of(search_llm(SearchInputs(task, asked, CATALOG)))
     found = find_production_fleet(problem, paper)
     assert found is not None
     made = with_answers(problem, paper, found)

@@ -28,7 +28,8 @@ from planner.search.oracle.fleet_counts import Counts, add_workers, names_of, ob
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import TEST_BLOCK, TESTED, Scenarios, next_block
 from planner.search.problem.bill import bill_fleet
-from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios, with_search_scenarios
+from planner.search.problem.build_problem import SearchInputs
+from planner.search.problem.plan_problem import Problem, with_scenarios, with_search_scenarios
 from planner.search.production import fleet_with_a_loss, production_fleet
 from planner.search.production.cheapest_kept import find_cheaper_kept, find_cheapest_kept, grow_other_designs
 from planner.search.production.production_fleet import _find_near_feasible, find_production_fleet
@@ -44,7 +45,7 @@ ONE_GPU = {"fleet": {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}}
 
 @cache
 def searched(seed: int = 0) -> tuple[Problem, FleetSearch]:
-    found = search_llm(question(**SAFE, **ONE_GPU), traffic(seed), CATALOG, seed=0, conditions=Conditions())
+    found = search_llm(SearchInputs(question(**SAFE, **ONE_GPU), traffic(seed), CATALOG))
     return best_of(found)
 
 
@@ -130,9 +131,7 @@ def test_a_pool_of_another_gpu_grows_below_a_dear_fleet() -> None:
     """The search on paper ended at one GPU type (30 requests/s on any GPU: B200, twice the price of H100):
     nothing is known of the others but what their work likely takes.
     """
-    problem, paper = best_of(
-        search_llm(question(**SAFE), traffic(), CATALOG, seed=0, conditions=Conditions())
-    )
+    problem, paper = best_of(search_llm(SearchInputs(question(**SAFE), traffic(), CATALOG)))
     asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
     assert best is not None
     nothing = replace(paper.level0, mixed=(None, math.inf), one_gpu=(None, math.inf))
@@ -294,9 +293,7 @@ def test_safety_beyond_the_stock_names_what_can_be_had() -> None:
     """So many GPUs keep the SLO on paper and in too few scenarios; the error says what more costs."""
     paper = plan(question(**ONE_GPU), traffic(), CATALOG)
     stock = {"fleet": {"gpus": {"h100-80g": paper.fleet.gpus}, "max_num_batched_tokens": 2048}}
-    problem, best = best_of(
-        search_llm(question(**SAFE, **stock), traffic(), CATALOG, seed=0, conditions=Conditions())
-    )
+    problem, best = best_of(search_llm(SearchInputs(question(**SAFE, **stock), traffic(), CATALOG)))
     with pytest.raises(InfeasibleError, match=r"kept_in: no fleet .* none keeps more than the") as error:
         find_production_fleet(problem, best)
     assert "USD/h" in str(error.value) and "kept_in: 0." in error.value.relaxation
@@ -459,7 +456,7 @@ def test_kept_in_is_what_is_asked() -> None:
     values = []
     for kept_in in (0.6, 0.95):
         task = replace(question(**ONE_GPU), safety=Safety(kept_in))
-        problem, paper = best_of(search_llm(task, traffic(), CATALOG, seed=0, conditions=Conditions()))
+        problem, paper = best_of(search_llm(SearchInputs(task, traffic(), CATALOG)))
         _, best = find_cheapest_kept(with_search_scenarios(problem), paper)
         assert best is not None
         values.append(objective(best))

@@ -16,7 +16,8 @@ from planner.reports.answer_sentences import scenario_lines
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.fleet_counts import objective
-from planner.search.problem.plan_problem import Conditions, Problem, with_search_scenarios
+from planner.search.problem.build_problem import SearchInputs
+from planner.search.problem.plan_problem import Problem, with_search_scenarios
 from planner.search.production.production_fleet import find_production_fleet
 from planner.search.production.scale_model import build_scale_model, restore_full_size
 from planner.search.production.scenario_test import is_test_passed
@@ -37,7 +38,7 @@ def large(**changes: object) -> PlanQuestion:
 
 @cache
 def searched() -> tuple[Problem, FleetSearch]:
-    return best_of(search_llm(large(), traffic(), CATALOG, seed=0, conditions=Conditions()))
+    return best_of(search_llm(SearchInputs(large(), traffic(), CATALOG)))
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from planner.policies import ROUTING
 from planner.search.evidence.certify import search_llm
 from planner.search.mixed.best_fleet import best_of
 from planner.search.oracle.fleet_counts import workers_of
-from planner.search.problem.plan_problem import Conditions
+from planner.search.problem.build_problem import SearchInputs
 
 CLOSE = 1e-6  # relative; costs are sums of floats, and whole nodes weigh GPUs in use by a hair
 PROVED_INFEASIBLE = 3  # exit code
@@ -51,13 +51,8 @@ class FleetAnswer:
 def answer(question: Question, *, seed: int = 0) -> FleetAnswer:
     """What `plan` finds on paper."""
     try:
-        searched = search_llm(
-            parse_task(question.document, question.catalog),
-            question.trace,
-            question.catalog,
-            seed=seed,
-            conditions=Conditions(),
-        )
+        task = parse_task(question.document, question.catalog)
+        searched = search_llm(SearchInputs(task, question.trace, question.catalog, seed))
     except InfeasibleError as error:
         return FleetAnswer(exit_code=error.exit_code)
     problem, best = best_of(searched)

@@ -35,7 +35,7 @@ from planner.search.prefixes.keep_alive import with_keep_alive
 from planner.search.prefixes.prefix_placing import PoolPrefixes, pool_prefixes
 from planner.search.problem import draws
 from planner.search.problem.bill import commitments
-from planner.search.problem.build_problem import build_problem
+from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws
@@ -43,11 +43,11 @@ from planner.search.problem.stages import Stage, Urgent
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.kept_policies import production_of_policies, put_policies_of_fleet_first
 from planner.search.production.most_traffic import (
+    at_rate,
     falling_rates,
     find_most_kept_traffic,
     find_most_traffic,
     name_rate_in_messages,
-    task_at_rate,
 )
 from planner.search.production.production_fleet import MOST_TESTS, pick_known_fleet_and_test
 from planner.search.production.three_answers import Production, not_certified_warnings, with_answers
@@ -99,68 +99,41 @@ def plan(
         conditions = conditions or Conditions()
         if math.isinf(conditions.deadline):
             conditions = replace(conditions, deadline=deadline)
-        return _plan(task, trace, catalog, seed, conditions, traffic_request, prove=prove)
+        inputs = SearchInputs(task, trace, catalog, seed, conditions, traffic_request)
+        return _plan(inputs, prove=prove)
 
 
-def _plan(
-    task: PlanQuestion,
-    trace: Trace,
-    catalog: Catalog,
-    seed: int,
-    conditions: Conditions,
-    traffic_request: TrafficRequest | None,
-    *,
-    prove: bool,
-) -> Plan:
+def _plan(inputs: SearchInputs, *, prove: bool) -> Plan:
     throughput: Throughput | None = None
     start: list[Fleet] = []
-    if task.objective == "throughput":  # The rate is found first; then the cheapest fleet for it.
-        if task.safety is not None:
-            return _plan_most_traffic(task, trace, catalog, seed, conditions)
-        for_rate = _share_of_time(conditions, RATE_TIME_FRAC)
-        throughput, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=for_rate)
-        task = task_at_rate(task, trace, throughput.rate_rps, seed)
+    if inputs.task.objective == "throughput":  # The rate is found first; then the cheapest fleet for it.
+        if inputs.task.safety is not None:
+            return _plan_most_traffic(inputs)
+        throughput, fleet = find_most_traffic(_with_share_of_time(inputs, RATE_TIME_FRAC))
         start = [fleet]
-        conditions = name_rate_in_messages(_with_least_time(conditions), throughput.rate_rps)
+        inputs = name_rate_in_messages(at_rate(_with_least_time(inputs), throughput.rate_rps))
     # Finding the rate may have used up both limits, on work and on the wall clock. `_with_least_time` extends
     # the first; `grace` extends the second to at least LEAST_SEARCH_S from now, and never shortens it.
     with time_limit(LEAST_SEARCH_S, grace=True) if throughput is not None else nullcontext():
-        searched = search_llm(
-            task,
-            trace,
-            catalog,
-            seed=seed,
-            conditions=conditions,
-            traffic_request=traffic_request,
-            start=start,
-            prove=prove,
-        )
-        return _certified(searched, trace, catalog, seed, conditions, throughput)
+        searched = search_llm(inputs, start=start, prove=prove)
+        return _certified(searched, inputs, throughput)
 
 
 def _certified(
-    searched: Sequence[tuple[Problem, FleetSearch]],
-    trace: Trace,
-    catalog: Catalog,
-    seed: int,
-    conditions: Conditions,
-    throughput: Throughput | None,
+    searched: Sequence[tuple[Problem, FleetSearch]], inputs: SearchInputs, throughput: Throughput | None
 ) -> Plan:
     """The plan with the evidence for it; with safety, of the fleet for production."""
-    task = searched[0][0].task
     production = None
-    if task.safety is not None:
+    if inputs.task.safety is not None:
         problem, paper = best_of(searched)
         # Whoever asked sees the fleet on paper already, because the search for production takes longest.
-        conditions.on_paper(problem, problem.oracle.fleet(paper.best))
+        inputs.conditions.on_paper(problem, problem.oracle.fleet(paper.best))
         searched, production = production_of_policies(searched)
-    certified_plan = certify_plan(
-        searched, trace, catalog, seed=seed, throughput=throughput, production=production
-    )
+    certified_plan = certify_plan(searched, inputs, throughput=throughput, production=production)
     # If no fleet for production was found, the plan is on paper and not to be deployed: its robustness is not
     # worth the time.
     is_on_paper = production is not None and production.why_on_paper is not None
-    if is_on_paper or not conditions.adds_robustness:
+    if is_on_paper or not inputs.conditions.adds_robustness:
         return certified_plan
     return add_robustness(certified_plan, best_of(searched), production)
 
@@ -184,38 +157,23 @@ def add_robustness(
     return replace(plan, certificate=replace(plan.certificate, robustness=robustness))
 
 
-def _plan_most_traffic(
-    task: PlanQuestion, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions
-) -> Plan:
+def _plan_most_traffic(inputs: SearchInputs) -> Plan:
     """The plan for the most traffic with which a fleet keeps the SLO in enough scenarios, lowered until a
     fleet passes its test. If no production fleet is found, the plan for the most traffic on paper.
 
     The search for the rate on paper ends after half of RATE_TIME_FRAC of the time, the search for the rate in
     production after RATE_TIME_FRAC.
     """
-    for_paper = _share_of_time(conditions, 0.5 * RATE_TIME_FRAC)
-    for_production = _share_of_time(conditions, RATE_TIME_FRAC)
-    paper_rates, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=for_paper)
-    kept = find_most_kept_traffic(
-        task, trace, catalog, paper_rates, fleet, seed=seed, conditions=for_production
-    )
+    # Both shares are of the time that is left now.
+    for_production = _with_share_of_time(inputs, RATE_TIME_FRAC)
+    paper_rates, fleet = find_most_traffic(_with_share_of_time(inputs, 0.5 * RATE_TIME_FRAC))
+    kept = find_most_kept_traffic(for_production, paper_rates, fleet)
     rates, fleet = (paper_rates, fleet) if kept is None else kept
     with time_limit(LEAST_SEARCH_S, grace=True):
-        conditions = _with_least_time(conditions)
-        return _plan_at_rates(task, trace, catalog, seed, conditions, rates, fleet, is_kept=kept is not None)
+        return _plan_at_rates(_with_least_time(inputs), rates, fleet, is_kept=kept is not None)
 
 
-def _plan_at_rates(
-    task: PlanQuestion,
-    trace: Trace,
-    catalog: Catalog,
-    seed: int,
-    conditions: Conditions,
-    rates: Throughput,
-    fleet: Fleet,
-    *,
-    is_kept: bool,
-) -> Plan:
+def _plan_at_rates(inputs: SearchInputs, rates: Throughput, fleet: Fleet, *, is_kept: bool) -> Plan:
     """The plan for the highest of falling rates at which the fleet passes its test. If it passes at none of
     MOST_TESTS rates, or the time ends first, the plan is for the last rate and not certified.
 
@@ -224,9 +182,8 @@ def _plan_at_rates(
     """
     production = None
     for attempt, throughput in enumerate(falling_rates(rates), start=1):
-        task_now = task_at_rate(task, trace, throughput.rate_rps, seed)
-        conditions_now = name_rate_in_messages(_with_least_time(conditions), throughput.rate_rps)
-        searched = search_llm(task_now, trace, catalog, seed=seed, conditions=conditions_now, start=[fleet])
+        inputs_now = name_rate_in_messages(at_rate(_with_least_time(inputs), throughput.rate_rps))
+        searched = search_llm(inputs_now, start=[fleet])
         if is_kept:
             searched = put_policies_of_fleet_first(searched, fleet)
         problem, paper = best_of(searched)
@@ -237,37 +194,27 @@ def _plan_at_rates(
             break
     if trial is not None:
         production = with_answers(problem, paper, trial)
-    certified_plan = certify_plan(
-        searched, trace, catalog, seed=seed, throughput=throughput, production=production
-    )
+    certified_plan = certify_plan(searched, inputs, throughput=throughput, production=production)
     # A plan on paper from here is the best found, not ruled out for production as in `_certified`; it may be
     # deployed, so its robustness is computed too.
-    if not conditions.adds_robustness:
+    if not inputs.conditions.adds_robustness:
         return certified_plan
     return add_robustness(certified_plan, (problem, paper), production)
 
 
-def _share_of_time(conditions: Conditions, share: float) -> Conditions:
-    """The same conditions with this share of the time that is left."""
+def _with_share_of_time(inputs: SearchInputs, share: float) -> SearchInputs:
+    """The same inputs with this share of the time that is left."""
     now = now_s()
-    return replace(conditions, deadline=now + share * max(conditions.deadline - now, 0.0))
+    return inputs.with_deadline(now + share * max(inputs.conditions.deadline - now, 0.0))
 
 
-def _with_least_time(conditions: Conditions) -> Conditions:
-    """The same conditions with enough time left to simulate and write a fleet that is already known."""
-    return replace(conditions, deadline=max(conditions.deadline, now_s() + LEAST_SEARCH_S))
+def _with_least_time(inputs: SearchInputs) -> SearchInputs:
+    """The same inputs with enough time left to simulate and write a fleet that is already known."""
+    return inputs.with_deadline(max(inputs.conditions.deadline, now_s() + LEAST_SEARCH_S))
 
 
 def search_llm(
-    task: PlanQuestion,
-    trace: Trace,
-    catalog: Catalog,
-    *,
-    seed: int,
-    conditions: Conditions,
-    traffic_request: TrafficRequest | None = None,
-    start: Sequence[Fleet] = (),
-    prove: bool = False,
+    inputs: SearchInputs, *, start: Sequence[Fleet] = (), prove: bool = False
 ) -> list[tuple[Problem, FleetSearch]]:
     """Find a lower bound on the cost of all fleets of one LLM, then search them. No other LLM shares its
     limits; several LLMs that do are planned in planner/search/several. Returns the best fleet of each policy
@@ -276,20 +223,19 @@ def search_llm(
     Of the fleets in `start` those that hold are upper bounds: the search looks for cheaper ones.
     """
     # Where limits are out of reach, the error of `build_problem` is raised with limits that are not.
-    problem = with_relaxation(
-        lambda: build_problem(task, trace, catalog, seed=seed, conditions=conditions, request=traffic_request)
-    )
-    if task.safety is not None and (idle := find_idle_misses(problem)) is not None:
+    problem = with_relaxation(inputs.problem)
+    if inputs.task.safety is not None and (idle := find_idle_misses(problem)) is not None:
         problem.progress(Urgent(f"{idle_misses_error(idle)}; so the plan is only on paper"))
     problem.progress(Stage("lower bound over all fleets", "bound"))
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
     problem = replace(problem, lower=lower)
     if (error := far_beyond(problem)) is not None:
         raise error
-    if task.safety is None or prove:
+    if inputs.task.safety is None or prove:
         return search_policies(problem, start, prove=prove)
     # The rest of the work is for production, which is what will run.
-    paper_problem = replace(problem, deadline=_share_of_time(conditions, PAPER_TIME_FRAC).deadline)
+    on_paper = _with_share_of_time(inputs, PAPER_TIME_FRAC)
+    paper_problem = replace(problem, deadline=on_paper.conditions.deadline)
     try:
         searched = search_policies(paper_problem, start)
     except InfeasibleError:
@@ -302,16 +248,13 @@ def search_llm(
 
 def certify_plan(
     searched: Sequence[tuple[Problem, FleetSearch]],
-    trace: Trace,
-    catalog: Catalog,
+    inputs: SearchInputs,
     *,
-    seed: int = 0,
     throughput: Throughput | None = None,
     deadline: float | None = None,
     production: Production | None = None,
 ) -> Plan:
-    """The plan of the fleet that is to be run, with the evidence for it. `trace` is the whole trace as it was
-    read, before it was scaled or cut.
+    """The plan of the fleet that is to be run, with the evidence for it.
 
     The fleet is that of `production`, or else the best that the searches found. Simulations that would begin
     after `deadline`, by default that of the search, are left out, and a warning names them.
@@ -327,12 +270,12 @@ def certify_plan(
     deadline = problem.deadline if deadline is None else deadline
     # The last simulation may take as long as this one, so it must begin as long before the deadline.
     clock = findings.EvidenceClock(deadline - (now_s() - began))
-    further = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
+    further = _simulate_further(searched, simulation, inputs, clock, production)
     limit_prices = shadow_prices(replace(problem, deadline=deadline))
     placement_s = min(findings.PLACEMENT_S, max(_wall_time_left_s(deadline), LEAST_PLACEMENT_S))
     placement = findings.place_workers(fleet, placement_s)
     certificate = replace(
-        _certificate_of(searched, simulation, further, limit_prices, seed, production),
+        _certificate_of(searched, simulation, further, limit_prices, inputs.seed, production),
         commitments=commitments(fleet, placement, problem.task.offers_by_term),
     )
     # These warnings are about scenarios drawn from one trace, and a plan on paper has no scenarios.
@@ -345,7 +288,7 @@ def certify_plan(
         for warning in findings.list_warnings(fleet, simulation, problem.slo, verdict)
     ]
     has_caches = problem.task.policies.prefix_cache
-    uncounted = () if has_caches else findings.uncounted_prefix_warnings(fleet.policies, trace)
+    uncounted = () if has_caches else findings.uncounted_prefix_warnings(fleet.policies, inputs.trace)
     return Plan(
         status=_status_of(problem, certificate, fleet, production),
         fleet=fleet,
@@ -358,10 +301,10 @@ def certify_plan(
         certificate=certificate,
         alternatives=_all_alternatives(problem, fleet_search, production, further),
         max_model_len=problem.longest_tokens,
-        prices=findings.list_prices(problem.task, catalog, problem.gpus),
+        prices=findings.list_prices(problem.task, inputs.catalog, problem.gpus),
         warnings=(
             *not_certified_warnings(problem, production),
-            *map(OfTraffic, _doubts(problem, trace)),
+            *map(OfTraffic, _doubts(problem, inputs.trace)),
             *one_trace,
             *of_simulation,
             *findings.image_warnings(fleet, problem.trace),
@@ -373,7 +316,7 @@ def certify_plan(
         ),
         throughput=throughput,
         placement=placement,
-        prefixes=_pool_prefixes(oracle, fleet, simulation, seed, deadline),
+        prefixes=_pool_prefixes(oracle, fleet, simulation, inputs.seed, deadline),
         on_paper=oracle.fleet(fleet_search.best),
         trial=production.trial if production is not None and production.is_tested else None,
     )
@@ -455,9 +398,7 @@ class _FurtherResults:
 def _simulate_further(
     searched: Sequence[tuple[Problem, FleetSearch]],
     simulation: Simulation,
-    trace: Trace,
-    catalog: Catalog,
-    seed: int,
+    inputs: SearchInputs,
     clock: findings.EvidenceClock,
     production: Production | None,
 ) -> _FurtherResults:
@@ -480,7 +421,7 @@ def _simulate_further(
     one_more, one_more_warnings = findings.simulate_one_more(on_every_draw, counts, clock)
     if_longer = None if production else findings.simulate_longer_steps(problem, fleet, clock)
     insurance_rows, insurance_facts, insurance_warnings = findings.price_insurance(
-        problem, fleet_search, trace, catalog, seed, clock
+        problem, fleet_search, inputs, clock
     )
     spot, spot_warnings = findings.simulate_spot_loss(problem, counts, clock)
     drawn: list[Repeats | None] = []
@@ -488,14 +429,16 @@ def _simulate_further(
     if production is None and clock.allows(draws.OTHER_DRAWS):
         problem.progress("simulating the plan on other draws of its traffic")
         other_draws = draws.simulate_other_draws(
-            problem, counts, trace, seed, lambda: clock.allows(draws.MORE_DRAWS)
+            problem, counts, inputs.trace, inputs.seed, lambda: clock.allows(draws.MORE_DRAWS)
         )
         # None: neither the traffic nor the router depends on the seed.
         is_same_on_every_draw = other_draws is None
         drawn.append(other_draws)
     # Histories say when spot workers are interrupted.
     if oracle.spot and clock.allows(draws.HISTORIES):
-        drawn.append(draws.simulate_histories(problem, counts, seed, lambda: clock.allows(draws.MORE_DRAWS)))
+        drawn.append(
+            draws.simulate_histories(problem, counts, inputs.seed, lambda: clock.allows(draws.MORE_DRAWS))
+        )
     repeats = tuple(each for each in drawn if each is not None)
     return _FurtherResults(
         neighbours=neighbours,

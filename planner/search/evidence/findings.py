@@ -33,7 +33,7 @@ from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_wor
 from planner.search.oracle.traffic_request import rates_frac
 from planner.search.oracle.work_clock import is_over, is_time_limit_reached
 from planner.search.problem.bill import bill_fleet, bought_pools
-from planner.search.problem.build_problem import build_problem
+from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
@@ -371,7 +371,7 @@ def _simulate_upper_ends(
 
 
 def price_insurance(
-    problem: Problem, best: FleetSearch, trace: Trace, catalog: Catalog, seed: int, clock: EvidenceClock
+    problem: Problem, best: FleetSearch, inputs: SearchInputs, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
     """How much more a robust plan (`robust:` of the question, here called insurance) costs than one for the
     expected traffic and step times, whether the robust fleet keeps the SLO with the expected ones, and
@@ -391,13 +391,10 @@ def price_insurance(
         task.robust.step_times_frac, task.robust.traffic_frac, rates, task.robust.spread
     )
     try:
-        expected_problem = build_problem(
-            replace(task, robust=Robust()),
-            trace,
-            catalog,
-            seed=seed,
-            conditions=Conditions(clock.deadline, problem.progress),
-        )
+        conditions = Conditions(clock.deadline, problem.progress)
+        expected_problem = SearchInputs(
+            replace(task, robust=Robust()), inputs.trace, inputs.catalog, inputs.seed, conditions
+        ).problem()
         expected, expected_best = best_of(search_policies(expected_problem, (robust,)))
     except InfeasibleError as error:
         none = facts.NoneForExpected(planned, str(error))

@@ -180,15 +180,15 @@ class Scenarios:
         if (described := self.task.described) is not None:
             rate_rps = (self.task.rate_rps or described.mean_rps) * growth / self.downscale
             return requested_traffic(self.trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
-        trace, source = spread_stamps(self.trace, seed=seed), drawn_by(self.task, self.trace)
-        if source == "copies":
+        trace, way = spread_stamps(self.trace, seed=seed), drawn_by(self.task, self.trace)
+        if way == "copies":
             assert self.task.rate_rps is not None
             rate_rps = self.task.rate_rps * growth / self.downscale
             return requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
         task = replace(
             self.task, rate_rps=None if self.task.rate_rps is None else self.task.rate_rps * growth
         )
-        if source == "blocks":
+        if way == "blocks":
             trace = redraw_trace(trace, rng)
             if self.task.rate_rps is None and growth > 1:
                 task = replace(task, rate_rps=trace.rate_rps * growth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from planner.documents.catalog import Catalog
 from planner.documents.facts import SloInSeconds
@@ -162,6 +162,35 @@ def build_problem(
     if out_of_reach:
         raise OutOfReachError(problem, out_of_reach)
     return problem
+
+
+@dataclass(frozen=True, slots=True)
+class SearchInputs:
+    """What a search begins with. The `trace` is as it was read; the task says how it is scaled or cut.
+    `traffic_request` is as `request` in `build_problem`.
+    """
+
+    task: PlanQuestion
+    trace: Trace
+    catalog: Catalog
+    seed: int = 0
+    conditions: Conditions = field(default_factory=Conditions)
+    traffic_request: TrafficRequest | None = None
+
+    def with_deadline(self, deadline: float) -> SearchInputs:
+        """The same inputs with this deadline on the search's clock (work_clock.py)."""
+        return replace(self, conditions=replace(self.conditions, deadline=deadline))
+
+    def problem(self) -> Problem:
+        """The problem of these inputs; raises the errors of `build_problem`."""
+        return build_problem(
+            self.task,
+            self.trace,
+            self.catalog,
+            seed=self.seed,
+            conditions=self.conditions,
+            request=self.traffic_request,
+        )
 
 
 def _by_hardware(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:

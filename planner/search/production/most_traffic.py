@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planner.documents.catalog import Catalog
 from planner.documents.certificate import Throughput
 from planner.documents.task import PlanQuestion
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
@@ -26,11 +25,10 @@ from planner.search.oracle.fleet_counts import counts_of
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
 from planner.search.problem import plan_problem
-from planner.search.problem.build_problem import build_problem
+from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.stages import Message
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits, with_search_limit
 from planner.traffic.scaling import same_requests
-from planner.traffic.trace import Trace
 
 # The numbers below are set by hand.
 
@@ -184,9 +182,7 @@ def _climb(
     return climb
 
 
-def find_most_traffic(
-    task: PlanQuestion, trace: Trace, catalog: Catalog, *, seed: int, conditions: plan_problem.Conditions
-) -> tuple[Throughput, Fleet]:
+def find_most_traffic(inputs: SearchInputs) -> tuple[Throughput, Fleet]:
     """The most requests per second that a fleet of level 0 within the limits sustains, and such a fleet. If
     level 0 has no fleet at any rate, the same of any mix of worker types. The rate is exact to
     RATE_STEP_FRAC, or as far as the time allowed.
@@ -197,17 +193,16 @@ def find_most_traffic(
 
     Raises InfeasibleError if no rate is sustained, OutOfTimeError if the time ends before one is found.
     """
+    task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
     # Progress names the rate that is tried; the stages of the search at each rate are not reported.
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
+    quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
     best_fleets: list[Fleet] = []
     sustained_rps: list[float] = []
     choices = list(task.policy_choices())
 
     def problem_at(rate_rps: float) -> plan_problem.Problem:
-        rate_task = task_at_rate(task, trace, rate_rps, seed)
-        return plan_problem.on_all_draws(
-            with_relaxation(lambda: build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet))
-        )
+        return plan_problem.on_all_draws(with_relaxation(at_rate(quiet_inputs, rate_rps).problem))
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
         conditions.progress(_climb_in_words("most traffic", rate_rps, sustained_rps))
@@ -242,14 +237,7 @@ def find_most_traffic(
 
 
 def find_most_kept_traffic(
-    task: PlanQuestion,
-    trace: Trace,
-    catalog: Catalog,
-    on_paper: Throughput,
-    paper_fleet: Fleet,
-    *,
-    seed: int,
-    conditions: plan_problem.Conditions,
+    inputs: SearchInputs, on_paper: Throughput, paper_fleet: Fleet
 ) -> tuple[Throughput, Fleet] | None:
     """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
     in enough of the search's scenarios, and that fleet. If level 0 has no fleet at any rate, the same of any
@@ -258,8 +246,10 @@ def find_most_kept_traffic(
 
     Raises InfeasibleError if no rate has such a fleet.
     """
+    task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
     # As on paper, only the rate that is tried is reported.
     quiet = plan_problem.Conditions(conditions.deadline)
+    quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
     # The fleets found under each choice of policies, the last one first, with which searches start.
     known_fleets: dict[Policies, list[Fleet]] = {}
     sustained_rps: list[float] = []
@@ -267,10 +257,7 @@ def find_most_kept_traffic(
     choices = list(dict.fromkeys((*task.policy_choices(), *raced)))
 
     def problem_at(rate_rps: float) -> plan_problem.Problem:
-        rate_task = task_at_rate(task, trace, rate_rps, seed)
-        return plan_problem.on_all_draws(
-            build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
-        )
+        return plan_problem.on_all_draws(at_rate(quiet_inputs, rate_rps).problem())
 
     def in_scenarios(problem: plan_problem.Problem) -> plan_problem.Problem:
         scenario_problem = _slowest_scenarios_first(plan_problem.with_search_scenarios(problem))
@@ -357,16 +344,16 @@ def _climb_in_words(what: str, rate_rps: float, sustained_rps: Sequence[float]) 
     return f"{what}: trying {rate_rps:g} requests/s, {best_text}"
 
 
-def name_rate_in_messages(conditions: plan_problem.Conditions, rate_rps: float) -> plan_problem.Conditions:
-    """The same conditions with progress messages that name the rate first. The messages show costs of fleets
+def name_rate_in_messages(inputs: SearchInputs) -> SearchInputs:
+    """The same inputs with progress messages that name their rate first. The messages show costs of fleets
     for this rate, while the user asked for the most traffic.
     """
-    prefix = f"{rate_rps:g} requests/s found; "
+    conditions, prefix = inputs.conditions, f"{inputs.task.rate_rps:g} requests/s found; "
 
     def report(message: str) -> None:
         conditions.progress(message.with_prefix(prefix) if isinstance(message, Message) else prefix + message)
 
-    return replace(conditions, progress=report)
+    return replace(inputs, conditions=replace(conditions, progress=report))
 
 
 def _restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> plan_problem.Problem:
@@ -399,15 +386,16 @@ def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: plan_proble
     return _infeasible_at_any_rate_error(task, climb.failed_rps)
 
 
-def task_at_rate(task: PlanQuestion, trace: Trace, rate_rps: float, seed: int) -> PlanQuestion:
-    """The task of finding the cheapest fleet for a rate. If the rate is so near to the trace's own that all
-    draws are the same requests, the task has one draw.
+def at_rate(inputs: SearchInputs, rate_rps: float) -> SearchInputs:
+    """The inputs of a search for the cheapest fleet at a rate. If the rate is so near to the trace's own that
+    all draws are the same requests, the task has one draw.
     """
-    rate_task = replace(task, objective="cost", rate_rps=rate_rps)
+    task = replace(inputs.task, objective="cost", rate_rps=rate_rps)
     if task.draws > 1 and task.scale != "compress":
-        first, second = (requested_traffic(trace, rate_task, seed=seed + k)[0] for k in (0, 1))
-        return replace(rate_task, draws=1) if same_requests(first, second) else rate_task
-    return rate_task
+        first, second = (requested_traffic(inputs.trace, task, seed=inputs.seed + k)[0] for k in (0, 1))
+        if same_requests(first, second):
+            task = replace(task, draws=1)
+    return replace(inputs, task=task, traffic_request=None)
 
 
 def _infeasible_at_any_rate_error(task: PlanQuestion, rate_rps: float) -> InfeasibleError:

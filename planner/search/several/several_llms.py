@@ -30,6 +30,7 @@ from planner.search.mixed.bounds import checked_bound
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.work_clock import USUAL_LIMIT_S, is_over, time_limit
 from planner.search.problem.bill import bill_fleet
+from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Progress, on_all_draws, report_nothing
@@ -215,9 +216,8 @@ def _certify_plans(
     for k, (part, each) in enumerate(zip(parts, searched, strict=True)):
         with_deadline = [(replace(problem, deadline=deadline), best) for problem, best in each]
         production = None if shared_production is None else shared_production.productions[k]
-        plan = certify_plan(
-            with_deadline, part.trace, catalog, seed=seed, deadline=deadline, production=production
-        )
+        inputs = SearchInputs(part.task, part.trace, catalog, seed)
+        plan = certify_plan(with_deadline, inputs, deadline=deadline, production=production)
         if adds_robustness:
             plan = add_robustness(plan, best_of(with_deadline), production)
         if (others_leave := leave[k]) is not None:

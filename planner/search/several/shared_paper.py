@@ -29,6 +29,7 @@ from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.oracle.work_clock import is_over, now_s
+from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
@@ -320,7 +321,7 @@ def slice_of(deadline: float, shares: int) -> float:
 def _search_alone(part: LlmQuestion, catalog: Catalog, seed: int, conditions: Conditions) -> Searched:
     """The search for one LLM with all of the fleet for itself; errors name the LLM."""
     try:
-        return search_llm(part.task, part.trace, catalog, seed=seed, conditions=conditions)
+        return search_llm(SearchInputs(part.task, part.trace, catalog, seed, conditions))
     except InfeasibleError as error:
         raise error.of_llm(f"{part.name}, even with all of the fleet for itself") from None
     except PlannerError as error:  # All other errors have a message alone.
