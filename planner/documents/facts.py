@@ -1031,7 +1031,7 @@ class KeptIn:
 
 
 AnswerName = Literal["on-paper", "production", "with-a-loss"]
-DrawnBy = Literal["copies", "part", "blocks", "description"]
+DrawnBy = Literal["copies", "part", "blocks", "sessions", "description"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -1088,7 +1088,7 @@ class ScenariosDrawn:
     """How scenarios differ: how traffic is drawn anew, its growth, and whether all step times have a spread.
 
     Traffic is drawn from "copies" of the trace laid over each other, a "part" of it, "blocks" of it of
-    `block_s`, or a "description" that is drawn again.
+    `block_s`, its "sessions" where they begin together, or a "description" that is drawn again.
     """
 
     traffic: DrawnBy

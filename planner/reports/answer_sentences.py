@@ -16,6 +16,7 @@ LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "wi
 _TRAFFIC = {
     "copies": "copies of the trace laid over each other by other shifts",
     "part": "another part of the trace's requests",
+    "sessions": "as many sessions drawn from the trace's, some of them more than once",
     "description": "other draws of what is described",
 }
 

@@ -38,7 +38,7 @@ from planner.simulator.slo_verdict import judge
 from planner.solvers.drift import Alarm, find_alarms
 from planner.studies.replanning import Replan, ReplanTerms, replan
 from planner.studies.what_if import Study
-from planner.traffic.scaling import rescale, sped_up
+from planner.traffic.scaling import rescale, with_times_the_traffic
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace, judged_span_s
 
@@ -491,18 +491,18 @@ def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> 
 def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
     """The largest factor on the traffic of `trace` at which the fleet keeps the plan's SLO, by bisection.
 
-    As in `search/oracle/headroom.py`, more traffic is the same requests at a faster clock. The factor is 0 if
+    More traffic is what it is for a plan's headroom (`scaling.with_times_the_traffic`). The factor is 0 if
     the fleet holds at no simulated rate.
     """
 
     def holds(factor: float) -> bool:
-        faster_trace = sped_up(trace, factor)
+        busier_trace = with_times_the_traffic(trace, factor)
         slo = written.slo
         simulation = simulate_if_kept(
             fleet,
-            faster_trace,
+            busier_trace,
             slo.limits,
-            RequestRecords(faster_trace),
+            RequestRecords(busier_trace),
             slo.every_s,
             patience_s=slo.patience_s(judged_span_s(trace)),
         )
@@ -638,8 +638,8 @@ def _carried_rate(plan: PlanExpectations, trace: Trace) -> tuple[float, float]:
     rate_factor = factor
     if trace.after.size and factor > 0:
         # A client that waits for answers sends requests faster by less than the clock does.
-        faster_trace = sped_up(trace, factor)
-        arrived = arrived_requests(faster_trace, simulate(written.fleet, faster_trace))
+        busier_trace = with_times_the_traffic(trace, factor)
+        arrived = arrived_requests(busier_trace, simulate(written.fleet, busier_trace))
         rate_factor = arrived.rate_rps / rate.mean
     return factor, rate_factor * busiest_rps(rate)
 

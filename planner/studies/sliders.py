@@ -21,7 +21,7 @@ from planner.reports.words import describe, limit_text
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import Verdict, judge
-from planner.traffic.scaling import sped_up
+from planner.traffic.scaling import with_times_the_traffic
 from planner.traffic.trace import Trace
 
 # Factors on the request rate, step times, limits of the SLO, and workers of each pool (rounded up).
@@ -65,7 +65,7 @@ def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: f
     """Simulate a fleet and its neighbours; an SLO for every window is judged over the whole trace."""
     until_s = time.monotonic() + time_limit_s  # On the monotonic clock.
     whole_slo = replace(slo, every_s=None)
-    traces = [sped_up(trace, factor) for factor in TRAFFIC]
+    traces = [with_times_the_traffic(trace, factor) for factor in TRAFFIC]
     sizes = [_simulate_fleet(neighbour, traces, whole_slo, until_s) for neighbour in _neighbour_fleets(fleet)]
     order = sorted(range(len(sizes)), key=lambda k: sizes[k].usd_per_h)
     plan_index = next(k for k, size in enumerate(sizes) if size.text == describe(fleet))

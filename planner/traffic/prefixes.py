@@ -32,6 +32,9 @@ from planner.traffic.workload import PrefixSharing
 Int32Array = npt.NDArray[np.int32]
 compiled = cached_jit(nogil=True)  # Numba machine code, kept on disk; it runs without the interpreter's lock.
 
+# The time of a simulation grows with the ids of blocks. Blocks are made larger until the mean prompt has at
+# most so many, so that a block is less than a hundredth of it.
+MOST_MEAN_IDS = 256
 GAP_PERCENTILES = (10, 50, 90, 99)  # PrefixSummary has these percentiles of the time between uses of a block.
 WINDOW_S = 180.0  # The working set is counted in windows of this length.
 # `alike_tokens_frac` reads at most so many block ids, which takes a second and is enough for a share.
@@ -179,6 +182,35 @@ def _nodes_of(trace: Trace) -> tuple[Int32Array, Int32Array]:
                     break
                 kept_ids -= len(_kept_nodes.pop(oldest)[0])
     return nodes
+
+
+def with_larger_blocks(trace: Trace) -> Trace:
+    """The trace with 2, 4, 8, ... blocks joined to one if prompts have more than MOST_MEAN_IDS in the mean;
+    else the trace itself. Blocks at the end of a prompt that are too few for a joined one lose their ids.
+    """
+    joined = 1
+    while len(trace.prefix_ids) > joined * MOST_MEAN_IDS * len(trace):
+        joined *= 2
+    if joined == 1:
+        return trace
+    blocks = block_uses(trace)
+    counts = np.diff(blocks.offsets) // joined
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)  # Of a joined block within its prompt.
+    # The node of a block tells it and all blocks before it.
+    last = np.repeat(blocks.offsets[:-1], counts) + joined * (number + 1) - 1
+    tokens = joined * trace.prefix_block_tokens
+    return replace(
+        trace,
+        prefix_offsets=offsets,
+        prefix_ids=blocks.node[last].astype(np.int64),
+        prefix_block_tokens=tokens,
+        notes=(
+            *trace.notes,
+            f"prefixes are in blocks of {tokens} tokens ({trace.prefix_block_tokens} in the file), because "
+            f"prompts have {len(trace.prefix_ids) / len(trace):,.0f} blocks in the mean",
+        ),
+    )
 
 
 def alike_tokens_frac(trace: Trace) -> float:

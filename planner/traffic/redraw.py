@@ -8,6 +8,9 @@ the course of the rate over much longer times; the number of arrivals varies wit
 A session belongs to the block of its first request, and is moved as a whole, with its waits. A session that
 is drawn twice becomes the sessions of two users: of their prompts, the two share only the prefixes that other
 sessions share too (`scaling.combine_parts`).
+
+Where sessions begin together, most blocks would have none. Then as many sessions as the trace has are drawn
+from it, with replacement, and each begins when it does in the trace.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.traffic.scaling import combine_parts
-from planner.traffic.sessions import session_numbers
+from planner.traffic.sessions import begin_together, first_rows, session_numbers
 from planner.traffic.trace import Trace
 
 BLOCKS = 60  # A trace is cut into this many blocks, unless their length is out of the bounds below.
@@ -37,8 +40,9 @@ def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
     If requests come in few bursts, the blocks may miss all of them: then all blocks are drawn again, up to
     MOST_DRAWS times.
     """
+    draw_once = _drawn_sessions if begin_together(trace) else _redrawn_once
     for _ in range(MOST_DRAWS):
-        new_trace = _redrawn_once(trace, rng)
+        new_trace = draw_once(trace, rng)
         if new_trace is not None and new_trace.duration_s > 0:
             return new_trace
     return trace
@@ -51,9 +55,7 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
         return trace  # All requests arrive at once, so there is nothing to draw.
     has_sessions = trace.after.size > 0
     session = session_numbers(trace) if has_sessions else np.arange(len(trace))
-    first_row = np.full(session.max() + 1, len(trace))
-    np.minimum.at(first_row, session, np.arange(len(trace)))
-    begin_s = trace.arrival_s[first_row] - start_s  # When each session begins.
+    begin_s = trace.arrival_s[first_rows(session)] - start_s  # When each session begins.
     order = np.argsort(begin_s, kind="stable")
     begin_s = begin_s[order]
     reach_s = REACH_FRAC * duration_s
@@ -72,6 +74,20 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
         return None
     new_trace = combine_parts(trace, rows, arrival_s)
     note = f"redrawn from blocks of {length_s:.4g} s, each from within {reach_s:.4g} s of its place"
+    return replace(
+        new_trace, arrival_s=new_trace.arrival_s - new_trace.arrival_s[0], notes=(*trace.notes, note)
+    )
+
+
+def _drawn_sessions(trace: Trace, rng: np.random.Generator) -> Trace:
+    """As many sessions as the trace has, drawn from them with replacement."""
+    session = session_numbers(trace)
+    count = int(session.max()) + 1
+    times = np.bincount(rng.integers(count, size=count), minlength=count)  # How often each one is drawn.
+    # A part has a session once, so a session that is drawn three times is in three parts.
+    rows = [np.flatnonzero(times[session] >= part) for part in range(1, int(times.max()) + 1)]
+    new_trace = combine_parts(trace, rows, [trace.arrival_s[part_rows] for part_rows in rows])
+    note = f"{count} sessions drawn from those of the trace, with replacement"
     return replace(
         new_trace, arrival_s=new_trace.arrival_s - new_trace.arrival_s[0], notes=(*trace.notes, note)
     )

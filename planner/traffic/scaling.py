@@ -31,7 +31,7 @@ import numpy as np
 
 from planner.errors import InputError, TraceError
 from planner.traffic.described import Description, draw_requests
-from planner.traffic.sessions import session_numbers
+from planner.traffic.sessions import begin_together, session_numbers
 from planner.traffic.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, no_edges, sort_waits
 from planner.units import quantity
 
@@ -49,6 +49,7 @@ WINDOW_BINS, TRACE_BINS = 4096, 1 << 18
 MOST_BINS_OFF = 3  # A request may be counted this many bins beside its own; `_may_be_busiest` says why.
 LEAST_BINS = 16  # With fewer bins per window hardly a request could be left out, so all are sorted.
 SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
+LEAST_REQUESTS = 2  # Fewer have no duration, and so no rate.
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,16 @@ def same_requests(trace: Trace, other: Trace) -> bool:
     )
 
 
-def sped_up(trace: Trace, factor: float) -> Trace:
-    """The same requests, arriving `factor` times as fast."""
-    # "compress" draws nothing, so the generator is not used.
-    return rescale(trace, trace.rate_rps * factor, scale="compress", rng=np.random.default_rng(0))
+def with_times_the_traffic(trace: Trace, factor: float) -> Trace:
+    """The same requests, arriving `factor` times as fast; of sessions that begin together (sessions.py), so
+    many times as many. The sessions of a smaller factor are among those of a larger one.
+    """
+    scale: Scaling = "compress"
+    rate_rps = trace.rate_rps * factor
+    if begin_together(trace):
+        scale, rate_rps = "superpose", max(rate_rps, LEAST_REQUESTS / trace.duration_s)
+    # The same seed orders the sessions alike for every factor; "compress" draws nothing.
+    return rescale(trace, rate_rps, scale=scale, rng=np.random.default_rng(0))
 
 
 def rescale(
@@ -155,10 +162,11 @@ def _rescaled(
         )
     # By `Trace.rate_rps`, requests / duration; it may be infinite, which is no int.
     rounded = np.round(float(rate_rps) * float(trace.duration_s))
-    if not 2 <= rounded <= MAX_REQUESTS:
+    if not LEAST_REQUESTS <= rounded <= MAX_REQUESTS:
         raise InputError(
             f"rate: {rate_rps:g} requests/s over the {trace.duration_s:.4g} s of {trace.name} are "
-            f"{rounded:.6g} requests, expected 2 to {MAX_REQUESTS}; ask for another rate or window"
+            f"{rounded:.6g} requests, expected {LEAST_REQUESTS} to {MAX_REQUESTS}; ask for another rate or "
+            "window"
         )
     requests = int(rounded)
     if scale == "superpose" and factor > 1:
@@ -205,6 +213,7 @@ def _superpose(
     With `busiest_s` only the requests that may be in the busiest window of that length.
     """
     whole, rest = divmod(requests, len(trace))  # One more copy, the last, has `rest` requests.
+    at_work = begin_together(trace)  # Then more agents work at the same time, so no copy is shifted.
     copies = [_Copy(None, None)]
     for copy in range(1, whole + (rest > 0)):
         if copy < whole:
@@ -213,7 +222,8 @@ def _superpose(
             row = _whole_sessions(trace, rest, rng)
         else:
             row = np.sort(rng.choice(len(trace), size=rest, replace=False))
-        copies.append(_Copy(row, float(rng.uniform(0.0, trace.duration_s))))
+        shift_s = None if at_work else float(rng.uniform(0.0, trace.duration_s))
+        copies.append(_Copy(row, shift_s))
     if busiest_s is None:
         rows = [copy.rows(trace) for copy in copies]
         shifted = [copy.shifted(trace, row) for copy, row in zip(copies, rows, strict=True)]
@@ -222,7 +232,8 @@ def _superpose(
         rest = len(superposed) - whole * len(trace)  # Whole sessions may have other numbers of requests.
     else:
         superposed = combine_parts(trace, *_may_be_busiest(trace, copies, busiest_s))
-    note = f"{note}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
+    note = f"{note}, {whole} whole copies and {rest} requests of one more"
+    note += ", all at once" if at_work else ", each shifted in a circle"
     if superposed.copies_share_prefixes:
         note += "; copies share their prefixes"
     return replace(superposed, notes=(*trace.notes, note))

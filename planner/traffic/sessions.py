@@ -6,6 +6,9 @@ Traces are read with nominal arrivals: rates, windows and copies of a trace use 
 
 A session is a set of requests that are joined by waits; a request that neither waits nor is waited for is
 one. SciPy is imported within functions: it takes a tenth of a second.
+
+Recorded agents often have a clock each, so all of their sessions begin with the trace. Such a trace shows a
+number of agents at work, and not how users come and go (`begin_together`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.traffic.trace import FloatArray, IntArray, Trace
+
+# Sessions begin together if at least the first share of them begin in this first share of the trace. Of users
+# who come and go, the second share of the sessions begin there.
+TOGETHER_FRAC, BEGIN_FRAC = 0.5, 0.125
 
 
 def waits_for_others(trace: Trace) -> npt.NDArray[np.bool_]:
@@ -50,3 +57,21 @@ def session_numbers(trace: Trace) -> IntArray:
     n = len(trace)
     waits = coo_array((np.ones(len(trace.after)), tuple(trace.after.T)), shape=(n, n))
     return np.asarray(connected_components(waits, directed=False)[1], dtype=np.int64)
+
+
+def first_rows(session: IntArray) -> IntArray:
+    """(sessions,): the row of the first request of each session; `session` is from `session_numbers`."""
+    rows = np.full(session.max() + 1, len(session))
+    np.minimum.at(rows, session, np.arange(len(session)))
+    return rows
+
+
+def begin_together(trace: Trace) -> bool:
+    """Whether most sessions of several begin at the trace's begin: agents at work at the same time. False
+    where all requests arrive at one moment.
+    """
+    if not trace.after.size or not trace.duration_s > 0:
+        return False
+    begin_s = trace.arrival_s[first_rows(session_numbers(trace))] - trace.arrival_s[0]
+    is_early = begin_s <= BEGIN_FRAC * trace.duration_s
+    return len(begin_s) > 1 and bool(is_early.mean() >= TOGETHER_FRAC)

@@ -36,6 +36,7 @@ from planner.files.csv_lines import CommaSeparated, other_delimiter, with_commas
 from planner.traffic import agent_files, csv_tables
 from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
 from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, ReadTrace, read_logs
+from planner.traffic.prefixes import with_larger_blocks
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace, spread_stamps
 
@@ -87,7 +88,8 @@ def read_files(
                 for source in sources
                 for number, line in source.lines()
             )
-            return ReadTrace(agent_files.read_agent_files(kind, _name_of(paths), lines), kind, None)
+            sessions = agent_files.read_agent_files(kind, _name_of(paths), lines)
+            return ReadTrace(with_larger_blocks(sessions), kind, None)
         if folder := next((path for path in paths if path not in files), None):
             raise TraceError(
                 f"{folder}: is a directory, and {sources[0].path.name} in it is no file of agents' sessions; "
@@ -102,7 +104,8 @@ def read_files(
             result = ReadTrace(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
         else:
             result = read_logs(sources, log_options, drop_invalid=drop_invalid)
-    return result if seed is None else replace(result, trace=spread_stamps(result.trace, seed=seed))
+    trace = with_larger_blocks(result.trace)
+    return replace(result, trace=trace if seed is None else spread_stamps(trace, seed=seed))
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -38,7 +38,7 @@ from planner.studies.fleet_comparison import (
     render_comparison,
     to_json,
 )
-from planner.traffic.scaling import sped_up
+from planner.traffic.scaling import with_times_the_traffic
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
@@ -129,13 +129,16 @@ def test_the_verdict_names_the_cheapest_that_keeps_the_promise() -> None:
 
 def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
     """With the traffic to which it holds a fleet keeps the SLO, with a step more it does not."""
-    trace, slo = sped_up(a_trace(200), 3.0), Slo((Limit("ttft", 0.9, 0.75),))
+    trace, slo = with_times_the_traffic(a_trace(200), 3.0), Slo((Limit("ttft", 0.9, 0.75),))
     found = compare_fleets([Variant(f"n{count}", small(count)) for count in (1, 2)], trace, slo)
     missed, held = (row.cells() for row in found.rows)
     assert missed["holds_to_traffic_frac"] is None and missed["kept"] is held["scenario_count"] is None
     frac = held["holds_to_traffic_frac"]
     assert 0.005 < frac < 1.0 and held["breaks_first"] == "ttft p90"
-    kept = [outcome(small(2), sped_up(trace, 1 + more), slo).verdict for more in (frac, frac + 1 / 256)]
+    kept = [
+        outcome(small(2), with_times_the_traffic(trace, 1 + more), slo).verdict
+        for more in (frac, frac + 1 / 256)
+    ]
     assert [each is not None and each.holds for each in kept] == [True, False]
     assert shown(found)["holds to more traffic"][0] == "-"
 

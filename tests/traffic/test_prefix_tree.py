@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from planner.traffic.prefixes import (
     round_robin_curve,
     stack_distances,
     summarise_prefixes,
+    with_larger_blocks,
     with_longer_prompts,
     working_set_tokens,
 )
@@ -284,3 +286,41 @@ def test_longer_prompts_share_as_much(seed: int, more_frac: float) -> None:
         assert longer_tree.parent.tolist() == tree.parent.tolist()
         assert longer_tree.blocks.tolist() == (tree.blocks * (1 + more_frac)).astype(int).tolist()
         assert longer_tree.requests.tolist() == tree.requests.tolist()
+
+
+def test_many_blocks_are_joined_where_the_prompts_agree_from_the_start() -> None:
+    """Of a mean of 700 blocks four make one. The second prompt leaves the first after block 401; the third
+    has the first's blocks behind another one, which makes them others.
+    """
+    first = list(range(1_001))
+    prompts = [first, [*first[:402], *range(5_000, 5_598)], [9_999, *first[1:99]]]
+    trace = trace_of(prompts)
+    joined = with_larger_blocks(trace)
+    assert joined.prefix_block_tokens == 4 * BLOCK
+    counts = np.diff(joined.prefix_offsets).tolist()
+    assert counts == [250, 250, 24]  # What is over has no id.
+    of_request = np.split(joined.prefix_ids, joined.prefix_offsets[1:-1])
+    agree = of_request[0] == of_request[1]
+    assert agree[:100].all() and not agree[100:].any()
+    assert not np.isin(of_request[2], of_request[0]).any()
+    assert "4" in joined.notes[-1] and "700 blocks" in joined.notes[-1]
+    few = trace_of([first[:256], first[:256]])
+    assert with_larger_blocks(few) is few
+
+
+def test_joined_blocks_of_a_file_hit_but_for_the_rest_of_each_prompt(tmp_path: Path) -> None:
+    """40 turns each add 25 blocks of 512 tokens, 512.5 blocks in the mean: a turn finds all blocks of
+    the turn before, but for up to three at their end.
+    """
+    counts = [25 * turn for turn in range(1, 41)]
+    rows = [
+        {"timestamp": 1000 * k, "input_length": 512 * n, "output_length": 1, "hash_ids": list(range(n))}
+        for k, n in enumerate(counts)
+    ]
+    path = tmp_path / "turns.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = read_trace(path)
+    assert trace.prefix_block_tokens == 4 * 512 and len(trace.prefix_ids) == sum(n // 4 for n in counts)
+    hits = sum(n // 4 for n in counts[:-1]) * 4 / sum(counts)
+    assert alike_tokens_frac(trace) == pytest.approx(hits, rel=1e-12)
+    assert hits == pytest.approx(sum(counts[:-1]) / sum(counts), abs=0.004)

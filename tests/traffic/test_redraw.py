@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.generated_traffic import lognormal, synthesise
 from planner.traffic.redraw import BLOCKS, block_s, redraw_trace
-from planner.traffic.sessions import session_numbers
+from planner.traffic.scaling import rescale, with_times_the_traffic
+from planner.traffic.sessions import begin_together, session_numbers
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
@@ -94,6 +95,62 @@ def test_a_session_drawn_twice_is_two_users() -> None:
     shared, private = draw.prefix_ids[::2], draw.prefix_ids[1::2]
     assert len(np.unique(shared)) == 1
     assert len(np.unique(private)) == len(np.unique(session_numbers(draw)))
+
+
+def agents_with_own_clocks(agents: int = 40, turns: int = 30) -> Trace:
+    """Recorded agents: each begins at 0, and its turns come 60 s after one another; agent k has k more."""
+    counts = turns + np.arange(agents)
+    turn = np.concatenate([np.arange(count) for count in counts])
+    agent = np.repeat(np.arange(agents), counts)
+    order = np.argsort(turn, kind="stable")
+    row_of = np.argsort(order)  # Where each turn is in the trace.
+    waits = np.flatnonzero(turn > 0)
+    after = np.column_stack([row_of[waits], row_of[waits - 1]])
+    return Trace(
+        "agents.jsonl",
+        60.0 * turn[order],
+        100 + agent[order],
+        np.full(len(turn), 5),
+        after=after[np.argsort(after[:, 1], kind="stable")],
+        think_s=np.where(turn[order] > 0, 60.0, 0.0),
+    )
+
+
+def test_agents_that_begin_together_are_drawn_by_the_session() -> None:
+    """Blocks near their places had 4 % of such requests: nobody begins after the trace's first moment."""
+    trace = agents_with_own_clocks()
+    counts = [len(draw) for draw in draws(trace, 40)]
+    assert np.mean(counts) == pytest.approx(len(trace), rel=0.02) and np.std(counts) > 0
+    for draw in draws(trace, 5):
+        session = session_numbers(draw)
+        assert session.max() + 1 == 40 and (draw.arrival_s == 0).sum() == 40
+        sizes = np.bincount(session)
+        assert set(sizes.tolist()) <= set(range(30, 70))
+        # All turns of an agent have one length; an agent that is drawn twice is two sessions.
+        assert all(len(set(draw.input_tokens[session == k].tolist())) == 1 for k in range(40))
+
+
+def test_more_traffic_of_agents_is_more_agents_at_once() -> None:
+    trace = agents_with_own_clocks()
+    more = rescale(trace, 1.5 * trace.rate_rps, rng=np.random.default_rng(0))
+    assert len(more) == pytest.approx(1.5 * len(trace), rel=0.03)
+    assert (more.arrival_s == 0).sum() == pytest.approx(60, abs=3)
+    # So is the traffic of a fleet's headroom, in which a larger share has the agents of a smaller one.
+    half, twice = (with_times_the_traffic(trace, factor) for factor in (0.5, 2.0))
+    assert (half.arrival_s == 0).sum() == pytest.approx(20, abs=2) and len(twice) == 2 * len(trace)
+    agents = [
+        np.unique(with_times_the_traffic(trace, factor).input_tokens, return_counts=True)
+        for factor in (1.1, 1.5)
+    ]
+    assert (agents[0][1] <= agents[1][1]).all() and agents[0][1].sum() < agents[1][1].sum()
+    users = a_trace(50)
+    assert with_times_the_traffic(users, 2.0).duration_s == pytest.approx(users.duration_s / 2)
+
+
+def test_users_who_come_and_go_do_not_begin_together() -> None:
+    trace = read_trace(SAMPLES / "chat-sessions-sample.csv", seed=0)
+    assert not begin_together(trace) and not begin_together(a_trace(50))
+    assert begin_together(agents_with_own_clocks())
 
 
 def test_blocks_are_a_share_of_the_trace_within_bounds() -> None:

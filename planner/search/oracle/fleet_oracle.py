@@ -113,8 +113,8 @@ class Answers:
 
     known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
     headrooms: dict[tuple[object, ...], MeasuredHeadroom] = field(default_factory=dict)
-    # By trace and share of more traffic: the faster trace, and a cache for it (headroom.py).
-    faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)
+    # By trace and share of more traffic: the trace with so much more, and a cache for it (headroom.py).
+    busier: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)
     file: AnswerFile | None = None  # A copy in a file, with which a killed run is resumed (resuming.py).
     # Queries that some thread is simulating; its event is set when the answer is cached.
     _in_progress: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)

@@ -1,8 +1,10 @@
 """The headroom of a fleet: the most traffic, and the longest steps, with which it holds, by bisection.
 
-More traffic is the same requests in less time (`sped_up`), so bursts grow too, and nothing is drawn at
-random. Bisection assumes that a fleet that holds with more traffic or longer steps also holds with less. In a
-short trace a few requests decide, and that may be wrong: there shares below the result are simulated too.
+More traffic is the same requests in less time, so bursts grow too, and nothing is drawn at random. More
+traffic of agents that begin together is more of these agents (`scaling.with_times_the_traffic`).
+
+Bisection assumes that a fleet that holds with more traffic or longer steps also holds with less. In a short
+trace a few requests decide, and that may be wrong: there shares below the result are simulated too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from planner.domain import Limit
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers, MeasuredHeadroom, Oracle
-from planner.traffic.scaling import sped_up
+from planner.traffic.scaling import with_times_the_traffic
 
 # Of a trace with at most so many requests, so many shares below the result are simulated. A question on 40
 # requests said +36 % where its fleet missed the SLO at +18 %.
@@ -108,14 +110,14 @@ def _first_missed(holds: Callable[[float], bool], kept_frac: float) -> float | N
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
-    """The same oracle for the same requests in less time, or in more time if `more_frac` is negative.
+    """The same oracle for this share more traffic, or for less if `more_frac` is negative.
 
     Calls with the same share have their answers in common.
     """
-    sped_up_traces, trace = oracle.answers.faster, oracle.queried_trace
-    if (trace, more_frac) not in sped_up_traces:
-        sped_up_traces[trace, more_frac] = sped_up(trace, 1 + more_frac), Answers()
-    trace, answers = sped_up_traces[trace, more_frac]
+    busier_traces, trace = oracle.answers.busier, oracle.queried_trace
+    if (trace, more_frac) not in busier_traces:
+        busier_traces[trace, more_frac] = with_times_the_traffic(trace, 1 + more_frac), Answers()
+    trace, answers = busier_traces[trace, more_frac]
     return replace(oracle, trace=trace, scenario=None, answers=answers)
 
 

@@ -7,7 +7,8 @@ predicted step times for all workers (planner/models/spread.py): one draw for pr
 
 `drawn_by` says what a scenario's requests are drawn from. Described traffic is drawn from its description. If
 `traffic: rate` superposes two or more copies of a trace, or keeps a part of it, a scenario is another draw of
-the copies or of the part. All other traces are redrawn from blocks of themselves (planner/traffic/redraw.py).
+the copies or of the part. All other traces are redrawn from blocks of themselves, or from their sessions
+where these begin together (planner/traffic/redraw.py).
 
 Step times are spread evenly over their distribution (Latin hypercube, McKay et al. 1979): over all
 scenarios that a search sees, and over every TEST_BLOCK of those that test its answer, which are drawn with
@@ -36,6 +37,7 @@ from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.prefixes.prefix_drift import drift_popularity
 from planner.traffic.redraw import MOST_DRAWS, redraw_trace
 from planner.traffic.scaling import SAME_FRAC, rescale
+from planner.traffic.sessions import begin_together
 from planner.traffic.trace import Trace, spread_stamps
 
 # Kinds of scenarios: those that a search sees, and those that test its answer. Their seeds contain the kind.
@@ -188,7 +190,7 @@ class Scenarios:
         task = replace(
             self.task, rate_rps=None if self.task.rate_rps is None else self.task.rate_rps * growth
         )
-        if way == "blocks":
+        if way in ("blocks", "sessions"):
             trace = redraw_trace(trace, rng)
             if self.task.rate_rps is None and growth > 1:
                 task = replace(task, rate_rps=trace.rate_rps * growth)
@@ -211,16 +213,16 @@ def thin_trace(trace: Trace, downscale: int, rng: np.random.Generator) -> Trace:
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:
     """What a scenario's requests are drawn from: a "description", superposed "copies" of the trace, a "part"
-    of it, or "blocks" of it. Blocks are for rates at which rescaling itself draws nothing at random, or so
-    little that scenarios would be alike.
+    of it, "blocks" of it, or its "sessions" where they begin together. Blocks are for rates at which
+    rescaling itself draws nothing at random, or so little that scenarios would be alike.
     """
     if task.described is not None:
         return "description"
-    if task.rate_rps is None or task.scale == "compress":
-        return "blocks"
-    factor = task.rate_rps / trace.rate_rps
-    if factor < 1 - SAME_FRAC:
+    factor = 1.0 if task.rate_rps is None else task.rate_rps / trace.rate_rps
+    if factor < 1 - SAME_FRAC and task.scale != "compress":
         return "part"
+    if begin_together(trace):
+        return "sessions"
     return "copies" if task.scale == "superpose" and factor >= LEAST_COPIES else "blocks"
 
 
