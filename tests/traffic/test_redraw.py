@@ -73,6 +73,15 @@ def test_sessions_stay_whole() -> None:
         assert set(np.bincount(session_numbers(draw)).tolist()) <= sizes
 
 
+def test_sessions_that_a_recording_begins_with_are_as_many_in_redraws() -> None:
+    """62 of the sample's 215 sessions begin in its first eighth: drawn from far, the rate fell by 13 %."""
+    trace = read_trace(SAMPLES / "chat-sessions-sample.csv", seed=0)
+    redraws = draws(trace, 60)
+    assert np.mean([draw.rate_rps for draw in redraws]) == pytest.approx(trace.rate_rps, rel=0.04)
+    assert np.mean([len(draw) for draw in redraws]) == pytest.approx(len(trace), rel=0.04)
+    assert np.std([len(draw) for draw in redraws]) > 0.04 * len(trace)
+
+
 def test_a_session_drawn_twice_is_two_users() -> None:
     """Blocks that only one session has are told apart in its copies; those that several have are not."""
     rows = 200
