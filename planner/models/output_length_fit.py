@@ -76,7 +76,7 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.trees_ = None
         if len(self.classes_) > 1:
             trees = HistGradientBoostingClassifier(
-                # Small steps and large leaves: a trace has few requests for five features.
+                # Small steps and large leaves, set by hand: a trace has few requests for five features.
                 max_iter=self.iterations,
                 learning_rate=0.05,
                 max_leaf_nodes=15,
@@ -112,7 +112,7 @@ class LengthAccuracy:
     later: int
 
 
-# Predictors are fitted to this share of the requests, and judged on the later ones.
+# Predictors are fitted to this share of the requests, and judged on the later ones. Set by hand.
 FITTED_FRAC = 0.7
 
 

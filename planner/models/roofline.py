@@ -248,17 +248,18 @@ def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _At
 def _read_and_multiply_s(
     gpu: Gpu,
     gpus: int,
-    read: float | Array,
+    read_bytes: float | Array,
     multiplied: Sequence[tuple[str, float]],
     tokens: Array,
     fracs: tuple[float, float, float],
 ) -> Array:
-    """Seconds of reading and multiplying with weights on this many GPUs.
+    """Seconds of reading and multiplying with weights on this many GPUs. `multiplied` are the formats of
+    weights, with how many weights in each a token is multiplied with.
 
     `fracs` are the reached shares of bandwidth and FLOP rate, and the exponent of their overlap.
     """
     bandwidth_frac, gemm_frac, overlap = fracs
-    read_s = read / (gpus * gpu.bandwidth_bytes_per_s * bandwidth_frac)
+    read_s = read_bytes / (gpus * gpu.bandwidth_bytes_per_s * bandwidth_frac)
     parameters = sum(each for _, each in multiplied)
     multiplied_s = 2 * tokens * parameters / (gpus * _mean_rate(multiplied, gpu) * gemm_frac)
     return np.asarray((read_s**overlap + multiplied_s**overlap) ** (1 / overlap))

@@ -21,9 +21,10 @@ from planner.models.latency import DECODES, PREFILLS, TOKENS, Array, StepLatency
 
 # Corners of f, tokens of a step.
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# The regimes by which errors are told, set by hand.
 SMALL_BATCH = 8  # Decodes of at most this many sequences count as a small batch.
 LONG_CONTEXT_TOKENS = 8192  # Steps with a longer mean context count as "long_context".
-LEAST_MIXED_FRAC = 0.3  # A fitted m below this share of d counts as 0.
+LEAST_MIXED_FRAC = 0.3  # A fitted m below this share of d counts as 0. Set by hand.
 _QUICKEST_STEP_S = 1e-6  # The floor of a fit is at least this, because step times must be positive.
 
 

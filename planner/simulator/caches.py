@@ -445,8 +445,8 @@ def lose_prefix(state, r):
 def evict_idle(state, w, coming, time_s):
     """Evict idle entries of worker w, the least recently used first, until the KV cache holds all blocks.
 
-    `used_blocks` has grown, and grows by `coming` more in this step. `late_blocks` were given back too late
-    for this step (layout.py).
+    `used_blocks` has grown, and grows by `coming` blocks more in this step. `late_blocks` were given back too
+    late for this step (layout.py).
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     room = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - coming

@@ -244,12 +244,12 @@ def simulate_elastic(
     controller changes nothing. Raises InputError for what cannot be simulated so: sessions, other engines
     than the stepwise one, pools that flip.
     """
-    part = ElasticFleet(fleet, trace, pools, controller, tuple(limits), every_s)
-    part.check()
+    elastic_fleet = ElasticFleet(fleet, trace, pools, controller, tuple(limits), every_s)
+    elastic_fleet.check()
     runs = room_for_runs(trace) if record else 0
     while True:
-        state = part.first_state(runs=runs)
-        run = _Run(state, part, Stock({}))
+        state = elastic_fleet.first_state(runs=runs)
+        run = _Run(state, elastic_fleet, Stock({}))
         run_to_the_end([run], stop_early=stop_early)
         needed = int(state.counters[layout.RUNS])  # The run has written into `state`.
         if not record or needed <= runs:
@@ -270,13 +270,13 @@ def simulate_in_windows(
     They are also counted in each window between two edges (`counted_in` and `violations_in`). Steps are not
     recorded.
     """
-    part = ElasticFleet(fleet, trace, pools, controller, tuple(limits))
-    part.check()
-    state = part.first_state()
+    elastic_fleet = ElasticFleet(fleet, trace, pools, controller, tuple(limits))
+    elastic_fleet.check()
+    state = elastic_fleet.first_state()
     state.window[:] = edges_s[0], edges_s[-1]
     in_windows = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
     in_windows[:] = state.limits[:, None]
-    run = _Run(state._replace(edges_s=edges_s, in_windows=in_windows), part, Stock({}))
+    run = _Run(state._replace(edges_s=edges_s, in_windows=in_windows), elastic_fleet, Stock({}))
     run_to_the_end([run])
     return run.result()
 
@@ -355,7 +355,7 @@ class ElasticFleet:
             raise InputError(f"{name}: lag_s is {self.controller.lag_s}, must be finite and >= 0")
 
 
-def simulate_together(parts: Sequence[ElasticFleet], stock: Mapping[str, int]) -> list[ElasticRun]:
+def simulate_together(fleets: Sequence[ElasticFleet], stock: Mapping[str, int]) -> list[ElasticRun]:
     """One fleet or several, each with its own traffic and controller, that share the GPUs in `stock`.
 
     All workers together, those that start or drain among them, never have more GPUs than that. If there are
@@ -363,9 +363,9 @@ def simulate_together(parts: Sequence[ElasticFleet], stock: Mapping[str, int]) -
     others wait. Between fleets the one that has waited longest goes first.
     """
     shared = Stock(stock)
-    for part in parts:
-        part.check()
-    runs = [_Run(part.first_state(), part, shared) for part in parts]
+    for elastic in fleets:
+        elastic.check()
+    runs = [_Run(elastic.first_state(), elastic, shared) for elastic in fleets]
     run_to_the_end(runs)
     return [run.result() for run in runs]
 
@@ -419,10 +419,10 @@ class _Event(NamedTuple):
 class _Run:
     """One simulation: the kernel runs from one pause to the next, at which workers come and go."""
 
-    def __init__(self, state: State, part: ElasticFleet, stock: Stock) -> None:
+    def __init__(self, state: State, elastic_fleet: ElasticFleet, stock: Stock) -> None:
         """`state` has the kernel's arrays at time zero (`ElasticFleet.first_state`)."""
-        fleet, pools, controller = part.largest_fleet, part.pools, part.controller
-        self.part, self.fleet = part, fleet
+        fleet, pools, controller = elastic_fleet.largest_fleet, elastic_fleet.pools, elastic_fleet.controller
+        self.elastic_fleet, self.fleet = elastic_fleet, fleet
         # The GPUs of each stock that one worker of each pool takes.
         self.stock, self.claims = stock, [stock.claims(pool) for pool in fleet.pools]
         self.pools, self.controller, self.seed = pools, controller, fleet.policies.seed
@@ -473,7 +473,7 @@ class _Run:
 
         Raises InputError if the stock has too few GPUs for the workers at time zero.
         """
-        self.wanted = self.part.first_sizes
+        self.wanted = self.elastic_fleet.first_sizes
         for p, size in enumerate(self.wanted):
             self.stock.take(self.claims[p], size)
             for slot in self.of_pool[p][:size]:
@@ -512,13 +512,13 @@ class _Run:
         while (pause_s := self.pause_s()) < math.inf:
             yield pause_s
             pause_s = self.pause_s()  # Another run may have woken this one.
-            if pause_s >= self.part.until_s and self.events[0].kind != _IS_EMPTY:
+            if pause_s >= self.elastic_fleet.until_s and self.events[0].kind != _IS_EMPTY:
                 heapq.heappop(self.events)
                 continue
             self.now_s = max(self.now_s, pause_s)
             self.rows.clear()
             self.carry_out_events()
-        self.now_s = max(self.now_s, self.part.until_s)
+        self.now_s = max(self.now_s, self.elastic_fleet.until_s)
 
     def carry_out_events(self) -> None:
         """Carry out what is planned for now, one kind of event after another."""
@@ -812,7 +812,9 @@ class _Run:
 
     def result(self) -> ElasticRun:
         """What happened, with the lives of workers that are still there at the end."""
-        simulation = read_simulation(self.state, self.fleet, self.part.trace, self.part.limits)
+        simulation = read_simulation(
+            self.state, self.fleet, self.elastic_fleet.trace, self.elastic_fleet.limits
+        )
         end_s = max(simulation.end_s, self.now_s, float(simulation.arrival_s[-1]))
         spans = [*self.spans, *(self.span(slot, end_s, end_s) for slot in self.slots if slot.phase != _OFF)]
         spans.sort(key=lambda span: (span.requested_s, span.worker))

@@ -786,9 +786,9 @@ def simulate_events(fields, closed_loop, stop_early):
         else:
             end_run(state, entity, time_s)
             # The lane's next step starts at once, unless other events of this moment come first.
-            is_next = not is_released or closed_loop > 0
-            is_next = is_next or state.requests[entered].arrival_s + front_end_s > time_s
-            if is_next and is_alone(state, time_s):
+            none_arrives = not is_released or closed_loop > 0
+            none_arrives = none_arrives or state.requests[entered].arrival_s + front_end_s > time_s
+            if none_arrives and is_alone(state, time_s):
                 start_steps(state, entity, time_s)
             else:
                 set_time(state, entity, time_s)

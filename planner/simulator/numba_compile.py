@@ -74,6 +74,7 @@ def where_has(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[.
     def decorate(function: Callable[..., Any]) -> Any:
         chosen = _either(OPTIONAL.index(field), function, plain) if field in OPTIONAL else function
 
+        # The name under which compiled callers know the function; `pick` says what is compiled there.
         def hook(*arguments: Any) -> Any:
             raise TypeError(f"{function.__name__} can be called by compiled code only")
 

@@ -127,12 +127,12 @@ def is_loaded(state, w, r):
 
 
 @kernel_jit
-def _count_loads(state, w, r, by):
-    """Add `by`, 1 or -1, to the number of loads (`refs`) of each node that is being loaded for request r."""
+def _count_loads(state, w, r, sign):
+    """Add `sign`, 1 or -1, to the loads (`refs`) of each node that is being loaded for request r."""
     caches, nodes = state.caches, state.offload.loads[r].nodes
     end = state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS]
     for i in range(end - nodes, end):
-        caches.entries[find_entry(state, _memory_number(state, w), node_at(state, r, i))].refs += by
+        caches.entries[find_entry(state, _memory_number(state, w), node_at(state, r, i))].refs += sign
 
 
 @where_has("offload", lambda state, w, r: ZERO)

@@ -23,8 +23,8 @@ Ints = npt.NDArray[np.int64]
 WAITING, RUNNING, ARRIVED, FINISHED_HERE, INPUT, OUTPUT, TTFTS, TPOTS, OUTPUTS, KV_SHARES = range(10)
 TTFT_SUM, TPOT_SUM, KV_SUM = range(3)
 COUNTS, SUMS = 10, 3
-# Indices into `numbers` (`_read`): how many requests are under way, and how many had arrived at the last
-# reading.
+# Indices into `numbers` (`_read_metrics`): how many requests are under way, and how many had arrived at the
+# last reading.
 UNDER_WAY, SEEN = range(2)
 # Bits of a request's mark: its arrival at the first worker, its first token, its hand-off have been counted.
 HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF = 1, 2, 4
@@ -111,7 +111,7 @@ def _heap_size(requests, root, scratch):
 
 
 @entry_jit
-def _read(records, lists, pools, results, entered, time_s):
+def _read_metrics(records, lists, pools, results, entered, time_s):
     """Fill `results` = (counts (P, COUNTS), sums (P, SUMS)), and return how many requests are in limbo,
     when `entered` requests have arrived.
 
@@ -145,7 +145,7 @@ class Counting:
         """`pool_of` (W,) is the pool of each of the kernel's workers, `is_prefill` (P,) 1 for prefill."""
         n = len(state.requests)
         self._records = (state.requests, state.workers, state.lanes, state.types, state.counters)
-        self._lists = (  # As `_read` says; the stack of `_heap_size` may hold all requests and one more.
+        self._lists = (  # For `_read_metrics`; the stack of `_heap_size` may hold all requests and one more.
             np.zeros(n, np.int64),
             np.zeros(n, np.int64),
             np.zeros(2, np.int64),
@@ -158,4 +158,4 @@ class Counting:
     def count(self, entered: int, time_s: float) -> int:
         """Fill `counts` and `sums`; returns how many are in limbo. `entered` requests have arrived."""
         results = (self.counts, self.sums)
-        return int(_read(self._records, self._lists, self._pools, results, entered, time_s))
+        return int(_read_metrics(self._records, self._lists, self._pools, results, entered, time_s))

@@ -297,7 +297,7 @@ def _pick_task(state, w, r):
 
 @kernel_jit
 def _select_batch(state, w):
-    """Pick the tasks that join the batch of machine w; returns how many of its decodes stay.
+    """Pick the tasks that join the batch of machine w; returns how many of its decodes `stay` in it.
 
     Each group is taken until the batch is full. Among prompts, evicted decodes and the rest, the first task
     that memory cannot hold ends the group; among aged tasks it is passed over.

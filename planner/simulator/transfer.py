@@ -201,7 +201,7 @@ def is_full(state, w):
 
 @kernel_jit
 def _cut_for_hand_off(state, w, r, time_s, cause):
-    """Cut the run of w short for the hand-off r.
+    """Cut the run of worker w short for request r, which is to be handed over to it.
 
     The run of an asynchronous engine is cut only if that makes room, as the engine looks for room at the
     beginning of every run.

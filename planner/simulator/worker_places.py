@@ -45,7 +45,7 @@ def worker_nodes(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
             nodes.append((gpu_name, per_node))
         nodes[first_with_room] = (gpu_name, nodes[first_with_room][1] - worker_type.gpus)
         pool_nodes[p].append((first_with_room,))
-    return tuple(of_worker for workers in pool_nodes for of_worker in workers)
+    return tuple(node_numbers for workers in pool_nodes for node_numbers in workers)
 
 
 def _in_turns(pools: Sequence[Pool]) -> list[int]:

@@ -210,10 +210,10 @@ class DayTerms:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sizes:
-    """The cheapest `workers` (T, C) and their cost; None and infinity if the solver has none. No sequence
-    that keeps the cuts costs less than `bound_usd`. If none keeps them at all, `bound_usd` is infinite and
-    `is_optimal` true.
+class CheapestSizes:
+    """The cheapest `workers` (T, C) that the solver has, None without any, and their cost, infinite then. No
+    sequence that keeps the cuts costs less than `bound_usd`. If none keeps them at all, `bound_usd` is
+    infinite and `is_optimal` true.
     """
 
     workers: Ints | None
@@ -416,12 +416,12 @@ def _node_lives(
 
 def cheapest_sizes(
     day: DayTerms, cuts: Sequence[Cut] = (), excluded: Sequence[Ints] = (), *, time_limit_s: float = 30.0
-) -> Sizes:
+) -> CheapestSizes:
     """The cheapest sequence that keeps the cuts and is none of the `excluded` ones, each (T, C)."""
     least, most = least_sizes(day, cuts), day.most
     # An empty cut names no pool that must be larger, so no sequence keeps it.
     if not all(cuts) or (least > most).any():
-        return Sizes(None, math.inf, math.inf, is_optimal=True)
+        return CheapestSizes(None, math.inf, math.inf, is_optimal=True)
     rows = _DayProgram(day, least)
     paid = _add_paid_rows(rows)
     if day.is_paid_all_day:
@@ -444,13 +444,13 @@ def cheapest_sizes(
             rows.exclude(workers)
     point = minimise(rows.to_program(), time_limit_s=time_limit_s)
     if point.status == "infeasible":
-        return Sizes(None, math.inf, math.inf, is_optimal=True)
+        return CheapestSizes(None, math.inf, math.inf, is_optimal=True)
     bound = max(point.bound * (1 - TOLERANCE), 0.0)
     if point.x is None:
-        return Sizes(None, math.inf, bound, is_optimal=False)
+        return CheapestSizes(None, math.inf, bound, is_optimal=False)
     workers = point.x[rows.size_columns].astype(np.int64)
     usd = float(np.array(rows.cost) @ point.x)
-    return Sizes(workers, usd, min(bound, usd), is_optimal=point.status == "optimal")
+    return CheapestSizes(workers, usd, min(bound, usd), is_optimal=point.status == "optimal")
 
 
 def least_sizes(day: DayTerms, cuts: Sequence[Cut]) -> Ints:

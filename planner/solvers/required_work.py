@@ -158,7 +158,7 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
         return deadlines
     is_measured = deadlines.arrives(trace)
     each_deadlines, measured = [deadlines], max(int(is_measured.sum()), 1)
-    prefills = wholes = 0
+    prefilled_requests = whole_requests = 0
     for selector in slo.selectors:
         class_limits = tuple(
             replace(limit, selector=None) for limit in slo.limits if limit.selector == selector
@@ -166,16 +166,16 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
         # An attainment is of all requests together, so the lines of a class have none.
         of_class = _deadlines_of(Slo(class_limits), trace, guess_pace=guess_pace)
         requests = int((is_measured & select_requests(selector, trace)).sum())
-        prefills += requests - allowed_above(of_class.prefill_frac, requests)
-        wholes += requests - allowed_above(of_class.whole_frac, requests)
+        prefilled_requests += requests - allowed_above(of_class.prefill_frac, requests)
+        whole_requests += requests - allowed_above(of_class.whole_frac, requests)
         each_deadlines.append(of_class)
     if trace.after.size:  # A late request delays its whole session, whatever the class of the others.
-        prefills = wholes = 0
+        prefilled_requests = whole_requests = 0
     return Deadlines(
         window_s=deadlines.window_s,
-        prefill_frac=max(deadlines.prefill_frac, prefills / measured),
+        prefill_frac=max(deadlines.prefill_frac, prefilled_requests / measured),
         prefill_s=max(each.prefill_s for each in each_deadlines),
-        whole_frac=max(deadlines.whole_frac, wholes / measured),
+        whole_frac=max(deadlines.whole_frac, whole_requests / measured),
         gap_s=max(each.gap_s for each in each_deadlines),
         e2e_s=max(each.e2e_s for each in each_deadlines),
         is_paced=False,  # Classes differ in their pace, so only the last token has a deadline.

@@ -40,7 +40,7 @@ import numpy.typing as npt
 from planner.domain import COST, POWER, ROUNDING, FleetLimit, Slo
 from planner.errors import Change, InfeasibleError, InputError, PlannerError
 from planner.solvers.backend import minimise
-from planner.solvers.schedule_pricing import Cover, Windows, search_schedule
+from planner.solvers.schedule_pricing import Cover, WindowsModel, search_schedule
 from planner.solvers.worker_rule import fit_worker_rule
 from planner.units import HOUR_S
 
@@ -344,7 +344,7 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
     return "budget" if priced_schedule.cost_usd_per_h > budget else None
 
 
-def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) -> Windows:
+def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) -> WindowsModel:
     """The model without the budget, in the arrays of schedule_pricing.py. Costs are summed over windows. The
     columns of a window are firm workers (C,), spot workers (C,), GPUs on demand (G,) and reserved GPUs (G,).
 
@@ -396,7 +396,7 @@ def _model(market: Market, demand: Demand, excess_prices: Sequence[float] = ()) 
         excess = np.vstack((np.zeros((gpus, len(limits))), np.eye(len(limits))))
         rows, most = np.hstack((rows, excess)), np.concatenate((most, np.full(len(limits), MOST_EXCESS)))
         cost, starts, reserved = 0 * cost, 0 * starts, np.concatenate((0 * reserved, excess_prices))
-    return Windows(
+    return WindowsModel(
         covers,
         rows=rows,
         least=least,

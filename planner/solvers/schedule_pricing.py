@@ -75,7 +75,7 @@ class SchedulePrices:
     present: Floats
 
 
-class Windows:
+class WindowsModel:
     """The model in arrays. A window has K columns for its workers and G for its on-demand GPUs; the G columns
     for the reserved GPUs are shared by all windows.
 
@@ -253,7 +253,7 @@ Proposal = tuple[Counts, Counts]
 
 
 def search_schedule(
-    model: Windows, cost_of: Callable[[Counts], float], gap_frac: float, budget: float, deadline: float
+    model: WindowsModel, cost_of: Callable[[Counts], float], gap_frac: float, budget: float, deadline: float
 ) -> tuple[float, Counts | None]:
     """A lower bound, infinite where there is no schedule; and the counts (K, T) of the best schedule found.
 
@@ -293,7 +293,9 @@ def search_schedule(
     return bound, None if best is None else best[0]
 
 
-def solve_windows_relaxation(model: Windows, deadline: float) -> tuple[float, Floats | None, SchedulePrices]:
+def solve_windows_relaxation(
+    model: WindowsModel, deadline: float
+) -> tuple[float, Floats | None, SchedulePrices]:
     """The tightened relaxation's bound, its reserved GPUs (G,) if it came to an end, and prices."""
     prices, reserved, bound = model.true_prices(), None, -math.inf
     for _ in range(ROUNDING_ROUNDS):
@@ -313,7 +315,7 @@ def solve_windows_relaxation(model: Windows, deadline: float) -> tuple[float, Fl
 class _PricedParts:
     """Parts of the windows, each solved to `gap_frac` of its own optimum."""
 
-    model: Windows
+    model: WindowsModel
     prices: SchedulePrices
     gap_frac: float
     deadline: float

@@ -45,16 +45,16 @@ class RooflineSteps(StepFamily):
             )
         else:
             self.scales_ = np.array([0.0, 1.0, 1.0, 1.0, 1.0])
-        floor_s, f, a, bd, e = (float(s) for s in self.scales_)
+        floor_s, f_scale, a_scale, decode_scale, e_scale = (float(s) for s in self.scales_)
         host_s = 0.0 if self.scaled else shape.h_s  # Measured steps have the host's time in s_0.
-        floor_s = max(floor_s, LEAST_STEP_S - f * shape.f_s[0], 0.0)
+        floor_s = max(floor_s, LEAST_STEP_S - f_scale * shape.f_s[0], 0.0)
         self.latency_ = replace(
             shape,
-            f_s=tuple(floor_s + f * seconds for seconds in shape.f_s),
-            a_s=a * shape.a_s,
-            b_s=bd * shape.b_s,
-            d_s=bd * shape.d_s,
-            e_s=e * shape.e_s,
+            f_s=tuple(floor_s + f_scale * seconds for seconds in shape.f_s),
+            a_s=a_scale * shape.a_s,
+            b_s=decode_scale * shape.b_s,
+            d_s=decode_scale * shape.d_s,
+            e_s=e_scale * shape.e_s,
             h_s=host_s,
             basis=f"{shape.basis}, scaled to measured steps" if self.scaled else shape.basis,
             mape_frac=None,
