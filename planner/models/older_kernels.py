@@ -1,7 +1,7 @@
 """Corrections of step times from the kernel tables, which are profiles of vLLM 0.24 without CUDA graphs.
 
-There are four: older kernels for experts, padding in CUDA graphs, launches outside of graphs, and launches of
-sparse attention. A mixture is an LLM with routed experts.
+There are five: older kernels for experts, padding in CUDA graphs, launches outside of graphs, launches of
+sparse attention, and SGLang's sparse attention. A mixture is an LLM with routed experts.
 
 Up to 0.18 a layer of experts in fp8 by blocks took longer, by the same time at every batch size and on H100,
 H200 and B200 alike: launches and quantisation that later versions fuse. So the correction is seconds per
@@ -58,6 +58,15 @@ Blackwell. Behind a Grace CPU they have 1.7 times as much (GB200 against B200: m
 least 2.0 and 1.1), so s is 2.55 ms there. Neither was fitted to runs. On 4 GB300 (0.21, G = 256)
 DeepSeek-V4-Pro takes some 205 ms for a prompt of 257 tokens and as long for one of 4000, over the TTFT of
 prompts in graphs; 204 ms are predicted.
+
+SGLang decodes latent attention with an index (DeepSeek-V3.2, GLM-5) in other kernels, which take about the
+same time less at every batch size and number of heads:
+
+    t = g - n layers          layers those with an index
+
+AIConfigurator's tables have both engines (vLLM 0.24, SGLang 0.5.14; up to 128 sequences, contexts of 512 to
+16384): the medians of n are 122 to 157 us on H100 and H200, 78 to 96 with KV in 8 bits, and 88 to 134 us on
+B200, B300, GB200 and GB300. No run was fitted to.
 """
 
 from __future__ import annotations
@@ -87,6 +96,8 @@ LAUNCHES_S_SINCE = ((0, 14), 0.6e-3)
 SPARSE_LAUNCHES_S = 1.5e-3  # s above.
 GRACE = ("gb200-186g", "gb300-279g")  # GPUs of gpus.yaml behind a Grace CPU.
 GRACE_FACTOR = 1.7  # By which s is longer behind a Grace CPU.
+# n above: on GPUs of BLACKWELL, and on others with KV in 16 and in 8 bits.
+SGLANG_INDEX_S = {"Blackwell": 110e-6, "16 bits": 140e-6, "8 bits": 90e-6}
 MOST_CAPTURED_TOKENS = 512  # The largest graph.
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, MOST_CAPTURED_TOKENS + 1, 16))  # In tokens.
 
@@ -147,6 +158,14 @@ def sparse_launches_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     return (index_layers(llm) + compressed) * layer_s
 
 
+def shorter_index_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
+    """Seconds by which SGLang's layers with an index are shorter than the kernel tables (n layers above)."""
+    if engine is None or engine.name != "sglang":
+        return 0.0
+    kv = "8 bits" if llm.kv_dtype_bytes == 1.0 else "16 bits"
+    return index_layers(llm) * SGLANG_INDEX_S["Blackwell" if gpu.base in BLACKWELL else kv]
+
+
 def captured_tokens(max_num_seqs: int, tokens_per_seq: int = 1) -> int:
     """Tokens of the largest CUDA graph (G above) of an engine with so many seats, each of which checks
     `tokens_per_seq` tokens in a step.
@@ -172,6 +191,9 @@ def correct_for_version(
             f"as on vLLM {engine.version}"
         )
         latency = replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
+    if latency.kind == "kernels" and (shorter_s := shorter_index_s(llm, gpu, engine)):
+        basis = f"{latency.basis}; {1e3 * shorter_s:.1f} ms shorter by SGLang's kernels of sparse attention"
+        latency = replace(latency, f_s=tuple(f_s - shorter_s for f_s in latency.f_s), basis=basis)
     least_s = least_large_step_s(llm, gpu, engine)
     if launches_s := sparse_launches_s(llm, gpu, engine):
         # This is f(G) + s layers of the module's docstring. `step_s` includes h, which is added to every

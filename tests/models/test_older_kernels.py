@@ -181,6 +181,28 @@ def test_steps_of_other_llms_and_of_other_engines_are_not() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu", "kv_bytes", "shorter_s"),
+    [
+        ("zai-org/GLM-5-FP8", "h200-141g", 2.0, 0.01092),
+        ("zai-org/GLM-5-FP8", "h200-141g", 1.0, 0.00702),
+        ("zai-org/GLM-5-FP8", "b200-180g", 2.0, 0.00858),
+        ("MiniMaxAI/MiniMax-M2.5", "h200-141g", 2.0, 0.0),
+    ],
+)
+def test_sparse_attention_takes_less_on_sglang(
+    name: str, gpu: str, kv_bytes: float, shorter_s: float
+) -> None:
+    """78 layers of GLM-5 at 140, 90 and 110 us; MiniMax has no index."""
+    llm, row = replace(CATALOG.llm(name), kv_dtype_bytes=kv_bytes), CATALOG.gpu(gpu)
+    kernels = CATALOG.step_latency(CATALOG.llm(name), row, 8)
+    sglang = replace(vllm("0.5.9"), name="sglang")
+    tokens = np.array([1.0, 64.0, 4096.0])
+    served = on_version(kernels, llm, row, sglang)
+    assert served.step_s(tokens) == pytest.approx(kernels.step_s(tokens) - shorter_s)
+    assert "SGLang's kernels" in served.basis if shorter_s else served is kernels
+
+
 def test_steps_beyond_the_captured_graphs_take_at_least_their_launches() -> None:
     """513 and 1024 tokens on 4 B200 take 116 ms on 0.17; 512 and 16384 tokens what they take on 0.24. The
     spread of prefills moves what launches add.
