@@ -85,9 +85,12 @@ class Power:
         step_s: float | Array,
         tokens: float | Array,
         kv_tokens: float | Array = 0.0,
+        *,
+        tp: int | None = None,
     ) -> Array:
         """Watts of one of `gpus` GPUs during a step of N tokens whose decodes attend to K tokens."""
-        share = self.of_gpu(gpu).draw_frac(*step_utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens))
+        used = step_utilisations(llm, gpu, gpus, step_s, tokens, kv_tokens, tp=tp)
+        share = self.of_gpu(gpu).draw_frac(*used)
         return np.asarray(np.minimum(share * gpu.board_w, gpu.power_w))
 
     def of_gpu(self, gpu: Gpu) -> Power:
@@ -118,13 +121,17 @@ def step_utilisations(
     step_s: float | Array,
     tokens: float | Array,
     kv_tokens: float | Array = 0.0,
+    *,
+    tp: int | None = None,
 ) -> tuple[Array, Array]:
     """Utilisation of compute and of memory bandwidth (see the module) in a step of N tokens.
 
-    The decodes of the step attend to K tokens (`kv_tokens`).
+    The decodes of the step attend to K tokens (`kv_tokens`), each on `tp` GPUs, by default on all: those of
+    another rank or pipeline stage do not read it.
     """
     gpu_seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)  # Nothing is divided by 0.
-    kv_copies = max(1.0, gpus / llm.kv_heads)  # With more GPUs than KV heads every GPU reads a copy of one.
+    # With more GPUs than KV heads every GPU reads a copy of one.
+    kv_copies = max(1.0, (gpus if tp is None else tp) / llm.kv_heads)
     kv_bytes = np.asarray(kv_tokens) * llm.kv_bytes_per_token * kv_copies
     flops = 2 * llm.active_parameters * np.asarray(tokens, dtype=float)
     read_bytes = active_weight_bytes(llm, tokens) + kv_bytes

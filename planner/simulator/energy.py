@@ -79,7 +79,7 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     for first in np.unique(type_of_run):
         is_of_type, worker = type_of_run == first, types[first]
         load = run_load(fleet.llm, worker, runs[is_of_type], seconds[is_of_type])
-        gpu_w[is_of_type] = power.busy_w(fleet.llm, worker.gpu, worker.gpus, *load)
+        gpu_w[is_of_type] = power.busy_w(fleet.llm, worker.gpu, worker.gpus, *load, tp=worker.tp)
 
     count, window_s = len(types), end_s - start_s
     # Each data-parallel rank of a worker has runs of its own.

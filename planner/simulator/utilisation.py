@@ -60,7 +60,9 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
         whole_runs_s = run_seconds(pool_runs)
         step_s, tokens, kv_tokens = run_load(fleet.llm, worker_type, pool_runs, whole_runs_s)
         gpu, gpus = worker_type.gpu, worker_type.gpus
-        compute, bandwidth = step_utilisations(fleet.llm, gpu, gpus, step_s, tokens, kv_tokens)
+        compute, bandwidth = step_utilisations(
+            fleet.llm, gpu, gpus, step_s, tokens, kv_tokens, tp=worker_type.tp
+        )
         worker_s = window_s * pool.count * worker_type.dp  # Each rank has runs of its own.
         kv_frac = pool_runs["blocks"] * float(KV_BLOCK_TOKENS) / worker_type.kv_tokens
         # A run that crosses an edge of the window counts with the share of its steps inside.

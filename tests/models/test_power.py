@@ -263,6 +263,24 @@ def test_windows_are_read_once() -> None:
     assert 160 * 800 <= kv_tokens < 1.15 * 160 * 800
 
 
+@pytest.mark.parametrize(("dp", "tp", "copies"), [(1, 8, 8), (8, 1, 1), (2, 4, 4)])
+def test_latent_kv_is_read_once_per_gpu_of_its_rank(dp: int, tp: int, copies: int) -> None:
+    """100 decodes on each rank of 8 H200: TP copies the latent vectors, ranks do not."""
+    llm, gpu = CATALOG.llm("deepseek-ai/DeepSeek-V3"), CATALOG.gpu("h200-141g")
+    runs = np.zeros(1, layout.RUN)
+    runs["decodes"], runs["steps"], runs["blocks"] = 100, 1, 6400
+    kernels = mixed().pools[0].type.latency
+    latency = replace(kernels, joint_s=(0.0,) * len(kernels.f_s))
+    worker = replace(mixed().pools[0].type, gpu=gpu, tp=tp, latency=latency)
+    worker = replace(worker, dp=dp)
+    step_s, tokens, kv_tokens = run_load(llm, worker, runs, np.ones(1))
+    kv, none = (
+        step_utilisations(llm, gpu, worker.gpus, step_s, tokens, read, tp=tp)[1] for read in (kv_tokens, 0.0)
+    )
+    read_bytes = copies * dp * 6400 * 16 * llm.kv_bytes_per_token
+    assert kv - none == pytest.approx(read_bytes / 8 / gpu.bandwidth_bytes_per_s)
+
+
 def test_prices_and_names_do_not_change_the_power() -> None:
     fleet = mixed()
     trace = a_trace(50)
