@@ -4,11 +4,11 @@
     python benchmarks/aiconfigurator_rows.py DIR > docs/evidence/aiconfigurator-rows.md
 
 Ours is what `benchmarks/reality.py` replays. AIConfigurator's is what `aiconfigurator cli estimate` answers
-for an aggregated worker with the same GPUs, checkpoint and expert parallelism, on vLLM's newest tables, for
-the means of the run: prompt, what of it is cached, output, drafts, and requests in flight. Those of open
-loops are told it (rate times the E2E that was measured), because it takes no rate of arrival. LLMs that are
-not in its list are given as a config.json of their shapes; experts that it cannot slice are whole. A run
-that it refuses counts for neither, and is named. Fleets behind a router (llm-d) are left out.
+for an aggregated worker with the same GPUs, checkpoint and expert parallelism, on the newest tables of the
+run's engine, for the means of the run: prompt, what of it is cached, output, drafts, and requests in flight.
+Those of open loops are told it (rate times the E2E that was measured), because it takes no rate of arrival.
+LLMs that are not in its list are given as a config.json of their shapes; experts that it cannot slice are
+whole. A run that it refuses counts for neither, and is named. Fleets behind a router (llm-d) are left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.reality import CHECKPOINTS, SOURCES, Engines, LeftOut, Load, Row, Run, found
+from benchmarks.reality import BACKENDS, CHECKPOINTS, SOURCES, Engines, LeftOut, Load, Row, Run, found
 from planner.documents.catalog import read_catalog
 
 SYSTEMS = {  # AIConfigurator's names
@@ -75,6 +75,7 @@ FITTED = {  # to which runs our own constants were fitted
     "ml-energy": "host time; what older vLLM takes longer",
     "llmservingsim": "front end; all-reduce of RTX PRO 6000",
     "silicon-sample": "what older vLLM takes longer; medians on Blackwell; the tokeniser",
+    "sglang": "launches of latent attention",
 }
 FLEETS = "llm-d"  # its runs are of several workers behind a router, AIConfigurator estimates one
 Estimate = Callable[[Run, Load], Mapping[str, float]]  # quantity: seconds, or tokens per second
@@ -143,18 +144,19 @@ def aiconfigurator(root: Path) -> Estimate:
     from aiconfigurator.sdk.perf_database import get_latest_database_version
 
     logging.disable(logging.WARNING)
-    version = cache(lambda system: get_latest_database_version(system=system, backend="vllm"))
+    backends = {source: backend for backend, (source, _) in BACKENDS.items()}  # All other sources ran vLLM.
+    version = cache(lambda system, backend: get_latest_database_version(system=system, backend=backend))
 
     def estimate(run: Run, load: Load) -> dict[str, float]:
         checkpoint = CHECKPOINTS.get((run.llm, load.weights), run.llm)
         name = _llama_folder(checkpoint, root) if checkpoint in LLAMAS else ALIKE.get(checkpoint, checkpoint)
-        system = SYSTEMS[run.gpu]
+        system, backend = SYSTEMS[run.gpu], backends.get(run.source, "vllm")
         ask = partial(
             cli_estimate,
             name,
             system,
-            backend_name="vllm",
-            backend_version=version(system),
+            backend_name=backend,
+            backend_version=version(system, backend),
             isl=round(load.input_tokens),
             osl=max(round(load.output_tokens), 2),
             prefix=round(load.cached_tokens),
@@ -197,7 +199,7 @@ def pairs(rows: Iterable[Row | LeftOut], estimate: Estimate) -> Iterator[Pair | 
             raise ValueError(f"{run.campaign}, {run.case}: the reader does not say what the engine was given")
         if run.source in ("inference-perf", "llmservingsim") and row.statistic != "mean":
             continue  # their medians say the same again
-        key = run.llm, run.gpu, run.tp, load
+        key = run.source == "sglang", run.llm, run.gpu, run.tp, load
         if key not in answers:
             try:
                 answers[key] = estimate(run, load)
@@ -227,7 +229,11 @@ def lines(found_pairs: Iterable[Pair]) -> list[Line]:
     groups: dict[tuple[str, str, str, str, str], list[Pair]] = defaultdict(list)
     for pair in found_pairs:
         run = pair.run
-        weights = f" {run.load.weights}" if run.load is not None and run.source == "silicon-sample" else ""
+        weights = (
+            f" {run.load.weights}"
+            if run.load is not None and run.source in ("silicon-sample", "sglang")
+            else ""
+        )
         llm = run.llm.split("/")[-1] + weights
         groups[run.source, llm, run.gpu, pair.quantity, pair.statistic].append(pair)
     order = sorted(
