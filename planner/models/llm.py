@@ -38,6 +38,10 @@ def cuts_blocks(weights: str, width: int, tp: int) -> bool:
     return weights == "fp8-block" and width % (tp * FP8_BLOCK) != 0
 
 
+# Llama 4's chunks. So long a window is hardly ever full, so it reads what attention to all tokens does.
+LONG_WINDOW_TOKENS = 8192
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedAttention:
     """Query heads that share key and value heads.

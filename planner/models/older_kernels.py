@@ -1,7 +1,8 @@
 """Corrections of step times from the kernel tables, which are profiles of vLLM 0.24 without CUDA graphs.
 
-There are five: older kernels for experts, padding in CUDA graphs, launches outside of graphs, launches of
-sparse attention, and SGLang's sparse attention. A mixture is an LLM with routed experts.
+There are six: older kernels for experts, padding in CUDA graphs, launches outside of graphs, launches of
+sparse attention and of attention in chunks, and SGLang's sparse attention. A mixture is an LLM with routed
+experts.
 
 Up to 0.18 a layer of experts in fp8 by blocks took longer, by the same time at every batch size and on H100,
 H200 and B200 alike: launches and quantisation that later versions fuse. So the correction is seconds per
@@ -59,6 +60,14 @@ least 2.0 and 1.1), so s is 2.55 ms there. Neither was fitted to runs. On 4 GB30
 DeepSeek-V4-Pro takes some 205 ms for a prompt of 257 tokens and as long for one of 4000, over the TTFT of
 prompts in graphs; 204 ms are predicted.
 
+Attention in chunks (Llama 4) had no CUDA graphs either (`AttentionCGSupport.NEVER` in vLLM's
+chunked_local_attention.py), so before 0.14 every step launches its layers' attention:
+
+    t = g + c layers          all layers of such an LLM
+
+c is 0.2 ms: with 8 to 256 sequences Llama-4-Scout on 4 H100 takes 8.8 to 12.4 ms longer than its roofline on
+0.11 (ML.ENERGY). On 8 H100, which c was not fitted to, it takes 8.4 to 10.5 ms longer; 9.6 are predicted.
+
 SGLang decodes latent attention with an index (DeepSeek-V3.2, GLM-5) in other kernels, which take about the
 same time less at every batch size and number of heads:
 
@@ -76,7 +85,7 @@ from dataclasses import replace
 from planner.domain import Gpu
 from planner.models.engine import Engine
 from planner.models.latency import StepLatency
-from planner.models.llm import CompressedAttention, Llm
+from planner.models.llm import LONG_WINDOW_TOKENS, CompressedAttention, GroupedAttention, Llm
 from planner.models.roofline import experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
@@ -96,10 +105,23 @@ LAUNCHES_S_SINCE = ((0, 14), 0.6e-3)
 SPARSE_LAUNCHES_S = 1.5e-3  # s above.
 GRACE = ("gb200-186g", "gb300-279g")  # GPUs of gpus.yaml behind a Grace CPU.
 GRACE_FACTOR = 1.7  # By which s is longer behind a Grace CPU.
+CHUNKS_LAYER_S_BEFORE = ((0, 14), 0.2e-3)  # First version without c above, and c.
 # n above: on GPUs of BLACKWELL, and on others with KV in 16 and in 8 bits.
 SGLANG_INDEX_S = {"Blackwell": 110e-6, "16 bits": 140e-6, "8 bits": 90e-6}
 MOST_CAPTURED_TOKENS = 512  # The largest graph.
 GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, MOST_CAPTURED_TOKENS + 1, 16))  # In tokens.
+
+
+def longer_chunks_s(llm: Llm, engine: Engine | None) -> float:
+    """Seconds of launching the attention of an LLM with attention in chunks (c layers above)."""
+    has_chunks = any(
+        isinstance(group.attention, GroupedAttention)
+        and (group.attention.window_tokens or 0) >= LONG_WINDOW_TOKENS
+        for group in llm.layer_groups
+    )
+    version = _vllm_version(engine)
+    first, layer_s = CHUNKS_LAYER_S_BEFORE
+    return llm.layers * layer_s if has_chunks and version is not None and version < first else 0.0
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
@@ -191,6 +213,9 @@ def correct_for_version(
             f"as on vLLM {engine.version}"
         )
         latency = replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
+    if chunks_s := longer_chunks_s(llm, engine):
+        basis = f"{latency.basis}; {1e3 * chunks_s:.0f} ms of launching attention in chunks"
+        latency = replace(latency, f_s=tuple(f_s + chunks_s for f_s in latency.f_s), basis=basis)
     if latency.kind == "kernels" and (shorter_s := shorter_index_s(llm, gpu, engine)):
         basis = f"{latency.basis}; {1e3 * shorter_s:.1f} ms shorter by SGLang's kernels of sparse attention"
         latency = replace(latency, f_s=tuple(f_s - shorter_s for f_s in latency.f_s), basis=basis)

@@ -5,7 +5,7 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
     f(N) = ( (weights read / bandwidth)^p + (GEMM FLOPs of N tokens / FLOP rate)^p )^(1/p)
            + activations of N tokens / bandwidth            norms, residual stream, gate and up
            + two all-reduces of N tokens per layer          planner/models/parallelism.py
-           + attention of N tokens to their windows         layers with a limited attention window
+           + attention of N tokens to their windows         layers with a window of less than 8192 tokens
            + a fixed time per layer                         kernels start one after another
     a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention; for sparse latent
            attention (DeepSeek-V3.2, GLM-5) the FLOPs of its index, which every GPU computes whole. There
@@ -38,7 +38,14 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.models import all2all
 from planner.models.latency import Array, StepLatency
-from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
+from planner.models.llm import (
+    LONG_WINDOW_TOKENS,
+    CompressedAttention,
+    GroupedAttention,
+    LatentAttention,
+    Llm,
+    StateAttention,
+)
 from planner.models.memory import touched_experts
 from planner.models.parallelism import ACTIVATION_BYTES, mixed_kv_s, tp_s
 from planner.models.roofline_calibration import Efficiency, calibration_of, flops_rate
@@ -199,8 +206,8 @@ class _Attention:
 
 
 def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """The attention times as upper bounds: attention windows are full, and an index chooses as many tokens as
-    it may for prompts, and all tokens for decodes.
+    """The attention times as upper bounds: attention windows are full, but for those that few requests fill,
+    and an index chooses as many tokens as it may for prompts, and all tokens for decodes.
     """
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
@@ -231,12 +238,13 @@ def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _At
                     heads = max(attention.heads / tp, least_heads)
                     token_flops += group.count * attention.chosen_flops(heads) * tp
                     layers_flops *= tp  # Every GPU has the whole index.
-                if attention.window_tokens is None:
+                window_tokens = attention.window_tokens or LONG_WINDOW_TOKENS
+                if window_tokens >= LONG_WINDOW_TOKENS:
                     pair_flops += layers_flops
                     kv_bytes += layers_bytes
                 else:
-                    token_flops += layers_flops * attention.window_tokens
-                    sequence_bytes += layers_bytes * attention.window_tokens
+                    token_flops += layers_flops * window_tokens
+                    sequence_bytes += layers_bytes * window_tokens
     return _Attention(
         pair_s=pair_flops / flops_per_s,
         kv_token_s=kv_bytes / bytes_per_s,

@@ -182,6 +182,18 @@ def test_steps_of_other_llms_and_of_other_engines_are_not() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "version", "longer_ms"),
+    [("llama-4-scout", "0.11.1", 9.6), ("llama-4-scout", "0.14", 0.0), ("gemma-3-27b-it", "0.11.1", 0.0)],
+)
+def test_attention_in_chunks_was_launched_outside_graphs(name: str, version: str, longer_ms: float) -> None:
+    """48 layers of Llama-4-Scout at 0.2 ms. Gemma's windows of 1024 tokens slide."""
+    llm, gpu = CATALOG.llm(name), CATALOG.gpu("h100-80g")
+    roofline = CATALOG.step_latency(llm, gpu, 4)
+    served = on_version(roofline, llm, gpu, vllm(version))
+    assert served.step_s(512) == pytest.approx(roofline.step_s(512) + longer_ms / 1e3)
+
+
+@pytest.mark.parametrize(
     ("name", "gpu", "kv_bytes", "shorter_s"),
     [
         ("zai-org/GLM-5-FP8", "h200-141g", 2.0, 0.01092),

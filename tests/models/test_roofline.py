@@ -127,6 +127,18 @@ def test_fp8_weights_are_read_by_the_byte_and_multiplied_at_the_fp8_rate() -> No
     assert latency.b_s == roofline(LLM, GPU, 1, efficiency=PEAK).b_s
 
 
+@pytest.mark.parametrize(("window", "b_s", "d_s"), [(None, 0.0, 0.08), (8192, 0.0, 0.08), (128, 10.24, 0.0)])
+def test_a_window_that_few_requests_fill_reads_all_tokens(window: int | None, b_s: float, d_s: float) -> None:
+    """A token's key and value have 8 bytes of 100 a second, and 128 of them are 10.24 s for each sequence.
+    Llama 4's chunks of 8192 tokens were taken for full, whatever a request has.
+    """
+    attention = GroupedAttention(LLM.heads, LLM.kv_heads, LLM.head_dim, LLM.head_dim, window)
+    llm = dataclasses.replace(LLM, groups=(LayerGroup(1, attention, FeedForward(LLM.ffn)),))
+    latency = roofline(llm, GPU, 1, efficiency=PEAK)
+    assert latency.d_s == pytest.approx(d_s)
+    assert latency.b_s - latency.e_s == pytest.approx(b_s)
+
+
 def in_4_bits(weights: str) -> Llm:
     """The LLM of the head of this file with its feed-forward block in another format."""
     attention = GroupedAttention(LLM.heads, LLM.kv_heads, LLM.head_dim, LLM.head_dim)
