@@ -492,9 +492,10 @@ def spread_lengths(quantiles: Document, n: int) -> Ints:
 def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
     """Gaps between tokens of a whole run; tokens per second and Watts while all seats are taken.
 
-    A run with all its GPUs in one group is a worker of that tensor parallelism, experts split or not.
-    Prompts are drawn from PROMPTS, outputs from the histogram of the LLM and task. Runs of many seats send
-    the same prompts several times (SWEEPS), so vLLM's prefix cache has them.
+    A run with all its GPUs in one group is a worker of that tensor parallelism, with whole experts on its
+    GPUs where it had expert parallelism. Prompts are drawn from PROMPTS, outputs from the histogram of the
+    LLM and task. Runs of many seats send the same prompts several times (SWEEPS), so vLLM's prefix cache has
+    them.
     """
     taken: Counter[tuple[str, str]] = Counter()  # some were measured twice
     for line in path.read_text().splitlines():
@@ -522,6 +523,8 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
             chosen = MXFP8_FITS / f"{run.llm.split('/')[-1].lower()}--{run.gpu}.yaml"
             if chosen.exists():
                 settings["latency"] = str(chosen)
+            if run.load is not None and run.load.experts_whole:
+                settings["ep"] = True
             fleet = engines.fleet(run, settings, weights=point["weights"], cache=True)
         except PlannerError as error:
             yield refused(run, error)
