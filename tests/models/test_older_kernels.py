@@ -189,7 +189,7 @@ def test_attention_in_chunks_was_launched_outside_graphs(name: str, version: str
     """48 layers of Llama-4-Scout at 0.2 ms. Gemma's windows of 1024 tokens slide."""
     llm, gpu = CATALOG.llm(name), CATALOG.gpu("h100-80g")
     roofline = CATALOG.step_latency(llm, gpu, 4)
-    served = on_version(roofline, llm, gpu, vllm(version))
+    served = correct_for_version(roofline, llm, gpu, vllm(version))
     assert served.step_s(512) == pytest.approx(roofline.step_s(512) + longer_ms / 1e3)
 
 
@@ -210,7 +210,7 @@ def test_sparse_attention_takes_less_on_sglang(
     kernels = CATALOG.step_latency(CATALOG.llm(name), row, 8)
     sglang = replace(vllm("0.5.9"), name="sglang")
     tokens = np.array([1.0, 64.0, 4096.0])
-    served = on_version(kernels, llm, row, sglang)
+    served = correct_for_version(kernels, llm, row, sglang)
     assert served.step_s(tokens) == pytest.approx(kernels.step_s(tokens) - shorter_s)
     assert "SGLang's kernels" in served.basis if shorter_s else served is kernels
 
