@@ -121,9 +121,8 @@ def scenario_lines(plan: Plan) -> list[str]:
     if drawn is None:
         return []
     lines = [_scenario_sentence(drawn)]
-    answer = plan.certificate.find_answer("production")
-    if answer is not None and answer.kept_in is not None:
-        lines.append(_decision_sentence(answer.kept_in))
+    if plan.kept_in is not None:
+        lines.append(_decision_sentence(plan.kept_in))
     return lines
 
 

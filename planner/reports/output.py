@@ -37,7 +37,7 @@ from planner.reports.fact_sentences import prices_text, sentence, sentences
 from planner.reports.prefix_values import pool_document, warm_up_json
 from planner.reports.report import render_report
 from planner.reports.rows import simulated_routers
-from planner.reports.screen import growth_frac_of, planned_answer, targets_text
+from planner.reports.screen import growth_frac_of, targets_text
 from planner.reports.words import alternative_note
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
@@ -218,10 +218,8 @@ def _production_document(plan: Plan) -> Document:
     """The number of scenarios in which the fleet keeps the SLO, and how much more traffic than is written
     each of them has. Empty for a plan on paper.
     """
-    answer = planned_answer(plan)
-    if answer is None or answer.kept_in is None:
+    if (kept_in := plan.kept_in) is None:
         return {}
-    kept_in = answer.kept_in
     growth_frac = growth_frac_of(plan)
     return {
         "production": {"kept": kept_in.kept, "scenarios": kept_in.scenario_count, "growth_frac": growth_frac}

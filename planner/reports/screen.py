@@ -200,8 +200,7 @@ _NOT_PASSED = {"holds": "", "fails": ", too few", "open": ", undecided"}
 
 def _certainty_text(plan: Plan) -> str:
     """To how much more the fleet holds, and in how many scenarios it is kept, as one sentence."""
-    answer = planned_answer(plan)
-    room, kept_in = headroom_of(plan), None if answer is None else answer.kept_in
+    room, kept_in = headroom_of(plan), plan.kept_in
     parts = [] if room is None else [f"as written it holds to {headroom_text(room)}"]
     if kept_in is not None and kept_in.scenario_count:
         scenarios = f"{kept_in.scenario_count} scenarios{grown_text(plan)}"
@@ -222,16 +221,10 @@ def grown_text(plan: Plan) -> str:
     return f" with {percent(growth_frac)} more traffic" if growth_frac else ""
 
 
-def planned_answer(plan: Plan) -> Answered | None:
-    """The answer that is deployed; None if the plan is on paper alone."""
-    return plan.certificate.find_answer("production")
-
-
 def headroom_of(plan: Plan) -> Headroom | None:
     """How far the plan's fleet holds, from its answer or from the simulations around it."""
-    answer = planned_answer(plan)
-    if answer is not None and answer.headroom is not None:
-        return answer.headroom
+    if plan.production is not None and plan.production.headroom is not None:
+        return plan.production.headroom
     if plan.certificate.robustness is None:
         return None
     frac_of = {each.strain: each.frac for each in plan.certificate.robustness.holds}
@@ -488,7 +481,7 @@ def _gpu_count_glance(plan: Plan) -> list[Glance]:
     times and traffic would save at most: no fleet for production costs less than the one on paper. Empty if
     production takes no more GPUs.
     """
-    paper, planned = plan.certificate.find_answer("on-paper"), planned_answer(plan)
+    paper, planned = plan.certificate.find_answer("on-paper"), plan.production
     if paper is None or planned is None or not paper.workers:
         return []
     by_type = [_gpus_by_type(each.workers) for each in (paper, planned)]
@@ -777,8 +770,7 @@ def _unmeasured_step_texts(plan: Plan) -> list[str]:
 
 def _planned_workers(plan: Plan) -> tuple[Any, ...]:
     """The workers of the answer that is deployed, to compare those of another answer with."""
-    answer = planned_answer(plan)
-    return () if answer is None else answer.workers
+    return () if plan.production is None else plan.production.workers
 
 
 def _largest_smaller_fleet(plan: Plan, robustness: FleetRobustness) -> AtWorkers | None:

@@ -97,10 +97,8 @@ def summary(plan: SharedPlan) -> Document:
 
 
 def _kept_in(plan: Plan) -> Document | None:
-    """In how many of the test scenarios the LLM's fleet keeps its SLO; None without safety."""
-    production = plan.certificate.find_answer("production")
-    kept_in = None if production is None else production.kept_in
-    return None if kept_in is None else plain_values(kept_in)
+    """`Plan.kept_in` as plain values."""
+    return None if plan.kept_in is None else plain_values(plan.kept_in)
 
 
 def _answers(plan: SharedPlan) -> list[Document]:
@@ -221,9 +219,7 @@ def fleet_rows(plan: SharedPlan) -> Rows:
     head += (f"On paper, {plan.unit}", "Kept in") if has_scenarios else ()
     rows = []
     for name, of_llm in plan.plans.items():
-        production = of_llm.certificate.find_answer("production")
-        kept_in = None if production is None else production.kept_in
-        kept_in_text = "" if kept_in is None else answer_sentences.kept_text(kept_in)
+        kept_in_text = "" if of_llm.kept_in is None else answer_sentences.kept_text(of_llm.kept_in)
         rows.append(
             (
                 f"{name} ({of_llm.fleet.llm.name})",

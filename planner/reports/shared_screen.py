@@ -52,11 +52,11 @@ def _how_sure(plan: SharedPlan) -> str | None:
         room = screen.headroom_text(Headroom(steps, traffic))
         subject = "each holds" if len(known_rooms) == len(rooms) else "those that are known hold"
         clauses.append(f"As written, {subject} to {room}")
-    kept_texts = []
-    for name, llm_plan in plan.plans.items():
-        answer = screen.planned_answer(llm_plan)
-        if answer is not None and answer.kept_in is not None:
-            kept_texts.append(f"{name} {kept_text(answer.kept_in)}{screen.grown_text(llm_plan)}")
+    kept_texts = [
+        f"{name} {kept_text(llm_plan.kept_in)}{screen.grown_text(llm_plan)}"
+        for name, llm_plan in plan.plans.items()
+        if llm_plan.kept_in is not None
+    ]
     if kept_texts:
         clauses.append(f"{'kept' if clauses else 'Kept'} in: {', '.join(kept_texts)}")
     return f"{'; '.join(clauses)}." if clauses else None
@@ -180,11 +180,9 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
             if value <= alone * (1 + SAME_FRAC)
             else f"alone {in_unit(alone, plan.unit)}{by_gpu}"
         )
-        answer, room = screen.planned_answer(llm_plan), screen.headroom_of(llm_plan)
+        kept_in, room = llm_plan.kept_in, screen.headroom_of(llm_plan)
         kept_text_of_llm = (
-            ""
-            if answer is None or answer.kept_in is None
-            else f"kept in {kept_text(answer.kept_in)}{screen.grown_text(llm_plan)}"
+            "" if kept_in is None else f"kept in {kept_text(kept_in)}{screen.grown_text(llm_plan)}"
         )
         if not llm_plan.verdict.holds:
             kept_text_of_llm = "its SLO is missed in the simulation"

@@ -95,7 +95,7 @@ def _plan_on_gpu(
     """The row of GPU type `name`: its fleet for production where that is asked for and found, or on paper."""
     label = f"only {name}"
     plan_value = plan.certificate.value
-    production_answer = plan.certificate.find_answer("production")
+    production_answer = plan.production
     paper_fleet = plan.fleet if production_answer is None else plan.on_paper
     is_for_production = production_answer is not None and task.per_gpu is True
     if (

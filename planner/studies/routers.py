@@ -51,9 +51,7 @@ def simulate_routers(
     if target is not None and target in refused:
         warnings.append(facts.NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
-    production = plan.certificate.find_answer("production")
-    plan_kept_in = None if plan.trial is None or production is None else production.kept_in
-    plan_verdict = RouterVerdict(plan.verdict, plan_kept_in, passes=True)
+    plan_verdict = RouterVerdict(plan.verdict, None if plan.trial is None else plan.kept_in, passes=True)
     verdicts: dict[Policies, RouterVerdict | None] = {
         _effective_policies(plan.fleet, plan.fleet.policies): plan_verdict
     }

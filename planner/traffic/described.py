@@ -45,7 +45,7 @@ from planner.units import DAY_S
 MOST_DRAWN = 20_000_000  # Requests of one description.
 MOST_IDS = 20_000_000  # Block ids of all drawn prompts together.
 # If a description gives no burstiness, we assume that a client's rate, relative to its mean, has the variance
-# CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S.
+# CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S; both are set by hand.
 CLIENT_RATE_VAR = 0.25
 CLIENT_RATE_S = (60.0, 600.0)
 # Time is cut into cells in which a rate is constant. The rates of clients have at most CLIENT_CELLS cells,
@@ -57,7 +57,7 @@ CELLS_PER_WINDOW = 6  # The shortest window of a Fano factor has this many cells
 FIT_ROUNDS, FIT_CELLS = 6, 400_000
 LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
 # Sessions are drawn from a time before 0 on, WARM_SESSIONS mean session lengths but at most LONGEST_WARM_S,
-# so that as many are under way at time 0 as later.
+# so that as many are under way at time 0 as later: few sessions last longer than five of the mean.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, DAY_S
 LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
 # Each kind of draw seeds its generator with its own number and the user's seed, so that no two draws are

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
-from planner.documents.facts import Price, Warned
+from planner.documents.facts import Answered, KeptIn, Price, Warned
 from planner.documents.robustness_facts import Made
 from planner.domain import Slo
 from planner.fleet import Fleet
@@ -60,10 +60,19 @@ class Plan:
     @property
     def value(self) -> float:
         """The fleet's objective in its unit; the certificate's value is that of the fleet on paper."""
-        production = self.certificate.find_answer("production")
-        if production is None or production.value is None:
+        if self.production is None or self.production.value is None:
             return self.certificate.value
-        return production.value
+        return self.production.value
+
+    @property
+    def production(self) -> Answered | None:
+        """The answer that is deployed; None if the plan is on paper alone."""
+        return self.certificate.find_answer("production")
+
+    @property
+    def kept_in(self) -> KeptIn | None:
+        """In how many of the test's scenarios the fleet keeps the SLO; None without safety."""
+        return None if self.production is None else self.production.kept_in
 
     @property
     def power(self) -> ExpectedPower | None:
