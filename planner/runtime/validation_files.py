@@ -21,6 +21,7 @@ from planner.files.checked_files import to_yaml
 from planner.reports import charts
 from planner.reports.curves import POINTS as CURVE_POINTS
 from planner.reports.drawing import BLUE, GUIDE, VERMILLION, Figure
+from planner.reports.encoding import data_of_rows
 from planner.reports.output import requests_csv
 from planner.reports.page import charts as drawn
 from planner.reports.page import headline, page, section, table
@@ -205,9 +206,8 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
     colours = alt.Scale(domain=names, range=[VERMILLION, BLUE])
     dashes = alt.Scale(domain=names, range=[[1, 0], [4, 2]])
     legend = alt.Legend(title=None, orient="top", symbolType="stroke")
-    data: Any = alt.Data  # Altair's stubs refuse plain lists.
     return (
-        alt.Chart(data(values=_rounded_points(lines)))
+        alt.Chart(data_of_rows(_rounded_points(lines)))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(
             x=alt.X(
@@ -264,9 +264,8 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     low, high = float(min(x.min(), y.min())) / 1.1, float(max(x.max(), y.max())) * 1.1
     points = _rounded_points([{"x": a, "y": b} for a, b in zip(x.tolist(), y.tolist(), strict=True)])
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    data: Any = alt.Data
     dots = (
-        alt.Chart(data(values=points))
+        alt.Chart(data_of_rows(points))
         .mark_circle(color=BLUE, size=14, opacity=0.5)
         .encode(
             x=alt.X("x:Q", scale=scale, axis=alt.Axis(title=f"{title}, measured [s]", format="~g")),
@@ -274,7 +273,7 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
         )
     )
     diagonal = (
-        alt.Chart(data(values=[{"x": low, "y": low}, {"x": high, "y": high}]))
+        alt.Chart(data_of_rows([{"x": low, "y": low}, {"x": high, "y": high}]))
         .mark_line(color=VERMILLION, strokeDash=[5, 3], style=GUIDE)
         .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
     )
