@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from planner.search.problem import build_problem as posing
 from planner.search.problem import draws, options
 from planner.search.problem.build_problem import build_problem
 from planner.search.several import shared_paper as sharing
-from planner.search.several.several_llms import plan_together
+from planner.search.several.several_llms import _llm_warnings, plan_together
 from planner.search.several.shared_plan import SharedPlan
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge
@@ -339,3 +340,11 @@ def test_same_question_same_answer() -> None:
     first, second = (plan_together(asked, CATALOG, seed=3) for _ in range(2))
     assert first.fleets == second.fleets and first.binding == second.binding
     assert (first.rounds, first.simulations) == (second.rounds, second.simulations)
+
+
+def test_a_warning_of_several_llms_is_there_once() -> None:
+    """That no fleet for production was found filled sixteen lines: word for word for each of two LLMs."""
+    parts = [cast(Any, SimpleNamespace(name=name)) for name in ("chat", "bots")]
+    plans = [cast(Any, SimpleNamespace(warnings=warnings)) for warnings in (("a", "b"), ("b", "c"))]
+    found: list[tuple[str, Any]] = [(each.llm, each.warning) for each in _llm_warnings(parts, plans)]
+    assert found == [("chat", "a"), ("chat, bots", "b"), ("bots", "c")]

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import get_args
 
 from planner.documents.catalog import Catalog
-from planner.documents.facts import AnswerName, Assumption, Binding, OfLlm, OfTraffic, OthersLeave
+from planner.documents.facts import AnswerName, Assumption, Binding, OfLlm, OfTraffic, OthersLeave, Warned
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.fleet import Fleet, Pool
 from planner.search.evidence import findings
@@ -270,10 +270,14 @@ def _fleet_of_answer(llm: LlmOnPaper, production: Production, name: AnswerName) 
 
 
 def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[OfLlm]:
+    """The warnings of all plans; one that several LLMs share names them all, and is there once."""
+    warnings_by_llm = {part.name: plan.warnings for part, plan in zip(parts, plans, strict=True)}
+    different: list[Warned] = []
+    for warnings in warnings_by_llm.values():
+        different += [warning for warning in warnings if warning not in different]
     return [
-        OfLlm(part.name, warning)
-        for part, plan in zip(parts, plans, strict=True)
-        for warning in plan.warnings
+        OfLlm(", ".join(llm for llm, warnings in warnings_by_llm.items() if warning in warnings), warning)
+        for warning in different
     ]
 
 
