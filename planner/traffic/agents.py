@@ -27,13 +27,12 @@ import numpy as np
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.traffic.lengths import Lengths
-from planner.traffic.prefixes import MOST_MEAN_IDS
-from planner.traffic.trace import FloatArray, IntArray, Trace, sort_waits
+from planner.traffic.trace import MOST_MEAN_IDS, FloatArray, IntArray, Trace, sort_waits
 
 # Seconds per output token of a usual fleet; an agent gets as many tasks as it would do at this speed.
 NOMINAL_TOKEN_S = 0.02
 # Blocks are made larger until all prompts together have at most so many ids, and the mean prompt at most
-# MOST_MEAN_IDS (prefixes.py).
+# MOST_MEAN_IDS (trace.py).
 MOST_AGENT_IDS = 8_000_000
 MOST_AGENTS = 1_000_000  # A guard against typing errors: each agent takes memory and time to draw.
 # A second seed, by which these random numbers differ from others that are drawn with the user's seed.

@@ -26,15 +26,12 @@ import numpy.typing as npt
 
 from planner.errors import InputError, TraceError
 from planner.files.code_cache import cached_jit
-from planner.traffic.trace import FloatArray, IntArray, Trace
+from planner.traffic.trace import MOST_MEAN_IDS, FloatArray, IntArray, Trace
 from planner.traffic.workload import PrefixSharing
 
 Int32Array = npt.NDArray[np.int32]
 compiled = cached_jit(nogil=True)  # Numba machine code, kept on disk; it runs without the interpreter's lock.
 
-# The time of a simulation grows with the ids of blocks. Blocks are made larger until the mean prompt has at
-# most so many, so that a block is less than a hundredth of it.
-MOST_MEAN_IDS = 256
 GAP_PERCENTILES = (10, 50, 90, 99)  # PrefixSummary has these percentiles of the time between uses of a block.
 WINDOW_S = 180.0  # The working set is counted in windows of this length.
 # `alike_tokens_frac` reads at most so many block ids, which takes a second and is enough for a share.
