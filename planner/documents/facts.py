@@ -393,8 +393,8 @@ class GivesWay:
 
 @dataclass(frozen=True, slots=True)
 class NodesFilled:
-    """Several LLMs were planned `without` these GPUs, because whole nodes are paid and the bill is then
-    lower.
+    """Several LLMs were planned `without` these GPUs, or, if there are none, each on nodes of its own,
+    because whole nodes are paid and the bill is then lower.
 
     `usd_per_h` is the bill, and `with_loss_usd_per_h` that with a loss (None: no such fleet is known). Fields
     with `was_` are the bills if every GPU may be used and the least price by the GPU decides.

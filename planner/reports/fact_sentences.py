@@ -610,10 +610,8 @@ def _(fact: facts.NodesFilled) -> str:
         now, was = fact.with_loss_usd_per_h, fact.was_with_loss_usd_per_h
     instead = "" if was is None else f" instead of {was:.2f}"
     cost = "" if now is None else f": {now:.2f}{instead} USD/h{'' if plan_is_cheaper else ' with a loss'}"
-    return (
-        f"planned without {', '.join(fact.without)}, as whole nodes are paid{cost}; not every choice of GPUs "
-        "was tried"
-    )
+    how = f"planned without {', '.join(fact.without)}" if fact.without else "each LLM has nodes of its own"
+    return f"{how}, as whole nodes are paid{cost}; not every choice of GPUs was tried"
 
 
 @sentence.register

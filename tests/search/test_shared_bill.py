@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import random_questions
 from plans import CATALOG
 from questions import LLM, traffic
 
@@ -67,3 +70,26 @@ def test_a_kind_that_only_the_third_choice_leaves_alone_is_found() -> None:
     }
     shared = plan_together(question(fleet=fleet), CATALOG)
     assert shared.bill.usd_per_h == pytest.approx(8 * 2.99)
+
+
+def test_llms_on_nodes_of_their_own_where_shared_ones_cost_more() -> None:
+    """By the GPU the first LLM is cheapest on three gpu1, of which two make a node: 11.64 USD/h. Alone, whole
+    nodes counted, it takes two gpu0 and two gpu1: 9.24 USD/h.
+    """
+    drawn = random_questions.question(970_018, "hand-off", (20, 40))
+    document = dict(drawn.document) | {"spare": "1 worker", "safety": "none", "engine": "none"}
+    document.pop("limits", None)
+    document["fleet"] = document["fleet"] | {"max_num_batched_tokens": [2048], "max_num_seqs": [8]}
+    shorter = replace(drawn.trace, name="b", input_tokens=np.maximum(drawn.trace.input_tokens // 2, 1))
+    parts = tuple(
+        LlmQuestion(name, parse_task(document, drawn.catalog), trace)
+        for name, trace in (("a", drawn.trace), ("b", shorter))
+    )
+    alone = [plan_together(SeveralLlmsQuestion((part,), (), ()), drawn.catalog) for part in parts]
+    shared = plan_together(SeveralLlmsQuestion(parts, (), ()), drawn.catalog)
+    separate_usd_per_h = sum(each.bill.usd_per_h for each in alone)
+    assert shared.bill.usd_per_h <= separate_usd_per_h * (1 + 1e-9)
+    fact = shared.binding[0]
+    assert isinstance(fact, NodesFilled) and fact.was_usd_per_h > separate_usd_per_h
+    assert "each LLM has nodes of its own" in sentence(fact)
+    assert shared.bound <= shared.level0_bound <= shared.value and not shared.is_exact

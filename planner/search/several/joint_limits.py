@@ -84,6 +84,19 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
     return is_within(limits, (pool for counts in fleets for pool in counts or ()))
 
 
+def require_shared_nodes(limits: FleetLimits) -> None:
+    """Raises InfeasibleError where each of several LLMs has nodes of its own: then no fleets are searched for
+    within shared limits (shared_bill.py).
+    """
+    if not limits.by_gpu:
+        raise InfeasibleError(
+            "capacity: the fleets of all LLMs, each on nodes of its own, are not within the limits together",
+            kind="capacity",
+            constraint="stock",
+            is_proved=False,
+        )
+
+
 def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
     """The limits that a fleet leaves to others. Each amount counts as a share of ROUNDING larger, so that a
     fleet that uses all of it leaves 0, and not less by a rounding error.

@@ -63,12 +63,18 @@ def plan_together(
     """
     with time_limit(time_limit_s) as deadline:
 
-        def plan_by_gpu(question: SeveralLlmsQuestion) -> SharedPlan:
+        def plan(question: SeveralLlmsQuestion, *, own_nodes: bool = False) -> SharedPlan:
             return _plan_together(
-                question, catalog, seed, deadline, progress, adds_robustness=adds_robustness
+                question,
+                catalog,
+                seed,
+                deadline,
+                progress,
+                adds_robustness=adds_robustness,
+                own_nodes=own_nodes,
             )
 
-        return plan_by_bill(plan_by_gpu, question, lambda: is_over(deadline), progress)
+        return plan_by_bill(plan, question, lambda: is_over(deadline), progress)
 
 
 def _plan_together(
@@ -79,8 +85,11 @@ def _plan_together(
     progress: Progress,
     *,
     adds_robustness: bool,
+    own_nodes: bool,
 ) -> SharedPlan:
-    """As `plan_together`, by the prices of GPUs in use: the stages before `bill` in the module docstring."""
+    """As `plan_together`: the stages before `bill` in the module docstring, by the prices of GPUs in use; or,
+    with `own_nodes`, by what each LLM pays on nodes of its own.
+    """
     # A part is the question for one LLM. Limits and objective are the same in all parts.
     parts, task = question.parts, question.parts[0].task
     is_safe = any(part.task.safety is not None for part in parts)
@@ -89,7 +98,8 @@ def _plan_together(
         task.power_limit_w,
         task.cost_limit_usd_per_h,
         task.gpu_limit,
-        by_gpu=len(parts) > 1,  # LLMs share nodes, so what one LLM pays is counted by its GPUs in use.
+        # LLMs share nodes, so what one LLM pays is counted by its GPUs in use.
+        by_gpu=len(parts) > 1 and not own_nodes,
     )
     alone, paper = shared_paper.plan_on_paper(
         parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe

@@ -6,16 +6,19 @@ its node idle. So other choices of GPU kinds are planned too:
     2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
        GPU that it uses, with each of these kinds alone, and without all kinds that idled in any plan.
     3. Repeat 2 until every other plan with idle GPUs costs as much by GPU prices as the least bill.
+    4. If paid GPUs idle in that plan, plan each LLM on whole nodes of its own.
 
 Not every choice of kinds is planned, so a smaller bill may exist. `limits: {cost}` limits the bill.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from planner.documents.facts import Binding, Finding, NodesFilled, OthersLeave, ProductionShared, Remainder
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
@@ -34,14 +37,19 @@ CHEAPER_FRAC = 1e-6  # A saving of a smaller share is a rounding error.
 _STATUS_RANK = {"best found": 1, "not for production": 2}
 CENT_TOLERANCE = 1e-6  # A bill this little above whole hundredths of a dollar is not rounded up to the next.
 
-PlanTogether = Callable[[SeveralLlmsQuestion], SharedPlan]
+
+class PlanTogether(Protocol):
+    """Plans a question by the prices of GPUs in use, or with `own_nodes` by those of whole nodes that no two
+    LLMs share. Raises InfeasibleError, with `own_nodes` also where these fleets do not fit together.
+    """
+
+    def __call__(self, question: SeveralLlmsQuestion, *, own_nodes: bool = False) -> SharedPlan: ...
 
 
 def plan_by_bill(
     plan: PlanTogether, question: SeveralLlmsQuestion, out_of_time: Callable[[], bool], progress: Progress
 ) -> SharedPlan:
-    """The plan with the least bill found for all LLMs, within `limits: {cost}`. `plan` plans a question by
-    the prices of GPUs in use.
+    """The plan with the least bill found for all LLMs, within `limits: {cost}`.
 
     Raises InfeasibleError as `plan` does. If the limit on cost is too small, the error names the least bill
     that was found without it.
@@ -123,7 +131,30 @@ def _fill_nodes(
             plans[without] = shared
             if _is_better(shared, best):
                 best, left_out = shared, without
+    if best.bill.idle_gpus and not out_of_time():
+        progress(f"{best.bill.idle_gpus} paid GPUs idle: each LLM on nodes of its own")
+        with contextlib.suppress(InfeasibleError):
+            shared = plan(question, own_nodes=True)
+            if _is_better(shared, best):
+                return _on_own_nodes(shared, first)
     return best if best is first else _beside_first(best, first, question.parts, left_out)
+
+
+def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
+    """The plan `best`, in which each LLM has nodes of its own, as the answer. The bounds are those of the
+    `first` plan, because GPUs in use cost no more than whole nodes.
+    """
+    (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
+    filled = NodesFilled((), paid, _bill_or_none(loss), was_paid, _bill_or_none(was_loss))
+    return replace(
+        best,
+        bound=first.bound,
+        level0_bound=min(first.level0_bound, best.level0_bound),
+        is_exact=False,
+        binding=best.binding if best.in_production else (filled, *best.binding),
+        in_production=(filled, *best.in_production) if best.in_production else (),
+        simulations=first.simulations + best.simulations,
+    )
 
 
 def _is_better(shared: SharedPlan, best: SharedPlan) -> bool:
