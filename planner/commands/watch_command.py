@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from planner.api.watch_api import MetricsSource, WatchResult
     from planner.studies.plan_watch import PlanExpectations
 
-EXIT_CODES = {"inside": 0, "drifted": 6, "outgrown": 5, "missed": 5}
+EXIT_CODES = {  # By `WatchResult.status`.
+    "inside": 0,  # No drift, or a drift to less work.
+    "drifted": 6,  # To more work, which the plan carries or may carry.
+    "outgrown": 5,  # To surely more than the plan carries.
+    "missed": 5,  # A limit of the SLO is missed now.
+}
 LEAST_EVERY_S = 1.0  # A shorter time between two looks would load the server for no new samples.
 NEW_FLEET = "replanned-fleet.yaml"
 
 
+# With readable=False checked_files.py reports every fault of a file in the same way.
 def watch(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, or its folder.")],
     prometheus: Annotated[
@@ -34,11 +40,15 @@ def watch(
     ],
     slo: shared_options.SloOption = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Look once; the exit code says how it stands.")
+        bool, typer.Option("--once", help="Look once, as always at files; the exit code says how it stands.")
     ] = False,
     every: Annotated[str, typer.Option("--every", help="Time between two looks.")] = "5 min",
-    window: Annotated[str, typer.Option("--window", help="How far back to look.")] = "24 h",
-    step: Annotated[str, typer.Option("--step", help="Length of the windows that are tested.")] = "1 min",
+    window: Annotated[
+        str, typer.Option("--window", help="Range to look at, back from now or from the end of the files.")
+    ] = "24 h",
+    step: Annotated[
+        str, typer.Option("--step", help="Length of the intervals into which that range is cut.")
+    ] = "1 min",
     model: Annotated[
         str | None, typer.Option("--model", help="Of several served models: the label model_name.")
     ] = None,
@@ -90,7 +100,7 @@ def watch(
         progress("reading the plan")
         expected = read_planned(plan, catalog)
     if once or not source.is_server:
-        result = _look_once(expected, source, slo, catalog, out=out, json_output=json_output)
+        result = _look_once(expected, source, slo, catalog=catalog, out=out, json_output=json_output)
         raise typer.Exit(EXIT_CODES[result.status])
     _look_repeatedly(
         expected, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output
@@ -105,7 +115,7 @@ def _look_repeatedly(
     export: str | None,
     **how: Any,
 ) -> None:
-    """Look every `every_s` seconds until the process is ended; `how` are options of `_look_once`."""
+    """Look every `every_s` seconds until the process is ended; `how`: `catalog`, `out`, `json_output`."""
     from planner.runtime.prometheus_server import PrometheusError
     from planner.runtime.watch_exporter import Exporter
 
@@ -116,7 +126,9 @@ def _look_repeatedly(
             result = _look_once(expected, source, slo, is_line=True, before=result, **how)
             if exporter is not None:
                 exporter.show(result.watched)
-        except PrometheusError as error:  # The server may answer the next time.
+        # The server may answer the next time. Any other error ends the watch, such as answers with no whole
+        # window of samples.
+        except PrometheusError as error:
             typer.echo(f"plan: {error}", err=True)
         # After a look that took longer than --every, the next begins at once; none is caught up.
         next_s = max(next_s + every_s, time.monotonic())
@@ -127,14 +139,18 @@ def _look_once(
     expected: PlanExpectations,
     source: MetricsSource,
     slo: Path | None,
-    catalog: Path | None,
     *,
+    catalog: Path | None,
     out: Path | None,
     json_output: bool,
     is_line: bool = False,
     before: WatchResult | None = None,
 ) -> WatchResult:
-    """Compare metrics with the plan once, print the result, write files. `is_line`: JSON on one line."""
+    """Compare metrics with the plan once, print the result, write files.
+
+    `is_line`: JSON on one line. `before` is the result of the last look; while little has changed since then,
+    its replan is taken over and no new search is made (`watch_api.look_once`).
+    """
     from planner.api import watch_api
     from planner.documents.fleet_file import fleet_document
     from planner.files import checked_files
@@ -145,6 +161,7 @@ def _look_once(
     document = result.to_dict()
     if out is not None:
         contents = {"watch.json": json.dumps(document, indent=2, allow_nan=False) + "\n"}
+        # `keeps_running`: the search found that the running fleet holds and should stay.
         if result.replan is not None and not result.replan.keeps_running:
             contents[NEW_FLEET] = checked_files.to_yaml(fleet_document(result.replan.best.fleet))
         contents |= monitoring.watch_files(expected.written.fleet.llm.name)

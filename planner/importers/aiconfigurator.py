@@ -1,5 +1,5 @@
-"""Imports from AIConfigurator: kernel times of steps, or measured end-to-end points from a
-silicon_sample.csv.
+"""Imports from AIConfigurator: kernel times of steps from its package (silicon.py), or measured end-to-end
+points from a silicon_sample.csv.
 
 A point is the mean of a closed loop whose requests all have the same lengths. The file does not say how many
 requests were sent.
@@ -37,13 +37,14 @@ ROUNDS = 10  # The requests that each seat of a closed loop is assumed to send, 
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
-    """Kernel times of steps without a file, else the runs of a silicon_sample.csv with the `stated` setup."""
+    """Without a file kernel times of steps, else the runs of a silicon_sample.csv with the `stated` setup."""
     if not paths:
         llm, gpu, tp = foreign_fields.read_setup(stated, catalog, "aiconfigurator")
         if catalog.llm(llm).heads % tp:
             raise InputError(f"aiconfigurator: --tp {tp} does not divide the heads of {llm}")
         # The name as stated may be a folder with a config.json of its own.
         steps = silicon_table(catalog.llm(stated.llm or llm), catalog.gpu(gpu), tp)
+        # By this `#` line of the table, fits add the host's time to these times (StepTable.is_kernel_time).
         return StepTable(steps.steps, {**steps.about, "host_overhead": NOT_INCLUDED})
     if len(paths) != 1:
         raise InputError(f"aiconfigurator: expected one silicon_sample.csv, found {len(paths)} files")
@@ -51,7 +52,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, path)
     table = read_csv(path, COLUMNS)
     # Runs of vLLM in which the same workers prefill and decode ("agg"). Those with pipeline stages are left
-    # out, because fits are of one stage.
+    # out, because fits are of one stage. A GPU without a name in SYSTEMS matches no row.
     rows = table[
         (table.backend == "vllm")
         & (table["mode"] == "agg")
@@ -62,7 +63,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     catalog_names = {
         name: foreign_fields.find_catalog_llm(str(name), catalog) for name in rows.model_path.unique()
     }
-    rows = rows[rows.model_path.map(catalog_names) == llm] if len(rows) else rows
+    rows = rows[rows.model_path.map(catalog_names) == llm]
     if rows.empty:
         raise InputError(f"{path}: holds no vLLM runs of {llm} on {tp} x {gpu}; choose another --tp or --gpu")
     read_columns = ("isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms")
@@ -75,6 +76,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     for i, (isl, osl, seats, ttft_ms, tpot_ms) in enumerate(zip(*columns, strict=True)):
         concurrency = foreign_fields.read_count(seats, f"{path}: batch_size", most=10**5)
         notes = [f"{ROUNDS} requests per seat are assumed"]
+        # Runs of all precisions are taken; the note asks the user to compare them with the catalog.
         if precisions[i]:
             notes.append(
                 f"weights in {foreign_fields.one_line(precisions[i])[:20]}: does the LLM's row say so too?"
@@ -82,11 +84,12 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
         run = MeasuredRun(
             name=f"{isl:g}x{osl:g} c{concurrency}",
             requests=ROUNDS * concurrency,
-            input_tokens=(isl,),
+            input_tokens=(isl,),  # One value stands for all requests.
             output_tokens=(osl,),
             latency_s={"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},
             concurrency=concurrency,
             notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
         )
+        # A concurrency or rate that the user states replaces that of the file; `requests` stays.
         runs.append(with_stated_load(run, stated))
     return MeasuredRuns(llm, gpu, tp, f"AIConfigurator, {path.name}", tuple(runs))

@@ -1,8 +1,9 @@
 """Traffic and latencies of a running deployment per window of time, from vLLM's metrics.
 
 vLLM counts a request when it finishes. The arrivals of a window are its finished requests plus the rise of
-the number in flight. A prefill and a decode worker both count each request that they share, the
-prefill worker after one token. So TTFT is taken from prefill workers, everything else from decode workers.
+the number in flight (running or waiting). A prefill and a decode worker both count each request that they
+share, the prefill worker after one token. So TTFT is taken from prefill workers, everything else from decode
+workers: there a request arrives once it is handed over.
 
 Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32). Where versions name a
 metric differently, the newer name comes first below.
@@ -46,7 +47,7 @@ NAMES = (
     *(FINISHED, RUNNING, WAITING, PREEMPTED, *KV_USE, *HITS, *QUERIES),
     *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),
 )
-# All answers of a prefill worker have one token; an engine with a mean below this is one.
+# All answers of a prefill worker have one token; an engine with a mean below this is taken for such a worker.
 _PREFILL_TOKENS = 1.5
 
 
@@ -57,7 +58,9 @@ class LiveTraffic:
     Arrays are (N,), NaN if unknown. `arrived` and `finished` are numbers of requests, `input_tokens` and
     `output_tokens` sums over finished requests. Prefix caches looked up `queried_tokens` and had `hit_tokens`
     of them. `kv_use_frac` is the mean over workers, `running` and `waiting` are requests in all workers, and
-    `preempted` counts preemptions. `instances` is the number of engines with samples.
+    `preempted` counts preemptions. `latency` has the histograms by the keys of LATENCIES, `lengths` has those
+    of tokens by "prompt" and "output"; a key without samples is left out. `instances` is the number of
+    engines with samples.
     """
 
     edges_s: Floats
@@ -118,6 +121,7 @@ def live_traffic(
     first_token_series = [row for row in series if _instance_of(row) in prefill] or serving
 
     def increase_of(*names: str) -> Floats:
+        """The increase of the first of `names` that occurs."""
         return counter_increase(find_series(serving, *names), edges_s)
 
     finished_requests = increase_of(FINISHED)
@@ -126,22 +130,24 @@ def live_traffic(
     kv_use = find_series(serving, *KV_USE)
     level = {name: find_series(serving, name) for name in (RUNNING, WAITING)}
     return LiveTraffic(
-        edges_s,
-        np.maximum(finished_requests + sum(_rise_of_level(level[name], edges_s) for name in level), 0.0),
-        finished_requests,
-        increase_of(f"{PROMPT}_sum"),
-        increase_of(f"{OUTPUT}_sum"),
-        increase_of(*QUERIES),
-        increase_of(*HITS),
+        edges_s=edges_s,
+        arrived=np.maximum(
+            finished_requests + sum(_rise_of_level(level[name], edges_s) for name in level), 0.0
+        ),
+        finished=finished_requests,
+        input_tokens=increase_of(f"{PROMPT}_sum"),
+        output_tokens=increase_of(f"{OUTPUT}_sum"),
+        queried_tokens=increase_of(*QUERIES),
+        hit_tokens=increase_of(*HITS),
         # `mean_gauge` adds instances up.
-        mean_gauge(kv_use, edges_s) / max(len({_instance_of(row) for row in kv_use}), 1),
-        mean_gauge(level[RUNNING], edges_s),
-        mean_gauge(level[WAITING], edges_s),
-        increase_of(PREEMPTED),
-        _interval_histograms(LATENCIES, {"ttft": first_token_series}, serving, edges_s),
-        _interval_histograms({"prompt": (PROMPT,), "output": (OUTPUT,)}, {}, serving, edges_s),
-        model,
-        len({_instance_of(row) for row in finished}),
+        kv_use_frac=mean_gauge(kv_use, edges_s) / max(len({_instance_of(row) for row in kv_use}), 1),
+        running=mean_gauge(level[RUNNING], edges_s),
+        waiting=mean_gauge(level[WAITING], edges_s),
+        preempted=increase_of(PREEMPTED),
+        latency=_interval_histograms(LATENCIES, {"ttft": first_token_series}, serving, edges_s),
+        lengths=_interval_histograms({"prompt": (PROMPT,), "output": (OUTPUT,)}, {}, serving, edges_s),
+        model=model,
+        instances=len({_instance_of(row) for row in finished}),
     )
 
 
@@ -155,6 +161,7 @@ def _select_model(series: Sequence[Series], model: str | None) -> tuple[Sequence
         raise InputError(
             f"Prometheus: model_name is {', '.join(models)[:200]}{model_words}; name one with --model"
         )
+    # Without FINISHED there are no `models`, and `live_traffic` refuses the metrics.
     return series, models[0] if models else ""
 
 
@@ -182,7 +189,10 @@ def _prefill_instances(series: Iterable[Series], edges_s: Floats) -> frozenset[t
 
 
 def _rise_of_level(series: Sequence[Series], edges_s: Floats) -> Floats:
-    """The rise of a gauge in each interval (N,), summed over instances; 0 where samples are missing."""
+    """The rise of a gauge in each interval (N,), summed over instances.
+
+    Where samples are missing it is 0; the interval in which they return has the whole rise since the last.
+    """
     total = np.zeros(len(edges_s) - 1)
     for row in series:
         is_number = np.isfinite(row.values)
@@ -204,6 +214,7 @@ def _interval_histograms(
     for key, candidates in names.items():
         for name in candidates:
             histogram = interval_histogram(series_of.get(key, serving), name, edges_s)
+            # A later name is read too, which refuses faulty buckets, but is not used.
             if histogram is not None and key not in histograms:
                 histograms[key] = histogram
     return histograms

@@ -18,7 +18,8 @@ from planner.policies import (
     find_router_difference,
 )
 
-# Files that a cluster may do without, and templates, which are the same for every plan.
+# Files that a cluster may do without, the Dockerfile of the router's image, and templates, which are the same
+# for every plan.
 _OPTIONAL = (
     kustomize.COMPONENTS,
     engine_command.ROUTER_FOLDER,
@@ -31,7 +32,7 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
     """A sentence for every policy of the plan that the target lacks or does differently."""
     policies = fleet.policies
     mixed, prefill, decode = ROUTERS_OF[target]
-    unique_notes: dict[str, None] = {}
+    routing_differences: list[str] = []
     router_and_routing_by_role: tuple[tuple[Role, str, str], ...] = (
         ("mixed", mixed, policies.routing),
         ("prefill", prefill, policies.routing),
@@ -42,12 +43,13 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
             continue  # There is nothing to route among.
         difference = find_router_difference(ROUTING[planned_routing], router)
         for_prompts = find_router_difference(ROUTING[policies.routing], router)
-        # A router with a single rule routes to decode workers, too, by the rule for prompts.
+        # `name` is the router's own rule. A router with a single rule routes to decode workers by the one for
+        # prompts. If the planned decode routing needs another rule, it is lacking.
         if role == "decode" and ROUTERS[router].is_single and for_prompts.name != difference.name:
             difference = RouterDifference(for_prompts.name, is_lacking=True)
-        unique_notes |= dict.fromkeys(_difference_text(router, ROUTING[planned_routing], difference))
+        routing_differences += _difference_text(router, ROUTING[planned_routing], difference)
     return [
-        *unique_notes,
+        *dict.fromkeys(routing_differences),  # Each sentence once.
         *_difference_text(
             VLLM,
             QUEUE[policies.queue],
@@ -58,19 +60,21 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
 
 
 def _difference_text(
-    router: str,
+    program: str,
     planned: Policy,
     difference: RouterDifference,
     lacking: str = "and plan.yaml says under `routers` whether the SLO is kept so",
 ) -> list[str]:
-    """One sentence on the difference, or none without a difference.
+    """One sentence on the difference, or none without a difference. `program`, a key of ROUTERS, is a router
+    or vLLM's scheduler.
 
     If the policy is lacking, the sentence ends with `lacking`. Its default refers to the simulations under
-    the routers of targets; there are none with other queues.
+    the routers of targets; queues are not simulated so, and need another end.
     """
-    title, planned_text = ROUTERS[router].title, f"{planned.name} ({planned.words})"
+    title, planned_text = ROUTERS[program].title, f"{planned.name} ({planned.words})"
     if difference.is_lacking:
         return [f"{title} lacks {planned_text}: {difference.name} is in its place, {lacking}."]
+    # `differs` is a clause, empty if the rules are the same.
     return (
         [f"{planned_text} at {title}: {difference.name} {difference.differs}."] if difference.differs else []
     )
@@ -90,6 +94,7 @@ def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str,
 
 
 def _below_first_comment(text: str, lines: str) -> str:
+    """The text with `lines` at its head, but after a first line that names the shell or is a comment."""
     first, newline, rest = text.partition("\n")
     return f"{first}{newline}{lines}{rest}" if first.startswith("#") else lines + text
 

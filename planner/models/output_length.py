@@ -29,6 +29,7 @@ FEATURES = ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
 
 class OutputTable(NamedTuple):
     """The outputs of n requests that ended, in G buckets of prompt lengths. All values are tokens.
+    (Elsewhere in this module a bucket is a range of output lengths.)
 
     It gives E[output | input, output > generated] (Aladdin, arXiv:2405.06856, 2.3 and 4.3). Bucket g has the
     prompts up to `edges[g]`; their outputs are outputs[start[g] : start[g + 1]], shortest first. One more
@@ -48,21 +49,22 @@ class OutputTable(NamedTuple):
         all prompts; if there are none either, one token more than were made.
         """
         generated = np.asarray(generated_tokens, float)
-        bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
+        prompt_bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
         expected = generated + 1
         last = len(self.start) - 2  # The bucket of all prompts; `start` has one entry more than buckets.
         # The bucket of all prompts comes first, and the request's own bucket replaces its value.
         for g in (last, *range(last)):
             outputs = self.outputs[self.start[g] : self.start[g + 1]]
-            in_bucket = (bucket == g) | (g == last)
+            in_bucket = (prompt_bucket == g) | (g == last)
             longest = outputs[-1] if len(outputs) else 0.0
             rows = np.flatnonzero(in_bucket & (generated < longest))
-            shorter = np.searchsorted(outputs, generated[rows], side="right")
-            expected[rows] = self.sums[self.start[g] + shorter] / (len(outputs) - shorter)
+            not_longer = np.searchsorted(outputs, generated[rows], side="right")
+            expected[rows] = self.sums[self.start[g] + not_longer] / (len(outputs) - not_longer)
         return expected
 
 
-# No request has ended yet.
+# The whole kernel gets this for fleets without a table (simulator/kernel_variants.py) and looks nothing up in
+# it. It has no bucket, so `expected_tokens` would raise.
 NO_OUTPUTS = OutputTable(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
@@ -101,7 +103,7 @@ def bucket_range(bucket: npt.ArrayLike, bucket_tokens: int = BUCKET_TOKENS) -> t
 
 
 def synthetic_buckets(output_tokens: npt.ArrayLike, accuracy_frac: float, rng: np.random.Generator) -> Ints:
-    """Predicted buckets of which `accuracy_frac`, to the nearest request, are right.
+    """Predicted buckets, of which round(`accuracy_frac` n) are right.
 
     Every request is equally likely to be predicted wrong. A wrong bucket is drawn as often as it occurs among
     these outputs, so that mistakes look like the traffic. If all outputs share one bucket, a wrong prediction

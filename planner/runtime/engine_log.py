@@ -14,12 +14,14 @@ import pandas as pd
 
 from planner.models.step_tables import COLUMNS
 
-# The columns of a step in the log: its times, and COLUMNS without the last, `t_s`, which follows from the
-# times.
+# The columns of a step in the log: its times and its load, which is n_prefill, prefill_tokens, cached_tokens,
+# prefill_pairs, n_decode, kv_tokens. The last of COLUMNS, `t_s`, follows from the times.
 STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
-# On a CPU the engine's own thread computes. Of this thread: its clock, which stands still while it waits for
-# a core (step_log.py), when the step began and when it ended, and its CPU seconds so far. `waited` is 1 if
-# the engine had no work before the step.
+# Logged on a CPU, where the engine's own thread computes the steps (step_log.py):
+#   own_start_s, own_end_s   the thread's clock at the begin and end of the step; it stands still while the
+#                            thread waits for a core
+#   used_s                   the thread's CPU seconds so far (for served.py)
+#   waited                   1 if the engine had no work before the step
 OWN_COLUMNS = ("own_start_s", "own_end_s", "used_s", "waited")
 
 
@@ -50,29 +52,30 @@ class EngineLog:
     def has_own_clock(self) -> bool:
         return bool(self.steps.own_end_s.notna().all())
 
-    def on_its_own_clock(self, start_s: float) -> tuple[EngineLog, float]:
-        """This log on a clock that stops while other processes have the engine's core, and `start_s` on it
-        (0).
+    def on_its_own_clock(self, from_s: float) -> tuple[EngineLog, float]:
+        """This log from `from_s` on, on a clock that stops while other processes have the engine's core; and
+        what this clock shows at `from_s`, 0.
 
         While the engine has no work, the clock runs as the wall clock does; otherwise it runs while the
         engine's thread has a core. The log gives its time at the begin and end of steps, between which it
         runs evenly.
         """
-        steps = self.steps[self.steps.start_s >= start_s]
+        steps = self.steps[self.steps.start_s >= from_s]
         wall_s = np.column_stack([steps.start_s, steps.end_s]).ravel()
         between_s = steps.own_start_s - steps.own_end_s.shift(fill_value=np.nan)
-        idle_s = steps.start_s - steps.end_s.shift(fill_value=start_s)
-        # The CPU seconds of a restarted engine begin again at 0, so the gap is negative: it counts as idle
-        # time.
+        idle_s = steps.start_s - steps.end_s.shift(fill_value=from_s)
+        # The time of a restart counts as idle, because the new engine's thread has a clock of its own: its
+        # first step has waited = 1, and where the clock is CPU seconds (not on Linux) the gap is negative.
         before_s = np.where((steps.waited == 1) | between_s.isna() | (between_s < 0), idle_s, between_s)
         own_s = np.cumsum(np.column_stack([before_s, steps.own_end_s - steps.own_start_s]).ravel())
-        # Now both have the times of `start_s` and of the begin and end of each step, one after the other.
-        wall_s, own_s = np.r_[start_s, wall_s], np.r_[0.0, own_s]
+        # Now both have the times of `from_s` and of the begin and end of each step, one after the other.
+        wall_s, own_s = np.r_[from_s, wall_s], np.r_[0.0, own_s]
 
         def to_own(times_s: npt.ArrayLike) -> npt.NDArray[np.float64]:
             at_s = np.asarray(times_s, dtype=float)
-            # Before `start_s`, where interp gives 0, the clock runs as the wall clock does.
-            return np.asarray(np.interp(at_s, wall_s, own_s) + np.minimum(at_s - start_s, 0.0))
+            # Before `from_s`, where interp gives 0, the clock runs as the wall clock does. It stops at the
+            # end of the last step.
+            return np.asarray(np.interp(at_s, wall_s, own_s) + np.minimum(at_s - from_s, 0.0))
 
         requests = {
             name: replace(
@@ -95,7 +98,9 @@ def _own_columns(row: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def read_step_logs(paths: Iterable[Path]) -> EngineLog:
-    """The logs of one worker, one for each start. A last line that a kill cut off is left out."""
+    """The logs of one worker, one for each start. Lines that are not JSON, such as one that a kill cut off,
+    are left out.
+    """
     steps: list[list[float]] = []
     requests: dict[str, EngineRequest] = {}
     engine: Mapping[str, Any] = {}

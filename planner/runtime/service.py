@@ -14,11 +14,16 @@ from planner.runtime.connection_limits import listening
 from planner.runtime.router import LiveRouter
 
 LINES_PER_S = 20  # Of the router's own log; enough to see a fault, too few to fill a disk in a day.
-LOG_BYTES = 64 * 2**20  # Limit of an engine's log, and of its step log.
+LOG_BYTES = 64 * 2**20  # The limit that validate.py sets for an engine's log, and for its step log.
 
 
 async def serve_until_drained(
-    router: LiveRouter, sockets: Sequence[socket], workers: str, *, drain_s: float, say: Callable[[str], None]
+    router: LiveRouter,
+    sockets: Sequence[socket],
+    workers_text: str,
+    *,
+    drain_s: float,
+    say: Callable[[str], None],
 ) -> None:
     """Serve on `sockets` until SIGTERM comes and all requests in flight have ended, at most `drain_s` later.
 
@@ -34,14 +39,14 @@ async def serve_until_drained(
 
     async with listening(router.app, sockets=sockets, connections=router.connections) as url:
         loop.add_signal_handler(signal.SIGTERM, drain)
-        say(f"{router.fleet.llm.name} at {url}/v1 ({workers}); Ctrl-C ends it")
+        say(f"{router.fleet.llm.name} at {url}/v1 ({workers_text}); Ctrl-C ends it")
         await stop_requested.wait()
         router.is_draining = True
         say(f"SIGTERM: {router.in_flight} requests in flight have {drain_s:g} s to end")
         deadline_s = time.monotonic() + drain_s
         while router.in_flight and time.monotonic() < deadline_s:
             await asyncio.sleep(0.05)
-        if router.in_flight:
+        if router.in_flight:  # Their connections are closed at the end of `listening`.
             say(f"{router.in_flight} requests are broken off")
 
 

@@ -38,12 +38,12 @@ class Exporter:
                 gauge.set(float("nan"))  # The client would start them at 0, which is a value.
         try:
             self._server, _ = start_http_server(port, addr=host, registry=registry)
-        except (OSError, OverflowError) as error:
+        except OSError as error:
             raise InputError(f"--export {address}: cannot be listened on ({error})") from None
         self.port = int(self._server.server_port)  # It is known only now if the address has port 0.
 
     def show(self, watched: WatchedPlan) -> None:
-        """Set the gauges to the values of one comparison."""
+        """Set the gauges to the values of one comparison; those that it does not have stay as they are."""
         for name, labels, value in prometheus_samples(watched):
             gauge = self._gauges[name]
             (gauge.labels(**labels) if labels else gauge).set(value)

@@ -1,9 +1,13 @@
 """One fleet under many seeds: how much of a simulated figure is chance.
 
-A seed draws what is random in the traffic (the shift of every copy of a superposed trace, the requests of the
-last copy, the requests that thinning keeps, the times within the stamps of a coarse clock) and in the
-policies (samples of workers, predictions). Where nothing is random, every seed gives the same run, and the
-answer says so. Each run is what `plan simulate --seed` gives alone.
+A seed draws what is random in the policies (samples of workers, predictions) and in the traffic:
+
+    superposed trace    the shift of each copy, and which requests of the last, partial copy are kept
+    thinned trace       which requests are kept
+    coarse clock        when exactly the requests with the same stamp arrive
+
+Where nothing is random, every seed gives the same run, and the answer says so. Each run is what
+`plan simulate --seed` gives alone.
 
 The interval of a figure (`repeats.interval`) is for its mean over the seeds. It covers what the seed draws,
 not what another day's trace would bring.
@@ -37,7 +41,8 @@ class SeedsQuestion:
     """What to simulate, without the seed.
 
     `trace` is as `read_trace(path, seed=None)` gives it: requests with the same coarse stamp still have it,
-    and the seed spreads them.
+    and the seed spreads them. `traffic_request` brings the trace to the wanted rate. `closed_loop` keeps that
+    many requests in flight in place of the times of arrival; 0: these decide.
     """
 
     fleet: Fleet
@@ -63,7 +68,10 @@ def over_seeds(
     executor: Executor | None = SERIAL,
     with_requests: bool = False,
 ) -> list[SeedRun]:
-    """One run per seed, in the order of `seeds`; `with_requests` keeps the first run's requests.csv."""
+    """One run per seed, in the order of `seeds`; `with_requests` keeps the first run's requests.csv.
+
+    Without `executor` the workers are those of `executors.working_on`.
+    """
     if len(set(seeds)) < len(seeds) or not seeds:
         raise InputError(f"seeds: expected different ones, at least one, found {list(seeds)}")
     items = [(seed, with_requests and seed == seeds[0]) for seed in seeds]
@@ -92,6 +100,7 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
                 for name in first[metric]
             }
             for metric in latency_columns()
+            # A metric that some run lacks, as TPOT where no answer has two tokens, has no figures over runs.
             if all(summary[metric] for summary in summaries)
         },
         **{
@@ -103,6 +112,7 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
         ),
         "slo": _slo_document([summary["slo"] for summary in summaries]) if first["slo"] else None,
         "notes": [SAME_FOR_ALL] if len(runs) > 1 and all(summary == first for summary in summaries) else [],
+        # Each run without the rows of its workers.
         "runs": [
             {"seed": run.seed} | {key: value for key, value in run.summary.items() if key != "workers"}
             for run in runs
@@ -111,7 +121,11 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
 
 
 def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
-    """How many seeds keep the SLO, and each of its lines over the seeds."""
+    """How many seeds keep the SLO, and each of its lines over the seeds; terms as in `slo_verdict.Verdict`.
+
+    `kept_by` and `steady` (no backlog grows) count seeds. `is_judged` says whether in any seed a value was
+    held against a limit, a line's `judged` how many values were, in all seeds.
+    """
     lines_over_seeds = list(zip(*(verdict["lines"] for verdict in verdicts), strict=True))
     return {
         "kept_by": sum(verdict["holds"] for verdict in verdicts),
@@ -133,7 +147,10 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
 
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
-    """The interval of these values for JSON, which has no NaN and no infinity."""
+    """The interval of these values for JSON, which has no NaN and no infinity: these become null.
+
+    One None among the values, as for a run without power figures, makes all five null.
+    """
     bounds = interval(values)
     numbers = {
         "mean": bounds.mean,

@@ -38,7 +38,7 @@ class Tasks:
 
     number: IntArray
     after: IntArray
-    depth_ends: IntArray  # Where in `after` the rows of each depth end.
+    depth_ends: IntArray  # Where in `after` the rows of each depth end. The first is 0: depth 0 has no rows.
     tools_s: FloatArray
 
     @cached_property
@@ -71,7 +71,7 @@ class Tasks:
         return self._at_last(ends_s - begins_s)
 
     def served_s(self, e2e_s: FloatArray) -> FloatArray:
-        """(n,): the longest path of each task, in seconds, at its request where `total_s` has its value."""
+        """(n,): the longest path of each task, in seconds, at its last request, as in `total_s`."""
         request_s = np.nan_to_num(e2e_s, nan=np.inf)
         path_s, start = request_s.copy(), 0  # The longest path that ends with each request.
         for end in self.depth_ends.tolist():  # Parents have a smaller depth, so their paths are final.

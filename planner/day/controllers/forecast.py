@@ -43,7 +43,7 @@ class Forecast:
         if settings.per_worker_rps is None:
             knowledge.require_facts("forecast", "capacity")
         self.forecast = RateForecast(settings.bucket_s, settings.season_s, knowledge)
-        self.start([])
+        self.start([])  # Sets the attributes; the simulator calls it again with its sizes.
 
     def start(self, sizes: Sequence[int]) -> None:
         self.forecast.start()
@@ -57,10 +57,11 @@ class Forecast:
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
         ahead_rps = self.forecast.rate_at(reading.time_s + self.settings.ahead_s)
         sizes = [least_whole(ahead_rps * workers_per_rps) for workers_per_rps in self._workers_per_rps()]
+        # `bounded_sizes`: from each pool's least to its most.
         return self.knowledge.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
 
     def _workers_per_rps(self) -> list[float]:
-        """The workers of each pool (P,) per request/s."""
+        """The workers of each pool (P,) per request/s; a given rate is that of a worker in any pool."""
         if self.settings.per_worker_rps is not None:
             return [1 / self.settings.per_worker_rps] * len(self.knowledge.pools)
         table = self.knowledge.capacity

@@ -14,16 +14,18 @@ It takes for granted
     PREFILL_ALONE  a prefill pool that misses TTFT when every request ends with its first token
                    (`prefill_alone`) misses it beside any decode pool, and so do smaller ones
 
-and, if there are more than MANY_PAIRS pairs, or MANY_WORKERS of prefill in all of them,
+and in large questions (`are_many` in `pair_up`)
 
     DECODE_ALONE   a decode pool whose backlog grows when every prompt arrives prefilled (`decode_alone`) has
                    a growing backlog behind any prefill pool, and so have smaller ones
-    SEATS          in a question with many requests, a decode pool falls behind if it could not make all
-                   tokens at its best batch size, with full batches at the end (`Bounded.few`)
+    SEATS          fewer decode workers than `Bounded.few` fall behind. It is above 1 in questions with many
+                   requests: 0.8 of the workers that could just admit all requests if each made tokens at its
+                   best batch size and ended with all seats (places in its batch) taken
 
-These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). Where a
-decode pool can do more to prefill than delay it, `prefill_alone` is None, and p begins at the least number of
-workers for the work that the SLO requires.
+These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). In a
+session the next request comes later if an answer is decoded slowly, so decode workers may also relieve
+prefill: there `prefill_alone` and `decode_alone` are None, and p begins at the least number of workers for
+the work that the SLO requires.
 
 The search always works on the pairs whose next p has the lowest price, and ends when no such price is below
 that of the best fleet. cheapest.py does this for one LLM or for several; here it is called for one.
@@ -43,7 +45,8 @@ from planner.search.oracle.fleet_counts import objective
 from planner.solvers.master import Option
 
 # Decode pools are simulated by themselves too (DECODE_ALONE) if there are more than MANY_PAIRS pairs, or if
-# these have more than MANY_WORKERS prefill workers together, since each prefill count is a search.
+# the least prefill counts of all pairs add up to more than MANY_WORKERS. Each prefill count is a search; how
+# many of them a pair needs is not known before, and its least count stands for this.
 MANY_PAIRS = 1000
 MANY_WORKERS = 10_000
 
@@ -52,8 +55,9 @@ MANY_WORKERS = 10_000
 class PairSimulations:
     """Functions that simulate pairs, and their pools alone; None where a pool must not be judged alone.
 
-    `holds`: whether fleets keep the SLO. `prefill_alone`: whether a prefill pool keeps the limits on TTFT
-    with unlimited decode. `decode_alone`: whether a decode pool keeps up if every prompt arrives prefilled.
+    `holds`: whether a fleet, given by its counts, keeps the SLO. `prefill_alone`: whether a prefill pool
+    keeps the limits on TTFT with unlimited decode. `decode_alone`: whether a decode pool keeps up if every
+    prompt arrives prefilled.
     """
 
     holds: Holds
@@ -75,17 +79,17 @@ def search_two_pools(
     pairs = pair_up(prefills, decodes, simulations, search, allowed)
     likely = _likely_pairs(pairs)
     # The likeliest pair and its prefill option come first. Once a good fleet is known, one simulation rules
-    # out most of the other pairs.
+    # out most of the other pairs. Answers stay in the designs, so no simulation is repeated.
     for designs in (likely[:1], likely, pairs):
         answer = cheapest(
             [designs],
             shared_limits(search.limits),
             below=search.value,
             out_of_time=out_of_time,
-            leaping=search.best is None,
+            leaping=search.best is None,  # Prefill counts grow by a factor until some fleet holds.
         )
         if not answer.is_exact:
-            search.is_exhausted = False
+            search.is_exhausted = False  # Out of time, or the choice is not proved.
             return
     for item in (*prefills, *decodes):
         record_why_not(item, search)
@@ -97,6 +101,7 @@ def _likely_pairs(pairs: Sequence[Design]) -> list[Design]:
     """
 
     def likely_value(design: Design) -> float:
+        # The guesses of `Bounded`: `busy`, if there is one, is better.
         return objective((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
 
     best = min(pairs, key=likely_value, default=None)
@@ -118,21 +123,29 @@ def pair_up(
     """The `allowed` pairs as designs, with what `search` has learned of their pools. Pairs that cost as much
     as the best fleet even with their least counts are left out.
     """
-    pairs = [(p, d) for p in prefills for d in decodes if allowed(p.option, d.option)]
+    pairs = [
+        (prefill, decode)
+        for prefill in prefills
+        for decode in decodes
+        if allowed(prefill.option, decode.option)
+    ]
     are_many = len(pairs) > MANY_PAIRS or sum(prefill.least for prefill, _ in pairs) > MANY_WORKERS
     prefill_alone, decode_alone = simulations.prefill_alone, simulations.decode_alone if are_many else None
     prefill_pools = {
-        p.option.name: DesignPool(p, search, prefill_alone, pruning_rules.PREFILL_ALONE) for p in prefills
+        item.option.name: DesignPool(item, search, prefill_alone, pruning_rules.PREFILL_ALONE)
+        for item in prefills
     }
     decode_pools = {
-        d.option.name: DesignPool(d, search, decode_alone, pruning_rules.DECODE_ALONE) for d in decodes
+        item.option.name: DesignPool(item, search, decode_alone, pruning_rules.DECODE_ALONE)
+        for item in decodes
     }
     if decode_alone is not None:
         for pool in decode_pools.values():
             pool.assume_few_fail()
     designs = []
-    for p, d in pairs:
-        pools = (prefill_pools[p.option.name], decode_pools[d.option.name])
+    for prefill, decode in pairs:
+        pools = (prefill_pools[prefill.option.name], decode_pools[decode.option.name])
+        # `pool.least` is at least `item.least`, and grows as counts fail.
         least_value = objective((pool.item.option, pool.least) for pool in pools)
         if least_value < search.value * (1 - ROUNDING):
             designs.append(Design(pools, simulations.holds, search))
