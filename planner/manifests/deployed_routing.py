@@ -81,9 +81,9 @@ def _difference_text(
 
 
 def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str, str]:
-    """A target's files, with the notes as comments in the files of its router.
+    """A target's files, with the notes as comments in the files whose names say "router".
 
-    If no file is of a router, the notes are in all files but the optional ones.
+    If there are none, the notes are in all files but the optional ones.
     """
     lines = "".join(f"# {note}\n" for note in note_lines)
     main = [path for path in files if not path.startswith(_OPTIONAL) and not path.endswith(_UNCOMMENTED)]
@@ -94,7 +94,7 @@ def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str,
 
 
 def _below_first_comment(text: str, lines: str) -> str:
-    """The text with `lines` at its head, but after a first line that names the shell or is a comment."""
+    """`lines` before the text, but after a first comment: it names the shell or says what the file is."""
     first, newline, rest = text.partition("\n")
     return f"{first}{newline}{lines}{rest}" if first.startswith("#") else lines + text
 

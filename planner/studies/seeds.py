@@ -100,7 +100,7 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
                 for name in first[metric]
             }
             for metric in latency_columns()
-            # A metric that some run lacks, as TPOT where no answer has two tokens, has no figures over runs.
+            # Left out if null in a run, as are metrics of tasks in traffic without tasks.
             if all(summary[metric] for summary in summaries)
         },
         **{
